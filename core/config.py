@@ -1,0 +1,206 @@
+"""What a user can set: frozen dataclasses, checked where they are built."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from graftlm.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from graftlm.core.radix import Node
+
+EvictionKey = Callable[["Node"], Any]
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> None:
+    """Raise a ConfigError that names the first unknown keyword and the nearest known one."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown {what} {name!r}{hint}")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The KV pool and the radix tree over it.
+
+    max_tokens  slots in the pool; None sizes it from `max_bytes` or from free memory.
+    max_bytes   size of the pool in bytes; the smaller of both wins when both are given.
+    eviction    "lru", "lfu" or a sort key `Node -> comparable`: the smallest leaf goes first.
+    page_size   tokens per page; matching is by whole pages.
+    enabled     False computes every prompt anew.
+    """
+
+    max_tokens: int | None = None
+    max_bytes: int | None = None
+    eviction: Literal["lru", "lfu"] | EvictionKey = "lru"
+    page_size: int = 1
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_bytes"):
+            value = getattr(self, name)
+            _check(value is None or value >= 1, f"{name} is {value}; it must be at least 1, or None")
+        _check(
+            callable(self.eviction) or self.eviction in ("lru", "lfu"),
+            f"eviction is {self.eviction!r}; use 'lru', 'lfu' or a function of a radix node",
+        )
+        _check(self.page_size >= 1, f"page_size is {self.page_size}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """The order in which waiting requests start.
+
+    policy      "lpm": longest cached prefix first, aged by waiting time; "fcfs"; "random".
+    max_age_s   a request that waited longer goes before every younger one, whatever its prefix.
+    """
+
+    policy: Literal["lpm", "fcfs", "random"] = "lpm"
+    max_age_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check(
+            self.policy in ("lpm", "fcfs", "random"),
+            f"policy is {self.policy!r}; use 'lpm', 'fcfs' or 'random'",
+        )
+        _check(self.max_age_s >= 0, f"max_age_s is {self.max_age_s}; it must be 0 or more seconds")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything that tells one engine from another, but for the model itself."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    attention: str = "auto"
+    max_model_len: int | None = None
+    max_batch: int = 256
+    max_step_tokens: int = 2048
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    schedule: SchedulerConfig = field(default_factory=SchedulerConfig)
+    strict: bool = False
+    seed: int | None = None
+    quantization: str | None = None
+    trust_remote_code: bool = False
+    shared_prefix_decode: bool = True
+    jump_forward: bool = True
+
+    def __post_init__(self) -> None:
+        _check(
+            self.dtype in ("auto", "float32", "bfloat16", "float16"),
+            f"dtype is {self.dtype!r}; use 'auto', 'float32', 'bfloat16' or 'float16'",
+        )
+        _check(
+            self.max_model_len is None or self.max_model_len >= 2,
+            f"max_model_len is {self.max_model_len}; it must be at least 2 tokens, or None",
+        )
+        _check(self.max_batch >= 1, f"max_batch is {self.max_batch}; it must be at least 1")
+        _check(self.max_step_tokens >= 1, f"max_step_tokens is {self.max_step_tokens}; it must be at least 1")
+
+    @classmethod
+    def from_options(cls, **options: Any) -> Self:
+        """Build from keyword options; an unknown one raises and names its nearest neighbour."""
+        reject_unknown(list(options), [f.name for f in fields(cls)], "runtime option")
+        return cls(**options)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is decoded.
+
+    Greedy at temperature 0. `top_k` 0 or -1 and `top_p` 1 switch the filter off. `logprobs=True`
+    reports the chosen token's log-probability (natural log, after temperature 1, before filters);
+    `top_logprobs=k` also the k likeliest. `timeout` is in seconds from submission. At most one of
+    `regex`, `choices`, `json_schema` and `grammar` (Lark) constrains the text; `constraint` takes any
+    object that `Grammar.compile` accepts. `close_on_length` ends a constrained text validly before
+    `max_tokens` is spent; None means yes for schemas only.
+    """
+
+    max_tokens: int | None = 256
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    timeout: float | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] | None = None
+    json_schema: Any = None
+    grammar: str | None = None
+    constraint: Any = None
+    close_on_length: bool | None = None
+
+    def __post_init__(self) -> None:
+        stop: Any = self.stop
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.choices is not None:
+            object.__setattr__(self, "choices", tuple(self.choices))
+        self._check_ranges()
+        self._check_constraint()
+
+    def _check_ranges(self) -> None:
+        _check(
+            self.max_tokens is None or self.max_tokens >= 1,
+            f"max_tokens is {self.max_tokens}; it must be at least 1, or None for the rest of the context",
+        )
+        _check(self.min_tokens >= 0, f"min_tokens is {self.min_tokens}; it must be 0 or more")
+        _check(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
+        )
+        _check(
+            math.isfinite(self.temperature) and self.temperature >= 0,
+            f"temperature is {self.temperature}; it must be 0 (greedy) or more",
+        )
+        _check(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]")
+        _check(self.top_k >= -1, f"top_k is {self.top_k}; it must be at least 1, or 0 to switch it off")
+        _check(0 <= self.min_p <= 1, f"min_p is {self.min_p}; it must lie in [0, 1]")
+        _check(self.n >= 1, f"n is {self.n}; it must be at least 1")
+        _check(self.top_logprobs >= 0, f"top_logprobs is {self.top_logprobs}; it must be 0 or more")
+        _check(self.repetition_penalty > 0, f"repetition_penalty is {self.repetition_penalty}; it must be above 0")
+        _check(self.timeout is None or self.timeout > 0, f"timeout is {self.timeout}; it must be above 0 seconds")
+        _check(all(isinstance(s, str) and s for s in self.stop), "stop strings must be non-empty text")
+
+    def _check_constraint(self) -> None:
+        given = [n for n in ("regex", "choices", "json_schema", "grammar", "constraint") if getattr(self, n) is not None]
+        _check(len(given) <= 1, f"{' and '.join(given)} were both given; a request takes one constraint")
+        if self.choices is not None:
+            _check(len(self.choices) > 0, "choices is empty; give at least one option")
+            _check(len(set(self.choices)) == len(self.choices), f"choices has duplicates: {list(self.choices)!r}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def constrained(self) -> bool:
+        return any(getattr(self, n) is not None for n in ("regex", "choices", "json_schema", "grammar", "constraint"))
+
+    @classmethod
+    def from_options(cls, base: SamplingParams | None = None, **options: Any) -> SamplingParams:
+        """Build from keywords on top of `base`; an unknown one raises and names its nearest neighbour."""
+        reject_unknown(list(options), [f.name for f in fields(cls)], "sampling parameter")
+        return replace(base, **options) if base is not None else cls(**options)

@@ -1,0 +1,75 @@
+"""Every error GraftLM raises on purpose.
+
+    GraftError
+    ├── ConfigError          an option or argument is unknown, out of range or contradictory
+    ├── ModelError           a model or tokenizer cannot be found, read or run
+    ├── GrammarError         a constraint cannot be parsed, satisfied or kept exactly
+    ├── RequestTooLong       prompt or prompt + max_tokens exceed the context or the pool
+    ├── RequestCancelled     the caller cancelled the request
+    ├── RequestTimeout       `timeout` passed before the request finished
+    ├── EngineError          a step failed, or the runtime is closed
+    ├── RemoteError          an endpoint answered with an error or not at all
+    └── PluginError          a plugin is broken, or a name it offers is taken or unknown
+
+Each message names the value, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class GraftError(Exception):
+    """Base of all errors raised by GraftLM."""
+
+
+class ConfigError(GraftError, ValueError):
+    """An option or argument is unknown, out of range or contradictory."""
+
+
+class ModelError(GraftError):
+    """A model or tokenizer cannot be found, read or run."""
+
+
+class GrammarError(GraftError, ValueError):
+    """A constraint cannot be parsed, satisfied or kept exactly.
+
+    `pointer` is the JSON pointer into a schema ("" for the root) and `position` the character
+    offset into a pattern or grammar text; each is None where it does not apply.
+    """
+
+    def __init__(self, message: str, *, pointer: str | None = None, position: int | None = None) -> None:
+        super().__init__(message)
+        self.pointer = pointer
+        self.position = position
+
+
+class RequestTooLong(GraftError, ValueError):
+    """A request exceeds the context or the KV pool. `length` and `limit` are in tokens."""
+
+    def __init__(self, message: str, *, length: int, limit: int) -> None:
+        super().__init__(message)
+        self.length = length
+        self.limit = limit
+
+
+class RequestCancelled(GraftError):
+    """The caller cancelled the request; its KV slots are free again."""
+
+
+class RequestTimeout(GraftError, TimeoutError):
+    """The request's `timeout` passed before it finished; its KV slots are free again."""
+
+
+class EngineError(GraftError):
+    """A step failed, or the runtime is closed."""
+
+
+class RemoteError(GraftError):
+    """An endpoint answered with an error or not at all. `status` is the HTTP status, if there was one."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class PluginError(GraftError):
+    """A plugin is broken, or a name it offers is taken or unknown."""

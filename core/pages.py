@@ -1,0 +1,103 @@
+"""The KV pool's slots and who owns them.
+
+A slot is one token's place in the pool. Slots are handed out as extents, half-open ranges of neighbouring
+slots, so that on a CPU the KV of a radix node is a view rather than a gather; a GPU's block table is the same
+extents written out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from graftlm.core.errors import EngineError
+
+
+class Extent(NamedTuple):
+    """Slots start, start + 1, ..., stop - 1."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def coalesce(extents: Iterable[Extent]) -> list[Extent]:
+    """Join neighbours that follow each other in the pool; order and tokens stay the same."""
+    joined: list[Extent] = []
+    for extent in extents:
+        if joined and joined[-1].stop == extent.start:
+            joined[-1] = Extent(joined[-1].start, extent.stop)
+        elif extent.stop > extent.start:
+            joined.append(extent)
+    return joined
+
+
+class PagePool:
+    """Who owns which slots: a free list of extents, sorted and coalesced.
+
+    num_slots is fixed, so free + cached + in use == num_slots at all times.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free: list[Extent] = [Extent(0, num_slots)] if num_slots else []
+        self.num_free = num_slots
+
+    def allocate(self, num_slots: int) -> list[Extent] | None:
+        """Take `num_slots` slots: one extent where one is large enough (best fit), else the largest ones.
+
+        Returns None, and takes nothing, if fewer are free.
+        """
+        if num_slots > self.num_free:
+            return None
+        taken: list[Extent] = []
+        while num_slots > 0:
+            fitting = [i for i, e in enumerate(self._free) if e.size >= num_slots]
+            if fitting:
+                i = min(fitting, key=lambda j: self._free[j].size)
+            else:
+                i = max(range(len(self._free)), key=lambda j: self._free[j].size)
+            taken.append(self._take(i, num_slots))
+            num_slots -= taken[-1].size
+        return taken
+
+    def grow(self, extent: Extent, num_slots: int) -> Extent | None:
+        """Take up to `num_slots` free slots that directly follow `extent`; None if the next one is taken."""
+        i = bisect_left(self._free, (extent.stop, 0))
+        if i == len(self._free) or self._free[i].start != extent.stop:
+            return None
+        return self._take(i, num_slots)
+
+    def free(self, extents: Iterable[Extent]) -> None:
+        """Give slots back. Freeing a free slot is an error of ours and raises."""
+        for extent in extents:
+            if extent.size:
+                self._give(extent)
+
+    def _take(self, i: int, num_slots: int) -> Extent:
+        whole = self._free[i]
+        part = Extent(whole.start, min(whole.stop, whole.start + num_slots))
+        if part.stop == whole.stop:
+            del self._free[i]
+        else:
+            self._free[i] = Extent(part.stop, whole.stop)
+        self.num_free -= part.size
+        return part
+
+    def _give(self, extent: Extent) -> None:
+        i = bisect_left(self._free, extent)
+        before = self._free[i - 1] if i else None
+        after = self._free[i] if i < len(self._free) else None
+        if (before and before.stop > extent.start) or (after and extent.stop > after.start):
+            raise EngineError(f"slots {extent.start}..{extent.stop} were freed twice")
+        start, stop, first, last = extent.start, extent.stop, i, i
+        if before and before.stop == start:
+            start, first = before.start, i - 1
+        if after and after.start == stop:
+            stop, last = after.stop, i + 1
+        self._free[first:last] = [Extent(start, stop)]
+        self.num_free += extent.size

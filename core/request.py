@@ -1,0 +1,199 @@
+"""What goes in and what comes out: Request, Completion, Usage, and the sequence that runs between them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from graftlm.core.config import SamplingParams
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.matcher import Matcher
+    from graftlm.core.messages import Message
+    from graftlm.core.pages import Extent
+    from graftlm.core.radix import Node
+    from graftlm.core.tokenizer import Detokenizer
+
+FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
+Prompt = "str | Seq[int] | Seq[Message] | Seq[dict[str, Any]]"
+
+_request_ids = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request. `forced_tokens` are part of `completion_tokens`."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.forced_tokens + other.forced_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One generated token. `logprob` is None where the grammar forced it."""
+
+    token_id: int
+    token: str
+    logprob: float | None
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The answer to one request. With n > 1, `completions` holds all n and the rest is the first of them."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: list[TokenLogprob] | None = None
+    completions: list[Completion] = field(default_factory=list)
+    request_id: int = 0
+    stop: str | int | None = None
+    """The stop string or token id that ended the text, if one did."""
+    text_complete: bool = True
+    """False when `max_tokens` cut the text inside its constraint."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer: whole characters only. The last one has `finish_reason` and `usage`."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    index: int = 0
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-probabilities (natural log) of given tokens."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    usage: Usage = Usage()
+
+
+class Listener(Protocol):
+    """Who is told what happens to a request; called on the engine's thread, must not block."""
+
+    def on_chunk(self, chunk: Chunk) -> None: ...
+    def on_finish(self, completion: Completion) -> None: ...
+    def on_error(self, error: BaseException) -> None: ...
+
+
+@dataclass(eq=False)
+class Request:
+    """One call: a prompt and how to decode it.
+
+    prompt     text taken as is, token ids, or messages (rendered once with the chat template).
+    namespace  requests of different namespaces never share KV.
+    score_ids  tokens to score after the prompt instead of generating; None generates.
+    stream     whether the listener wants chunks.
+    """
+
+    prompt: Any
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    namespace: str = ""
+    score_ids: list[int] | None = None
+    stream: bool = False
+    tools: list[dict[str, Any]] | None = None
+    pin: bool = False
+    id: int = field(default_factory=lambda: next(_request_ids))
+
+
+SequenceStatus = Literal["waiting", "running", "finished"]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One token sequence on its way through the engine; a request with n > 1 has n of them.
+
+    `tokens` is the prompt followed by what was generated. KV of tokens[:num_computed] is in the pool:
+    the first `num_shared` of them in locked radix nodes (`node` and its ancestors), the rest in slots
+    that this sequence owns (`own`), which may reach further than num_computed.
+    """
+
+    request: Request
+    prompt_ids: np.ndarray  # int32 [num_prompt_tokens], with score_ids appended when scoring
+    index: int = 0
+    listener: Listener | None = None
+    tokens: list[int] = field(default_factory=list)
+    status: SequenceStatus = "waiting"
+    num_computed: int = 0
+    num_shared: int = 0
+    num_cached: int = 0
+    num_forced: int = 0
+    node: Node | None = None
+    shared: list[Extent] = field(default_factory=list)
+    own: list[Extent] = field(default_factory=list)
+    matcher: Matcher | None = None
+    detokenizer: Detokenizer | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    seed: int = 0
+    arrived_s: float = field(default_factory=time.monotonic)
+    finish_reason: FinishReason | None = None
+    cancelled: bool = False
+    lane: Any = None
+    """What the runner keeps for this sequence (the serial lane's own cache)."""
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            self.tokens = self.prompt_ids.tolist()
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.prompt_ids)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose KV is still to be computed; 1 for a row that only decodes."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[len(self.prompt_ids) :]
+
+    @property
+    def prefilling(self) -> bool:
+        return self.num_computed < len(self.prompt_ids)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens whose slots this sequence holds."""
+        return self.num_shared + sum(e.stop - e.start for e in self.own)
