@@ -18,7 +18,8 @@ VOCAB_SIZE = 256 + 2 * len(SPECIALS)
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 Tools:
-{%- for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}{{ '\\n' }}Call one as <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
+{%- for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}{{ '\\n' }}\
+Call one as <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content or '' }}
