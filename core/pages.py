@@ -36,6 +36,18 @@ def coalesce(extents: Iterable[Extent]) -> list[Extent]:
     return joined
 
 
+def clip_range(extents: Iterable[Extent], first: int, last: int) -> list[Extent]:
+    """The slots of tokens [first, last) of a sequence that lives in `extents`, in order."""
+    kept: list[Extent] = []
+    offset = 0
+    for start, stop in extents:
+        low, high = max(first - offset, 0), min(last - offset, stop - start)
+        if low < high:
+            kept.append(Extent(start + low, start + high))
+        offset += stop - start
+    return kept
+
+
 class PagePool:
     """Who owns which slots: a free list of extents, sorted and coalesced.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from graftlm.core.pages import Extent, coalesce
+from graftlm.core.pages import Extent, clip_range, coalesce
 from graftlm.core.request import Sequence
 
 if TYPE_CHECKING:
@@ -83,27 +84,10 @@ class ScheduledRow:
     num_logits: int
 
 
-def slots_of(extents: tuple[Extent, ...], first: int, last: int) -> np.ndarray:
+def slots_of(extents: Iterable[Extent], first: int, last: int) -> np.ndarray:
     """Slots of tokens [first, last) of a sequence that lives in `extents`. int64 [last - first]."""
-    pieces: list[np.ndarray] = []
-    offset = 0
-    for start, stop in extents:
-        low, high = max(first - offset, 0), min(last - offset, stop - start)
-        if low < high:
-            pieces.append(np.arange(start + low, start + high, dtype=np.int64))
-        offset += stop - start
+    pieces = [np.arange(e.start, e.stop, dtype=np.int64) for e in clip_range(extents, first, last)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def clip(extents: list[Extent], length: int) -> tuple[Extent, ...]:
-    """The first `length` slots of `extents`."""
-    kept: list[Extent] = []
-    for start, stop in extents:
-        if length <= 0:
-            break
-        kept.append(Extent(start, min(stop, start + length)))
-        length -= stop - start
-    return tuple(kept)
 
 
 def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan:
@@ -119,7 +103,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
     for item in scheduled:
         sequence, num_new = item.sequence, item.num_new
         past = sequence.num_computed
-        extents = clip(coalesce([*sequence.shared, *sequence.own]), past + num_new)
+        extents = tuple(clip_range(coalesce([*sequence.shared, *sequence.own]), 0, past + num_new))
         rows.append(PlanRow(sequence, start, num_new, past, extents))
         input_ids.extend(sequence.tokens[past : past + num_new])
         positions.append(np.arange(past, past + num_new, dtype=np.int64))
@@ -140,22 +124,36 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
 
 
 def find_shared(rows: list[PlanRow], *, min_length: int = 64) -> tuple[SharedPrefix, ...]:
-    """Group decode rows by the locked radix prefix they share; the longest worthwhile one wins.
+    """Partition decode rows so that the most KV reads are saved: (rows - 1) x shared tokens, summed over groups.
 
-    Two rows share exactly the leading extents that are equal; rows are grouped by their first extent's start.
+    Only locked radix prefixes of at least `min_length` tokens count.
     """
-    by_first: dict[int, list[int]] = {}
-    for index, row in enumerate(rows):
-        if row.num_new == 1 and row.sequence.num_shared >= min_length:
-            by_first.setdefault(row.extents[0].start, []).append(index)
-    groups: list[SharedPrefix] = []
-    for members in by_first.values():
-        if len(members) < 2:
+    decode = [i for i, row in enumerate(rows) if row.num_new == 1 and row.sequence.num_shared >= min_length]
+    return tuple(_partition(rows, decode, 0, min_length)[1])
+
+
+def _partition(
+    rows: list[PlanRow], members: list[int], offset: int, min_length: int
+) -> tuple[int, list[SharedPrefix]]:
+    """The best grouping of rows that agree on their first `offset` tokens, and the reads that it saves."""
+    by_slot: dict[int, list[int]] = {}
+    for index in members:
+        if rows[index].sequence.num_shared > offset:
+            (slot, _), *_ = clip_range(rows[index].extents, offset, offset + 1)
+            by_slot.setdefault(slot, []).append(index)
+    saved, groups = 0, []
+    for group in by_slot.values():
+        if len(group) < 2:
             continue
-        common = _common_length([rows[i] for i in members])
-        if common >= min_length:
-            groups.append(SharedPrefix(common, clip(list(rows[members[0]].extents), common), tuple(members)))
-    return tuple(groups)
+        common = _common_length([rows[i] for i in group])
+        whole = (len(group) - 1) * common if common >= min_length else 0
+        split_saved, split_groups = _partition(rows, group, common, min_length)
+        if split_saved > whole:
+            saved, groups = saved + split_saved, groups + split_groups
+        elif whole:
+            prefix = SharedPrefix(common, tuple(clip_range(rows[group[0]].extents, 0, common)), tuple(group))
+            saved, groups = saved + whole, [*groups, prefix]
+    return saved, groups
 
 
 def _common_length(rows: list[PlanRow]) -> int:
