@@ -1,0 +1,26 @@
+"""What comes with GraftLM, offered through the same hooks as anyone else's."""
+
+from __future__ import annotations
+
+from graftlm.plugins.hookspecs import Register, hookimpl
+
+
+@hookimpl
+def graftlm_register_engines(register: Register) -> None:
+    register("local", "graftlm.core.engine:LocalEngine", "a model in this process, continuous batching")
+
+
+@hookimpl
+def graftlm_register_grammars(register: Register) -> None:
+    register("fsm", "graftlm.core.grammar.compile:compile_fsm", "compressed automaton with jump-forward")
+    register("llguidance", "graftlm.core.grammar.compile:compile_llguidance", "context-free grammars, lazily")
+
+
+@hookimpl
+def graftlm_register_attention(register: Register) -> None:
+    register("torch", "graftlm.kernels.torch_attention:TorchAttention", "PyTorch, any CPU")
+
+
+@hookimpl
+def graftlm_register_models(register: Register) -> None:
+    register("hf", "graftlm.core.model:load_model", "any Hugging Face decoder")

@@ -1,0 +1,242 @@
+"""Find plugins, collect what they offer, and keep a broken one from stopping the others."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, get_args
+
+import pluggy
+
+from graftlm.core.errors import PluginError
+from graftlm.plugins import builtin, hookspecs
+from graftlm.plugins.hookspecs import Factory
+
+if TYPE_CHECKING:
+    from graftlm.core.request import Completion, Request
+
+GROUP = "graftlm"
+BUILTIN = "graftlm"
+Kind = Literal["engines", "grammars", "attention", "models"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+log = logging.getLogger("graftlm.plugins")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One name that a plugin offers, imported when it is first used."""
+
+    kind: Kind
+    name: str
+    factory: Factory | str
+    plugin: str
+    description: str = ""
+
+    def resolve(self) -> Factory:
+        """The factory itself. PluginError if its module cannot be imported or lacks the attribute."""
+        if not isinstance(self.factory, str):
+            return self.factory
+        module, _, attribute = self.factory.partition(":")
+        try:
+            factory: Factory = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise PluginError(
+                f"{self.kind} {self.name!r} of plugin {self.plugin!r} cannot be loaded from {self.factory!r}: {error}; "
+                f"install what it needs or choose another name"
+            ) from error
+        return factory
+
+
+@dataclass
+class Plugin:
+    """One plugin and how it fared: `error` says why it is out of use, None that it is in use."""
+
+    name: str
+    source: str
+    offers: list[Offer] = field(default_factory=list)
+    error: str | None = None
+
+
+class Offers(Mapping[str, Factory]):
+    """The names of one kind, each with who offers it. Looking one up imports it."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.by_name: dict[str, Offer] = {}
+
+    def __getitem__(self, name: str) -> Factory:
+        """The factory called `name`. PluginError, listing the known names, if there is none."""
+        if name not in self.by_name:
+            known = ", ".join(sorted(self.by_name)) or "none"
+            raise PluginError(f"no plugin offers {self.kind} {name!r}; known: {known}")
+        return self.by_name[name].resolve()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_name)
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+
+class Registry:
+    """Everything the loaded plugins offer.
+
+    `registry.attention["torch"]` is a factory; `registry.attention` lists the names.
+    """
+
+    def __init__(self) -> None:
+        self.plugins: list[Plugin] = []
+        self.kinds: Mapping[Kind, Offers] = MappingProxyType({kind: Offers(kind) for kind in KINDS})
+        self._hooks = pluggy.PluginManager(GROUP)
+        self._hooks.add_hookspecs(hookspecs)
+
+    @property
+    def engines(self) -> Offers:
+        return self.kinds["engines"]
+
+    @property
+    def grammars(self) -> Offers:
+        return self.kinds["grammars"]
+
+    @property
+    def attention(self) -> Offers:
+        return self.kinds["attention"]
+
+    @property
+    def models(self) -> Offers:
+        return self.kinds["models"]
+
+    def add(self, name: str, module: object, source: str = "") -> Plugin:
+        """Take in one plugin: all that it offers, or nothing of it.
+
+        Raises: PluginError if a hook fails, is unknown or misshapen, or a name is taken.
+        """
+        plugin = Plugin(name, source)
+        try:
+            self._hooks.register(module, name)
+            self._hooks.check_pending()
+            offers = self._collect(plugin, module)
+        except PluginError:
+            self._forget(name)
+            raise
+        except Exception as error:
+            self._forget(name)
+            raise PluginError(
+                f"plugin {name!r} is broken: {type(error).__name__}: {error}; uninstall or mend it"
+            ) from error
+        for offer in offers:
+            self.kinds[offer.kind].by_name[offer.name] = offer
+        plugin.offers = offers
+        self.plugins.append(plugin)
+        return plugin
+
+    def _collect(self, plugin: Plugin, module: object) -> list[Offer]:
+        """Call the plugin's registering hooks; nothing is taken in yet."""
+        offers: list[Offer] = []
+        others = [m for m in self._hooks.get_plugins() if m is not module]
+        for kind in KINDS:
+            names = dict(self.kinds[kind].by_name)
+
+            def register(
+                name: str,
+                factory: Factory | str,
+                description: str = "",
+                *,
+                kind: Kind = kind,
+                names: dict[str, Offer] = names,
+            ) -> None:
+                offer = Offer(kind, name, factory, plugin.name, description)
+                _check(offer, taken=names.get(name))
+                names[name] = offer
+                offers.append(offer)
+
+            self._hooks.subset_hook_caller(f"graftlm_register_{kind}", others)(register=register)
+        return offers
+
+    def _forget(self, name: str) -> None:
+        if self._hooks.has_plugin(name):
+            self._hooks.unregister(name=name)
+
+    def request_finished(self, request: Request, completion: Completion) -> None:
+        """Tell every observer; one that raises is logged and the others still hear of it."""
+        for observer in self._hooks.hook.graftlm_request_finished.get_hookimpls():
+            arguments = {"request": request, "completion": completion}
+            try:
+                observer.function(*(arguments[name] for name in observer.argnames))
+            except Exception:
+                log.exception("observer of plugin %r failed on request %s", observer.plugin_name, request.id)
+
+
+def _check(offer: Offer, taken: Offer | None) -> None:
+    """Raise a PluginError if the offer is misshapen or its name is taken; that one names both plugins."""
+    name, factory = offer.name, offer.factory
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise PluginError(
+            f"plugin {offer.plugin!r} offers the name {name!r}; use lower-case letters, digits, '.', '_', '-'"
+        )
+    if not callable(factory) and not (isinstance(factory, str) and re.fullmatch(r"[\w.]+:\w+", factory)):
+        raise PluginError(
+            f"plugin {offer.plugin!r} offers {name!r} as {factory!r}; "
+            f"give a callable or the text 'package.module:attribute'"
+        )
+    if taken:
+        raise PluginError(
+            f"{offer.kind} {name!r} is offered by both {taken.plugin!r} and {offer.plugin!r}; "
+            f"uninstall one of them, or list the plugins to load in GRAFTLM_PLUGINS"
+        )
+
+
+def installed() -> list[metadata.EntryPoint]:
+    """The entry points that installed packages put into the group `graftlm`, by name."""
+    return sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name)
+
+
+def wanted(points: Iterable[metadata.EntryPoint], choice: str | None) -> list[metadata.EntryPoint]:
+    """Those of `points` that GRAFTLM_PLUGINS=`choice` lets in: all if unset, none if empty, else the named ones.
+
+    Raises: PluginError for a name that is not installed.
+    """
+    points = list(points)
+    if choice is None:
+        return points
+    names = [name for part in choice.split(",") if (name := part.strip())]
+    known = {point.name: point for point in points}
+    for name in names:
+        if name not in known:
+            raise PluginError(
+                f"GRAFTLM_PLUGINS names the plugin {name!r}, which is not installed; "
+                f"installed: {', '.join(known) or 'none'}"
+            )
+    return [known[name] for name in names]
+
+
+def build(points: Iterable[metadata.EntryPoint]) -> Registry:
+    """The built-ins and then `points`, in order; a broken one is logged, listed and left out."""
+    registry = Registry()
+    registry.add(BUILTIN, builtin, source="comes with graftlm")
+    for point in points:
+        source = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        try:
+            registry.add(point.name, point.load(), source)
+        except Exception as error:
+            message = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+            log.warning("plugin %r (%s) is left out: %s", point.name, source, message)
+            registry.plugins.append(Plugin(point.name, source, error=message))
+    return registry
+
+
+@functools.cache
+def load() -> Registry:
+    """The registry of this process, built on the first call from what GRAFTLM_PLUGINS lets in."""
+    return build(wanted(installed(), os.environ.get("GRAFTLM_PLUGINS")))
