@@ -1,0 +1,43 @@
+# make setup | test | check | demo | bench; everything runs in .venv, which each target brings up to date first.
+# `make bench WHAT=grammar` runs one group of benchmarks; `make test ARGS="tests/core -x"` runs some tests.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+WHAT ?= runtime
+ARGS ?=
+
+.PHONY: setup test check demo bench
+
+setup: $(INSTALLED)
+
+# Interpreters are tried by running them: a version manager's shim may exist without its Python.
+$(INSTALLED): pyproject.toml constraints-dev.txt
+	@if ! $(PYTHON) -c '' 2>/dev/null; then \
+	  for python in python3.11 python3.12 python3; do \
+	    if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)})' 2>/dev/null; \
+	    then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then echo 'GraftLM needs Python 3.11 or 3.12 with its venv module; none was found.' >&2; exit 1; fi; \
+	  echo "Creating $(VENV) with $$($$found --version)"; \
+	  $$found -m venv --clear $(VENV); \
+	fi
+	@echo 'Installing GraftLM and its development packages into $(VENV) (a few minutes the first time)'
+	@# -qq: warnings stay out (pip repeats one for each unused package location), errors stay in.
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check -c constraints-dev.txt -e '.[dev]'
+	@touch $@
+
+test: setup
+	@$(PYTHON) -m pytest $(ARGS)
+
+check: setup
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m mypy
+	@$(PYTHON) -m pytest tests/test_layers.py tests/test_packaging.py
+
+demo: setup
+	@$(PYTHON) -m graftlm demo $(ARGS)
+
+bench: setup
+	@$(PYTHON) -m bench $(WHAT) $(ARGS)

@@ -1,0 +1,71 @@
+"""What a user installs: the wheel that is built from the source distribution."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel built from it, by the build backend in this environment."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> zipfile.ZipFile:
+    (path,) = dist.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def source_files() -> set[str]:
+    """Every tracked file that belongs into the wheel, by its path there."""
+    folders = {"graftlm": "graftlm"} | {f: f"graftlm/{f}" for f in ("core", "adapters", "kernels", "plugins")}
+    return {
+        f"{inside}/{path.relative_to(ROOT / folder)}"
+        for folder, inside in folders.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_holds_each_source_file_once(wheel: zipfile.ZipFile) -> None:
+    packed = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    assert sorted(packed) == sorted(source_files())
+    assert "graftlm/core/radix.py" in packed
+    assert "graftlm/py.typed" in packed
+
+
+def test_the_sdist_holds_the_folders_and_no_copy_behind_a_link(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"core/radix.py", "graftlm/__init__.py", "pyproject.toml", "README.md", "LICENSE"} <= names
+    assert not [name for name in names if name.startswith(("graftlm/core", "tests", "bench"))]
+
+
+def test_the_wheel_says_its_licence_and_command(wheel: zipfile.ZipFile) -> None:
+    (info,) = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
+    assert "Apache License" in wheel.read(f"{info}/licenses/LICENSE").decode()
+    assert "License-Expression: Apache-2.0" in wheel.read(f"{info}/METADATA").decode()
+    assert "graftlm = graftlm.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+
+
+def test_the_installed_wheel_works_away_from_the_repository(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path / "site")
+    code = "import graftlm, graftlm.core.radix; print(graftlm.__file__, graftlm.Usage(1, 2, 3).total_tokens)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    out = subprocess.check_output([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, text=True)
+    assert out.split() == [str(tmp_path / "site/graftlm/__init__.py"), "4"]
