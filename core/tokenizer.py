@@ -1,0 +1,369 @@
+"""Text to token ids and back: prompts, chat templates, the bytes of every token, text that arrives piece by piece."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.messages import Message, to_messages, to_template_dicts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SPACE_MARK = "\u2581"  # how sentencepiece writes a space
+REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer and what the runtime needs beside it.
+
+    eos_token_ids  every id that ends an answer: the tokenizer's own and those of the generation config.
+    """
+
+    def __init__(self, hf: Any, *, eos_token_ids: Iterable[int] = ()) -> None:
+        self.hf = hf
+        own = [] if hf.eos_token_id is None else [int(hf.eos_token_id)]
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *(int(i) for i in eos_token_ids)]))
+        self.bos_token_id: int | None = None if hf.bos_token_id is None else int(hf.bos_token_id)
+
+    @classmethod
+    def from_pretrained(cls, path_or_id: str, *, trust_remote_code: bool = False) -> Tokenizer:
+        """Load the tokenizer of a local folder (no network call) or of a Hugging Face id."""
+        from transformers import AutoTokenizer, GenerationConfig
+
+        path = os.fspath(path_or_id)
+        local = os.path.isdir(path)
+        try:
+            hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=local)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ModelError(f"no tokenizer could be loaded from {path!r}: {error}") from error
+        try:
+            eos = GenerationConfig.from_pretrained(path, local_files_only=local).eos_token_id
+        except (OSError, ValueError):
+            eos = None
+        return cls(hf, eos_token_ids=[eos] if isinstance(eos, int) else eos or ())
+
+    @classmethod
+    def from_hf(cls, hf: Any, *, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
+        """Wrap a loaded Hugging Face tokenizer. `eos_token_ids` are those of the model's generation config."""
+        return cls(hf, eos_token_ids=eos_token_ids)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id the tokenizer knows; the model's logits may be wider."""
+        return 1 + max(max(self.hf.get_vocab().values(), default=-1), max(self.hf.added_tokens_decoder, default=-1))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self.hf, "chat_template", None))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that give equal ids and prompts."""
+        backend = getattr(self.hf, "backend_tokenizer", None)
+        body = backend.to_str() if backend is not None else json.dumps(self.hf.get_vocab(), sort_keys=True)
+        template = json.dumps(getattr(self.hf, "chat_template", None), sort_keys=True)
+        return hashlib.blake2b(f"{body}\0{template}\0{self._default_bos}".encode(), digest_size=16).hexdigest()
+
+    # -- text to ids -------------------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """Encode the whole of a prompt: as is, after one BOS if the tokenizer puts one by default."""
+        ids = self._encode(text)
+        bos = self._default_bos
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Encode text that follows other text: no BOS and no space put before it. Special tokens are parsed."""
+        if not text:
+            return []
+        if self._continuation_backend is None:
+            return self._encode(text)
+        return list(self._continuation_backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_prompt(self, prompt: Any, tools: list[dict[str, Any]] | None = None) -> NDArray[np.int32]:
+        """Turn a prompt into its ids, int32 [num_tokens].
+
+        prompt  text taken as is, token ids (a list or an array), or messages, rendered with the chat template.
+        Raises ConfigError if it is empty or of another kind.
+        """
+        if isinstance(prompt, str):
+            ids = self.encode(prompt) if prompt else []
+            if not ids:
+                raise ConfigError("the prompt is empty; give at least one token")
+            return np.asarray(ids, dtype=np.int32)
+        if isinstance(prompt, Message | Mapping):
+            prompt = [prompt]
+        if not isinstance(prompt, Sequence | np.ndarray):
+            raise ConfigError(
+                f"the prompt is a {type(prompt).__name__}; give text, a list of token ids or a list of messages"
+            )
+        if len(prompt) == 0:
+            raise ConfigError("the prompt is empty; give at least one token or message")
+        if isinstance(prompt[0], Message | Mapping):
+            return np.asarray(self.encode(self.render(prompt, tools)), dtype=np.int32)
+        return _checked_ids(prompt)
+
+    def render(
+        self,
+        messages: Iterable[Message | Mapping[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Write messages with the model's chat template, once.
+
+        With `continue_final_message` the text ends inside the last message, so that the model goes on with it.
+        Raises ConfigError if there is no template or it refuses these messages.
+        """
+        if not self.has_chat_template:
+            raise ConfigError(
+                "the tokenizer has no chat template, so messages cannot be rendered; "
+                "give the prompt as text, or set tokenizer.chat_template"
+            )
+        dicts = to_template_dicts(to_messages(messages))
+        try:
+            text = self.hf.apply_chat_template(
+                dicts,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
+            )
+        except Exception as error:  # templates are programs of the model's author and raise what they like
+            roles = ", ".join(message["role"] for message in dicts)
+            raise ConfigError(f"the model's chat template refuses these messages (roles: {roles}): {error}") from error
+        return str(text)
+
+    def _encode(self, text: str) -> list[int]:
+        return [int(i) for i in self.hf.encode(text, add_special_tokens=False, verbose=False)]
+
+    @cached_property
+    def _default_bos(self) -> int | None:
+        """The id that the tokenizer puts before every text, if it is BOS."""
+        ids = self.hf.encode("a", add_special_tokens=True, verbose=False)
+        return self.bos_token_id if ids[0] == self.bos_token_id else None
+
+    @cached_property
+    def _continuation_backend(self) -> Any:
+        """The same tokenizer without the space it puts before a text; None if it puts none."""
+        backend = getattr(self.hf, "backend_tokenizer", None)
+        if backend is None or not self._starts_with_space(self._encode("a")):
+            return None
+        import tokenizers
+
+        spec = json.loads(backend.to_str())
+        spec["normalizer"] = _without_space(spec["normalizer"])
+        spec["pre_tokenizer"] = _without_space(spec["pre_tokenizer"])
+        spec["truncation"] = spec["padding"] = None
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+    def _starts_with_space(self, ids: list[int]) -> bool:
+        return bool(ids) and self.hf.convert_ids_to_tokens(ids[0])[:1] in (SPACE_MARK, "\u0120")
+
+    # -- ids to text -------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """Decode ids that begin a text; what goes on after other text is decoded by a `Detokenizer`."""
+        known = [int(i) for i in ids if int(i) < self.vocab_size]
+        return str(self.hf.decode(known, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id stands for no text (BOS, ends of turns, padding) or is beyond the tokenizer's own."""
+        return token_id in self._special_ids or token_id >= self.vocab_size
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes each id adds to a text that goes on; b"" for special ids. [vocab_size]"""
+        return _byte_table(self)
+
+    @cached_property
+    def exact_bytes(self) -> bool:
+        """Whether joining `token_bytes` gives the text, so that text can be decoded token by token."""
+        return _table_is_exact(self)
+
+    def detokenizer(self) -> Detokenizer:
+        """A new incremental decoder for an answer that follows a prompt."""
+        return Detokenizer(self)
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = (i for i, token in self.hf.added_tokens_decoder.items() if token.special)
+        return frozenset([*self.hf.all_special_ids, *added])
+
+
+class Detokenizer:
+    """Turn ids into text piece by piece, never showing part of a character.
+
+    The text goes on after a prompt: a leading space of the first token is kept. Bytes that are no UTF-8 become
+    U+FFFD as soon as they cannot become a character. Special tokens add nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pieces: list[str] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.exact_bytes else None
+        self._window: list[int] = []  # without exact bytes: recent ids, of which the first _num_shown are in the text
+        self._num_shown = 0
+
+    @property
+    def text(self) -> str:
+        """All whole characters so far."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Take the next ids; return the characters they complete."""
+        if self._decoder is None:
+            return self._push_window(ids)
+        table = self._tokenizer.token_bytes
+        return self._add(self._decoder.decode(b"".join([table[i] for i in ids if i < len(table)])))
+
+    def flush(self) -> str:
+        """Return what is still held back, at the end of the text: bytes of a broken character become U+FFFD."""
+        if self._decoder is not None:
+            return self._add(self._decoder.decode(b"", final=True))
+        text = self._hidden_text()
+        self._window, self._num_shown = [], 0
+        return self._add(text)
+
+    def _add(self, text: str) -> str:
+        if text:
+            self._pieces.append(text)
+        return text
+
+    def _push_window(self, ids: Iterable[int]) -> str:
+        """Decode through the tokenizer itself: the text that the hidden ids add to the shown ones of the window."""
+        self._window.extend(i for i in ids if not self._tokenizer.is_special(i))
+        text = self._hidden_text()
+        if not text or text.endswith(REPLACEMENT):
+            return ""
+        self._window = self._window[self._num_shown :][-_WINDOW:]
+        self._num_shown = len(self._window)
+        return self._add(text)
+
+    def _hidden_text(self) -> str:
+        shown = self._tokenizer.decode(self._window[: self._num_shown])
+        return self._tokenizer.decode(self._window)[len(shown) :]
+
+
+_WINDOW = 6  # ids of context that decide how a tokenizer without exact bytes joins the next one
+
+
+def _checked_ids(ids: Any) -> NDArray[np.int32]:
+    array = np.asarray(ids)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ConfigError(f"the prompt is a list of {type(ids[0]).__name__}; give token ids (integers) or messages")
+    if array.min() < 0:
+        raise ConfigError(f"the prompt holds token id {array.min()}; ids are 0 or more")
+    return array.astype(np.int32)
+
+
+def _without_space(component: Any) -> Any:
+    """A normalizer or pre-tokenizer of tokenizer.json that puts no space before the text."""
+    if isinstance(component, list):
+        return [_without_space(item) for item in component if item.get("type") != "Prepend"]
+    if not isinstance(component, dict):
+        return component
+    if component.get("type") == "Prepend":
+        return None
+    changed = {key: _without_space(value) if isinstance(value, list) else value for key, value in component.items()}
+    if component.get("type") == "Metaspace":
+        changed["prepend_scheme"] = "never"
+        changed.pop("add_prefix_space", None)
+    elif "add_prefix_space" in component:
+        changed["add_prefix_space"] = False
+    return changed
+
+
+def _decoder_types(backend: Any) -> set[str]:
+    """The kinds of a tokenizer.json's decoders, nested ones included."""
+    if backend is None or backend.decoder is None:
+        return set()
+    found: set[str] = set()
+
+    def walk(decoder: dict[str, Any]) -> None:
+        found.add(decoder["type"])
+        for inner in decoder.get("decoders", ()):
+            walk(inner)
+
+    walk(json.loads(backend.decoder.__getstate__()))
+    return found
+
+
+def _byte_table(tokenizer: Tokenizer) -> list[bytes]:
+    hf = tokenizer.hf
+    kinds = _decoder_types(getattr(hf, "backend_tokenizer", None))
+    added = {i: token.content for i, token in hf.added_tokens_decoder.items()}
+    byte_of = {character: byte for byte, character in enumerate(byte_alphabet())}
+    table = [b""] * tokenizer.vocab_size
+    for piece, i in hf.get_vocab().items():
+        if tokenizer.is_special(i):
+            continue
+        if i in added:
+            table[i] = added[i].encode()
+        elif "ByteLevel" in kinds:
+            table[i] = bytes(byte_of[c] for c in piece) if all(c in byte_of for c in piece) else piece.encode()
+        elif "ByteFallback" in kinds and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            table[i] = bytes([int(piece[3:5], 16)])
+        elif "WordPiece" in kinds:
+            table[i] = piece[2:].encode() if piece.startswith("##") else b" " + piece.encode()
+        else:
+            table[i] = piece.replace(SPACE_MARK, " ").encode()
+    return table
+
+
+def _table_is_exact(tokenizer: Tokenizer) -> bool:
+    """Compare joined bytes with the tokenizer's own decoding over samples of text and of the vocabulary.
+
+    The first text token anchors each sample, because what begins a text may lose its leading space.
+    """
+    table = tokenizer.token_bytes
+    text_ids = [i for i, piece in enumerate(table) if piece and _is_text(piece)]
+    if not text_ids:
+        return False
+    samples = [tokenizer.encode_continuation(text) for text in _SAMPLES]
+    samples.extend(text_ids[start :: max(1, len(text_ids) // 64)][:64] for start in range(8))
+    anchor = text_ids[0]
+    shown = tokenizer.decode([anchor])
+    for ids in samples:
+        expected = tokenizer.decode([anchor, *ids])
+        joined = b"".join(table[i] for i in ids if not tokenizer.is_special(i))
+        if not expected.startswith(shown) or expected[len(shown) :] != joined.decode("utf-8", "replace"):
+            return False
+    return True
+
+
+_SAMPLES = (
+    "Hello, world! It's 3.5 o'clock.",
+    " a  b\n\n\tc ",
+    "na\u00efve \u4e2d\u6587 \U0001f600!",
+    "def f(x): return {'a': [1, 2]}",
+)
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        return bool(piece.decode().strip())
+    except UnicodeDecodeError:
+        return False
+
+
+def byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in byte-level BPE vocabularies.
+
+    Source: GPT-2. Printable Latin-1 stands for itself; the others follow from U+0100 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
