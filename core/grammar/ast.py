@@ -1,0 +1,214 @@
+"""What every constraint is lowered to: a regular expression over code points, as frozen nodes.
+
+    Empty                       the empty text
+    Literal(data)               exactly these bytes
+    CharSet(ranges)             one code point out of sorted, disjoint, inclusive ranges
+    Concat(items)               one after the other
+    Alternation(items)          any one of them; no items: no text at all
+    Repeat(item, min, max)      min to max times; max None: without end
+
+Nodes may be shared: a schema that uses one definition in twenty places holds it once. Counted repeats need no care:
+the automaton keeps a counter beside its states where unrolling would cost many of them (`graftlm.core.grammar.nfa`).
+Build nodes with the functions below; they flatten, merge and simplify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+MAX_CODE_POINT = 0x10FFFF
+
+Range: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """The empty text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Exactly `data`, which is never empty; usually UTF-8, but any bytes will do."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CharSet:
+    """One code point in `ranges`: sorted, disjoint, not adjacent, inclusive. Surrogates never match."""
+
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """The items one after the other; at least two."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternation:
+    """Any one of the items. Without items: the language with no text in it."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`item` at least `min` and at most `max` times; `max` None is without end."""
+
+    item: Node
+    min: int
+    max: int | None
+
+
+Node: TypeAlias = Empty | Literal | CharSet | Concat | Alternation | Repeat
+
+EMPTY = Empty()
+NOTHING = Alternation(())
+
+
+def literal(text: str | bytes) -> Node:
+    """Exactly `text`; a str is encoded as UTF-8."""
+    data = text.encode() if isinstance(text, str) else bytes(text)
+    return Literal(data) if data else EMPTY
+
+
+def normalise(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Sort inclusive ranges, drop the empty ones, merge those that overlap or touch."""
+    merged: list[list[int]] = []
+    for low, high in sorted(ranges):
+        if low > high:
+            continue
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1][1] = max(merged[-1][1], high)
+        else:
+            merged.append([low, high])
+    return tuple((low, high) for low, high in merged)
+
+
+def complement(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """All code points that are in none of `ranges`."""
+    gaps, position = [], 0
+    for low, high in normalise(ranges):
+        if low > position:
+            gaps.append((position, low - 1))
+        position = high + 1
+    if position <= MAX_CODE_POINT:
+        gaps.append((position, MAX_CODE_POINT))
+    return tuple(gaps)
+
+
+def intersect(left: Iterable[Range], right: Iterable[Range]) -> tuple[Range, ...]:
+    """The code points that are in both."""
+    return complement((*complement(left), *complement(right)))
+
+
+def char_set(ranges: Iterable[Range]) -> Node:
+    """One code point in `ranges` (inclusive pairs, in any order)."""
+    found = normalise(ranges)
+    return CharSet(found) if found else NOTHING
+
+
+def chars(members: str) -> Node:
+    """One of the characters of `members`."""
+    return char_set((ord(c), ord(c)) for c in members)
+
+
+def not_chars(members: str) -> Node:
+    """One character that is not in `members`."""
+    return char_set(complement((ord(c), ord(c)) for c in members))
+
+
+ANY_CHAR = CharSet(((0, MAX_CODE_POINT),))
+
+
+def concat(*items: Node) -> Node:
+    """The items one after the other; flattened, with neighbouring literals merged."""
+    flat: list[Node] = []
+    for item in items:
+        parts: Sequence[Node] = item.items if isinstance(item, Concat) else (item,)
+        for part in parts:
+            if isinstance(part, Empty):
+                continue
+            if part == NOTHING:
+                return NOTHING
+            last = flat[-1] if flat else None
+            if isinstance(part, Literal) and isinstance(last, Literal):
+                flat[-1] = Literal(last.data + part.data)
+            else:
+                flat.append(part)
+    if not flat:
+        return EMPTY
+    return flat[0] if len(flat) == 1 else Concat(tuple(flat))
+
+
+def alternation(*items: Node) -> Node:
+    """Any one of the items; nested alternations are flattened, sets of characters merged."""
+    flat: list[Node] = []
+    ranges: list[Range] = []
+    for item in items:
+        parts = item.items if isinstance(item, Alternation) else (item,)
+        for part in parts:
+            if isinstance(part, CharSet):
+                ranges += part.ranges
+            else:
+                flat.append(part)
+    if ranges:
+        flat.insert(0, char_set(ranges))
+    return flat[0] if len(flat) == 1 else Alternation(tuple(flat))
+
+
+def repeat(item: Node, minimum: int = 0, maximum: int | None = None) -> Node:
+    """`item` from `minimum` to `maximum` times; None is without end."""
+    if maximum is not None and maximum < minimum:
+        return NOTHING
+    if maximum == 0 or isinstance(item, Empty):
+        return EMPTY
+    if item == NOTHING:
+        return EMPTY if minimum == 0 else NOTHING
+    if minimum == 1 and maximum == 1:
+        return item
+    return Repeat(item, minimum, maximum)
+
+
+def star(item: Node) -> Node:
+    """`item` any number of times."""
+    return repeat(item, 0, None)
+
+
+def plus(item: Node) -> Node:
+    """`item` at least once."""
+    return repeat(item, 1, None)
+
+
+def optional(item: Node) -> Node:
+    """`item` or nothing."""
+    return repeat(item, 0, 1)
+
+
+def separated(item: Node, separator: Node, minimum: int = 0, maximum: int | None = None) -> Node:
+    """`minimum` to `maximum` items with `separator` between each two."""
+    if maximum is not None and maximum < max(minimum, 1):
+        return EMPTY if minimum == 0 and maximum == 0 else NOTHING
+    rest = repeat(concat(separator, item), max(minimum - 1, 0), None if maximum is None else maximum - 1)
+    some = concat(item, rest)
+    return some if minimum > 0 else optional(some)
+
+
+def nullable(node: Node) -> bool:
+    """Does `node` match the empty text?"""
+    match node:
+        case Empty():
+            return True
+        case Literal() | CharSet():
+            return False
+        case Concat(items):
+            return all(nullable(item) for item in items)
+        case Alternation(items):
+            return any(nullable(item) for item in items)
+        case Repeat(item, minimum, _):
+            return minimum == 0 or nullable(item)

@@ -1,0 +1,71 @@
+"""The seam between constraints and the engine: what every grammar engine answers, native or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+MaskRow = npt.NDArray[np.int32]
+
+
+class Matcher(Protocol):
+    """Where one sequence stands in its grammar. Not thread-safe; a fork is independent."""
+
+    def fill_mask(self, row: MaskRow) -> bool:
+        """Write the token mask of the next token into `row`.
+
+        row  int32 [ceil(vocab_size / 32)]: bit `i % 32` of word `i // 32` is set when token i is allowed
+        -> False when every token is allowed and `row` need not be applied. End-of-sequence ids are allowed exactly in
+        accepting states.
+        """
+        ...
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        """Consume tokens up to the first that the grammar does not allow; say how many were consumed."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last `num_tokens` consumed tokens; ValueError when fewer were consumed."""
+        ...
+
+    def fork(self) -> Matcher:
+        """A matcher at the same place that goes its own way."""
+        ...
+
+    def forced(self, context: Sequence[int]) -> list[int]:
+        """Tokens that must come next, canonical after `context` (the ids of prompt and output so far).
+
+        Bytes that a longer token could still take are held back, so appending them never changes which tokens the
+        text has. Nothing is consumed. [] when nothing is forced.
+        """
+        ...
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that must come next, before healing."""
+        ...
+
+    def min_tokens_to_accept(self) -> int:
+        """How many tokens `ending` needs at most from here, end-of-sequence not counted; 0 when accepting."""
+        ...
+
+    def ending(self, context: Sequence[int]) -> list[int]:
+        """The shortest way to an accepting state, as tokens: at most `min_tokens_to_accept()` of them."""
+        ...
+
+    @property
+    def accepting(self) -> bool:
+        """The text so far is complete: end-of-sequence is allowed."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Nothing can follow but end-of-sequence, or it was consumed already."""
+        ...
+
+    @property
+    def state(self) -> int | None:
+        """A number that names the place for device tables; None where there is none."""
+        ...

@@ -1,0 +1,129 @@
+"""The tokens that a grammar is matched against: their bytes, the trie over them and how text becomes them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graftlm.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.trie import Trie
+
+Encode = Callable[[str], Sequence[int]]
+
+
+class Vocabulary:
+    """The bytes of every token id, and the ids that end a sequence.
+
+    tokens         bytes by token id; b"" for ids that no text may contain (special, unused and padding ids)
+    eos_token_id   the id or ids that end a sequence; their bytes are ignored
+    encode         text to its canonical ids, without special tokens; None takes the longest token at each place
+    vocab_size     width of the model's logits when larger than `len(tokens)`; the ids between are never allowed
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        *,
+        eos_token_id: int | Sequence[int] | None = None,
+        encode: Encode | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+        self.vocab_size = max(len(tokens), vocab_size or 0)
+        for token_id in ends:
+            if not 0 <= token_id < self.vocab_size:
+                raise ConfigError(
+                    f"eos_token_id {token_id} is not in the vocabulary of {self.vocab_size} tokens; "
+                    f"pass an id from 0 to {self.vocab_size - 1}"
+                )
+        self.eos_token_ids: tuple[int, ...] = tuple(sorted(set(ends)))
+        self.tokens: list[bytes] = [bytes(token) for token in tokens]
+        self.tokens += [b""] * (self.vocab_size - len(tokens))
+        for token_id in self.eos_token_ids:
+            self.tokens[token_id] = b""
+        self._encode = encode
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any, *, vocab_size: int | None = None) -> Vocabulary:
+        """Read a Hugging Face tokenizer, or a `graftlm.core.tokenizer.Tokenizer`."""
+        from graftlm.core.tokenizer import Tokenizer
+
+        tok = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.from_hf(tokenizer)
+
+        def encode(text: str) -> Sequence[int]:
+            ids: Sequence[int] = tok.hf.encode(text, add_special_tokens=False)
+            return ids
+
+        return cls(tok.token_bytes, eos_token_id=tok.eos_token_ids, encode=encode, vocab_size=vocab_size)
+
+    @property
+    def num_words(self) -> int:
+        """Length of a mask row: int32 words."""
+        return (self.vocab_size + 31) // 32
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the vocabulary by content: equal for equal tokens and end-of-sequence ids."""
+        digest = hashlib.blake2b(repr(self.eos_token_ids).encode(), digest_size=16)
+        digest.update(np.fromiter(map(len, self.tokens), np.int32, len(self.tokens)).tobytes())
+        digest.update(b"".join(self.tokens))
+        return digest.hexdigest()
+
+    @cached_property
+    def trie(self) -> Trie:
+        """The trie over all tokens."""
+        from graftlm.core.grammar.trie import Trie
+
+        return Trie.build(self.tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> bytes:
+        """The bytes of `token_ids`, special ids left out."""
+        return b"".join([self.tokens[token_id] for token_id in token_ids])
+
+    def encode(self, data: bytes) -> list[int]:
+        """The canonical ids of `data`; what is not whole UTF-8 at its end becomes the longest tokens that fit.
+
+        Raises ConfigError when no tokens spell `data`.
+        """
+        if not data:
+            return []
+        if self._encode is None:
+            return self._longest(data)
+        text = data.decode(errors="replace").rstrip("\ufffd")
+        ids = self._spell(text)
+        rest = data[sum(len(self.tokens[token_id]) for token_id in ids) :]
+        return ids + self._longest(rest) if rest else ids
+
+    def _spell(self, text: str) -> list[int]:
+        """The tokenizer's ids of `text`, or of the longest part of it that round-trips."""
+        assert self._encode is not None
+        data = text.encode()
+        ids = list(self._encode(text))
+        if self.decode(ids) == data:
+            return ids
+        # tokenizers in the style of sentencepiece write a space before the first word: put something else there
+        guard = list(self._encode("\x02"))
+        ids = list(self._encode("\x02" + text))
+        if ids[: len(guard)] == guard and self.decode(ids[len(guard) :]) == data:
+            return ids[len(guard) :]
+        return []
+
+    def _longest(self, data: bytes) -> list[int]:
+        ids: list[int] = []
+        position = 0
+        while position < len(data):
+            found = self.trie.longest_prefix(data, position)
+            if found is None:
+                raise ConfigError(
+                    f"no token of the vocabulary spells byte {data[position]:#04x}; "
+                    "use a tokenizer with byte fallback or a constraint within its alphabet"
+                )
+            ids.append(found)
+            position += len(self.tokens[found])
+        return ids
