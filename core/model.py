@@ -1,0 +1,270 @@
+"""Any Hugging Face decoder as the runtime needs it: loaded, described, qualified."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.paged import PagedRunner
+from graftlm.core.qualify import AttentionFactory, discover, qualify
+from graftlm.core.tokenizer import Tokenizer
+from graftlm.kernels.attention import LayerSpec
+from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.torch_attention import TorchAttention
+
+__all__ = ["KVStore", "LayerKV", "LoadedModel", "PagedRunner", "load_model"]
+
+Lane = Literal["paged", "serial"]
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+_UNLIMITED = 32_768
+"""Context in tokens of a model that names none, such as a recurrent one."""
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A model on its device, and everything about it that the runtime must know.
+
+    kv_layout        K and V of one token in each attention layer; empty in the serial lane
+    bytes_per_token  of KV; an estimate in the serial lane
+    vocab_size       of the logits, which may be more than the tokenizer knows
+    eos_token_ids    every id that ends an answer
+    lane             "paged": ragged batches over the KV store; "serial": one sequence at a time over the model's
+                     own cache, because of `lane_reason`
+    fingerprint      equal for equal weights; part of cache keys
+    """
+
+    model: nn.Module
+    hf_config: Any
+    tokenizer: Tokenizer
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    fingerprint: str
+    name: str
+    layers: tuple[LayerSpec, ...] = ()
+    layer_of: dict[nn.Module, int] = field(default_factory=dict, repr=False)
+    lane: Lane = "serial"
+    lane_reason: str | None = None
+
+    @property
+    def text_config(self) -> Any:
+        return text_config(self.hf_config)
+
+    @property
+    def kv_layout(self) -> tuple[LayerKV, ...]:
+        return tuple(LayerKV(s.num_kv_heads, s.k_dim, s.v_dim) for s in self.layers)
+
+    @property
+    def bytes_per_token(self) -> int:
+        if self.layers:
+            return sum(layer.num_bytes(self.dtype) for layer in self.kv_layout)
+        config = self.text_config
+        width = getattr(config, "hidden_size", 1024)
+        return int(getattr(config, "num_hidden_layers", 1)) * 2 * int(width) * self.dtype.itemsize
+
+
+def load_model(
+    model: str | os.PathLike[str] | nn.Module,
+    config: EngineConfig | None = None,
+    tokenizer: Any = None,
+    *,
+    attention_factory: AttentionFactory = TorchAttention,
+) -> LoadedModel:
+    """Load a decoder and decide its lane.
+
+    model      a Hugging Face id, a local folder (no network call is made), "sprout" for the embedded model, or a
+               loaded transformers model; the latter's weights are used in place and its own attention stays usable.
+    tokenizer  a Hugging Face tokenizer or a Tokenizer; None loads the one beside the model.
+
+    Raises ModelError if the model or its tokenizer cannot be found, read or run, ConfigError for options that
+    contradict it. A model that fails qualification gets the serial lane and one warning.
+    """
+    config = config or EngineConfig()
+    device = choose_device(config.device)
+    if isinstance(model, nn.Module):
+        hf_model, source = model, getattr(getattr(model, "config", None), "_name_or_path", "") or ""
+        if config.dtype != "auto" or config.strict:
+            hf_model = hf_model.to(choose_dtype(config, device))
+        name = source or type(model).__name__
+    else:
+        source = resolve(model)
+        name = os.fspath(model)
+        hf_model = _read_weights(source, config, device)
+    hf_model = hf_model.to(device).eval()
+    wrapped = _tokenizer(tokenizer, source, config)
+    generation = getattr(hf_model, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    eos_ids = [eos] if isinstance(eos, int) else list(eos or ())
+    loaded = LoadedModel(
+        model=hf_model,
+        hf_config=hf_model.config,
+        tokenizer=wrapped,
+        device=device,
+        dtype=_dtype_of(hf_model),
+        max_model_len=_context(hf_model.config, config),
+        vocab_size=_vocab_size(hf_model),
+        eos_token_ids=tuple(dict.fromkeys([*wrapped.eos_token_ids, *map(int, eos_ids)])),
+        fingerprint=_fingerprint(hf_model),
+        name=name,
+    )
+    wrapped.eos_token_ids = loaded.eos_token_ids
+    _choose_lane(loaded, attention_factory)
+    return loaded
+
+
+def _choose_lane(loaded: LoadedModel, attention_factory: AttentionFactory) -> None:
+    try:
+        found = discover(loaded.model, loaded.device)
+    except Exception as failure:
+        loaded.lane_reason = f"its attention cannot be taken over: {type(failure).__name__}: {str(failure)[:200]}"
+    else:
+        loaded.layers, loaded.layer_of = found.layers, found.layer_of
+        loaded.lane_reason = qualify(loaded, attention_factory)
+    if loaded.lane_reason is None:
+        loaded.lane = "paged"
+        return
+    loaded.layers, loaded.layer_of = (), {}
+    warnings.warn(
+        f"{loaded.name} runs in the serial lane, one sequence at a time: {loaded.lane_reason}", stacklevel=3
+    )
+
+
+def text_config(config: Any) -> Any:
+    """The part of a configuration that describes the decoder."""
+    get = getattr(config, "get_text_config", None)
+    return get(decoder=True) if get is not None else config
+
+
+def choose_device(name: str) -> torch.device:
+    """The device an option names; "auto" takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}; use 'auto', 'cpu', 'cuda' or 'cuda:N'") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {name!r}, but torch sees no GPU here; use device='cpu'")
+    return device
+
+
+def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | Literal["auto"]:
+    """The dtype weights are loaded in; "auto" is the checkpoint's own.
+
+    Strict mode on a CPU computes in float32 whatever the checkpoint's dtype: results of a matrix product in
+    bfloat16 depend on the batch it is part of. The price is twice the memory and the bandwidth.
+    """
+    if config.strict and device.type == "cpu":
+        return torch.float32
+    if config.dtype == "auto":
+        return "auto"
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
+
+
+def resolve(model: str | os.PathLike[str]) -> str:
+    """The folder or Hugging Face id that a model name stands for."""
+    name = os.fspath(model)
+    if name == "sprout":
+        from graftlm.core.embedded import sprout_path
+
+        return os.fspath(sprout_path())
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{name!r} is a folder without config.json; give a folder that save_pretrained wrote")
+        return os.fspath(path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
+        raise ModelError(f"there is no model folder {name!r}; give a folder, a Hugging Face id or 'sprout'")
+    return name
+
+
+def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    local = os.path.isdir(source)
+    options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": local}
+    if config.quantization is not None:
+        from graftlm.core.quantization import quantization_config
+
+        options["quantization_config"] = quantization_config(config.quantization)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
+        )
+    except Exception as error:
+        where = "folder" if local else "Hugging Face id"
+        raise ModelError(
+            f"no model could be loaded from the {where} {source!r}: {type(error).__name__}: {str(error)[:500]}"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{source!r} lacks {len(missing)} weights, {missing[0]!r} first; its files are incomplete or of another "
+            "architecture than its config.json says"
+        )
+    loaded: nn.Module = model
+    if device.type == "cpu" and config.dtype == "auto" and _dtype_of(loaded) is torch.float16:
+        loaded = loaded.float()  # half precision has no fast matrix product on CPUs
+    return loaded
+
+
+def _tokenizer(given: Any, source: str, config: EngineConfig) -> Tokenizer:
+    if isinstance(given, Tokenizer):
+        return given
+    if given is not None:
+        return Tokenizer.from_hf(given)
+    if not source:
+        raise ModelError("a loaded model was given without its tokenizer; pass tokenizer=")
+    return Tokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    """The dtype the model computes in."""
+    own = getattr(model, "dtype", None)
+    if isinstance(own, torch.dtype) and own.is_floating_point:
+        return own
+    return next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
+
+
+def _vocab_size(model: nn.Module) -> int:
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    rows = getattr(head, "out_features", None) or getattr(getattr(head, "weight", None), "shape", (None,))[0]
+    return int(rows or text_config(model.config).vocab_size)
+
+
+def _context(hf_config: Any, config: EngineConfig) -> int:
+    described = text_config(hf_config)
+    limits = [v for n in _CONTEXT_NAMES if isinstance(v := getattr(described, n, None), int) and v > 0]
+    limit = limits[0] if limits else None
+    wanted = config.max_model_len
+    if wanted is None:
+        return limit or _UNLIMITED
+    if limit is not None and wanted > limit:
+        raise ConfigError(f"max_model_len is {wanted:,}, the model's context is {limit:,}; lower it or leave it out")
+    return wanted
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A digest of the configuration and of a sample of every weight."""
+    digest = hashlib.blake2b(digest_size=16)
+    to_dict = getattr(model.config, "to_dict", dict)
+    digest.update(json.dumps(to_dict(), sort_keys=True, default=str).encode())
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().reshape(-1)
+        sample = flat[:: max(flat.numel() // 16, 1)][:16]
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        digest.update(sample.to("cpu", torch.float64).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,162 @@
+"""The paged lane: a Hugging Face model run ragged over the KV store.
+
+All tokens of all rows are one sequence of shape [1, num_tokens] with their own positions. The model calls the
+attention function that is registered here, which finds the step at hand in the keyword `graft_step` that travels
+with the model call, and hands queries, keys and values to an attention kernel.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from graftlm.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from graftlm.core.model import LoadedModel
+    from graftlm.core.plan import StepPlan
+    from graftlm.kernels.attention import Attention
+
+IMPLEMENTATION = "graftlm"
+_HARMLESS = frozenset({"position_ids", "use_cache", "dropout", "cache_position"})
+"""Keywords that an attention function is handed and that change nothing here: a model in evaluation has no dropout."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of a model's attention. q, k [1, heads, num_tokens, k_dim], v [1, num_kv_heads, num_tokens, v_dim]."""
+
+    module: nn.Module
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+Step = Callable[[AttentionCall], torch.Tensor]
+"""Answers a call with [num_tokens, num_heads, v_dim]."""
+
+
+def attention_function(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    graft_step: Step,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """What AttentionInterface calls in every layer. An argument that would be ignored is an error instead."""
+    for name, value_given in others.items():
+        if name not in _HARMLESS and value_given is not None and value_given is not False:
+            raise ModelError(f"{type(module).__name__} passes {name!r} to its attention, which is not supported here")
+    if attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} passes an attention mask of its own, which is not supported here")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise ModelError(f"{type(module).__name__} attends in both directions, which is not supported here")
+    out = graft_step(
+        AttentionCall(
+            module,
+            query,
+            key,
+            value,
+            scaling if scaling is not None else query.shape[-1] ** -0.5,
+            sliding_window,
+            softcap,
+            s_aux,
+        )
+    )
+    return out[None], None
+
+
+# No mask function goes with it: transformers then builds no mask at all.
+AttentionInterface.register(IMPLEMENTATION, attention_function)
+
+
+class AttentionSwitch:
+    """Puts a model on our attention for the time of a call and back on its own.
+
+    Outside of our calls the model is as it was: `model.generate` of a model that its user handed over still works.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        before = [config._attn_implementation_internal for config in self._configs]
+        for config in self._configs:
+            config._attn_implementation_internal = IMPLEMENTATION
+        try:
+            yield
+        finally:
+            for config, implementation in zip(self._configs, before, strict=True):
+                config._attn_implementation_internal = implementation
+
+
+def accepts_logits_to_keep(model: nn.Module) -> bool:
+    """Whether the model can be told which tokens' logits are wanted."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+class PagedRunner:
+    """One forward of a loaded model over the KV store."""
+
+    def __init__(self, loaded: LoadedModel, attention: Attention) -> None:
+        self.loaded = loaded
+        self.attention = attention
+        self._model = loaded.model
+        self._layer_of = loaded.layer_of
+        self._switch = AttentionSwitch(loaded.model)
+        self._keeps = accepts_logits_to_keep(loaded.model)
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Compute the step: stores the KV of all its tokens.
+
+        -> logits [num_logits, vocab_size] of `plan.logits_rows`, dtype of the model's head.
+        """
+        device = self.loaded.device
+        attention, layer_of = self.attention, self._layer_of
+
+        def step(call: AttentionCall) -> torch.Tensor:
+            return attention.forward(
+                layer_of[call.module],
+                call.q[0].transpose(0, 1),
+                call.k[0].transpose(0, 1),
+                call.v[0].transpose(0, 1),
+                plan,
+                scale=call.scale,
+                window=call.window,
+                softcap=call.softcap,
+                sinks=call.sinks,
+            )
+
+        rows = plan.logits_rows.to(device)
+        keep = {"logits_to_keep": rows} if self._keeps else {}
+        with torch.inference_mode(), self._switch():
+            attention.prepare(plan)
+            logits: torch.Tensor = self._model(
+                input_ids=plan.input_ids.to(device)[None],
+                position_ids=plan.positions.to(device)[None],
+                use_cache=False,
+                graft_step=step,
+                **keep,
+            ).logits[0]
+            return logits if self._keeps else logits.index_select(0, rows)

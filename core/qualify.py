@@ -1,0 +1,157 @@
+"""May a model run in the paged lane? Decided once per load, by comparing it with itself.
+
+A support flag says too little: models with recurrent state beside their attention carry it and answer wrongly. So
+two random sequences of different lengths run through the model's own forward, and ragged, in pieces, through the
+KV store and the attention kernel; the logits must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from graftlm.core.errors import ModelError
+from graftlm.core.pages import Extent
+from graftlm.core.paged import AttentionCall, AttentionSwitch, PagedRunner
+from graftlm.core.plan import PlanRow, StepPlan
+from graftlm.core.request import Request, Sequence
+from graftlm.kernels.attention import Attention, LayerSpec
+from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.torch_attention import attend
+
+if TYPE_CHECKING:
+    from graftlm.core.model import LoadedModel
+
+LENGTHS = (21, 13)
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+"""Relative error of the logits. Wrong attention is off by more than 0.3; float32 agrees to 1e-6."""
+
+AttentionFactory = Callable[[KVStore], Attention]
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The attention layers of a model, in the order in which it calls them."""
+
+    layer_of: dict[nn.Module, int]
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def layout(self) -> tuple[LayerKV, ...]:
+        return tuple(LayerKV(s.num_kv_heads, s.k_dim, s.v_dim) for s in self.layers)
+
+
+def discover(model: nn.Module, device: torch.device) -> Discovery:
+    """Run two tokens and note every attention layer. Raises what the model raises, and ModelError."""
+    layer_of: dict[nn.Module, int] = {}
+    layers: list[LayerSpec] = []
+
+    def step(call: AttentionCall) -> torch.Tensor:
+        if call.module in layer_of:
+            raise ModelError(f"{type(call.module).__name__} attends twice in one forward")
+        layer_of[call.module] = len(layers)
+        num_heads, num_kv_heads = call.q.shape[1], call.k.shape[1]
+        layers.append(
+            LayerSpec(
+                num_heads,
+                num_kv_heads,
+                call.k.shape[-1],
+                call.v.shape[-1],
+                call.window,
+                call.softcap,
+                call.sinks is not None,
+            )
+        )
+        group = num_heads // num_kv_heads
+        k, v = call.k.repeat_interleave(group, 1), call.v.repeat_interleave(group, 1)
+        return attend(call.q, k, v, scale=call.scale, causal=True, softcap=call.softcap).out[0].transpose(0, 1)
+
+    ids = torch.tensor([[1, 2]], device=device)
+    with torch.inference_mode(), AttentionSwitch(model)():
+        model(input_ids=ids, position_ids=torch.arange(2, device=device)[None], use_cache=False, graft_step=step)
+    return Discovery(layer_of, tuple(layers))
+
+
+def qualify(loaded: LoadedModel, attention_factory: AttentionFactory) -> str | None:
+    """Why this model cannot run in the paged lane; None if it can.
+
+    Prefill, a second chunk, a decode step and a mixed batch are all covered: two steps of two rows each.
+    """
+    for layer, spec in enumerate(loaded.layers):
+        reason = attention_factory(KVStore((), 0, loaded.dtype, loaded.device)).supports(spec)
+        if reason is not None:
+            return f"layer {layer}: {reason}"
+    expected = getattr(loaded.text_config, "num_hidden_layers", len(loaded.layers))
+    if len(loaded.layers) != expected:
+        return f"{len(loaded.layers)} of its {expected} layers attend through the attention interface"
+    try:
+        error = _relative_error(loaded, attention_factory)
+    except Exception as failure:
+        return f"a ragged batch fails: {type(failure).__name__}: {str(failure)[:200]}"
+    limit = TOLERANCE.get(loaded.dtype, 6e-2)
+    if not error < limit:
+        return f"a ragged batch differs from the model's own forward by {error:.1e} (limit {limit:.0e})"
+    return None
+
+
+def _relative_error(loaded: LoadedModel, attention_factory: AttentionFactory) -> float:
+    generator = np.random.default_rng(0)
+    high = max(min(loaded.vocab_size, 30_000), 2)
+    long, short = (generator.integers(0, high, n).tolist() for n in LENGTHS)
+    with torch.inference_mode():
+        own: list[torch.Tensor] = [_plain(loaded, long), _plain(loaded, short)]
+    store = KVStore(loaded.kv_layout, sum(LENGTHS), loaded.dtype, loaded.device)
+    runner = PagedRunner(loaded, attention_factory(store))
+    # The long one lies in one range of slots, the short one around it in two.
+    places = ([Extent(5, 5 + len(long))], [Extent(0, 5), Extent(5 + len(long), len(long) + len(short))])
+    first = runner.forward(_plan([long, short], places, [(0, len(long) - 1), (0, 6)]))
+    second = runner.forward(_plan([long, short], places, [(len(long) - 1, len(long)), (6, len(short))]))
+    cut = len(long) - 1
+    ragged = torch.cat([first[:cut], second[:1], first[cut:], second[1:]]).float()
+    reference = torch.cat(own).float()
+    return float((ragged - reference).norm() / reference.norm())
+
+
+def _plain(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
+    """Logits [len(tokens), vocab_size] of the model's own forward."""
+    output: Any = loaded.model(input_ids=torch.tensor([tokens], device=loaded.device), use_cache=False)
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
+def _plan(
+    sequences: list[list[int]], places: tuple[list[Extent], ...], pieces: list[tuple[int, int]]
+) -> StepPlan:
+    """A step that computes tokens [first, last) of each sequence and wants all their logits."""
+    rows: list[PlanRow] = []
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    for tokens, place, (first, last) in zip(sequences, places, pieces, strict=True):
+        all_slots = [slot for extent in place for slot in range(extent.start, extent.stop)]
+        sequence = Sequence(Request(tokens), np.array(tokens, dtype=np.int32))
+        extents = tuple(Extent(s, s + 1) for s in all_slots[:last])
+        rows.append(PlanRow(sequence, len(ids), last - first, first, _joined(extents)))
+        ids += tokens[first:last]
+        positions += range(first, last)
+        slots += all_slots[first:last]
+    return StepPlan(
+        rows=tuple(rows),
+        input_ids=torch.tensor(ids),
+        positions=torch.tensor(positions),
+        out_slots=torch.tensor(slots),
+        logits_rows=torch.arange(len(ids)),
+        num_logits_per_row=tuple(row.num_new for row in rows),
+        kind="mixed",
+    )
+
+
+def _joined(extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
+    from graftlm.core.pages import coalesce
+
+    return tuple(coalesce(extents))

@@ -1,0 +1,119 @@
+"""What an attention kernel is given and what it answers.
+
+A step arrives as a plan: the rows of the batch, each with its new tokens and the slots of all its tokens. This
+package knows the plan by the protocols below and imports nothing of the runtime above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class SlotRange(Protocol):
+    """Slots start, start + 1, ..., stop - 1."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+class Row(Protocol):
+    """One sequence: tokens [past, past + num_new) of it are the step's queries [start, start + num_new).
+
+    `extents` hold tokens [0, past + num_new), in order.
+    """
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def num_new(self) -> int: ...
+    @property
+    def past(self) -> int: ...
+    @property
+    def extents(self) -> Sequence[SlotRange]: ...
+
+
+class Shared(Protocol):
+    """The first `length` tokens of `rows` (indices into the plan's rows) lie in the same `extents`."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def extents(self) -> Sequence[SlotRange]: ...
+    @property
+    def rows(self) -> Sequence[int]: ...
+
+
+class Plan(Protocol):
+    """One step. `out_slots` int64 [num_tokens]: where each new token's K and V go."""
+
+    @property
+    def rows(self) -> Sequence[Row]: ...
+    @property
+    def out_slots(self) -> torch.Tensor: ...
+    @property
+    def shared(self) -> Sequence[Shared]: ...
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What one attention layer of a model asks for.
+
+    window   a token sees itself and the `window - 1` tokens before it; None sees all.
+    softcap  scores become softcap * tanh(scores / softcap); None leaves them.
+    sinks    one more logit per head takes part in the softmax and adds nothing to the output.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+
+class Attention(Protocol):
+    """Causal attention over the KV store, for a ragged batch.
+
+    `prepare` is called once per step, `forward` once per layer of it.
+    """
+
+    graph_safe: bool
+    """Whether `forward` may be captured in a CUDA graph and replayed with a later plan."""
+
+    def supports(self, layer: LayerSpec) -> str | None:
+        """Why this kernel cannot run `layer`; None if it can."""
+        ...
+
+    def prepare(self, plan: Plan) -> None:
+        """Lay out what all layers of the step share."""
+        ...
+
+    def forward(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: Plan,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Store `k` and `v` at the plan's slots, then attend each row's queries to all of its tokens.
+
+        q      [num_tokens, num_heads, k_dim]
+        k      [num_tokens, num_kv_heads, k_dim]
+        v      [num_tokens, num_kv_heads, v_dim]
+        sinks  [num_heads]
+        -> [num_tokens, num_heads, v_dim], dtype of q. Softmax in float32.
+        """
+        ...

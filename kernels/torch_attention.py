@@ -1,0 +1,357 @@
+"""Attention on a CPU: flash over views of the KV store, partial results merged by log-sum-exp.
+
+Nothing is padded and no K or V is repeated for grouped queries: the heads of a group become further queries of
+their KV head. A sequence's tokens lie in a few extents of the store; each extent is read in place through a view
+and gives a partial result, and exp(lse)-weighted sums of partial results are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from graftlm.kernels.attention import LayerSpec, Plan, Row, SlotRange
+from graftlm.kernels.kv_store import KVStore
+
+Span = tuple[int, int]
+"""Slots first, ..., last - 1."""
+
+_flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_QUERY_BLOCK = 512
+"""Queries of a windowed chunk that are attended at once; bounds the mask."""
+
+
+class Partial(NamedTuple):
+    """Attention over some of the keys. out [..., v_dim], lse float32 [...]: log of the sum of exp(scores)."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    mask: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> Partial:
+    """Attend q [B, H, M, Dk] to k [B, H, N, Dk] and v [B, H, N, Dv]; any strides, stride 0 too.
+
+    causal  query i sees keys 0..i (M == N).
+    mask    bool [M, N], True where a query sees a key; each query sees one at least.
+    -> out [B, H, M, Dv] as q, lse [B, H, M].
+    """
+    if _flash is not None and softcap is None and k.shape[-1] == v.shape[-1]:
+        bias = None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+        return Partial(*_flash(q, k, v, 0.0, causal, attn_mask=bias, scale=scale))
+    scores = (q.float() @ k.float().transpose(-1, -2)).mul_(scale)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril_()
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, float("-inf"))
+    lse = scores.logsumexp(-1)
+    return Partial((scores.sub_(lse[..., None]).exp_() @ v.float()).to(q.dtype), lse)
+
+
+def merge(a: Partial, b: Partial) -> Partial:
+    """Join the partial results of disjoint sets of keys, in float32."""
+    lse = torch.logaddexp(a.lse, b.lse)
+    out = a.out.float() * (a.lse - lse).exp_()[..., None]
+    return Partial(out.addcmul_(b.out.float(), (b.lse - lse).exp_()[..., None]), lse)
+
+
+def spans_of(extents: Sequence[SlotRange], first: int, last: int) -> list[Span]:
+    """Where tokens [first, last) of a sequence lie."""
+    spans: list[Span] = []
+    offset = 0
+    for extent in extents:
+        start, stop = extent.start, extent.stop
+        low, high = max(first - offset, 0), min(last - offset, stop - start)
+        if low < high:
+            spans.append((start + low, start + high))
+        offset += stop - start
+    return spans
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The j-th span of every decode row that has one. `index` into the decode rows; None: all of them, in order."""
+
+    spans: list[Span]
+    index: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Queries that share `spans`, to be read once for all of them. `index` into the step's queries."""
+
+    spans: list[Span]
+    index: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A plan as one kind of layer sees it: without a window, or with a window of one size.
+
+    decode  where the queries of the rows with one new token are; None if every query is such a one.
+    levels  their spans, without those of `groups`.
+    chunks  rows of several new tokens, and how many of their tokens a group already covers.
+    """
+
+    decode: torch.Tensor | None
+    levels: list[_Level]
+    chunks: list[tuple[Row, int]]
+    groups: list[_Group]
+
+
+class TorchAttention:
+    """The attention kernel for CPUs, and the definition that other kernels are compared with."""
+
+    graph_safe = False
+
+    def __init__(self, store: KVStore) -> None:
+        self.store = store
+        self._plan: Plan | None = None
+        self._work: dict[int | None, _Work] = {}
+
+    def supports(self, layer: LayerSpec) -> str | None:
+        if layer.num_heads % layer.num_kv_heads:
+            return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
+        return None
+
+    def prepare(self, plan: Plan) -> None:
+        self._plan = plan
+        self._work = {}
+
+    def forward(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: Plan,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if plan is not self._plan:
+            self.prepare(plan)
+        work = self._work.get(window)
+        if work is None:
+            work = self._work[window] = lay_out(plan, window)
+        k_store, v_store = self.store.k[layer], self.store.v[layer]
+        k_store.index_copy_(0, plan.out_slots, k)
+        v_store.index_copy_(0, plan.out_slots, v)
+        return _LayerPass(k_store, v_store, scale, window, softcap).run(q, k, v, work, sinks)
+
+
+@dataclass(frozen=True)
+class _LayerPass:
+    """One layer of one step."""
+
+    k_store: torch.Tensor
+    v_store: torch.Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: _Work, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attend all queries. Shapes as in Attention.forward."""
+        num_tokens, num_heads, _ = q.shape
+        v_dim = v.shape[-1]
+        if work.decode is None:
+            result = self.decode(q, work.levels)
+        else:
+            out_dtype = torch.float32 if work.groups or sinks is not None else q.dtype
+            result = Partial(
+                torch.empty(num_tokens, num_heads, v_dim, dtype=out_dtype, device=q.device),
+                torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device),
+            )
+            if work.levels:
+                part = self.decode(q.index_select(0, work.decode), work.levels)
+                result.out[work.decode] = part.out.to(out_dtype)
+                result.lse[work.decode] = part.lse
+            for row, covered in work.chunks:
+                here = slice(row.start, row.start + row.num_new)
+                part = self.chunk(q[here], k[here], v[here], row, covered)
+                result.out[here] = part.out
+                result.lse[here] = part.lse
+        for group in work.groups:
+            result = self.add_group(result, q, group)
+        out, lse = result
+        if sinks is not None:
+            # exp(lse) / (exp(lse) + exp(sink)): the share of the softmax that is left for the tokens
+            out = out.float() * torch.sigmoid(lse - sinks.float())[..., None]
+        return out.to(q.dtype)
+
+    def decode(self, q: torch.Tensor, levels: list[_Level]) -> Partial:
+        """One query per row. q [n, Hq, Dk] -> out [n, Hq, Dv], lse [n, Hq]."""
+        result: Partial | None = None
+        for level in levels:
+            index = level.index
+            part = self.read_each(q if index is None else q.index_select(0, index), level.spans)
+            if result is None:
+                result = part
+            elif index is None:
+                result = merge(result, part)
+            else:
+                chosen = Partial(result.out.index_select(0, index), result.lse.index_select(0, index))
+                merged = merge(chosen, part)
+                result = Partial(result.out.float().index_copy(0, index, merged.out), result.lse)
+                result.lse.index_copy_(0, index, merged.lse)
+        assert result is not None
+        return result
+
+    def read_each(self, q: torch.Tensor, spans: list[Span]) -> Partial:
+        """Query i attends to span i. q [n, Hq, Dk] -> out [n, Hq, Dv], lse [n, Hq]."""
+        num_rows, num_heads, k_dim = q.shape
+        num_kv_heads = self.k_store.shape[1]
+        grouped = q.reshape(num_rows, 1, num_kv_heads, num_heads // num_kv_heads, k_dim)
+        parts = [self.read(query, span) for query, span in zip(grouped.unbind(0), spans, strict=True)]
+        if num_rows == 1:
+            out, lse = parts[0]
+        else:
+            out, lse = torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts])
+        return Partial(out.reshape(num_rows, num_heads, -1), lse.reshape(num_rows, num_heads))
+
+    def read(self, q: torch.Tensor, span: Span) -> Partial:
+        """All queries see all of the span. q [1, Hkv, M, Dk] -> out [1, Hkv, M, Dv], lse [1, Hkv, M]."""
+        k, v = self.views(span)
+        if _flash is not None and self.softcap is None and k.shape[-1] == v.shape[-1]:
+            return Partial(*_flash(q, k, v, 0.0, False, scale=self.scale))
+        return attend(q, k, v, scale=self.scale, softcap=self.softcap)
+
+    def views(self, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the span in place: [1, Hkv, N, D]."""
+        first, last = span
+        k, v = self.k_store, self.v_store
+        num_kv_heads, k_dim = k.shape[1:]
+        v_dim = v.shape[2]
+        return (
+            k.as_strided((1, num_kv_heads, last - first, k_dim), (0, k_dim, k.stride(0), 1), first * k.stride(0)),
+            v.as_strided((1, num_kv_heads, last - first, v_dim), (0, v_dim, v.stride(0), 1), first * v.stride(0)),
+        )
+
+    def chunk(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: Row, covered: int) -> Partial:
+        """Several new tokens of one row, without its first `covered` tokens. q [n, Hq, Dk] -> [n, Hq, Dv], [n, Hq]."""
+        num_new, num_heads, k_dim = q.shape
+        num_kv_heads = k.shape[1]
+        group = num_heads // num_kv_heads
+        if self.window is not None and row.past + num_new > self.window:
+            return self.windowed_chunk(q, row, self.window)
+        heads = q.view(num_new, num_kv_heads, group, k_dim).permute(1, 2, 0, 3)  # [Hkv, G, n, Dk]
+        result = attend(
+            heads,
+            k.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, k_dim),
+            v.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, v.shape[-1]),
+            scale=self.scale,
+            causal=True,
+            softcap=self.softcap,
+        )
+        spans = spans_of(row.extents, covered, row.past)
+        folded = heads.reshape(1, num_kv_heads, group * num_new, k_dim) if spans else heads
+        for span in spans:
+            out, lse = self.read(folded, span)
+            result = merge(result, Partial(out.reshape(result.out.shape), lse.reshape(result.lse.shape)))
+        return Partial(
+            result.out.permute(2, 0, 1, 3).reshape(num_new, num_heads, -1),
+            result.lse.permute(2, 0, 1).reshape(num_new, num_heads),
+        )
+
+    def windowed_chunk(self, q: torch.Tensor, row: Row, window: int) -> Partial:
+        """Several new tokens of one row, the last of which no longer see its first tokens."""
+        num_new, num_heads, k_dim = q.shape
+        num_kv_heads = self.k_store.shape[1]
+        group = num_heads // num_kv_heads
+        parts: list[Partial] = []
+        for low in range(0, num_new, _QUERY_BLOCK):
+            high = min(low + _QUERY_BLOCK, num_new)
+            first, last = max(row.past + low - window + 1, 0), row.past + high
+            views = [self.views(span) for span in spans_of(row.extents, first, last)]
+            k, v = views[0] if len(views) == 1 else (torch.cat([x[i] for x in views], 2) for i in (0, 1))
+            position = torch.arange(row.past + low, last, device=q.device)[:, None]
+            token = torch.arange(first, last, device=q.device)
+            seen = (token <= position) & (token > position - window)
+            out, lse = attend(
+                q[low:high].view(high - low, num_kv_heads, group, k_dim).permute(1, 2, 0, 3),
+                k[0][:, None].expand(num_kv_heads, group, last - first, k_dim),
+                v[0][:, None].expand(num_kv_heads, group, last - first, v.shape[-1]),
+                scale=self.scale,
+                mask=seen,
+                softcap=self.softcap,
+            )
+            parts.append(
+                Partial(
+                    out.permute(2, 0, 1, 3).reshape(high - low, num_heads, -1),
+                    lse.permute(2, 0, 1).reshape(high - low, num_heads),
+                )
+            )
+        return Partial(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts]))
+
+    def add_group(self, result: Partial, q: torch.Tensor, group: _Group) -> Partial:
+        """Let the group's queries see the tokens they share, read once for all of them."""
+        num_heads, k_dim = q.shape[1:]
+        num_kv_heads = self.k_store.shape[1]
+        chosen = q.index_select(0, group.index)
+        num_queries, per_kv = chosen.shape[0], num_heads // num_kv_heads
+        folded = chosen.view(num_queries, num_kv_heads, per_kv, k_dim).permute(1, 0, 2, 3)
+        folded = folded.reshape(1, num_kv_heads, num_queries * per_kv, k_dim)
+        part: Partial | None = None
+        for span in group.spans:
+            read = self.read(folded, span)
+            part = read if part is None else merge(part, read)
+        assert part is not None
+        shape = (num_kv_heads, num_queries, per_kv)
+        shared = Partial(
+            part.out.view(*shape, -1).transpose(0, 1).reshape(num_queries, num_heads, -1),
+            part.lse.view(*shape).transpose(0, 1).reshape(num_queries, num_heads),
+        )
+        if num_queries == q.shape[0]:
+            return merge(result, shared)
+        own = Partial(result.out.index_select(0, group.index), result.lse.index_select(0, group.index))
+        merged = merge(own, shared)
+        return Partial(
+            result.out.float().index_copy(0, group.index, merged.out),
+            result.lse.index_copy(0, group.index, merged.lse),
+        )
+
+
+def lay_out(plan: Plan, window: int | None) -> _Work:
+    """Sort a step's rows into decode rows, chunks and groups for layers with this window."""
+    rows = plan.rows
+    covered = [0] * len(rows)
+    groups: list[_Group] = []
+    for shared in plan.shared:
+        if window is not None and max(rows[i].past + rows[i].num_new for i in shared.rows) > window:
+            continue  # these rows no longer see all of it: each reads what it sees by itself
+        for i in shared.rows:
+            covered[i] = shared.length
+        queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].start + rows[i].num_new)]
+        spans = spans_of(shared.extents, 0, shared.length)
+        groups.append(_Group(spans, torch.tensor(queries, device=plan.out_slots.device)))
+    singles = [(row, c) for row, c in zip(rows, covered, strict=True) if row.num_new == 1]
+    chunks = [(row, c) for row, c in zip(rows, covered, strict=True) if row.num_new > 1]
+    spans_of_rows = [
+        spans_of(row.extents, c if window is None else max(c, row.past + 1 - window), row.past + 1)
+        for row, c in singles
+    ]
+    levels: list[_Level] = []
+    for depth in range(max(map(len, spans_of_rows), default=0)):
+        having = [i for i, spans in enumerate(spans_of_rows) if len(spans) > depth]
+        whole = len(having) == len(singles)
+        index = None if whole else torch.tensor(having, device=plan.out_slots.device)
+        levels.append(_Level([spans_of_rows[i][depth] for i in having], index))
+    starts = torch.tensor([row.start for row, _ in singles], device=plan.out_slots.device)
+    return _Work(starts if chunks else None, levels, chunks, groups)
