@@ -6,6 +6,10 @@
     Concat(items)               one after the other
     Alternation(items)          any one of them; no items: no text at all
     Repeat(item, min, max)      min to max times; max None: without end
+    Intersection(items)         texts that all of them match
+    Difference(item, minus)     texts that `item` matches and `minus` does not
+    Automaton(rows, accepting)  a byte automaton, as products of the two above become one
+    Rule(name)                  a rule of a context-free grammar: such a node is not regular, and no automaton holds it
 
 Nodes may be shared: a schema that uses one definition in twenty places holds it once. Counted repeats need no care:
 the automaton keeps a counter beside its states where unrolling would cost many of them (`graftlm.core.grammar.nfa`).
@@ -65,7 +69,39 @@ class Repeat:
     max: int | None
 
 
-Node: TypeAlias = Empty | Literal | CharSet | Concat | Alternation | Repeat
+@dataclass(frozen=True, slots=True)
+class Intersection:
+    """Texts that every item matches; at least two. `graftlm.core.grammar.product` turns it into an Automaton."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Texts that `item` matches and `minus` does not. `graftlm.core.grammar.product` turns it into an Automaton."""
+
+    item: Node
+    minus: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Automaton:
+    """A byte automaton that starts in state 0: rows[state] are edges (low, high, target), inclusive and disjoint."""
+
+    rows: tuple[tuple[tuple[int, int, int], ...], ...]
+    accepting: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the rule `name` of a context-free grammar derives; never the empty text."""
+
+    name: str
+
+
+Node: TypeAlias = (
+    Empty | Literal | CharSet | Concat | Alternation | Repeat | Intersection | Difference | Automaton | Rule
+)
 
 EMPTY = Empty()
 NOTHING = Alternation(())
@@ -212,3 +248,11 @@ def nullable(node: Node) -> bool:
             return any(nullable(item) for item in items)
         case Repeat(item, minimum, _):
             return minimum == 0 or nullable(item)
+        case Intersection(items):
+            return all(nullable(item) for item in items)
+        case Difference(item, minus):
+            return nullable(item) and not nullable(minus)
+        case Automaton(_, accepting):
+            return 0 in accepting
+        case Rule():
+            return False

@@ -1,0 +1,214 @@
+"""What a text may be: the constraints a user writes, checked where they are built and hashable as cache keys."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from graftlm.core.errors import ConfigError, GrammarError
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.ast import Node
+
+Whitespace = Literal["compact", "single", "flexible"]
+OnUnsupported = Literal["error", "warn"]
+
+
+@dataclass(frozen=True)
+class Regex:
+    """Text that `pattern` matches as a whole, in the dialect of Python's `re`."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise GrammarError(f"a regex is text, not {type(self.pattern).__name__}; pass pattern.pattern or a string")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return ("regex", self.pattern)
+
+
+@dataclass(frozen=True, init=False)
+class Choices:
+    """Exactly one of `options`."""
+
+    options: tuple[str, ...]
+
+    def __init__(self, options: Iterable[str]) -> None:
+        if isinstance(options, str):
+            raise GrammarError(f"choices is the text {options!r}; pass a list of strings")
+        given = tuple(options)
+        for option in given:
+            if not isinstance(option, str):
+                raise GrammarError(f"a choice is text, not {type(option).__name__} ({option!r}); convert it with str()")
+        if not given:
+            raise GrammarError("choices is empty; give at least one option")
+        if len(set(given)) != len(given):
+            twice = next(option for option in given if given.count(option) > 1)
+            raise GrammarError(f"choice {twice!r} is given twice; options must differ")
+        object.__setattr__(self, "options", given)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return ("choices", json.dumps(self.options, ensure_ascii=False))
+
+
+@dataclass(frozen=True, init=False)
+class JsonSchema:
+    """JSON text of a value that `schema` admits.
+
+    schema   a schema as dict, bool or JSON text, a pydantic model class, or any type that pydantic
+             has a schema for (dataclass, TypedDict, `list[int]`).
+
+    The schema is copied when this is built. Two are equal when their JSON texts are: the order of
+    `properties` is part of the constraint.
+    """
+
+    text: str
+    schema: dict[str, Any] | bool = field(compare=False, repr=False)
+
+    def __init__(self, schema: Any) -> None:
+        text = _json_text(_as_schema(schema))
+        parsed = json.loads(text)
+        if not isinstance(parsed, (dict, bool)):
+            raise GrammarError(f"a JSON schema is an object or a boolean, not {text[:40]}", pointer="")
+        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "schema", parsed)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return ("json_schema", self.text)
+
+
+@dataclass(frozen=True)
+class Lark:
+    """Text of a context-free grammar, written in llguidance's dialect of Lark; the start rule is `start`."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise GrammarError("the Lark grammar is empty; define at least `start: ...`")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return ("lark", self.text)
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A regular language put together from the nodes of `graftlm.core.grammar.ast`."""
+
+    node: Node
+
+    @property
+    def key(self) -> tuple[str, Node]:
+        return ("composite", self.node)
+
+
+Spec = Regex | Choices | JsonSchema | Lark | Composite
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one constraint may cost before it is refused.
+
+    states    states of the automaton.
+    seconds   time to compile, wall clock.
+    depth     nesting of the schema or pattern.
+    size      characters of the schema, pattern or grammar.
+    """
+
+    states: int = 20_000
+    seconds: float = 5.0
+    depth: int = 64
+    size: int = 4_000_000
+
+    def __post_init__(self) -> None:
+        for name in ("states", "seconds", "depth", "size"):
+            value = getattr(self, name)
+            if not (value > 0 and (name == "seconds" or math.isfinite(value))):
+                raise ConfigError(f"limits.{name} is {value}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class Issue:
+    """One thing of a schema that the grammar does not keep: what was found, where, and what became of it."""
+
+    pointer: str
+    keyword: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.pointer or '/'}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a constraint is turned into a grammar.
+
+    strict          close objects that declare `properties` and do not say otherwise.
+    whitespace      between JSON tokens: "compact" none, "single" one space after "," and ":",
+                    "flexible" at most 20 blanks or line breaks anywhere JSON allows them.
+    on_unsupported  "error" raises for a keyword that cannot be kept; "warn" drops it and says so.
+    engine          the engine to use; None picks the fastest that keeps the constraint.
+    """
+
+    strict: bool = True
+    whitespace: Whitespace = "compact"
+    on_unsupported: OnUnsupported = "error"
+    limits: Limits = field(default_factory=Limits)
+    engine: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.whitespace not in get_args(Whitespace):
+            raise ConfigError(f"whitespace is {self.whitespace!r}; use 'compact', 'single' or 'flexible'")
+        if self.on_unsupported not in get_args(OnUnsupported):
+            raise ConfigError(f"on_unsupported is {self.on_unsupported!r}; use 'error' or 'warn'")
+
+
+def _as_schema(schema: Any) -> Any:
+    if isinstance(schema, str):
+        try:
+            return json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"the JSON schema is not JSON: {error}", pointer="") from error
+    if isinstance(schema, (dict, bool)):
+        return schema
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    try:
+        if isinstance(schema, TypeAdapter):
+            return schema.json_schema()
+        return TypeAdapter(schema).json_schema()
+    except PydanticUserError as error:
+        raise GrammarError(
+            f"{schema!r} has no JSON schema: {error}; pass a dict, a boolean or a pydantic class", pointer=""
+        ) from error
+
+
+def _json_text(schema: Any) -> str:
+    _check_keys(schema, "", 0)
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise GrammarError(f"the schema is not plain JSON: {error}", pointer="") from error
+
+
+def _check_keys(value: Any, pointer: str, depth: int) -> None:
+    # json.dumps would turn the key 1 into "1" and fail on deep nesting with a RecursionError
+    if depth > 500:
+        raise GrammarError(f"the schema nests deeper than 500 levels at {pointer[:60]}...", pointer=pointer)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise GrammarError(f"{pointer or '/'}: key {key!r} is not text; JSON keys are strings", pointer=pointer)
+            _check_keys(item, f"{pointer}/{key}", depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _check_keys(item, f"{pointer}/{i}", depth + 1)
