@@ -148,15 +148,14 @@ def byte_tokenizer(*, merges: Sequence[tuple[str, str]] = (), add_bos: bool = Fa
 
 
 def greedy_reference(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What `model.generate` answers greedily, one prompt alone, exactly `num_tokens` tokens."""
-    with torch.inference_mode():
-        output = model.generate(
-            torch.tensor([list(prompt)]),
-            max_new_tokens=num_tokens,
-            min_new_tokens=num_tokens,
-            do_sample=False,
-            pad_token_id=PAD,
-        )
+    """What `model.generate` answers greedily, one prompt alone, exactly `num_tokens` tokens, whatever they are."""
+    own = model.generation_config
+    model.generation_config = GenerationConfig(pad_token_id=PAD)  # knows no end of text: nothing stops or is masked
+    try:
+        with torch.inference_mode():
+            output = model.generate(torch.tensor([list(prompt)]), max_new_tokens=num_tokens, do_sample=False)
+    finally:
+        model.generation_config = own
     return [int(token) for token in output[0, len(prompt) :]]
 
 
