@@ -229,6 +229,8 @@ def _is_plain(row: SampleRow) -> bool:
 
 
 def _sample_plain(logits: torch.Tensor) -> list[list[Sampled] | GraftError]:
+    if logits.device.type == "cpu":
+        logits = logits.float()  # a CPU finds the largest of half floats many times slower
     columns = logits.argmax(dim=1, keepdim=True)
     finite = torch.isfinite(logits.gather(1, columns)).squeeze(1)
     tokens = columns.squeeze(1).tolist()
