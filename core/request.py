@@ -13,10 +13,15 @@ import numpy as np
 from graftlm.core.config import SamplingParams
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.messages import Message
+    from graftlm.core.metrics import PrefixMiss
     from graftlm.core.pages import Extent
     from graftlm.core.radix import Node
+    from graftlm.core.stop import StopMatcher
     from graftlm.core.tokenizer import Detokenizer
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
@@ -72,6 +77,11 @@ class Completion:
     """The stop string or token id that ended the text, if one did."""
     text_complete: bool = True
     """False when `max_tokens` cut the text inside its constraint."""
+    miss: PrefixMiss | None = None
+    """Where the prompt left the cache; `Runtime.explain` reads it."""
+    logits: np.ndarray | None = None
+    """float32 [vocab_size] after the last prompt token, for a request that wants them."""
+    pinned: Node | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,8 @@ class Request:
     namespace  requests of different namespaces never share KV.
     score_ids  tokens to score after the prompt instead of generating; None generates.
     stream     whether the listener wants chunks.
+    want_logits  return the logits after the prompt instead of generating.
+    pin        keep the prompt's KV from eviction afterwards; the completion holds the node to unlock.
     """
 
     prompt: Any
@@ -119,8 +131,9 @@ class Request:
     namespace: str = ""
     score_ids: list[int] | None = None
     stream: bool = False
-    tools: list[dict[str, Any]] | None = None
+    want_logits: bool = False
     pin: bool = False
+    tools: list[dict[str, Any]] | None = None
     id: int = field(default_factory=lambda: next(_request_ids))
 
 
@@ -137,14 +150,15 @@ class Sequence:
     """
 
     request: Request
-    prompt_ids: np.ndarray  # int32 [num_prompt_tokens], with score_ids appended when scoring
+    prompt_ids: np.ndarray  # int32 [num_prompt_tokens]; when scoring, with all but the last of score_ids
     index: int = 0
     listener: Listener | None = None
     tokens: list[int] = field(default_factory=list)
     status: SequenceStatus = "waiting"
     num_computed: int = 0
     num_shared: int = 0
-    num_cached: int = 0
+    num_reused: int = 0
+    num_cached: int | None = None
     num_forced: int = 0
     node: Node | None = None
     shared: list[Extent] = field(default_factory=list)
@@ -155,8 +169,19 @@ class Sequence:
     scores: list[float] = field(default_factory=list)
     seed: int = 0
     arrived_s: float = field(default_factory=time.monotonic)
+    deadline_s: float | None = None
+    max_new_tokens: int = 0
+    grammar: Future[Grammar] | None = None
+    miss: PrefixMiss | None = None
+    group: SequenceGroup | None = None
+    text: str = ""
+    stop_matcher: StopMatcher | None = None
+    num_streamed: int = 0
+    num_streamed_tokens: int = 0
     finish_reason: FinishReason | None = None
-    cancelled: bool = False
+    stopped_by: str | int | None = None
+    logits: np.ndarray | None = None
+    pinned: Node | None = None
     lane: Any = None
     """What the runner keeps for this sequence (the serial lane's own cache)."""
 
@@ -167,6 +192,13 @@ class Sequence:
     @property
     def sampling(self) -> SamplingParams:
         return self.request.sampling
+
+    @property
+    def ids(self) -> np.ndarray:
+        """All tokens, int32 [num_tokens]."""
+        if len(self.tokens) == len(self.prompt_ids):
+            return self.prompt_ids
+        return np.fromiter(self.tokens, np.int32, len(self.tokens))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -190,10 +222,38 @@ class Sequence:
         return self.tokens[len(self.prompt_ids) :]
 
     @property
-    def prefilling(self) -> bool:
-        return self.num_computed < len(self.prompt_ids)
+    def scoring(self) -> bool:
+        return self.request.score_ids is not None
+
+    @property
+    def first_logit(self) -> int:
+        """The first position whose logits are wanted."""
+        if self.request.score_ids is not None:
+            return len(self.prompt_ids) - len(self.request.score_ids)
+        return len(self.tokens) - 1
+
+    @property
+    def ready(self) -> bool:
+        """Whether its last token may run: the grammar, if there is one, is compiled."""
+        return self.grammar is None or self.grammar.done()
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.max_new_tokens - self.num_generated
 
     @property
     def capacity(self) -> int:
         """Tokens whose slots this sequence holds."""
         return self.num_shared + sum(e.stop - e.start for e in self.own)
+
+
+@dataclass(eq=False)
+class SequenceGroup:
+    """The n sequences of one request and what has become of them."""
+
+    request: Request
+    listener: Listener
+    sequences: list[Sequence] = field(default_factory=list)
+    completions: dict[int, Completion] = field(default_factory=dict)
+    done: bool = False

@@ -1,0 +1,57 @@
+"""From a request's constraint to the grammar that its sequence will follow."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from graftlm.core.config import SamplingParams
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.compile import Grammar
+    from graftlm.core.grammar.vocabulary import Vocabulary
+    from graftlm.core.tokenizer import Tokenizer
+
+_vocabularies: WeakKeyDictionary[Any, Vocabulary] = WeakKeyDictionary()
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """The grammar vocabulary of a tokenizer, built once."""
+    from graftlm.core.grammar.vocabulary import Vocabulary
+
+    vocabulary = _vocabularies.get(tokenizer)
+    if vocabulary is None:
+        vocabulary = _vocabularies[tokenizer] = Vocabulary.from_tokenizer(tokenizer)
+    return vocabulary
+
+
+def spec_of(sampling: SamplingParams) -> Any:
+    """The one constraint of `sampling` as Grammar.compile takes it."""
+    from graftlm.core.grammar.spec import Choices, JsonSchema, Lark, Regex
+
+    if sampling.regex is not None:
+        return Regex(sampling.regex)
+    if sampling.choices is not None:
+        return Choices(list(sampling.choices))
+    if sampling.json_schema is not None:
+        schema = sampling.json_schema
+        return schema if isinstance(schema, JsonSchema) else JsonSchema(schema)
+    if sampling.grammar is not None:
+        return Lark(sampling.grammar)
+    return sampling.constraint
+
+
+def compile_constraint(sampling: SamplingParams, tokenizer: Tokenizer) -> Future[Grammar]:
+    """Compile in a worker, once for equal constraints; errors come out of the future.
+
+    A constraint that brings its own matchers (an object with `matcher()`) is taken as it is.
+    """
+    spec = spec_of(sampling)
+    if hasattr(spec, "matcher"):
+        ready: Future[Any] = Future()
+        ready.set_result(spec)
+        return ready
+    from graftlm.core.grammar.cache import submit_compile
+
+    return submit_compile(spec, vocabulary_of(tokenizer))

@@ -1,0 +1,413 @@
+"""The engine: schedule, forward, sample, commit. One thread calls it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import EngineError, GraftError, RequestCancelled, RequestTimeout, RequestTooLong
+from graftlm.core.metrics import Counters, Stats
+from graftlm.core.plan import StepPlan, build_plan
+from graftlm.core.prefix_cache import PrefixCache
+from graftlm.core.radix import Node
+from graftlm.core.request import Completion, Listener, Request, Sequence, SequenceGroup, TokenLogprob, Usage
+from graftlm.core.sampler import Sampled, SampleRow, Sampler, score_logprobs
+from graftlm.core.scheduler import Scheduler
+from graftlm.core.writer import Writer
+
+if TYPE_CHECKING:
+    import torch
+
+    from graftlm.core.runner import Runner, RunnerSpec
+    from graftlm.core.tokenizer import Tokenizer
+
+
+class Engine(Protocol):
+    """What a Runtime drives. All calls come from one thread."""
+
+    @property
+    def idle(self) -> bool: ...
+    def add(self, group: SequenceGroup) -> None: ...
+    def step(self) -> bool: ...
+    def cancel(self, request_id: int) -> None: ...
+    def fail_all(self, error: BaseException) -> None: ...
+    def stats(self) -> Stats: ...
+    def reset_stats(self) -> None: ...
+    def clear_cache(self) -> None: ...
+    def unpin(self, node: Node) -> None: ...
+
+
+class LocalEngine:
+    """A model in this process. A step reads as its own summary."""
+
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.runner: Runner = spec.runner
+        self.max_model_len = spec.max_model_len
+        self.vocab_size = spec.vocab_size
+        self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane)
+        self.scheduler = Scheduler(config, self.cache, clock)
+        self.sampler = Sampler(spec.vocab_size, tokenizer.eos_token_ids)
+        self.writer = Writer(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
+        self.counters = Counters()
+        self.wake = wake
+        self.clock = clock
+        self._groups: dict[int, SequenceGroup] = {}
+        self._unopened: list[Sequence] = []
+        self._seeds = random.Random(config.seed)
+        self._masks = np.zeros((0, (spec.vocab_size + 31) // 32), np.int32)
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle
+
+    def add(self, group: SequenceGroup) -> None:
+        """Queue a request; one that can never run is refused to its listener."""
+        (sequence,) = group.sequences
+        try:
+            self._admit(sequence)
+        except GraftError as error:
+            group.listener.on_error(error)
+            self.counters.failed += 1
+            return
+        self.counters.requests += 1
+        self._groups[group.request.id] = group
+        if sequence.grammar is not None:
+            self._unopened.append(sequence)
+            sequence.grammar.add_done_callback(lambda _: self.wake())
+        self.scheduler.add([sequence])
+
+    def step(self) -> bool:
+        """Run one step; False if nothing could run."""
+        self._expire()
+        self._open_grammars()
+        started = time.perf_counter()
+        scheduled = self.scheduler.schedule()
+        for sequence, error in self.scheduler.failures:
+            self._fail_group(sequence, error)
+        self.scheduler.failures.clear()
+        if not scheduled:
+            return False
+        plan = build_plan(scheduled, share_decode=self.config.shared_prefix_decode)
+        planned = time.perf_counter()
+        try:
+            logits = self.runner.forward(plan)
+            ran = time.perf_counter()
+            sampled = self._sample(plan, logits)
+        except Exception as error:  # whatever a model or kernel raises belongs to the requests of this step
+            self._fail_step(plan, error)
+            return True
+        chosen = time.perf_counter()
+        self._commit(plan, sampled)
+        self._count_step(plan, started, planned, ran, chosen)
+        return True
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request and free its slots; unknown or finished ids are ignored."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            self.counters.cancelled += 1
+            self._end_group(group, RequestCancelled(f"request {request_id} was cancelled"))
+
+    def fail_all(self, error: BaseException) -> None:
+        for group in list(self._groups.values()):
+            self._end_group(group, error)
+
+    def stats(self) -> Stats:
+        return Stats(
+            **asdict(self.counters),
+            slots_total=self.cache.num_slots,
+            slots_free=self.cache.pool.num_free,
+            slots_cached=self.cache.tree.num_tokens,
+            slots_in_use=self.cache.num_in_use,
+        )
+
+    def reset_stats(self) -> None:
+        self.counters.reset()
+
+    def clear_cache(self) -> None:
+        """Forget every cached prefix that is neither in use nor pinned."""
+        self.cache.pool.free(self.cache.tree.clear())
+
+    def unpin(self, node: Node) -> None:
+        """Let a pinned prefix be evicted again."""
+        self.cache.tree.unlock(node)
+
+    def check(self) -> None:
+        """Raise AssertionError unless free + cached + in use == all slots. For tests."""
+        self.cache.check(self.scheduler.running)
+
+    # -- a request arrives -------------------------------------------------------------------------------------
+
+    def _admit(self, sequence: Sequence) -> None:
+        num_prompt = sequence.num_prompt_tokens
+        generates = not sequence.scoring and not sequence.request.want_logits
+        limit = self.max_model_len - (1 if generates else 0)
+        if num_prompt > limit:
+            raise RequestTooLong(
+                f"the prompt is {num_prompt:,} tokens, the context is {self.max_model_len:,}; "
+                "shorten it or raise max_model_len",
+                length=num_prompt,
+                limit=self.max_model_len,
+            )
+        wanted = sequence.sampling.max_tokens
+        room = self.max_model_len - num_prompt
+        sequence.max_new_tokens = (room if wanted is None else min(wanted, room)) if generates else 0
+        needed = num_prompt + sequence.max_new_tokens
+        if wanted is None and needed > self.cache.num_slots > num_prompt:
+            sequence.max_new_tokens = self.cache.num_slots - num_prompt
+        elif needed > self.cache.num_slots:
+            raise RequestTooLong(
+                f"prompt and max_tokens are {needed:,} tokens, the KV pool has {self.cache.num_slots:,} slots; "
+                "lower max_tokens or raise CacheConfig.max_tokens",
+                length=needed,
+                limit=self.cache.num_slots,
+            )
+        seed = sequence.sampling.seed
+        sequence.seed = self._seeds.getrandbits(63) if seed is None else seed
+        timeout = sequence.sampling.timeout
+        sequence.deadline_s = None if timeout is None else sequence.arrived_s + timeout
+
+    def _open_grammars(self) -> None:
+        """Append what compiled grammars force at the start, so that it runs with the prompt."""
+        waiting, self._unopened = self._unopened, []
+        for sequence in waiting:
+            if sequence.status == "finished":
+                continue
+            if not sequence.ready:
+                self._unopened.append(sequence)
+                continue
+            try:
+                self.writer.open(sequence)
+            except GraftError as error:
+                self._fail_group(sequence, error)
+                continue
+            if sequence.finish_reason is not None:
+                self._finish(sequence)
+
+    def _expire(self) -> None:
+        now = self.clock()
+        for group in [g for g in self._groups.values() if _deadline(g) is not None]:
+            deadline = _deadline(group)
+            if deadline is not None and now > deadline:
+                timeout = group.request.sampling.timeout
+                self._end_group(group, RequestTimeout(f"the request did not finish within its {timeout} s timeout"))
+
+    # -- a step's results --------------------------------------------------------------------------------------
+
+    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> list[list[Sampled] | GraftError | None]:
+        """Per plan row: its samples, the error that stops it, or None where nothing is sampled."""
+        results: list[list[Sampled] | GraftError | None] = [None] * len(plan.rows)
+        picked: list[int] = []
+        rows: list[SampleRow] = []
+        targets: list[int] = []
+        constrained = sum(row.sequence.grammar is not None for row in plan.rows)
+        if constrained > len(self._masks):
+            self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
+        offset = used = 0
+        for index, (row, num_logits) in enumerate(zip(plan.rows, plan.num_logits_per_row, strict=True)):
+            sequence = row.sequence
+            if sequence.scoring:
+                self._score(sequence, row.past, logits[offset : offset + num_logits])
+            elif num_logits and sequence.request.want_logits:
+                sequence.logits = logits[offset].float().numpy(force=True).copy()
+            elif num_logits:
+                self.writer.begin(sequence)
+                mask = None
+                if sequence.matcher is not None:
+                    mask, used = self._mask(sequence, used)
+                forks = sequence.sampling.n if self._forks(sequence) else 1
+                picked.append(offset)
+                rows.append(SampleRow(sequence, mask, forks))
+                targets.append(index)
+            offset += num_logits
+        if rows:
+            chosen = logits if len(picked) == len(logits) else logits[picked]
+            for target, outcome in zip(targets, self.sampler.sample(chosen, rows), strict=True):
+                results[target] = outcome
+        return results
+
+    def _mask(self, sequence: Sequence, used: int) -> tuple[np.ndarray | None, int]:
+        assert sequence.matcher is not None
+        row = self._masks[used]
+        row[:] = 0
+        width = (len(self.tokenizer.token_bytes) + 31) // 32
+        return (row, used + 1) if sequence.matcher.fill_mask(row[:width]) else (None, used)
+
+    def _score(self, sequence: Sequence, past: int, logits: torch.Tensor) -> None:
+        ids = sequence.request.score_ids
+        assert ids is not None
+        first = max(past - sequence.first_logit, 0)
+        if len(logits):
+            sequence.scores.extend(score_logprobs(logits, ids[first : first + len(logits)]))
+
+    @staticmethod
+    def _forks(sequence: Sequence) -> bool:
+        group = sequence.group
+        return group is not None and len(group.sequences) < sequence.sampling.n
+
+    def _commit(self, plan: StepPlan, sampled: list[list[Sampled] | GraftError | None]) -> None:
+        """Append what was sampled, publish finished prefills, end what has ended."""
+        for row, outcome in zip(plan.rows, sampled, strict=True):
+            sequence = row.sequence
+            if sequence.status != "running":
+                continue  # its group ended earlier in this commit
+            self._count_prompt(sequence, row.past, row.kv_len)
+            sequence.num_computed = row.kv_len
+            if row.past < sequence.num_prompt_tokens:
+                self.cache.publish(sequence)
+            if isinstance(outcome, GraftError):
+                self._fail_group(sequence, outcome)
+            elif outcome is not None:
+                self._append(sequence, outcome)
+            elif sequence.num_pending == 0:
+                self._finish(sequence)
+
+    def _append(self, sequence: Sequence, samples: list[Sampled]) -> None:
+        siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
+        if siblings and sequence.group is not None:
+            sequence.group.sequences.extend(siblings)
+            self.scheduler.waiting[:0] = siblings
+        for member, sample in zip([sequence, *siblings], samples, strict=True):
+            try:
+                self.writer.write(member, sample)
+            except GraftError as error:
+                self._fail_group(sequence, error)
+                return
+            self._emit(member)
+
+    def _emit(self, sequence: Sequence) -> None:
+        group = sequence.group
+        assert group is not None
+        if group.request.stream and (chunk := self.writer.chunk(sequence)) is not None:
+            group.listener.on_chunk(chunk)
+        if sequence.finish_reason is not None:
+            self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        group = sequence.group
+        assert group is not None
+        self.counters.completion_tokens += sequence.num_generated
+        self.counters.forced_tokens += sequence.num_forced
+        if sequence.request.pin and sequence.status == "running":
+            self.cache.publish(sequence)
+            if sequence.node is not None:
+                self.cache.tree.lock(sequence.node)
+                sequence.pinned = sequence.node
+        self.scheduler.remove(sequence, publish=True)
+        group.completions[sequence.index] = self._completion(sequence)
+        if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
+            self._groups.pop(group.request.id, None)
+            group.done = True
+            group.listener.on_finish(_merge(group))
+
+    def _completion(self, sequence: Sequence) -> Completion:
+        request = sequence.request
+        if not sequence.scoring and not request.want_logits:
+            return self.writer.completion(sequence)
+        usage = Usage(sequence.num_prompt_tokens, sequence.num_cached or 0)
+        scored = [TokenLogprob(i, "", p) for i, p in zip(request.score_ids or [], sequence.scores, strict=True)]
+        return Completion(
+            text="",
+            token_ids=list(request.score_ids or []),
+            finish_reason="stop",
+            usage=usage,
+            logprobs=scored if sequence.scoring else None,
+            request_id=request.id,
+            miss=sequence.miss,
+            logits=sequence.logits,
+            pinned=sequence.pinned,
+        )
+
+    # -- failures ----------------------------------------------------------------------------------------------
+
+    def _fail_step(self, plan: StepPlan, error: Exception) -> None:
+        for row in plan.rows:
+            if row.sequence.status == "running":
+                failure = EngineError(f"a step of {len(plan.rows)} sequences failed: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                self._fail_group(row.sequence, failure)
+
+    def _fail_group(self, sequence: Sequence, error: BaseException) -> None:
+        assert sequence.group is not None
+        self._end_group(sequence.group, error)
+
+    def _end_group(self, group: SequenceGroup, error: BaseException) -> None:
+        """End every sequence of a request with `error`; what they computed before this step stays cached."""
+        if group.done:
+            return
+        group.done = True
+        self._groups.pop(group.request.id, None)
+        for sequence in group.sequences:
+            self.scheduler.remove(sequence, publish=not isinstance(error, EngineError))
+        if not isinstance(error, RequestCancelled):
+            self.counters.failed += 1
+        group.listener.on_error(error)
+
+    # -- counting ----------------------------------------------------------------------------------------------
+
+    def _count_prompt(self, sequence: Sequence, past: int, kv_len: int) -> None:
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.num_reused
+            self.counters.prompt_tokens += sequence.num_prompt_tokens
+            self.counters.cached_tokens += sequence.num_reused
+        self.counters.computed_tokens += max(0, min(kv_len, sequence.num_prompt_tokens) - past)
+
+    def _count_step(self, plan: StepPlan, started: float, planned: float, ran: float, chosen: float) -> None:
+        counters = self.counters
+        counters.steps += 1
+        counters.largest_batch = max(counters.largest_batch, len(plan.rows))
+        counters.retracted = self.scheduler.num_retracted
+        counters.shared_prefix_steps += bool(plan.shared)
+        counters.schedule_s += planned - started
+        counters.forward_s += ran - planned
+        counters.sample_s += chosen - ran
+        counters.commit_s += time.perf_counter() - chosen
+
+
+def new_group(request: Request, listener: Listener, prompt_ids: np.ndarray) -> SequenceGroup:
+    """A request on its way into an engine. prompt_ids int32 [num_prompt_tokens], without score_ids."""
+    ids = prompt_ids
+    if request.score_ids is not None and len(request.score_ids) > 1:
+        ids = np.concatenate([prompt_ids, np.asarray(request.score_ids[:-1], np.int32)])
+    sequence = Sequence(request, ids)
+    group = SequenceGroup(request, listener, [sequence])
+    sequence.group = group
+    return group
+
+
+def _deadline(group: SequenceGroup) -> float | None:
+    return group.sequences[0].deadline_s
+
+
+def _merge(group: SequenceGroup) -> Completion:
+    """One completion of all n: the first, with the others beside it and usage that counts the prompt once."""
+    ordered = [group.completions[i] for i in sorted(group.completions)]
+    if len(ordered) == 1:
+        return ordered[0]
+    first = ordered[0]
+    usage = Usage(
+        first.usage.prompt_tokens,
+        first.usage.cached_tokens,
+        sum(c.usage.completion_tokens for c in ordered),
+        sum(c.usage.forced_tokens for c in ordered),
+    )
+    return Completion(
+        first.text, first.token_ids, first.finish_reason, usage, first.logprobs, ordered, first.request_id,
+        first.stop, first.text_complete, first.miss,
+    )  # fmt: skip

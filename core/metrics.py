@@ -1,0 +1,102 @@
+"""What an engine counts, and the report of why a prefix missed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A snapshot of the engine's counters.
+
+    `computed_tokens` are prompt tokens that were really run, `cached_tokens` those taken from the cache;
+    a retracted request's prompt counts again when it is run again. free + cached + in use == total slots.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+    steps: int = 0
+    largest_batch: int = 0
+    slots_total: int = 0
+    slots_free: int = 0
+    slots_cached: int = 0
+    slots_in_use: int = 0
+    retracted: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    shared_prefix_steps: int = 0
+    schedule_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    commit_s: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Cached share of all prompt tokens, 0 where there were none."""
+        total = self.cached_tokens + self.computed_tokens
+        return self.cached_tokens / total if total else 0.0
+
+
+@dataclass
+class Counters:
+    """The running counters behind `Stats`; written by the engine's thread alone."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+    steps: int = 0
+    largest_batch: int = 0
+    retracted: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    shared_prefix_steps: int = 0
+    schedule_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    commit_s: float = 0.0
+
+    def reset(self) -> None:
+        for f in fields(self):
+            setattr(self, f.name, f.default)
+
+
+@dataclass(frozen=True)
+class PrefixMiss:
+    """Where a prompt left the cache: what both share last, and how the nearest cached prompt and this one go on."""
+
+    num_cached: int
+    shared_tail: tuple[int, ...]
+    cached_next: tuple[int, ...]
+    prompt_next: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """Why a request's prefix was, or was not, taken from the cache.
+
+    `shared_text` ends where the two prompts part (its last 80 characters); `cached_text` and `prompt_text`
+    are how the nearest cached prompt and this prompt go on. Both are empty where nothing was cached.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    shared_text: str = ""
+    cached_text: str = ""
+    prompt_text: str = ""
+    hints: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens came from the cache"]
+        if self.cached_text:
+            lines.append(f"after  …{self.shared_text!r}")
+            lines.append(f"cached  {self.cached_text!r}")
+            lines.append(f"prompt  {self.prompt_text!r}")
+        return "\n".join(lines + self.hints)

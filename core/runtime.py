@@ -1,0 +1,517 @@
+"""Runtime: owns an engine and the one thread that runs it; any thread and any event loop may submit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from graftlm.core.config import EngineConfig, SamplingParams
+from graftlm.core.errors import ConfigError, EngineError, GraftError, RequestCancelled
+from graftlm.core.metrics import CacheReport, Stats
+from graftlm.core.request import Chunk, Completion, Request, Score
+from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
+
+if TYPE_CHECKING:
+    from graftlm.core.engine import Engine
+    from graftlm.core.radix import Node
+    from graftlm.core.select import Selection
+    from graftlm.core.tokenizer import Tokenizer
+
+Task = Callable[["Engine"], None]
+
+
+class Runtime:
+    """A model, ready for requests from anywhere in the process.
+
+    model      a Hugging Face id, a local folder, "sprout" (the embedded model), or a loaded transformers model.
+    tokenizer  a Hugging Face tokenizer; None loads the one beside the model.
+    options    fields of EngineConfig: device, dtype, attention, max_model_len, max_batch, max_step_tokens,
+               cache, schedule, strict, seed, quantization, trust_remote_code, ...
+
+    Construction reads nothing; the first request or `load()` does. Copies are the same runtime.
+    """
+
+    _shared: ClassVar[dict[tuple[Any, ...], Runtime]] = {}
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self,
+        model: Any = "sprout",
+        *,
+        tokenizer: Any = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        if base_url is not None or api_key is not None:
+            raise ConfigError(
+                f"base_url={base_url!r}: remote endpoints are not part of this version; "
+                "give a Hugging Face id, a local folder or a loaded model"
+            )
+        if not model:
+            raise ConfigError("model is empty; give a Hugging Face id, a local folder, a loaded model or 'sprout'")
+        self.model = model
+        self.options = options
+        self.config = EngineConfig.from_options(**options)
+        self._given_tokenizer = tokenizer
+        self._tokenizer: Tokenizer | None = None
+        self._tokenizer_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._tasks: deque[Task] = deque()
+        self._thread: threading.Thread | None = None
+        self._engine: Engine | None = None
+        self._loaded = threading.Event()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._pid = os.getpid()
+
+    @classmethod
+    def shared(cls, model: Any = "sprout", *, tokenizer: Any = None, **options: Any) -> Runtime:
+        """The one runtime of this process for `model` and `options`; closed ones are replaced."""
+        key = (model if isinstance(model, str) else id(model), id(tokenizer) if tokenizer is not None else None)
+        key += tuple(sorted((name, repr(value)) for name, value in options.items()))
+        with cls._shared_lock:
+            runtime = cls._shared.get(key)
+            if runtime is None or runtime._closed or runtime._pid != os.getpid():
+                runtime = cls._shared[key] = cls(model, tokenizer=tokenizer, **options)
+            return runtime
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Runtime:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not isinstance(self.model, str) or self._given_tokenizer is not None:
+            raise TypeError("a runtime over a loaded model cannot be pickled; pass the model's name or folder instead")
+        return partial(Runtime.shared, **self.options), (self.model,)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "loaded" if self._loaded.is_set() else "not loaded"
+        return f"Runtime({self.model_name!r}, {state})"
+
+    def load(self) -> Self:
+        """Load weights and start the engine now rather than with the first request."""
+        self._start()
+        self._loaded.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def close(self) -> None:
+        """End waiting and running requests with an EngineError and free the model. Closing twice is fine."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and self._pid == os.getpid():
+            thread.join()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def model_name(self) -> str:
+        if isinstance(self.model, str | os.PathLike):
+            return os.fspath(self.model)
+        return getattr(getattr(self.model, "config", None), "_name_or_path", "") or type(self.model).__name__
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; loaded on first use, without the weights."""
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                from graftlm.core.model import load_tokenizer
+
+                self._tokenizer = load_tokenizer(self.model, self._given_tokenizer, self.config)
+            return self._tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """The context in tokens. Reads the model's configuration, not its weights."""
+        from graftlm.core.model import context_length
+
+        return context_length(self.model, self.config)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal weights, tokenizer and precision; fit for cache keys. Reads no whole weight file."""
+        from graftlm.core.fingerprint import model_fingerprint
+
+        return model_fingerprint(self.model, self.config)
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def generate(self, prompt: Any, **sampling: Any) -> Any:
+        """Answer a prompt: a Completion; for a list of prompts a list of them, in order, submitted at once.
+
+        prompt  text taken as is, token ids, or messages; or a list of these.
+        """
+        params = SamplingParams.from_options(**sampling)
+        if not _is_batch(prompt):
+            return self._wait([self.submit(Request(prompt, params))])[0]
+        return self._wait(self.submit_many([Request(p, params) for p in prompt]))
+
+    async def agenerate(self, prompt: Any, **sampling: Any) -> Any:
+        """`generate` on any event loop; cancelling the task frees the request's KV."""
+        params = SamplingParams.from_options(**sampling)
+        batch = _is_batch(prompt)
+        futures = self.submit_many([Request(p, params) for p in (prompt if batch else [prompt])])
+        try:
+            done = await asyncio.gather(*(asyncio.wrap_future(f) for f in futures))
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return list(done) if batch else done[0]
+
+    def stream(self, prompt: Any, **sampling: Any) -> ChunkStream:
+        """Iterate over the answer as it is written. Closing the iterator cancels the request."""
+        request = Request(prompt, SamplingParams.from_options(**sampling), stream=True)
+        return self.submit_stream(request)
+
+    async def astream(self, prompt: Any, **sampling: Any) -> AsyncIterator[Chunk]:
+        """`stream` on any event loop."""
+        request = Request(prompt, SamplingParams.from_options(**sampling), stream=True)
+        async for chunk in self.submit_astream(request):
+            yield chunk
+
+    def select(
+        self, prompt: Any, choices: Sequence[str], method: str = "token_length_normalized"
+    ) -> Selection:
+        """Choose among texts by their likelihood after the prompt."""
+        from graftlm.core.select import select
+
+        return select(self, prompt, choices, method=method)
+
+    def score(self, prompt: Any, continuation: str | Sequence[int]) -> Score:
+        """Log-probabilities (natural log) of given text or token ids after the prompt."""
+        ids = (
+            self.tokenizer.encode_continuation(continuation)
+            if isinstance(continuation, str)
+            else [int(i) for i in continuation]
+        )
+        if not ids:
+            raise ConfigError("the continuation is empty; give at least one token to score")
+        (done,) = self._wait([self.submit(Request(prompt, score_ids=ids))])
+        return Score(ids, [t.logprob for t in done.logprobs or [] if t.logprob is not None], done.usage)
+
+    def logits(self, token_ids: Sequence[int]) -> Future[np.ndarray]:
+        """The logits after given token ids, float32 [vocab_size]; the ids' KV is cached."""
+        future: Future[np.ndarray] = Future()
+        inner = self.submit(Request(list(token_ids), want_logits=True))
+        inner.add_done_callback(partial(_pass_logits, future))
+        return future
+
+    def warm(self, prefix: Any) -> Pin:
+        """Compute a prefix and keep it from eviction until `unpin()`."""
+        if isinstance(prefix, list | tuple) and prefix and not isinstance(prefix[0], int):
+            prefix = self.tokenizer.render(prefix, add_generation_prompt=False)
+        (done,) = self._wait([self.submit(Request(prefix, want_logits=True, pin=True))])
+        return Pin(self, done.pinned, done.usage.prompt_tokens)
+
+    def explain(self, completion: Completion) -> CacheReport:
+        """Say how much of a request's prompt was cached, and where and why it left the cache."""
+        usage = completion.usage
+        computed = usage.prompt_tokens - usage.cached_tokens
+        miss = completion.miss
+        if miss is None or not miss.cached_next:
+            return CacheReport(usage.prompt_tokens, usage.cached_tokens, computed)
+        decode = self.tokenizer.decode
+        return CacheReport(
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            computed,
+            decode(miss.shared_tail),
+            decode(miss.cached_next),
+            decode(miss.prompt_next),
+        )
+
+    def stats(self) -> Stats:
+        """A snapshot of the engine's counters; all zero before the model is loaded."""
+        return self._engine.stats() if self._engine is not None else Stats()
+
+    def reset_stats(self) -> None:
+        if self._engine is not None:
+            self._run(lambda engine: engine.reset_stats())
+
+    def clear_cache(self) -> None:
+        """Forget every cached prefix that is neither in use nor pinned."""
+        if self._engine is not None:
+            self._run(lambda engine: engine.clear_cache())
+
+    # -- submission --------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Future[Completion]:
+        """Queue one request. Cancelling the future frees its KV within one step."""
+        return self.submit_many([request])[0]
+
+    def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]:
+        """Queue requests as one: the scheduler sees all their prefixes before it orders them.
+
+        A request that cannot be encoded fails alone, through its own future.
+        """
+        self._check_open()
+        groups: list[Any] = []
+        futures: list[Future[Completion]] = []
+        arrived_s = time.monotonic()
+        for request in requests:
+            future: Future[Completion] = Future()
+            futures.append(future)
+            try:
+                groups.append(self._group(request, FutureListener(future), arrived_s))
+            except GraftError as error:
+                future.set_exception(error)
+                continue
+            future.add_done_callback(partial(_cancel_with, weakref.ref(self), request.id))
+        self._post(lambda engine: [engine.add(group) for group in groups] and None)
+        return futures
+
+    def submit_stream(self, request: Request) -> ChunkStream:
+        """Queue a request and iterate over its chunks from this thread."""
+        self._check_open()
+        listener = StreamListener()
+        group = self._group(replace_stream(request), listener, time.monotonic())
+        self._post(lambda engine: engine.add(group))
+        return ChunkStream(listener, partial(self._cancel, request.id))
+
+    async def submit_astream(self, request: Request) -> AsyncIterator[Chunk]:
+        """Queue a request and iterate over its chunks on the running event loop."""
+        self._check_open()
+        listener = StreamListener(asyncio.get_running_loop())
+        group = self._group(replace_stream(request), listener, time.monotonic())
+        self._post(lambda engine: engine.add(group))
+        try:
+            async for chunk in listener.chunks():
+                yield chunk
+        finally:
+            if not listener.ended:
+                self._cancel(request.id)
+
+    def _group(self, request: Request, listener: Any, arrived_s: float) -> Any:
+        from graftlm.core.engine import new_group
+
+        if not isinstance(request, Request):
+            raise ConfigError(f"submit takes a Request, not {type(request).__name__}; build gl.Request(prompt, ...)")
+        group = new_group(request, listener, self.tokenizer.encode_prompt(request.prompt, request.tools))
+        (sequence,) = group.sequences
+        sequence.arrived_s = arrived_s
+        if request.sampling.constrained:
+            from graftlm.core.constraint import compile_constraint
+
+            sequence.grammar = compile_constraint(request.sampling, self.tokenizer)
+        return group
+
+    def _wait(self, futures: list[Future[Completion]]) -> list[Completion]:
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def _cancel(self, request_id: int) -> None:
+        if not self._closed:
+            self._post(lambda engine: engine.cancel(request_id))
+
+    # -- the engine's thread -----------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise EngineError("this runtime was made before the process was forked; make a new one in the child")
+        if self._closed:
+            raise EngineError("the runtime is closed; make a new one")
+        if self._failure is not None:
+            raise self._failure
+
+    def _start(self) -> None:
+        self._check_open()
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=f"graftlm {self.model_name}", daemon=True)
+                self._thread.start()
+
+    def _post(self, task: Task) -> None:
+        self._start()
+        with self._changed:
+            self._tasks.append(task)
+            self._changed.notify()
+
+    def _run(self, task: Callable[[Engine], Any]) -> Any:
+        """Run `task` on the engine's thread and wait for what it returns."""
+        future: Future[Any] = Future()
+
+        def run(engine: Engine) -> None:
+            future.set_result(task(engine))
+
+        self._post(run)
+        return future.result()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _serve(self) -> None:
+        try:
+            engine = self._engine = self._load()
+        except BaseException as error:
+            self._failure = error if isinstance(error, GraftError) else _load_failure(self.model_name, error)
+            engine = _DeadEngine(self._failure)
+        self._loaded.set()
+        try:
+            self._loop(engine)
+            error: BaseException = EngineError("the runtime was closed before the request finished")
+        except BaseException as failure:
+            error = EngineError(f"the engine stopped: {type(failure).__name__}: {failure}")
+            error.__cause__ = failure
+            self._failure = error
+        engine.fail_all(error)
+        self._refuse_rest(error)
+        self._engine = None
+
+    def _loop(self, engine: Engine) -> None:
+        progressed = True
+        while True:
+            with self._changed:
+                while not self._tasks and not self._closed and (engine.idle or not progressed):
+                    # not idle and no progress: a grammar is being compiled, or a deadline must be noticed
+                    if not self._changed.wait(None if engine.idle else 0.02):
+                        break
+                if self._closed:
+                    return
+                tasks, self._tasks = self._tasks, deque()
+            for task in tasks:
+                task(engine)
+            progressed = engine.step() if not engine.idle else True
+
+    def _refuse_rest(self, error: BaseException) -> None:
+        """Fail what arrived after the engine ended."""
+        with self._changed:
+            self._closed = True
+            tasks, self._tasks = self._tasks, deque()
+        for task in tasks:
+            task(_DeadEngine(error))
+
+    def _load(self) -> Engine:
+        from graftlm.core.engine import LocalEngine
+        from graftlm.core.model import load_model
+        from graftlm.core.runner import build_runner
+
+        loaded = load_model(self.model, self.config, self.tokenizer)
+        return LocalEngine(build_runner(loaded, self.config), self.tokenizer, self.config, wake=self._wake)
+
+
+class Pin:
+    """A warmed prefix of `num_tokens` tokens; evictable again after `unpin()`."""
+
+    def __init__(self, runtime: Runtime, node: Node | None, num_tokens: int) -> None:
+        self._runtime = runtime
+        self._node = node
+        self.num_tokens = num_tokens
+
+    def unpin(self) -> None:
+        node, self._node = self._node, None
+        if node is not None and not self._runtime.closed:
+            self._runtime._run(lambda engine: engine.unpin(node))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unpin()
+
+
+class _DeadEngine:
+    """Stands in for an engine that could not start or has stopped: every request gets the cause."""
+
+    idle = True
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def add(self, group: Any) -> None:
+        group.listener.on_error(self._error)
+
+    def step(self) -> bool:
+        return False
+
+    def cancel(self, request_id: int) -> None:
+        """Nothing runs."""
+
+    def fail_all(self, error: BaseException) -> None:
+        """Nothing runs."""
+
+    def stats(self) -> Stats:
+        return Stats()
+
+    def reset_stats(self) -> None:
+        """Nothing was counted."""
+
+    def clear_cache(self) -> None:
+        """Nothing is cached."""
+
+    def unpin(self, node: Node) -> None:
+        """Nothing is pinned."""
+
+
+def replace_stream(request: Request) -> Request:
+    """The same request, asking for chunks."""
+    return request if request.stream else replace(request, stream=True)
+
+
+def _is_batch(prompt: Any) -> bool:
+    """Whether a list holds prompts rather than being one (token ids or messages)."""
+    if isinstance(prompt, str | Mapping | np.ndarray) or not isinstance(prompt, Sequence):
+        return False
+    if not prompt:
+        raise ConfigError("the list of prompts is empty; give at least one")
+    first = prompt[0]
+    return isinstance(first, str) or (isinstance(first, Sequence | np.ndarray) and not isinstance(first, Mapping))
+
+
+def _cancel_with(runtime: weakref.ref[Runtime], request_id: int, future: Future[Completion]) -> None:
+    """Tell the engine when a caller has cancelled the future."""
+    owner = runtime()
+    if future.cancelled() and owner is not None:
+        with contextlib.suppress(GraftError):
+            owner._cancel(request_id)
+
+
+def _pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
+    if inner.cancelled():
+        outer.cancel()
+    elif (error := inner.exception()) is not None:
+        outer.set_exception(error)
+    else:
+        logits = inner.result().logits
+        outer.set_result(logits if logits is not None else np.empty(0, np.float32))
+
+
+def _load_failure(name: str, error: BaseException) -> GraftError:
+    from graftlm.core.errors import ModelError
+
+    failure = ModelError(f"{name!r} could not be loaded: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,116 @@
+"""How results leave the engine's thread: futures, and streams for threads and event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+
+from graftlm.core.request import Chunk, Completion
+
+_Item = Chunk | BaseException | None
+
+
+class FutureListener:
+    """Resolves a future; one that its caller has cancelled stays cancelled."""
+
+    def __init__(self, future: Future[Completion]) -> None:
+        self.future = future
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        """A future waits for the whole."""
+
+    def on_finish(self, completion: Completion) -> None:
+        with suppress(InvalidStateError):
+            self.future.set_result(completion)
+
+    def on_error(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+class StreamListener:
+    """Hands chunks to a thread, or to the event loop it was made on. None ends the stream."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._async_queue: asyncio.Queue[_Item] = asyncio.Queue()
+        self.ended = False
+        self.completion: Completion | None = None
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        self._put(chunk)
+
+    def on_finish(self, completion: Completion) -> None:
+        self.completion = completion
+        self.ended = True
+        self._put(None)
+
+    def on_error(self, error: BaseException) -> None:
+        self.ended = True
+        self._put(error)
+
+    def next(self) -> Chunk | None:
+        """Wait for the next chunk; None at the end. Raises what ended the request."""
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        while (item := await self._async_queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _put(self, item: _Item) -> None:
+        if self._loop is None:
+            self._queue.put(item)
+            return
+        with suppress(RuntimeError):  # the loop was closed: nobody reads any more
+            self._loop.call_soon_threadsafe(self._async_queue.put_nowait, item)
+
+
+class ChunkStream(Iterator[Chunk]):
+    """The chunks of one answer. `completion` is set once the last one has been read."""
+
+    def __init__(self, listener: StreamListener, cancel: Callable[[], None]) -> None:
+        self._listener = listener
+        self._cancel = cancel
+        self._done = False
+
+    def __next__(self) -> Chunk:
+        if self._done:
+            raise StopIteration
+        try:
+            chunk = self._listener.next()
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            self._done = True
+            raise StopIteration
+        return chunk
+
+    @property
+    def completion(self) -> Completion | None:
+        return self._listener.completion
+
+    def close(self) -> None:
+        """Stop reading; a request that is not finished is cancelled and its KV freed."""
+        if not self._done:
+            self._done = True
+            if not self._listener.ended:
+                self._cancel()
+
+    def __enter__(self) -> ChunkStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
