@@ -185,7 +185,9 @@ class SamplingParams:
         _check(all(isinstance(s, str) and s for s in self.stop), "stop strings must be non-empty text")
 
     def _check_constraint(self) -> None:
-        given = [n for n in ("regex", "choices", "json_schema", "grammar", "constraint") if getattr(self, n) is not None]
+        given = [
+            n for n in ("regex", "choices", "json_schema", "grammar", "constraint") if getattr(self, n) is not None
+        ]
         _check(len(given) <= 1, f"{' and '.join(given)} were both given; a request takes one constraint")
         if self.choices is not None:
             _check(len(self.choices) > 0, "choices is empty; give at least one option")

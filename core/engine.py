@@ -17,7 +17,7 @@ from graftlm.core.plan import StepPlan, build_plan
 from graftlm.core.prefix_cache import PrefixCache
 from graftlm.core.radix import Node
 from graftlm.core.request import Completion, Listener, Request, Sequence, SequenceGroup, TokenLogprob, Usage
-from graftlm.core.sampler import Sampled, SampleRow, Sampler, score_logprobs
+from graftlm.core.sampler import Sampled, Sampler, SampleRow, score_logprobs
 from graftlm.core.scheduler import Scheduler
 from graftlm.core.writer import Writer
 

@@ -136,9 +136,7 @@ def _choose_lane(loaded: LoadedModel, attention_factory: AttentionFactory) -> No
         loaded.lane = "paged"
         return
     loaded.layers, loaded.layer_of = (), {}
-    warnings.warn(
-        f"{loaded.name} runs in the serial lane, one sequence at a time: {loaded.lane_reason}", stacklevel=3
-    )
+    warnings.warn(f"{loaded.name} runs in the serial lane, one sequence at a time: {loaded.lane_reason}", stacklevel=3)
 
 
 def text_config(config: Any) -> Any:
@@ -268,3 +266,36 @@ def _fingerprint(model: nn.Module) -> str:
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
         digest.update(sample.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
+
+
+def load_tokenizer(model: Any, given: Any, config: EngineConfig) -> Tokenizer:
+    """The tokenizer that goes with a model name, folder or loaded model, without reading weights."""
+    if isinstance(model, nn.Module):
+        source = getattr(getattr(model, "config", None), "_name_or_path", "") or ""
+        generation = getattr(model, "generation_config", None)
+        eos = getattr(generation, "eos_token_id", None)
+        wrapped = _tokenizer(given, source, config)
+        extra = [eos] if isinstance(eos, int) else list(eos or ())
+        wrapped.eos_token_ids = tuple(dict.fromkeys([*wrapped.eos_token_ids, *map(int, extra)]))
+        return wrapped
+    return _tokenizer(given, resolve(model), config)
+
+
+def model_config(model: Any, config: EngineConfig) -> Any:
+    """The Hugging Face configuration of a model name, folder or loaded model, without reading weights."""
+    if isinstance(model, nn.Module):
+        return model.config
+    from transformers import AutoConfig
+
+    source = resolve(model)
+    try:
+        return AutoConfig.from_pretrained(
+            source, trust_remote_code=config.trust_remote_code, local_files_only=os.path.isdir(source)
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"no configuration could be read from {source!r}: {error}") from error
+
+
+def context_length(model: Any, config: EngineConfig) -> int:
+    """Tokens that prompt and answer may have together."""
+    return _context(model_config(model, config), config)

@@ -132,9 +132,7 @@ def find_shared(rows: list[PlanRow], *, min_length: int = 64) -> tuple[SharedPre
     return tuple(_partition(rows, decode, 0, min_length)[1])
 
 
-def _partition(
-    rows: list[PlanRow], members: list[int], offset: int, min_length: int
-) -> tuple[int, list[SharedPrefix]]:
+def _partition(rows: list[PlanRow], members: list[int], offset: int, min_length: int) -> tuple[int, list[SharedPrefix]]:
     """The best grouping of rows that agree on their first `offset` tokens, and the reads that it saves."""
     by_slot: dict[int, list[int]] = {}
     for index in members:

@@ -25,7 +25,18 @@ class Node:
     are evicted. `last_access` is a tick of the tree's own clock, `hits` how often a match used the node.
     """
 
-    __slots__ = ("key", "extent", "children", "parent", "locks", "last_access", "hits", "created", "namespace", "queued")
+    __slots__ = (
+        "key",
+        "extent",
+        "children",
+        "parent",
+        "locks",
+        "last_access",
+        "hits",
+        "created",
+        "namespace",
+        "queued",
+    )
 
     def __init__(self, key: Ids, extent: Extent, parent: Node | None, tick: int, namespace: str) -> None:
         self.key = key

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from graftlm.core.grammar.compile import Grammar
+
     from graftlm.core.grammar.matcher import Matcher
-    from graftlm.core.messages import Message
     from graftlm.core.metrics import PrefixMiss
     from graftlm.core.pages import Extent
     from graftlm.core.radix import Node

@@ -8,8 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -18,18 +17,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from graftlm.core.config import EngineConfig, SamplingParams
-from graftlm.core.errors import ConfigError, EngineError, GraftError, RequestCancelled
+from graftlm.core.engine_thread import EngineThread
+from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
 from graftlm.core.request import Chunk, Completion, Request, Score
 from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
 
 if TYPE_CHECKING:
+    from graftlm.core.select import Selection
+
     from graftlm.core.engine import Engine
     from graftlm.core.radix import Node
-    from graftlm.core.select import Selection
     from graftlm.core.tokenizer import Tokenizer
-
-Task = Callable[["Engine"], None]
 
 
 class Runtime:
@@ -66,16 +65,10 @@ class Runtime:
         self.options = options
         self.config = EngineConfig.from_options(**options)
         self._given_tokenizer = tokenizer
-        self._tokenizer: Tokenizer | None = None
-        self._tokenizer_lock = threading.Lock()
-        self._changed = threading.Condition()
-        self._tasks: deque[Task] = deque()
-        self._thread: threading.Thread | None = None
-        self._engine: Engine | None = None
-        self._loaded = threading.Event()
-        self._failure: BaseException | None = None
-        self._closed = False
+        self._load_tokenizer = _TokenizerLoader(model, tokenizer, self.config)
         self._pid = os.getpid()
+        self._thread = EngineThread(self.model_name, _EngineBuilder(model, self.config, self._load_tokenizer))
+        weakref.finalize(self, self._thread.stop)
 
     @classmethod
     def shared(cls, model: Any = "sprout", *, tokenizer: Any = None, **options: Any) -> Runtime:
@@ -84,7 +77,7 @@ class Runtime:
         key += tuple(sorted((name, repr(value)) for name, value in options.items()))
         with cls._shared_lock:
             runtime = cls._shared.get(key)
-            if runtime is None or runtime._closed or runtime._pid != os.getpid():
+            if runtime is None or runtime.closed or runtime._pid != os.getpid():
                 runtime = cls._shared[key] = cls(model, tokenizer=tokenizer, **options)
             return runtime
 
@@ -108,29 +101,24 @@ class Runtime:
         return partial(Runtime.shared, **self.options), (self.model,)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "loaded" if self._loaded.is_set() else "not loaded"
+        state = "closed" if self.closed else "loaded" if self._thread.loaded else "not loaded"
         return f"Runtime({self.model_name!r}, {state})"
 
     def load(self) -> Self:
         """Load weights and start the engine now rather than with the first request."""
-        self._start()
-        self._loaded.wait()
-        if self._failure is not None:
-            raise self._failure
+        self._check_open()
+        self._thread.wait_loaded()
         return self
 
     def close(self) -> None:
         """End waiting and running requests with an EngineError and free the model. Closing twice is fine."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and self._pid == os.getpid():
-            thread.join()
+        self._thread.stop()
+        if self._pid == os.getpid():
+            self._thread.join()
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._thread.closed
 
     @property
     def model_name(self) -> str:
@@ -141,12 +129,7 @@ class Runtime:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; loaded on first use, without the weights."""
-        with self._tokenizer_lock:
-            if self._tokenizer is None:
-                from graftlm.core.model import load_tokenizer
-
-                self._tokenizer = load_tokenizer(self.model, self._given_tokenizer, self.config)
-            return self._tokenizer
+        return self._load_tokenizer()
 
     @property
     def max_model_len(self) -> int:
@@ -198,9 +181,7 @@ class Runtime:
         async for chunk in self.submit_astream(request):
             yield chunk
 
-    def select(
-        self, prompt: Any, choices: Sequence[str], method: str = "token_length_normalized"
-    ) -> Selection:
+    def select(self, prompt: Any, choices: Sequence[str], method: str = "token_length_normalized") -> Selection:
         """Choose among texts by their likelihood after the prompt."""
         from graftlm.core.select import select
 
@@ -251,16 +232,17 @@ class Runtime:
 
     def stats(self) -> Stats:
         """A snapshot of the engine's counters; all zero before the model is loaded."""
-        return self._engine.stats() if self._engine is not None else Stats()
+        engine = self._thread.engine
+        return engine.stats() if engine is not None else Stats()
 
     def reset_stats(self) -> None:
-        if self._engine is not None:
-            self._run(lambda engine: engine.reset_stats())
+        if self._thread.engine is not None:
+            self._thread.call(lambda engine: engine.reset_stats())
 
     def clear_cache(self) -> None:
         """Forget every cached prefix that is neither in use nor pinned."""
-        if self._engine is not None:
-            self._run(lambda engine: engine.clear_cache())
+        if self._thread.engine is not None:
+            self._thread.call(lambda engine: engine.clear_cache())
 
     # -- submission --------------------------------------------------------------------------------------------
 
@@ -286,7 +268,7 @@ class Runtime:
                 future.set_exception(error)
                 continue
             future.add_done_callback(partial(_cancel_with, weakref.ref(self), request.id))
-        self._post(lambda engine: [engine.add(group) for group in groups] and None)
+        self._thread.post(lambda engine: [engine.add(group) for group in groups] and None)
         return futures
 
     def submit_stream(self, request: Request) -> ChunkStream:
@@ -294,7 +276,7 @@ class Runtime:
         self._check_open()
         listener = StreamListener()
         group = self._group(replace_stream(request), listener, time.monotonic())
-        self._post(lambda engine: engine.add(group))
+        self._thread.post(lambda engine: engine.add(group))
         return ChunkStream(listener, partial(self._cancel, request.id))
 
     async def submit_astream(self, request: Request) -> AsyncIterator[Chunk]:
@@ -302,7 +284,7 @@ class Runtime:
         self._check_open()
         listener = StreamListener(asyncio.get_running_loop())
         group = self._group(replace_stream(request), listener, time.monotonic())
-        self._post(lambda engine: engine.add(group))
+        self._thread.post(lambda engine: engine.add(group))
         try:
             async for chunk in listener.chunks():
                 yield chunk
@@ -333,94 +315,51 @@ class Runtime:
             raise
 
     def _cancel(self, request_id: int) -> None:
-        if not self._closed:
-            self._post(lambda engine: engine.cancel(request_id))
-
-    # -- the engine's thread -----------------------------------------------------------------------------------
+        if not self._thread.closed:
+            self._thread.post(lambda engine: engine.cancel(request_id))
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
             raise EngineError("this runtime was made before the process was forked; make a new one in the child")
-        if self._closed:
+        if self._thread.failure is not None:
+            raise self._thread.failure
+        if self._thread.closed:
             raise EngineError("the runtime is closed; make a new one")
-        if self._failure is not None:
-            raise self._failure
 
-    def _start(self) -> None:
-        self._check_open()
-        with self._changed:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"graftlm {self.model_name}", daemon=True)
-                self._thread.start()
 
-    def _post(self, task: Task) -> None:
-        self._start()
-        with self._changed:
-            self._tasks.append(task)
-            self._changed.notify()
+class _TokenizerLoader:
+    """Loads a runtime's tokenizer once, on whichever thread first asks."""
 
-    def _run(self, task: Callable[[Engine], Any]) -> Any:
-        """Run `task` on the engine's thread and wait for what it returns."""
-        future: Future[Any] = Future()
+    def __init__(self, model: Any, given: Any, config: EngineConfig) -> None:
+        self._arguments = (model, given, config)
+        self._lock = threading.Lock()
+        self._tokenizer: Tokenizer | None = None
 
-        def run(engine: Engine) -> None:
-            future.set_result(task(engine))
+    def __call__(self) -> Tokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                from graftlm.core.model import load_tokenizer
 
-        self._post(run)
-        return future.result()
+                self._tokenizer = load_tokenizer(*self._arguments)
+            return self._tokenizer
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify()
 
-    def _serve(self) -> None:
-        try:
-            engine = self._engine = self._load()
-        except BaseException as error:
-            self._failure = error if isinstance(error, GraftError) else _load_failure(self.model_name, error)
-            engine = _DeadEngine(self._failure)
-        self._loaded.set()
-        try:
-            self._loop(engine)
-            error: BaseException = EngineError("the runtime was closed before the request finished")
-        except BaseException as failure:
-            error = EngineError(f"the engine stopped: {type(failure).__name__}: {failure}")
-            error.__cause__ = failure
-            self._failure = error
-        engine.fail_all(error)
-        self._refuse_rest(error)
-        self._engine = None
+class _EngineBuilder:
+    """Loads a model and puts an engine over it; runs on the engine's thread."""
 
-    def _loop(self, engine: Engine) -> None:
-        progressed = True
-        while True:
-            with self._changed:
-                while not self._tasks and not self._closed and (engine.idle or not progressed):
-                    # not idle and no progress: a grammar is being compiled, or a deadline must be noticed
-                    if not self._changed.wait(None if engine.idle else 0.02):
-                        break
-                if self._closed:
-                    return
-                tasks, self._tasks = self._tasks, deque()
-            for task in tasks:
-                task(engine)
-            progressed = engine.step() if not engine.idle else True
+    def __init__(self, model: Any, config: EngineConfig, load_tokenizer: Callable[[], Tokenizer]) -> None:
+        self._model = model
+        self._config = config
+        self._load_tokenizer = load_tokenizer
 
-    def _refuse_rest(self, error: BaseException) -> None:
-        """Fail what arrived after the engine ended."""
-        with self._changed:
-            self._closed = True
-            tasks, self._tasks = self._tasks, deque()
-        for task in tasks:
-            task(_DeadEngine(error))
-
-    def _load(self) -> Engine:
+    def __call__(self, wake: Callable[[], None]) -> Engine:
         from graftlm.core.engine import LocalEngine
         from graftlm.core.model import load_model
         from graftlm.core.runner import build_runner
 
-        loaded = load_model(self.model, self.config, self.tokenizer)
-        return LocalEngine(build_runner(loaded, self.config), self.tokenizer, self.config, wake=self._wake)
+        tokenizer = self._load_tokenizer()
+        loaded = load_model(self._model, self._config, tokenizer)
+        return LocalEngine(build_runner(loaded, self._config), tokenizer, self._config, wake=wake)
 
 
 class Pin:
@@ -434,46 +373,13 @@ class Pin:
     def unpin(self) -> None:
         node, self._node = self._node, None
         if node is not None and not self._runtime.closed:
-            self._runtime._run(lambda engine: engine.unpin(node))
+            self._runtime._thread.call(lambda engine: engine.unpin(node))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.unpin()
-
-
-class _DeadEngine:
-    """Stands in for an engine that could not start or has stopped: every request gets the cause."""
-
-    idle = True
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def add(self, group: Any) -> None:
-        group.listener.on_error(self._error)
-
-    def step(self) -> bool:
-        return False
-
-    def cancel(self, request_id: int) -> None:
-        """Nothing runs."""
-
-    def fail_all(self, error: BaseException) -> None:
-        """Nothing runs."""
-
-    def stats(self) -> Stats:
-        return Stats()
-
-    def reset_stats(self) -> None:
-        """Nothing was counted."""
-
-    def clear_cache(self) -> None:
-        """Nothing is cached."""
-
-    def unpin(self, node: Node) -> None:
-        """Nothing is pinned."""
 
 
 def replace_stream(request: Request) -> Request:
@@ -507,11 +413,3 @@ def _pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
     else:
         logits = inner.result().logits
         outer.set_result(logits if logits is not None else np.empty(0, np.float32))
-
-
-def _load_failure(name: str, error: BaseException) -> GraftError:
-    from graftlm.core.errors import ModelError
-
-    failure = ModelError(f"{name!r} could not be loaded: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure

@@ -39,9 +39,7 @@ class Scheduler:
     in the tree as long as there is room, and it waits again with all its tokens.
     """
 
-    def __init__(
-        self, config: EngineConfig, cache: PrefixCache, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, config: EngineConfig, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self.cache = cache
         self.clock = clock

@@ -93,9 +93,7 @@ class Writer:
         return Chunk(text, ids, logprobs, sequence.finish_reason, usage, sequence.index)
 
     def usage(self, sequence: Sequence) -> Usage:
-        return Usage(
-            sequence.num_prompt_tokens, sequence.num_cached or 0, sequence.num_generated, sequence.num_forced
-        )
+        return Usage(sequence.num_prompt_tokens, sequence.num_cached or 0, sequence.num_generated, sequence.num_forced)
 
     def completion(self, sequence: Sequence) -> Completion:
         assert sequence.finish_reason is not None

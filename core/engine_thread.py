@@ -1,0 +1,185 @@
+"""The one thread that owns an engine, and the door through which others hand it work."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from graftlm.core.errors import EngineError, GraftError, ModelError
+from graftlm.core.metrics import Stats
+
+if TYPE_CHECKING:
+    from graftlm.core.engine import Engine
+    from graftlm.core.radix import Node
+
+Task = Callable[["Engine"], object]
+BuildEngine = Callable[[Callable[[], None]], "Engine"]
+"""Makes the engine on its thread; is given a function that wakes the thread from anywhere."""
+
+_PATIENCE_S = 0.02  # how long to sleep when work waits for something outside, such as a grammar being compiled
+
+
+class EngineThread:
+    """Builds an engine, runs its steps, and runs tasks between them.
+
+    It knows nothing of the runtime in front of it, so that a runtime which nobody holds any more can be freed.
+    """
+
+    def __init__(self, name: str, build: BuildEngine) -> None:
+        self.name = name
+        self.build = build
+        self.engine: Engine | None = None
+        self.failure: BaseException | None = None
+        self.closed = False
+        self._loaded = threading.Event()
+        self._changed = threading.Condition()
+        self._tasks: deque[Task] = deque()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def loaded(self) -> bool:
+        return self._loaded.is_set()
+
+    def start(self) -> None:
+        """Start the thread, if it is not running; the engine is built on it."""
+        with self._changed:
+            if self._thread is None and not self.closed:
+                self._thread = threading.Thread(target=self._serve, name=f"graftlm {self.name}", daemon=True)
+                self._thread.start()
+
+    def wait_loaded(self) -> None:
+        """Wait until the engine is built; raises why it could not be."""
+        self.start()
+        self._loaded.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def post(self, task: Task) -> None:
+        """Run `task` between two steps. After the end it meets a stand-in that answers with the cause."""
+        self.start()
+        with self._changed:
+            if not self.closed:
+                self._tasks.append(task)
+                self._changed.notify()
+                return
+        task(_EndedEngine(self._end()))
+
+    def call(self, task: Callable[[Engine], Any]) -> Any:
+        """Run `task` between two steps and return what it returns."""
+        future: Future[Any] = Future()
+
+        def run(engine: Engine) -> None:
+            try:
+                future.set_result(task(engine))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.post(run)
+        return future.result()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End after the current step, without waiting."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify()
+
+    def join(self) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        engine: Engine
+        try:
+            engine = self.engine = self.build(self.wake)
+        except BaseException as error:
+            self.failure = _as_model_error(self.name, error)
+            engine = _EndedEngine(self.failure)
+        self._loaded.set()
+        try:
+            self._loop(engine)
+        except BaseException as error:
+            self.failure = EngineError(f"the engine stopped: {type(error).__name__}: {error}")
+            self.failure.__cause__ = error
+        self._finish(engine)
+
+    def _loop(self, engine: Engine) -> None:
+        progressed = True
+        while True:
+            with self._changed:
+                self._await_work(engine, progressed)
+                if self.closed:
+                    return
+                tasks, self._tasks = self._tasks, deque()
+            for task in tasks:
+                task(engine)
+            progressed = engine.idle or engine.step()
+
+    def _await_work(self, engine: Engine, progressed: bool) -> None:
+        while not self._tasks and not self.closed and (engine.idle or not progressed):
+            if engine.idle:
+                self._changed.wait()
+            else:
+                self._changed.wait(_PATIENCE_S)
+                return
+
+    def _finish(self, engine: Engine) -> None:
+        """End every request, those still queued too."""
+        with self._changed:
+            self.closed = True
+            tasks, self._tasks = self._tasks, deque()
+        error = self._end()
+        engine.fail_all(error)
+        self.engine = None
+        for task in tasks:
+            task(_EndedEngine(error))
+
+    def _end(self) -> BaseException:
+        return self.failure or EngineError("the runtime was closed before the request finished")
+
+
+class _EndedEngine:
+    """Stands in for an engine that could not start or has ended: every request gets the cause."""
+
+    idle = True
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def add(self, group: Any) -> None:
+        group.listener.on_error(self._error)
+
+    def step(self) -> bool:
+        return False
+
+    def cancel(self, request_id: int) -> None:
+        """Nothing runs."""
+
+    def fail_all(self, error: BaseException) -> None:
+        """Nothing runs."""
+
+    def stats(self) -> Stats:
+        return Stats()
+
+    def reset_stats(self) -> None:
+        """Nothing was counted."""
+
+    def clear_cache(self) -> None:
+        """Nothing is cached."""
+
+    def unpin(self, node: Node) -> None:
+        """Nothing is pinned."""
+
+
+def _as_model_error(name: str, error: BaseException) -> GraftError:
+    if isinstance(error, GraftError):
+        return error
+    failure = ModelError(f"{name!r} could not be loaded: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
