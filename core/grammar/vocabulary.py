@@ -56,11 +56,9 @@ class Vocabulary:
 
         tok = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.from_hf(tokenizer)
 
-        def encode(text: str) -> Sequence[int]:
-            ids: Sequence[int] = tok.hf.encode(text, add_special_tokens=False)
-            return ids
-
-        return cls(tok.token_bytes, eos_token_id=tok.eos_token_ids, encode=encode, vocab_size=vocab_size)
+        return cls(
+            tok.token_bytes, eos_token_id=tok.eos_token_ids, encode=tok.encode_continuation, vocab_size=vocab_size
+        )
 
     @property
     def num_words(self) -> int:
@@ -96,23 +94,11 @@ class Vocabulary:
         if self._encode is None:
             return self._longest(data)
         text = data.decode(errors="replace").rstrip("\ufffd")
-        ids = self._spell(text)
-        rest = data[sum(len(self.tokens[token_id]) for token_id in ids) :]
-        return ids + self._longest(rest) if rest else ids
-
-    def _spell(self, text: str) -> list[int]:
-        """The tokenizer's ids of `text`, or of the longest part of it that round-trips."""
-        assert self._encode is not None
-        data = text.encode()
         ids = list(self._encode(text))
-        if self.decode(ids) == data:
-            return ids
-        # tokenizers in the style of sentencepiece write a space before the first word: put something else there
-        guard = list(self._encode("\x02"))
-        ids = list(self._encode("\x02" + text))
-        if ids[: len(guard)] == guard and self.decode(ids[len(guard) :]) == data:
-            return ids[len(guard) :]
-        return []
+        if self.decode(ids) != text.encode():  # text that only looks like a special token, or cannot be spelled back
+            return self._longest(data)
+        rest = data[len(text.encode()) :]
+        return ids + self._longest(rest) if rest else ids
 
     def _longest(self, data: bytes) -> list[int]:
         ids: list[int] = []
