@@ -178,7 +178,7 @@ def resolve(model: str | os.PathLike[str]) -> str:
     if name == "sprout":
         from graftlm.core.embedded import sprout_path
 
-        return os.fspath(sprout_path())
+        return str(sprout_path())
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -199,7 +199,7 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
 
         options["quantization_config"] = quantization_config(config.quantization)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        read: Any = AutoModelForCausalLM.from_pretrained(
             source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
         )
     except Exception as error:
@@ -207,13 +207,14 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
         raise ModelError(
             f"no model could be loaded from the {where} {source!r}: {type(error).__name__}: {str(error)[:500]}"
         ) from error
+    loaded: nn.Module
+    loaded, report = read
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(
             f"{source!r} lacks {len(missing)} weights, {missing[0]!r} first; its files are incomplete or of another "
             "architecture than its config.json says"
         )
-    loaded: nn.Module = model
     if device.type == "cpu" and config.dtype == "auto" and _dtype_of(loaded) is torch.float16:
         loaded = loaded.float()  # half precision has no fast matrix product on CPUs
     return loaded

@@ -1,13 +1,14 @@
 """The paged lane: a Hugging Face model run ragged over the KV store.
 
 All tokens of all rows are one sequence of shape [1, num_tokens] with their own positions. The model calls the
-attention function that is registered here, which finds the step at hand in the keyword `graft_step` that travels
-with the model call, and hands queries, keys and values to an attention kernel.
+attention function that is registered here, which hands queries, keys and values to the step at hand: the one that
+the calling thread has switched on. (A keyword of the model call would not do: some models do not pass theirs on.)
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,13 @@ Step = Callable[[AttentionCall], torch.Tensor]
 """Answers a call with [num_tokens, num_heads, v_dim]."""
 
 
+class _Current(threading.local):
+    step: Step | None = None
+
+
+_current = _Current()
+
+
 def attention_function(
     module: nn.Module,
     query: torch.Tensor,
@@ -54,7 +62,6 @@ def attention_function(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     *,
-    graft_step: Step,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -70,7 +77,8 @@ def attention_function(
         raise ModelError(f"{type(module).__name__} passes an attention mask of its own, which is not supported here")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ModelError(f"{type(module).__name__} attends in both directions, which is not supported here")
-    out = graft_step(
+    assert _current.step is not None
+    out = _current.step(
         AttentionCall(
             module,
             query,
@@ -100,13 +108,15 @@ class AttentionSwitch:
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self, step: Step) -> Iterator[None]:
         before = [config._attn_implementation_internal for config in self._configs]
         for config in self._configs:
             config._attn_implementation_internal = IMPLEMENTATION
+        _current.step = step
         try:
             yield
         finally:
+            _current.step = None
             for config, implementation in zip(self._configs, before, strict=True):
                 config._attn_implementation_internal = implementation
 
@@ -150,13 +160,12 @@ class PagedRunner:
 
         rows = plan.logits_rows.to(device)
         keep = {"logits_to_keep": rows} if self._keeps else {}
-        with torch.inference_mode(), self._switch():
+        with torch.inference_mode(), self._switch(step):
             attention.prepare(plan)
             logits: torch.Tensor = self._model(
                 input_ids=plan.input_ids.to(device)[None],
                 position_ids=plan.positions.to(device)[None],
                 use_cache=False,
-                graft_step=step,
                 **keep,
             ).logits[0]
             return logits if self._keeps else logits.index_select(0, rows)

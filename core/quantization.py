@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from graftlm.core.errors import ConfigError, ModelError
@@ -10,36 +11,18 @@ from graftlm.core.errors import ConfigError, ModelError
 
 def _bitsandbytes(bits: int) -> Any:
     import torch
-    from transformers import BitsAndBytesConfig
 
-    if bits == 8:
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    options = {"load_in_8bit": True} if bits == 8 else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    return _transformers("BitsAndBytesConfig")(**options, bnb_4bit_compute_dtype=torch.bfloat16)
 
 
 def _torchao(name: str) -> Any:
-    from torchao import quantization
-    from transformers import TorchAoConfig
-
-    return TorchAoConfig(quant_type=getattr(quantization, name)())
+    quantization = import_module("torchao.quantization")
+    return _transformers("TorchAoConfig")(quant_type=getattr(quantization, name)())
 
 
-def _hqq(bits: int) -> Any:
-    from transformers import HqqConfig
-
-    return HqqConfig(nbits=bits, group_size=64)
-
-
-def _quanto(weights: str) -> Any:
-    from transformers import QuantoConfig
-
-    return QuantoConfig(weights=weights)
-
-
-def _fp8() -> Any:
-    from transformers import FineGrainedFP8Config
-
-    return FineGrainedFP8Config()
+def _transformers(name: str) -> Any:
+    return getattr(import_module("transformers"), name)
 
 
 _CONFIGS: dict[str, Callable[[], Any]] = {
@@ -48,11 +31,11 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     "torchao-int8": lambda: _torchao("Int8WeightOnlyConfig"),
     "torchao-int4": lambda: _torchao("Int4WeightOnlyConfig"),
     "torchao-fp8": lambda: _torchao("Float8WeightOnlyConfig"),
-    "hqq-8bit": lambda: _hqq(8),
-    "hqq-4bit": lambda: _hqq(4),
-    "quanto-int8": lambda: _quanto("int8"),
-    "quanto-int4": lambda: _quanto("int4"),
-    "fp8": _fp8,
+    "hqq-8bit": lambda: _transformers("HqqConfig")(nbits=8, group_size=64),
+    "hqq-4bit": lambda: _transformers("HqqConfig")(nbits=4, group_size=64),
+    "quanto-int8": lambda: _transformers("QuantoConfig")(weights="int8"),
+    "quanto-int4": lambda: _transformers("QuantoConfig")(weights="int4"),
+    "fp8": lambda: _transformers("FineGrainedFP8Config")(),
 }
 
 

@@ -79,6 +79,20 @@ _WITH_WINDOW = {
     "exaone4",
     "smollm3",
 }
+_OWN: dict[str, dict[str, Any]] = {
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 64},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "gptj": {"rotary_dim": 8},
+    "codegen": {"rotary_dim": 8},
+}
+"""What makes the tiny configuration of a kind valid, quick, or show its peculiarity."""
+_WITHOUT: dict[str, tuple[str, ...]] = {"falcon": ("head_dim",), "dbrx": ("head_dim",)}
 _ALIASES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text", "hunyuan": "hunyuan_v1_dense"}
 
 
@@ -98,7 +112,10 @@ def tiny_model(kind: str = "llama", seed: int = 0, **overrides: Any) -> PreTrain
         options["sliding_window"] = 8
         if kind not in ("mistral", "ministral"):
             options["layer_types"] = ["sliding_attention", "full_attention"]
+    options.update(_OWN.get(kind, {}))
     options.update(overrides)
+    for name in _WITHOUT.get(kind, ()):
+        del options[name]
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
