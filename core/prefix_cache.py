@@ -19,7 +19,7 @@ MISS_TOKENS = 24  # how much of a missed prefix is kept for the report
 class SnapshotLane(Protocol):
     """A runner that keeps prefixes itself, as whole snapshots of a model's own cache."""
 
-    def match(self, tokens: np.ndarray) -> int: ...
+    def match(self, tokens: np.ndarray, namespace: str) -> int: ...
     def publish(self, sequence: Sequence) -> None: ...
     def release(self, sequence: Sequence) -> None: ...
 
@@ -59,7 +59,7 @@ class PrefixCache:
     def start(self, sequence: Sequence) -> None:
         """Lock the cached prefix of `sequence` and make it the sequence's own beginning."""
         if self.lane is not None:
-            sequence.num_computed = self.lane.match(sequence.ids[: sequence.first_logit])
+            sequence.num_computed = self.lane.match(sequence.ids[: sequence.first_logit], sequence.request.namespace)
             return
         if not self.enabled:
             return
