@@ -6,6 +6,7 @@
     Concat(items)               one after the other
     Alternation(items)          any one of them; no items: no text at all
     Repeat(item, min, max)      min to max times; max None: without end
+    Series(items, separator)    any of the items, in order, with a separator between each two
     Intersection(items)         texts that all of them match
     Difference(item, minus)     texts that `item` matches and `minus` does not
     Automaton(rows, accepting)  a byte automaton, as products of the two above become one
@@ -70,6 +71,19 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Series:
+    """Any of the items, in order, with `separator` between each two: members of an object that may be left out.
+
+    items     (node, whether it may come more than once)
+    nonempty  whether at least one must be there
+    """
+
+    items: tuple[tuple[Node, bool], ...]
+    separator: Node
+    nonempty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Intersection:
     """Texts that every item matches; at least two. `graftlm.core.grammar.product` turns it into an Automaton."""
 
@@ -100,7 +114,17 @@ class Rule:
 
 
 Node: TypeAlias = (
-    Empty | Literal | CharSet | Concat | Alternation | Repeat | Intersection | Difference | Automaton | Rule
+    Empty
+    | Literal
+    | CharSet
+    | Concat
+    | Alternation
+    | Repeat
+    | Series
+    | Intersection
+    | Difference
+    | Automaton
+    | Rule
 )
 
 EMPTY = Empty()
@@ -248,6 +272,8 @@ def nullable(node: Node) -> bool:
             return any(nullable(item) for item in items)
         case Repeat(item, minimum, _):
             return minimum == 0 or nullable(item)
+        case Series(items, _, nonempty):
+            return not nonempty or any(nullable(item) for item, _ in items)
         case Intersection(items):
             return all(nullable(item) for item in items)
         case Difference(item, minus):

@@ -32,6 +32,7 @@ from graftlm.core.grammar.ast import (
     Node,
     Repeat,
     Rule,
+    Series,
     nullable,
 )
 from graftlm.core.grammar.utf8 import ByteGraph, byte_graph
@@ -142,6 +143,8 @@ class NfaBuilder:
                 return self._add_alternation(items, source)
             case Repeat():
                 return self._add_repeat(node, source)
+            case Series():
+                return self._add_series(node, source)
             case Automaton():
                 return self._add_automaton(node, source)
             case Intersection() | Difference():
@@ -170,6 +173,31 @@ class NfaBuilder:
         self._highs.extend(graph.highs)
         self._targets.extend([n + offset for n in graph.targets])
         return offset + 1
+
+    def _add_series(self, node: Series, source: int) -> int:
+        """Two tracks, so that each item is built once: nothing written yet (`source`), and something (`written`)."""
+        written = None
+        for i, (item, endless) in enumerate(node.items):
+            self._path.append(i)
+            start = self._new()
+            self._epsilons.append((source, start))
+            if written is not None:
+                self._epsilons.append((self._add(node.separator, written), start))
+            end = self._add(item, start)
+            if endless:
+                self._epsilons.append((self._add(node.separator, end), start))
+            after = self._new()
+            self._epsilons.append((end, after))
+            if written is not None:
+                self._epsilons.append((written, after))
+            written = after
+            self._path.pop()
+        end = self._new()
+        if written is not None:
+            self._epsilons.append((written, end))
+        if not node.nonempty:
+            self._epsilons.append((source, end))
+        return end
 
     def _add_automaton(self, node: Automaton, source: int) -> int:
         first, end = self._new(len(node.rows)), self._new()
@@ -290,6 +318,8 @@ class NfaBuilder:
                     size = sum(map(self._size, items))
                 case Repeat(item, minimum, maximum):
                     size = self._size(item) * (minimum + 1 if maximum is None else maximum)
+                case Series(members, separator):
+                    size = sum(self._size(member) + self._size(separator) for member, _ in members)
                 case Automaton(rows):
                     size = sum(map(len, rows))
                 case _:
