@@ -1,0 +1,102 @@
+"""What an engine really computed: counted at plain transformers models, read from GraftLM's runtimes."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import nn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Counts over one run.
+
+    calls            answers written
+    prompt_tokens    tokens of all prompts, as asked for
+    computed_tokens  those of them that were run through the model
+    largest_batch    the most sequences in one forward
+    """
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    largest_batch: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that was not computed."""
+        return 1 - self.computed_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.computed_tokens + other.computed_tokens,
+            max(self.largest_batch, other.largest_batch),
+        )
+
+
+class Meter:
+    """Counts the work of an engine that has answered once, so that all it needs has been loaded.
+
+    GraftLM's runtimes count for themselves. Where there is none, every transformers model in the process is counted
+    by its forwards: a pass over sequences without a past is one call each and their prompt; a later pass over several
+    tokens adds that many prompt tokens; a pass over one token is decoding.
+    """
+
+    def __init__(self) -> None:
+        from transformers import GenerationMixin
+
+        from graftlm.core.runtime import Runtime
+
+        self._lock = threading.Lock()
+        self._forwards = Work()
+        self._runtimes = [runtime for runtime in alive(Runtime) if not runtime.closed]
+        for runtime in self._runtimes:
+            runtime.clear_cache()
+            runtime.reset_stats()
+        models: list[Any] = [] if self._runtimes else alive(GenerationMixin)
+        self._hooks = [model.register_forward_pre_hook(self._count, with_kwargs=True) for model in models]
+
+    def work(self) -> Work:
+        """The counts so far; any thread may ask."""
+        total = self._forwards
+        for runtime in self._runtimes:
+            stats = runtime.stats()
+            total += Work(stats.requests, stats.prompt_tokens, stats.computed_tokens, stats.largest_batch)
+        return total
+
+    def close(self) -> None:
+        """Stop counting and close the runtimes."""
+        for hook in self._hooks:
+            hook.remove()
+        for runtime in self._runtimes:
+            runtime.close()
+
+    def _count(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if ids is None:
+            return
+        rows, width = ids.shape
+        past = kwargs.get("past_key_values")
+        mask = kwargs.get("attention_mask")
+        if past is not None and past.get_seq_length() > 0:
+            extended = rows * width if width > 1 else 0
+            step = Work(0, extended, extended, rows)
+        else:
+            tokens = int(mask.sum()) if mask is not None and mask.shape == ids.shape else rows * width
+            step = Work(rows, tokens, tokens, rows)
+        with self._lock:
+            self._forwards += step
+
+
+def alive(kind: type[T]) -> list[T]:
+    """Every object of `kind` in the process."""
+    gc.collect()
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

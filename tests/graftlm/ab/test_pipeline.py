@@ -1,0 +1,80 @@
+"""What a pipeline file may hold and what is said where it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graftlm.ab.pipeline import Pipeline
+from graftlm.core.errors import ConfigError
+
+GOOD = '''"""Shouts.
+
+More about it.
+"""
+from pathlib import Path
+
+def plain(model): return str.upper
+def at(model, url): return lambda text: url + text
+def run(llm, inputs): return [llm(text) for text in inputs]
+def inputs(): return ["a", "b"]
+def right(text, answer): return answer == text.upper()
+def _helper(): pass
+'''
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "shout.py"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_gives_title_inputs_and_engines(tmp_path: Path) -> None:
+    pipeline = Pipeline.load(written(tmp_path, GOOD))
+    assert (pipeline.name, pipeline.title) == ("shout", "Shouts.")
+    assert pipeline.inputs == ["a", "b"]
+    assert list(pipeline.constructors) == ["plain", "at"]
+
+
+def test_an_engine_takes_the_text_after_the_colon(tmp_path: Path) -> None:
+    engine = Pipeline.load(written(tmp_path, GOOD)).engine("at:http://here/")
+    assert engine.label == "at:http://here/"
+    assert engine.open("any")("a") == "http://here/a"
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("fast", "has no engine 'fast'; it defines: plain, at"),
+        ("plain:x", "engine 'plain:x'.*too many"),
+        ("at", "engine 'at'.*missing"),
+    ],
+)
+def test_an_engine_that_does_not_fit_is_an_error(tmp_path: Path, engine: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Pipeline.load(written(tmp_path, GOOD)).engine(engine)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def hf(model): ...", r"no run\(llm, inputs\)"),
+        ("def run(llm, inputs): ...", "no an engine function|an engine function such as"),
+        ("def hf(model): ...\ndef run(llm, inputs): ...\ndef inputs(): return []", "is empty"),
+    ],
+)
+def test_a_file_that_is_no_pipeline_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Pipeline.load(written(tmp_path, text))
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.py' cannot be read"):
+        Pipeline.load(tmp_path / "nowhere.py")
+
+
+def test_a_file_named_like_a_package_does_not_hide_it(tmp_path: Path) -> None:
+    path = tmp_path / "json.py"
+    path.write_text("import json\ndef hf(model): return json.dumps\ndef run(llm, inputs): return [llm(1)]\n")
+    assert Pipeline.load(path).engine("hf").open("any")(1) == "1"
