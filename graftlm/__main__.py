@@ -1,0 +1,5 @@
+"""`python -m graftlm` is the command `graftlm`."""
+
+from graftlm.cli import main
+
+main()

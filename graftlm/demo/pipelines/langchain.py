@@ -1,0 +1,51 @@
+"""LangChain: few-shot questions about passages, a prompt, a model and a parser, all questions in one `batch`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+
+INPUTS = json.loads((Path(__file__).parents[1] / "inputs.json").read_text())["langchain"]
+
+
+def hf(model: str) -> BaseChatModel:
+    from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
+
+    generation = {"max_new_tokens": 24, "do_sample": False, "return_full_text": False}
+    return ChatHuggingFace(
+        llm=HuggingFacePipeline.from_model_id(model, task="text-generation", pipeline_kwargs=generation)
+    )
+
+
+def graftlm(model: str) -> BaseChatModel:
+    from graftlm.adapters.langchain import ChatGraftLM
+
+    return ChatGraftLM(model=model, max_tokens=24, temperature=0)
+
+
+def run(llm: BaseChatModel, inputs: Sequence[dict[str, str]]) -> list[str]:
+    shots = [
+        message
+        for shot in INPUTS["examples"]
+        for message in (("human", f"{shot['passage']}\n\n{shot['question']}"), ("ai", shot["answer"]))
+    ]
+    prompt = ChatPromptTemplate.from_messages(
+        [("system", "Answer from the passage."), *shots, ("human", "{passage}\n\n{question}")]
+    )
+    chain = prompt | llm | StrOutputParser()
+    return chain.batch([{"passage": item["passage"], "question": item["question"]} for item in inputs])
+
+
+def inputs() -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = INPUTS["items"]
+    return items
+
+
+def right(item: dict[str, str], answer: str) -> bool:
+    return answer.strip() == item["answer"]

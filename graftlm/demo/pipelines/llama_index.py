@@ -1,0 +1,52 @@
+"""LlamaIndex: a query engine over a document, the questions asked concurrently."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llama_index.core import Document, SummaryIndex
+from llama_index.core.llms import LLM
+
+INPUTS = json.loads((Path(__file__).parents[1] / "inputs.json").read_text())["llama_index"]
+
+
+def hf(model: str) -> LLM:
+    from llama_index.llms.huggingface import HuggingFaceLLM
+
+    return HuggingFaceLLM(
+        model_name=model,
+        tokenizer_name=model,
+        max_new_tokens=24,
+        generate_kwargs={"do_sample": False},
+        device_map="cpu",
+    )
+
+
+def graftlm(model: str) -> LLM:
+    from graftlm.adapters.llama_index import GraftLLM
+
+    return GraftLLM(model=model, max_tokens=24, temperature=0)
+
+
+def run(llm: LLM, inputs: Sequence[dict[str, str]]) -> list[str]:
+    documents = {text: Document(text=text) for text in {item["passage"] for item in inputs}}
+    engines = {text: SummaryIndex.from_documents([d]).as_query_engine(llm=llm) for text, d in documents.items()}
+
+    async def ask_all() -> list[str]:
+        answers = await asyncio.gather(*(engines[item["passage"]].aquery(item["question"]) for item in inputs))
+        return [str(answer) for answer in answers]
+
+    return asyncio.run(ask_all())
+
+
+def inputs() -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = INPUTS["items"]
+    return items
+
+
+def right(item: dict[str, str], answer: str) -> bool:
+    return answer.strip() == item["answer"]

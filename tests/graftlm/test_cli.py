@@ -1,0 +1,78 @@
+"""The command line, through its own entry point."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from graftlm import cli
+from tests.models import byte_tokenizer, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def call(*arguments: str, stdin: str | None = None) -> str:
+    """What the command prints to standard output."""
+    done = CliRunner().invoke(cli.app, list(arguments), input=stdin, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_plugins_lists_the_built_ins() -> None:
+    (first, *_) = json.loads(call("plugins", "--json"))
+    assert first["plugin"] == "graftlm"
+    assert {"kind": "attention", "name": "torch", "description": "PyTorch, any CPU"} in first["offers"]
+    assert "torch" in call("plugins")
+
+
+def test_info_tells_versions_and_machine() -> None:
+    found = json.loads(call("info", "--json"))
+    assert found["cores"] >= 1
+    assert found["torch"].split(".")[0] == "2"
+    assert "transformers" in call("info")
+
+
+def test_generate_streams_the_same_text_that_json_gives(model: str) -> None:
+    arguments = ("generate", "Hello", "--model", model, "--max-tokens", "5")
+    answer = json.loads(call(*arguments, "--json"))
+    assert answer["usage"] == {"prompt_tokens": 5, "cached_tokens": 0, "completion_tokens": 5}
+    assert call(*arguments) == answer["text"] + "\n"
+
+
+def test_generate_reads_the_prompt_from_standard_input(model: str) -> None:
+    assert call("generate", "-", "--model", model, "--max-tokens", "5", stdin="Hello") == call(
+        "generate", "Hello", "--model", model, "--max-tokens", "5"
+    )
+
+
+def test_ab_prints_a_table_and_writes_a_report(model: str, tmp_path: Path) -> None:
+    pipeline = tmp_path / "shout.py"
+    pipeline.write_text(
+        "def low(model): return str.lower\n"
+        "def high(model): return str.upper\n"
+        "def run(llm, inputs): return [llm(text) for text in inputs]\n"
+        "def inputs(): return ['a', 'B']\n"
+    )
+    out = call("ab", str(pipeline), "--engines", "low,high", "--model", model, "--report", str(tmp_path / "out"))
+    assert "0/2" in out
+    assert (tmp_path / "out/chart.png").is_file()
+
+
+def test_an_error_is_one_line_and_exit_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["graftlm", "ab", "no_such_file.py"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err.startswith("ConfigError: pipeline 'no_such_file.py' cannot be read")
