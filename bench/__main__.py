@@ -1,0 +1,32 @@
+"""python -m bench GROUP [case ...]: the measurements of one group, each with its baseline in the same run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from bench import harness
+
+GROUPS = {
+    "runtime": "the engine: equality, reuse, decode speed, scheduling, memory",
+    "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
+    "grammar": "constraints: masks, jump-forward, schemas",
+    "sprout": "the embedded model: right answers by task",
+}
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] not in GROUPS:
+        print("usage: python -m bench GROUP [case ...] [--quick] [--json FILE]\n", file=sys.stderr)
+        for name, what in GROUPS.items():
+            print(f"  {name:12}{what}", file=sys.stderr)
+        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+    group, rest = arguments[0], arguments[1:]
+    if group == "sprout":
+        return int(importlib.import_module("bench.sprout.evaluate").main(rest) or 0)
+    return harness.main(group, rest)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

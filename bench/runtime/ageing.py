@@ -1,0 +1,54 @@
+"""How long a request waits that shares nothing, while newcomers that hit the cache keep coming."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from bench.harness import Options, Row, timed
+from bench.models import GREEDY, random_ids, runtime
+from graftlm import SchedulerConfig
+
+
+def run(options: Options) -> Sequence[Row]:
+    max_age_s = 0.5
+    shared = random_ids(200, seed=1)
+    num_loners = options.choose(3, 10)
+    waits = []
+    with runtime("tiny", max_batch=2, schedule=SchedulerConfig(policy="lpm", max_age_s=max_age_s)) as engine:
+        alone_s = timed(lambda: engine.generate(random_ids(300, seed=2), max_tokens=1, **GREEDY))
+        turn_s = timed(lambda: engine.generate(shared, max_tokens=16, **GREEDY))
+        stop = threading.Event()
+
+        def newcomers(first: int) -> None:
+            seed = first
+            while not stop.is_set():
+                engine.generate(shared + random_ids(8, seed), max_tokens=16, **GREEDY)
+                seed += 100
+
+        crowd = [threading.Thread(target=newcomers, args=(1000 + i,)) for i in range(12)]
+        for thread in crowd:
+            thread.start()
+        for i in range(num_loners):
+            started = time.perf_counter()
+            engine.generate(random_ids(300, seed=50 + i), max_tokens=1, **GREEDY)
+            waits.append(time.perf_counter() - started)
+        stop.set()
+        for thread in crowd:
+            thread.join()
+    bound = max_age_s + 2 * turn_s + 2 * alone_s + 0.1
+    waits.sort()
+    return [
+        Row(
+            "ageing",
+            f"worst answer time of {num_loners} loners among 12 callers with a cached prefix, age cap {max_age_s} s",
+            waits[-1],
+            "s",
+            baseline=alone_s,
+            floor=round(bound, 2),
+            at_most=True,
+            low=waits[0],
+            high=waits[-1],
+        )
+    ]
