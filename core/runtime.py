@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -175,7 +175,7 @@ class Runtime:
         request = Request(prompt, SamplingParams.from_options(**sampling), stream=True)
         return self.submit_stream(request)
 
-    async def astream(self, prompt: Any, **sampling: Any) -> AsyncIterator[Chunk]:
+    async def astream(self, prompt: Any, **sampling: Any) -> AsyncGenerator[Chunk, None]:
         """`stream` on any event loop."""
         request = Request(prompt, SamplingParams.from_options(**sampling), stream=True)
         async for chunk in self.submit_astream(request):
@@ -279,7 +279,7 @@ class Runtime:
         self._thread.post(lambda engine: engine.add(group))
         return ChunkStream(listener, partial(self._cancel, request.id))
 
-    async def submit_astream(self, request: Request) -> AsyncIterator[Chunk]:
+    async def submit_astream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Queue a request and iterate over its chunks on the running event loop."""
         self._check_open()
         listener = StreamListener(asyncio.get_running_loop())
