@@ -1,0 +1,158 @@
+"""What ChatGraftLM and GraftLLM have in common: their settings, and how a call becomes a request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from langchain_core.language_models import LangSmithParams
+from langchain_core.utils import secret_from_env
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
+from graftlm.core.errors import ConfigError
+from graftlm.core.request import Usage
+from graftlm.core.runtime import Runtime
+
+SAMPLING = tuple(field.name for field in fields(SamplingParams))
+ENGINE_OPTIONS = tuple(field.name for field in fields(EngineConfig) if field.name not in ("cache", "seed"))
+"""Options of the runtime that may be given to the constructor by name; `cache` and `seed` mean other things there."""
+
+CALL_OPTIONS = ("model", "stream", "stream_usage", "ls_structured_output_format", "structured_output_format")
+"""Keywords of a call that are no sampling parameters and that every model takes."""
+
+
+class GraftSettings(BaseModel):
+    """The parameters of a model object. None leaves a sampling parameter at GraftLM's own default.
+
+    runtime          a running `graftlm.Runtime` to use; without it, the process-wide one for `model`.
+    runtime_options  options for that one, such as `dtype` or `cache`; those that mean nothing else in
+                     LangChain may also be given as keywords.
+    max_tokens       None for all that the context leaves.
+    max_retries      kept for swapping constructors: a local engine has nothing to retry.
+    """
+
+    model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, protected_namespaces=())
+
+    model_name: str = Field(default="sprout", alias="model")
+    runtime: Any = Field(default=None, exclude=True, repr=False)
+    runtime_options: dict[str, Any] = Field(default_factory=dict)
+    base_url: str | None = None
+    api_key: SecretStr | None = Field(default_factory=secret_from_env("GRAFTLM_API_KEY", default=None))
+    temperature: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    stop: list[str] | str | None = Field(default=None, alias="stop_sequences")
+    seed: int | None = None
+    n: int = 1
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    timeout: float | None = None
+    max_retries: int = 2
+    streaming: bool = False
+    stream_usage: bool = True
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further sampling parameters, by their names in `graftlm.SamplingParams`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_keywords(cls, values: Any) -> Any:
+        """Move runtime options to where they belong; raise for a keyword that nothing here takes."""
+        if not isinstance(values, Mapping):
+            return values
+        known = set(cls.model_fields) | {f.alias for f in cls.model_fields.values() if f.alias}
+        values, options = dict(values), dict(values.get("runtime_options") or {})
+        options.update(
+            {name: values.pop(name) for name in list(values) if name in ENGINE_OPTIONS and name not in known}
+        )
+        reject_unknown(list(values), sorted(known | set(ENGINE_OPTIONS)), f"{cls.__name__} parameter")
+        return {**values, "runtime_options": options}
+
+    @model_validator(mode="after")
+    def _name_the_model(self) -> GraftSettings:
+        if self.runtime is not None:
+            if self.runtime_options:
+                raise ConfigError(
+                    f"runtime= was given together with {', '.join(self.runtime_options)}; "
+                    "set these where the Runtime is built"
+                )
+            if "model_name" not in self.model_fields_set:
+                self.model_name = self.runtime.model_name
+        self._sampling(None, {})  # a value out of range raises here rather than at the first call
+        return self
+
+    def runtime_for(self, model: str | None = None) -> Runtime:
+        """The runtime that answers a call: the one given, or the process-wide one for `model`."""
+        if self.runtime is not None and model in (None, self.model_name):
+            return self.runtime  # type: ignore[no-any-return]
+        options = dict(self.runtime_options)
+        if self.base_url is not None:
+            options["base_url"] = self.base_url
+            options["api_key"] = self.api_key.get_secret_value() if self.api_key else None
+        return Runtime.shared(model or self.model_name, **options)
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """All that changes an answer: LangChain's cache keys on it."""
+        params = {name: value for name in SAMPLING if (value := getattr(self, name, None)) is not None}
+        return {"model_name": self.model_name, **params, **self.model_kwargs, **self._options_for_cache_key()}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params: LangSmithParams = super()._get_ls_params(stop=stop or self._stop_list(), **kwargs)  # type: ignore[misc]
+        params["ls_provider"] = "graftlm"
+        return params
+
+    def _stop_list(self) -> list[str] | None:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def _known_context_length(self) -> int | None:
+        """The context in tokens where it can be read without a download; None elsewhere."""
+        if self.runtime is None and self.model_name != "sprout" and not os.path.isdir(self.model_name):
+            return None
+        return self.runtime_for().max_model_len
+
+    def _options_for_cache_key(self) -> dict[str, Any]:
+        options = {name: str(value) for name, value in self.runtime_options.items()}
+        return {"base_url": self.base_url, **options} if self.base_url else options
+
+    def _sampling(self, stop: list[str] | None, given: Mapping[str, Any]) -> SamplingParams:
+        """Sampling parameters of a call: its own keywords, else the object's, else the defaults.
+
+        `given` may hold any name of SamplingParams; an unknown one raises ConfigError and names its neighbour.
+        """
+        options: dict[str, Any] = {"max_tokens": None}
+        options.update({name: value for name in SAMPLING if (value := getattr(self, name, None)) is not None})
+        options.update(self.model_kwargs)
+        if "max_completion_tokens" in given:
+            given = {"max_tokens": given["max_completion_tokens"], **given}
+        options.update({name: value for name, value in given.items() if name != "max_completion_tokens"})
+        if stop is not None:
+            options["stop"] = stop
+        if options.get("top_logprobs"):
+            options["logprobs"] = True
+        if options.get("top_logprobs") is None:
+            options.pop("top_logprobs", None)
+        for name in [name for name, value in options.items() if value is None and name != "max_tokens"]:
+            del options[name]
+        return SamplingParams.from_options(**options)
+
+
+def token_usage(usages: Iterable[Usage]) -> dict[str, int]:
+    """The sum of token counts, in the form of `llm_output`."""
+    total = sum(usages, Usage())
+    return {
+        "prompt_tokens": total.prompt_tokens,
+        "completion_tokens": total.completion_tokens,
+        "total_tokens": total.total_tokens,
+        "cached_tokens": total.cached_tokens,
+        "forced_tokens": total.forced_tokens,
+    }

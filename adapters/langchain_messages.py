@@ -1,0 +1,180 @@
+"""LangChain messages to native messages, and completions back to LangChain messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    InvalidToolCall,
+    SystemMessage,
+    ToolCall as LangChainToolCall,
+    ToolMessage,
+)
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.tool import tool_call_chunk
+
+from graftlm.core.errors import ConfigError
+from graftlm.core.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
+from graftlm.core.request import Completion, TokenLogprob, Usage
+from graftlm.core.tools import ToolDelta, ToolText
+
+_NOT_FOR_THE_MODEL = frozenset(
+    ("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "input_json_delta", "thinking", "reasoning")
+    + ("redacted_thinking", "non_standard", "server_tool_call", "server_tool_call_chunk", "server_tool_result")
+)
+"""Blocks of an assistant's message that its `tool_calls` already tell, or that a model does not read back."""
+
+
+def native_messages(messages: Iterable[BaseMessage]) -> list[Message]:
+    """Translate a conversation. Raises ConfigError, naming the message's index, for content no model here can read."""
+    native: list[Message] = []
+    for index, message in enumerate(messages):
+        native.extend(_native(message, index))
+    return native
+
+
+def _native(message: BaseMessage, index: int) -> list[Message]:
+    match message:
+        case HumanMessage():
+            results, rest = _split_tool_results(message.content)
+            told = [_tool_result(block, index) for block in results]
+            if results and not rest:
+                return told
+            return [*told, Message("user", _content(rest, index), name=message.name)]
+        case AIMessage():
+            calls = tuple(ToolCall(c["id"] or "", c["name"], dict(c["args"])) for c in message.tool_calls)
+            return [Message("assistant", _content(message.content, index), tool_calls=calls, name=message.name)]
+        case SystemMessage():
+            return [Message("system", _content(message.content, index), name=message.name)]
+        case ToolMessage():
+            content = _content(message.content, index)
+            return [Message("tool", content, tool_call_id=message.tool_call_id, name=message.name)]
+        case FunctionMessage():
+            return [Message("tool", _content(message.content, index), name=message.name)]
+        case ChatMessage():
+            return [Message(message.role, _content(message.content, index), name=message.name)]
+        case _:
+            raise ConfigError(
+                f"message {index} is a {type(message).__name__}, which has no place in a prompt; "
+                "use human, ai, system, tool or chat messages"
+            )
+
+
+def _split_tool_results(content: str | list[Any]) -> tuple[list[Mapping[str, Any]], str | list[Any]]:
+    """Part the results of tools that Anthropic's format puts into human messages from the rest of the content."""
+    if isinstance(content, str):
+        return [], content
+    results = [b for b in content if isinstance(b, Mapping) and b.get("type") == "tool_result"]
+    return results, [b for b in content if b not in results] if results else content
+
+
+def _tool_result(block: Mapping[str, Any], index: int) -> Message:
+    return Message("tool", _content(block.get("content") or "", index), tool_call_id=block.get("tool_use_id"))
+
+
+def _content(content: str | Sequence[Any], index: int) -> str | tuple[ContentPart, ...]:
+    if isinstance(content, str):
+        return content
+    parts = [part for block in content for part in _parts(block, index)]
+    if all(isinstance(part, TextPart) for part in parts):
+        return "".join(part.text for part in parts if isinstance(part, TextPart))
+    return tuple(parts)
+
+
+def _parts(block: Any, index: int) -> list[ContentPart]:
+    if isinstance(block, str):
+        return [TextPart(block)]
+    kind = block.get("type")
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return [TextPart(text)]
+        case {"type": "image_url", "image_url": {"url": url}} | {"type": "image_url", "image_url": str(url)}:
+            return [ImagePart(url)]
+        case {"type": "image", "source": {"data": data}}:
+            return [ImagePart(data)]
+        case {"type": "image"}:
+            return [ImagePart(block.get("base64") or block.get("url") or block.get("data") or block.get("file_id"))]
+        case {"type": "video"}:
+            return [VideoPart(block.get("base64") or block.get("url") or block.get("data") or block.get("file_id"))]
+        case {"type": "json", "json": value} | {"type": "json", "value": value}:
+            return [TextPart(json.dumps(value, ensure_ascii=False))]
+    if kind in _NOT_FOR_THE_MODEL:
+        return []
+    if kind is None and isinstance(block.get("text"), str):
+        return [TextPart(block["text"])]
+    raise ConfigError(
+        f"message {index} holds a content block of type {kind!r}; this model reads text; remove the block"
+    )
+
+
+def usage_metadata(usage: Usage) -> UsageMetadata:
+    """Token counts in LangChain's form; `cache_read` are the prompt tokens taken from the radix tree."""
+    return UsageMetadata(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        input_token_details={"cache_read": usage.cached_tokens},
+    )
+
+
+def logprobs_content(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    """Log-probabilities in the form of the OpenAI API; the tokens that a grammar forced have 0."""
+    if logprobs is None:
+        return None
+    return {
+        "content": [
+            {
+                "token": item.token,
+                "bytes": list(item.token.encode()),
+                "logprob": item.logprob if item.logprob is not None else 0.0,
+                "top_logprobs": [
+                    {"token": text, "bytes": list(text.encode()), "logprob": logprob} for _, text, logprob in item.top
+                ],
+            }
+            for item in logprobs
+        ]
+    }
+
+
+def response_metadata(
+    model_name: str, finish_reason: str | None, logprobs: Sequence[TokenLogprob] | None, usage: Usage | None = None
+) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"model_name": model_name, "model_provider": "graftlm", "finish_reason": finish_reason}
+    if logprobs is not None:
+        metadata["logprobs"] = logprobs_content(logprobs)
+    if usage is not None:
+        metadata["forced_tokens"] = usage.forced_tokens
+    return metadata
+
+
+def ai_message(completion: Completion, tool_text: ToolText, model_name: str, usage: Usage | None) -> AIMessage:
+    """Build the answer. `usage` is None for all but the first of n answers: the prompt is counted once."""
+    finish_reason = "tool_calls" if tool_text.calls else completion.finish_reason
+    return AIMessage(
+        content=tool_text.content,
+        tool_calls=[
+            LangChainToolCall(name=c.name, args=c.arguments, id=c.id, type="tool_call") for c in tool_text.calls
+        ],
+        invalid_tool_calls=[
+            InvalidToolCall(name=c.name, args=c.arguments, id=c.id, error=c.error, type="invalid_tool_call")
+            for c in tool_text.invalid
+        ],
+        usage_metadata=usage_metadata(usage) if usage is not None else None,
+        response_metadata=response_metadata(model_name, finish_reason, completion.logprobs, completion.usage),
+    )
+
+
+def message_chunk(delta: ToolDelta) -> AIMessageChunk:
+    """One piece of a streamed answer: text, or the start or a part of a tool call."""
+    if delta.index is None:
+        return AIMessageChunk(content=delta.text)
+    chunk = tool_call_chunk(name=delta.name, args=delta.text, id=delta.id, index=delta.index)
+    return AIMessageChunk(content="", tool_call_chunks=[chunk])
