@@ -1,0 +1,62 @@
+"""`GraftSelector`: a router's choice by likelihood instead of by parsing text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.schema import QueryBundle
+from llama_index.core.tools.types import ToolMetadata
+
+from graftlm.adapters.llama_index_messages import native_messages
+
+if TYPE_CHECKING:
+    from graftlm.adapters.llama_index import GraftLLM
+
+
+class GraftSelector(BaseSelector):
+    """Choose one of a router's tools: their likelihoods after the question are compared, nothing is parsed.
+
+    The prompt (the tools and the question) is computed once and the tools' numbers are scored as its forks, so a
+    choice is always one of them. The result's `probabilities` has one number per choice; they sum to 1.
+    """
+
+    def __init__(self, llm: GraftLLM) -> None:
+        self._llm = llm
+
+    def _get_prompts(self) -> PromptDictType:
+        return {}
+
+    def _update_prompts(self, prompts_dict: PromptDictType) -> None:
+        """There is no prompt of the user's to update."""
+
+    def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Selected:
+        runtime = self._llm.runtime_for()
+        labels = [str(number) for number in range(1, len(choices) + 1)]
+        selection = runtime.select(self._prompt(choices, query), labels, method="exact")
+        return Selected.of(selection.index, list(selection.probabilities), choices)
+
+    async def _aselect(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Selected:
+        return await asyncio.to_thread(self._select, choices, query)
+
+    def _prompt(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Any:
+        lines = [f"{number}. {' '.join(c.description.split())}" for number, c in enumerate(choices, 1)]
+        text = "\n".join(["Choices:", *lines, "", f"Which choice fits this question best? {query.query_str}"])
+        message = ChatMessage(role=MessageRole.USER, content=f"{text}\nAnswer with its number only.")
+        return native_messages([message])
+
+
+class Selected(SelectorResult):
+    """A selection with the probability of every choice."""
+
+    probabilities: list[float] = []
+
+    @classmethod
+    def of(cls, index: int, probabilities: list[float], choices: Sequence[ToolMetadata]) -> Selected:
+        name = choices[index].name or f"choice {index + 1}"
+        reason = f"{name} has probability {probabilities[index]:.2f}"
+        return cls(selections=[SingleSelection(index=index, reason=reason)], probabilities=probabilities)
