@@ -17,7 +17,7 @@ from graftlm.core.grammar.ast import Literal, Node
 from graftlm.core.grammar.jit import jit
 from graftlm.core.grammar.nfa import Loop, Nfa, NfaBuilder, Path
 from graftlm.core.grammar.spec import Limits
-from graftlm.core.grammar.subset import Int32Array
+from graftlm.core.grammar.trie import Int32Array
 
 # A state and the value of every counter; counters that do not run are 0.
 Place: TypeAlias = tuple[int, ...]
@@ -148,15 +148,15 @@ class Dfa:
 
     def is_final(self, place: Place) -> bool:
         """Whether nothing can follow."""
-        return not self._degree[place[0]]
+        return not self.degree[place[0]]
 
     @cached_property
-    def _flat(self) -> memoryview:
-        return memoryview(self.table.reshape(-1))
+    def _flat(self) -> memoryview[int]:
+        return memoryview(self.table.tobytes()).cast("i")
 
     @cached_property
     def _width(self) -> int:
-        return self.table.shape[1]
+        return int(self.table.shape[1])
 
     @cached_property
     def _class_of(self) -> bytes:
@@ -167,8 +167,27 @@ class Dfa:
         rows: list[list[int]] = self.actions.tolist()
         return rows
 
+    def ways_on(self, state: int) -> list[int]:
+        """One byte for each transition of a state that differs from that of the class before."""
+        row = self.table[state]
+        changes = np.ones(len(row), bool)
+        changes[1:] = row[1:] != row[:-1]
+        return [self.first_bytes[c] for c in np.nonzero(changes & (row != 0))[0]]
+
     @cached_property
-    def _degree(self) -> list[int]:
+    def first_bytes(self) -> list[int]:
+        """The smallest byte of each class."""
+        first: list[int] = np.searchsorted(self.classes, np.arange(self.table.shape[1])).tolist()
+        return first
+
+    @cached_property
+    def owner_rows(self) -> list[list[int]]:
+        """`owners` as lists."""
+        rows: list[list[int]] = self.owners.tolist()
+        return rows
+
+    @cached_property
+    def degree(self) -> list[int]:
         """How many bytes each state has a transition on."""
         sizes = np.bincount(self.classes, minlength=self.table.shape[1])
         degree: list[int] = ((self.table != 0) @ sizes).tolist()
@@ -177,9 +196,8 @@ class Dfa:
     @cached_property
     def _single(self) -> list[int]:
         """The one byte that each singular state allows, -1 for the others."""
-        first_byte = np.searchsorted(self.classes, np.arange(self.table.shape[1]))
-        singular = (np.array(self._degree) == 1) & ~self.accepting
-        single: list[int] = np.where(singular, first_byte[np.argmax(self.table != 0, axis=1)], -1).tolist()
+        singular = (np.array(self.degree) == 1) & ~self.accepting
+        single: list[int] = np.where(singular, np.array(self.first_bytes)[np.argmax(self.table != 0, axis=1)], -1).tolist()
         return single
 
 

@@ -35,9 +35,9 @@ from graftlm.core.grammar.ast import (
     Series,
     nullable,
 )
+from graftlm.core.grammar.trie import Int32Array
 from graftlm.core.grammar.utf8 import ByteGraph, byte_graph
 
-Int32Array = npt.NDArray[np.int32]
 Path = tuple[int, ...]
 
 UNROLL_COUNT = 8  # repeats up to this many times are always unrolled

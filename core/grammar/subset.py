@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graftlm.core.grammar.jit import jit
+from graftlm.core.grammar.trie import Int32Array
 
-Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 # what `explore` answers
@@ -159,7 +159,7 @@ def _intern(
                     same = False
                     break
             if same:
-                return state
+                return int(state)
         slot = (slot + 1) & size
     state, used = control[0], control[1]
     if state + 1 >= len(accepting) or used + num_found > len(pool):
@@ -174,7 +174,7 @@ def _intern(
     owners[state, :] = owner
     set_ptr[state + 1] = used + num_found
     control[0], control[1] = state + 1, used + num_found
-    return state
+    return int(state)
 
 
 @jit
