@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
 import pytest
+
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.errors import ConfigError, EngineError, ModelError, RequestTimeout, RequestTooLong
 from graftlm.core.request import Request
 from graftlm.core.runtime import Runtime
-
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 SHAPES = ["llama", "qwen3", "mistral", "gemma3", "phi3", "gpt2"]

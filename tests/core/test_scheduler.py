@@ -1,6 +1,8 @@
 """The order in which sequences run, on a prefix cache without any model."""
 
 import numpy as np
+from hypothesis import given, settings, strategies as st
+
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
 from graftlm.core.engine import new_group
 from graftlm.core.plan import ScheduledRow
@@ -8,8 +10,6 @@ from graftlm.core.prefix_cache import PrefixCache
 from graftlm.core.request import Request, Sequence
 from graftlm.core.scheduler import Scheduler
 from graftlm.core.stream import StreamListener
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 class Bench:
