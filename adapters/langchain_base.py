@@ -66,16 +66,7 @@ class GraftSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _sort_keywords(cls, values: Any) -> Any:
-        """Move runtime options to where they belong; raise for a keyword that nothing here takes."""
-        if not isinstance(values, Mapping):
-            return values
-        known = set(cls.model_fields) | {f.alias for f in cls.model_fields.values() if f.alias}
-        values, options = dict(values), dict(values.get("runtime_options") or {})
-        options.update(
-            {name: values.pop(name) for name in list(values) if name in ENGINE_OPTIONS and name not in known}
-        )
-        reject_unknown(list(values), sorted(known | set(ENGINE_OPTIONS)), f"{cls.__name__} parameter")
-        return {**values, "runtime_options": options}
+        return sort_keywords(cls, values)
 
     @model_validator(mode="after")
     def _name_the_model(self) -> GraftSettings:
@@ -144,6 +135,17 @@ class GraftSettings(BaseModel):
         for name in [name for name, value in options.items() if value is None and name != "max_tokens"]:
             del options[name]
         return SamplingParams.from_options(**options)
+
+
+def sort_keywords(cls: type[BaseModel], values: Any) -> Any:
+    """Move runtime options to `runtime_options`; raise for a keyword that nothing of `cls` takes."""
+    if not isinstance(values, Mapping):
+        return values
+    known = set(cls.model_fields) | {f.alias for f in cls.model_fields.values() if f.alias}
+    values, options = dict(values), dict(values.get("runtime_options") or {})
+    options |= {name: values.pop(name) for name in list(values) if name in ENGINE_OPTIONS and name not in known}
+    reject_unknown(list(values), sorted(known | set(ENGINE_OPTIONS)), f"{cls.__name__} parameter")
+    return {**values, "runtime_options": options}
 
 
 def token_usage(usages: Iterable[Usage]) -> dict[str, int]:
