@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
@@ -13,6 +14,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools.types import ToolMetadata
 
 from graftlm.adapters.llama_index_messages import native_messages
+from graftlm.core.select import Selection, check_choices, submit_select
 
 if TYPE_CHECKING:
     from graftlm.adapters.llama_index import GraftLLM
@@ -35,13 +37,15 @@ class GraftSelector(BaseSelector):
         """There is no prompt of the user's to update."""
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Selected:
-        runtime = self._llm.runtime_for()
-        labels = [str(number) for number in range(1, len(choices) + 1)]
-        selection = runtime.select(self._prompt(choices, query), labels, method="exact")
-        return Selected.of(selection.index, list(selection.probabilities), choices)
+        return Selected.of(self._submit(choices, query).result(), choices)
 
     async def _aselect(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Selected:
-        return await asyncio.to_thread(self._select, choices, query)
+        return Selected.of(await asyncio.wrap_future(self._submit(choices, query)), choices)
+
+    def _submit(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Future[Selection]:
+        runtime = self._llm.runtime_for()
+        labels = check_choices([str(number) for number in range(1, len(choices) + 1)], "exact")
+        return submit_select(runtime, runtime.tokenizer.encode_prompt(self._prompt(choices, query)), labels, "exact")
 
     def _prompt(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Any:
         lines = [f"{number}. {' '.join(c.description.split())}" for number, c in enumerate(choices, 1)]
@@ -56,7 +60,8 @@ class Selected(SelectorResult):
     probabilities: list[float] = []
 
     @classmethod
-    def of(cls, index: int, probabilities: list[float], choices: Sequence[ToolMetadata]) -> Selected:
+    def of(cls, selection: Selection, choices: Sequence[ToolMetadata]) -> Selected:
+        index, probabilities = selection.index, list(selection.probabilities)
         name = choices[index].name or f"choice {index + 1}"
         reason = f"{name} has probability {probabilities[index]:.2f}"
         return cls(selections=[SingleSelection(index=index, reason=reason)], probabilities=probabilities)
