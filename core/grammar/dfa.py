@@ -282,8 +282,10 @@ class _Exploration:
         self._check_limits()
         n = int(self._control[subset.NUM_STATES])
         num_actions = int(self._control[subset.NUM_ACTIONS])
-        table, accepting, actions = self._table[:n], self._accepting[:n], self._actions[:num_actions].copy()
+        table, accepting, actions = self._table[:n], self._accepting[:n], self._actions[:num_actions]
         table[0] = 0
+        if num_actions > 1:
+            actions = _share_actions(table, actions)
         distance = np.full(n, UNREACHABLE, np.int32)
         _relax(table, accepting, actions, distance)
         if distance[START] == UNREACHABLE:
@@ -294,7 +296,7 @@ class _Exploration:
             classes=self._nfa.classes,
             table=table.copy(),
             accepting=accepting.copy(),
-            actions=actions,
+            actions=np.ascontiguousarray(actions),
             owners=self._owners[:n].copy(),
             loops=self._nfa.loops,
             distance=distance,
@@ -312,6 +314,18 @@ def _doubled(array: Array) -> Array:
     larger = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return cast(Array, larger)
+
+
+def _share_actions(table: Int32Array, actions: Int32Array) -> Int32Array:
+    """Keep equal actions once, so that equal transitions have equal numbers in all states."""
+    numbers: dict[bytes, int] = {}
+    renumbered = np.zeros(len(actions), np.int32)
+    for old in range(1, len(actions)):
+        renumbered[old] = -numbers.setdefault(actions[old].tobytes(), len(numbers) + 1)
+    acting = table < 0
+    table[acting] = renumbered[-table[acting]]
+    distinct = np.frombuffer(b"".join(numbers), np.int32).reshape(-1, actions.shape[1])
+    return np.concatenate([actions[:1], distinct])
 
 
 def _drop_dead_ends(table: Int32Array, actions: Int32Array, distance: Int32Array) -> None:

@@ -34,10 +34,21 @@ class Masks:
 
     def row(self, place: Place) -> Int32Array:
         """The mask row at `place`: int32 [num_words], not to be written to."""
-        key = self._representative(place) if self._dfa.loops else place
-        digest = self._digests.get(key)
-        row = None if digest is None else self._rows.get(digest)
-        return self._compute(key) if row is None else row
+        row = self._known(place)
+        if row is not None:
+            return row
+        if not self._dfa.loops:
+            return self._compute(place)
+        key = self._representative(place)
+        row = self._known(key)
+        if row is None:
+            row = self._compute(key)
+        self._digests[place] = self._digests[key]
+        return row
+
+    def _known(self, place: Place) -> Int32Array | None:
+        digest = self._digests.get(place)
+        return None if digest is None else self._rows.get(digest)
 
     def _compute(self, place: Place) -> Int32Array:
         dfa, vocabulary = self._dfa, self._vocabulary

@@ -64,18 +64,27 @@ class Slice:
         self.lengths[tokens.ids] = lengths
         self.longest = int(lengths.max(initial=0))
         self.others = Trie.build(tokens, ~inside)
-        self._vocab_size = vocab_size
-        self._rows: dict[int, Int32Array] = {}
+        self.all_inside = self._row(self.lengths > 0)
 
     def row(self, room: int | None) -> Int32Array:
         """The mask row of the tokens inside with at most `room` characters; not to be written to."""
-        room = self.longest if room is None else min(room, self.longest)
-        row = self._rows.get(room)
-        if row is None:
-            allowed = np.zeros((self._vocab_size + 31) // 32 * 32, bool)
-            allowed[: self._vocab_size] = (self.lengths > 0) & (self.lengths <= room)
-            row = self._rows[room] = np.packbits(allowed, bitorder="little").view(np.int32)
-        return row
+        if room is None or room >= self.longest:
+            return self.all_inside
+        return self._rows_by_length[room]
+
+    @cached_property
+    def _rows_by_length(self) -> list[Int32Array]:
+        rows = []
+        for room in range(self.longest):
+            fits = (self.lengths > 0) & (self.lengths <= room)
+            new = not rows or (self.lengths == room).any()  # most of the long lengths have no token
+            rows.append(self._row(fits) if new else rows[-1])
+        return rows
+
+    def _row(self, allowed: npt.NDArray[np.bool_]) -> Int32Array:
+        padded = np.zeros((len(allowed) + 31) // 32 * 32, bool)
+        padded[: len(allowed)] = allowed
+        return np.packbits(padded, bitorder="little").view(np.int32)
 
 
 class Slices:
@@ -152,50 +161,28 @@ def _self_loop(
         low, mid, top = actions[-effect, 3], actions[-effect, 4], actions[-effect, 5]
         if register < 0 and low + top != 0:
             return nothing
-    low_effect, mid_effect = 0, 0
     num_rest = 0
     for byte in range(128):
         c = classes[byte]
         first[byte] = table[state, c] == effect and effect != 0
         rest[byte] = 0
-        if register < 0:
-            if mid > 0 and table[mid, c] == mid:
-                rest[byte] = 1
-                mid_effect = mid
-        else:
-            loops = True
-            if low > 0:
-                value = table[low, c]
-                loops = value < 0 and _leads(actions, -value, register, low, mid, top)
-                if loops:
-                    low_effect = value
-            if mid > 0 and loops:
-                value = table[mid, c]
-                loops = value < 0 and _leads(actions, -value, register, low, mid, top)
-                if loops:
-                    mid_effect = value
-            if loops:
-                rest[byte] = 1
-                if top > 0 and table[top, c] != 0:
-                    return nothing  # what follows could take over where the count ends
-        num_rest += rest[byte]
+        again = effect if register >= 0 else mid  # what keeps a character inside
+        if mid > 0 and table[mid, c] != again or low > 0 and table[low, c] != again:
+            continue
+        if top > 0 and table[top, c] != 0:
+            return nothing  # what follows could take over where the count ends
+        rest[byte] = 1
+        num_rest += 1
     if num_rest < 16:
         return nothing
     wide_first = _wide(table, classes, state, effect)
-    wide_rest = mid == 0 or _wide(table, classes, mid, mid_effect)
-    if register >= 0 and low > 0:
-        wide_rest = wide_rest and _wide(table, classes, low, low_effect)
+    again = effect if register >= 0 else mid
+    wide_rest = (mid == 0 or _wide(table, classes, mid, again)) and (low == 0 or _wide(table, classes, low, again))
     if top > 0:
         for byte in range(0xC2, 0xF5):
             if table[top, classes[byte]] != 0:
                 wide_rest = False
     return True, wide_first, wide_rest, register, maximum
-
-
-@jit
-def _leads(actions: Int32Array, action: int, register: int, low: int, mid: int, top: int) -> bool:
-    row = actions[action]
-    return bool(row[0] == register and row[3] == low and row[4] == mid and row[5] == top)
 
 
 @jit

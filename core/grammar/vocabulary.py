@@ -97,7 +97,7 @@ class Vocabulary:
 
     def prepare(self) -> None:
         """Build what every grammar needs now (about half a second for 128k tokens) rather than at its first use."""
-        assert self.trie and self.slices.json_string and self.fingerprint
+        assert self.trie and self.slices.json_string.row(0) is not None and self.fingerprint
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
         """The bytes of `token_ids`, special ids left out."""
