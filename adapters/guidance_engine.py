@@ -1,0 +1,225 @@
+"""Guidance's engine over a runtime: each grammar is one request in the continuous batch.
+
+Guidance hands over a whole grammar per call. Its parser (llguidance) runs beside the sequence as the request's
+matcher, so that all threads on one engine share every forward while captures, stops, token limits and temperatures
+stay the parser's own.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import llguidance
+import numpy as np
+from guidance._schema import EngineResponse, GenToken, GenTokenExtra, LLInterpreterResponse, TokenUsage
+from guidance.models._engine import Engine, EngineState, LogitsOutput
+from guidance.models._transformers import TransformersTokenizer
+
+from graftlm.adapters.guidance_parser import Parser, Progress
+from graftlm.core.config import SamplingParams
+from graftlm.core.errors import RequestTooLong
+from graftlm.core.request import Completion, Request, TokenLogprob
+from graftlm.core.runtime import Runtime
+
+
+class GraftState(EngineState):
+    """The transcript so far. `live` says that every step is to be told as it comes, not all at the end."""
+
+    live: bool = True
+
+
+class GraftEngine(Engine):
+    """What all copies of one `GraftModel` share.
+
+    With `enable_token_probabilities` tokens carry the model's probability, and with `enable_top_k` the likeliest
+    `top_k` beside it. An engine whose `get_logits` was replaced, and a call with a step configuration, run guidance's
+    own loop over `get_logits`: slower, token by token.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        chat_template: Any = None,
+        enable_backtrack: bool = True,
+        enable_ff_tokens: bool = True,
+        enable_monitoring: bool = False,
+        enable_token_probabilities: bool = False,
+        enable_top_k: bool = False,
+        top_k: int = 5,
+        seed: int | None = None,
+    ) -> None:
+        tokenizer = TransformersTokenizer(runtime.tokenizer.hf, chat_template)
+        super().__init__(
+            tokenizer,
+            enable_backtrack=enable_backtrack,
+            enable_ff_tokens=enable_ff_tokens,
+            enable_monitoring=enable_monitoring,
+            enable_token_probabilities=enable_token_probabilities,
+            enable_top_k=enable_top_k,
+            top_k=top_k,
+        )
+        self.runtime = runtime
+        self._vocab_size = tokenizer._vocab_size
+        self._seeds = None if seed is None else random.Random(seed)
+        self._seeds_lock = threading.Lock()
+
+    def get_logits(self, token_ids: list[int], include_all_uncached_tokens: bool = False) -> LogitsOutput:
+        """The logits after the last token, float32 [1, vocab_size], computed in the runtime's batch."""
+        completion = self.runtime.submit(Request(list(token_ids), want_logits=True)).result()
+        assert completion.logits is not None
+        logits = completion.logits[np.newaxis, : self._vocab_size]
+        return LogitsOutput(logits=logits, n_tokens=len(token_ids), n_cached=completion.usage.cached_tokens)
+
+    def __call__(
+        self,
+        state: EngineState,
+        grammar: str,
+        ensure_bos_token: bool = True,
+        sampling_params: Any = None,
+        step_config: Any = None,
+    ) -> Generator[EngineResponse, None, TokenUsage]:
+        """Extend the prompt by the grammar: yield what each step brought, return the usage.
+
+        Closing the generator cancels the request and frees its KV.
+        """
+        if step_config is not None or "get_logits" in vars(self) or type(self).get_logits is not GraftEngine.get_logits:
+            usage: TokenUsage = yield from super().__call__(
+                state, grammar, ensure_bos_token, sampling_params, step_config
+            )
+            return usage
+        started = time.monotonic()
+        usage = TokenUsage(round_trips=1, ff_tokens=0)
+        prompt = self.tokenizer.encode(state.prompt.encode())
+        parser, first = self._parser(grammar, prompt, ensure_bos_token)
+        yield from self._responses(parser, (), first)
+        while not parser.stopped:
+            yield from self._run(parser, sampling_params, usage, live=not isinstance(state, GraftState) or state.live)
+        parser.check_end()
+        usage.total_latency_ms += (time.monotonic() - started) * 1000
+        return usage
+
+    def _parser(self, grammar: str, prompt: list[int], ensure_bos_token: bool) -> tuple[Parser, tuple[int, ...]]:
+        """A parser that stands behind the prompt, and the tokens it put there: forced, or healed."""
+        tokenizer = self.tokenizer
+        interpreter = llguidance.LLInterpreter(
+            tokenizer._ll_tokenizer, grammar, self.enable_backtrack, self.enable_ff_tokens, log_level=1
+        )
+        tokens = interpreter.process_prompt(prompt)
+        same = next((i for i, (a, b) in enumerate(zip(prompt, tokens, strict=False)) if a != b), None)
+        put = tuple(tokens[min(len(prompt), len(tokens)) if same is None else same :])
+        bos = tokenizer.bos_token_id
+        if ensure_bos_token and bos is not None and tokens[:1] != [bos]:
+            tokens = tokenizer.recode([bos, *tokens])
+        parser = Parser(interpreter, tokenizer.eos_token_id)
+        parser.start(tokens)
+        return parser, put
+
+    def _run(self, parser: Parser, sampling_params: Any, usage: TokenUsage, *, live: bool) -> Iterator[EngineResponse]:
+        """One request: to the end of the text, or to where the parser goes back in it."""
+        request = Request(list(parser.tokens), self._sampling(parser, sampling_params))
+        parser.run_in(request)
+        began = time.monotonic()
+        if live:
+            with self.runtime.submit_stream(request) as chunks:
+                for chunk in chunks:
+                    yield from self._responses(parser, chunk.logprobs or ())
+                done = chunks.completion
+        else:
+            future = self.runtime.submit(request)
+            try:
+                done = future.result()
+            finally:
+                future.cancel()
+        assert done is not None
+        self._settle(parser, request, done)
+        yield from self._responses(parser, done.logprobs or () if not live else ())
+        _count(usage, parser, done, (time.monotonic() - began) * 1000)
+
+    def _settle(self, parser: Parser, request: Request, done: Completion) -> None:
+        """Tell the parser of what ended the request beside it: an end-of-text token, or the context."""
+        if parser.finished:
+            return
+        if isinstance(done.stop, int):
+            if len(request.prompt) + len(done.token_ids) > len(parser.tokens):
+                parser.end_of_text(done.stop)  # else the grammar forced that token, and goes on behind it
+            return
+        length = len(request.prompt) + len(done.token_ids)
+        raise RequestTooLong(
+            f"the text is {length:,} tokens and the grammar goes on, the context is {self.runtime.max_model_len:,}; "
+            "bound it with max_tokens or raise max_model_len",
+            length=length,
+            limit=self.runtime.max_model_len,
+        )
+
+    def _sampling(self, parser: Parser, given: Any) -> SamplingParams:
+        options: dict[str, Any] = {k: v for k, v in (given or {}).items() if v is not None}
+        if self._seeds is not None:
+            with self._seeds_lock:
+                options["seed"] = self._seeds.getrandbits(62)
+        if self._enable_token_probabilities:
+            options |= {"logprobs": True, "top_logprobs": self._top_k if self._enable_top_k else 0}
+        return SamplingParams.from_options(constraint=parser, max_tokens=None, **options)
+
+    def _responses(
+        self, parser: Parser, logprobs: Sequence[TokenLogprob], put: tuple[int, ...] | None = None
+    ) -> Iterator[EngineResponse]:
+        """What the parser told since the last call, one response per step."""
+        steps, parser.steps = parser.steps, []
+        known = iter(logprobs)
+        for step in steps:
+            tokens: list[GenToken] = [self._token(i, is_input=True) for i in put or ()]
+            tokens += self._tokens(step, known)
+            yield _response(step, tokens)
+
+    def _tokens(self, step: Progress, logprobs: Iterator[TokenLogprob]) -> list[GenToken]:
+        tokens: list[GenToken] = []
+        for i, token_id in enumerate(step.tokens):
+            scored = next((entry for entry in logprobs if entry.token_id == token_id), None)
+            generated = i == 0 and step.issued
+            tokens.append(self._token(token_id, scored, is_generated=generated, is_force_forwarded=not generated))
+        return tokens
+
+    def _token(self, token_id: int, scored: TokenLogprob | None = None, **flags: bool) -> GenTokenExtra:
+        prob = math.nan if scored is None or scored.logprob is None else math.exp(scored.logprob)
+        top = () if scored is None else scored.top
+        return GenTokenExtra(
+            token_id=token_id,
+            bytes=self.tokenizer.decode([token_id]),
+            prob=prob,
+            top_k=[
+                GenToken(token_id=i, bytes=self.tokenizer.decode([i]), prob=math.exp(value), **flags)
+                for i, _, value in top
+            ],
+            **flags,
+        )
+
+
+def _response(step: Progress, tokens: list[GenToken]) -> EngineResponse:
+    told = LLInterpreterResponse.model_validate_json(step.report).progress.to_engine_call_response()
+    return EngineResponse(
+        new_bytes=told.new_bytes,
+        backtrack_bytes=b"",
+        capture_groups=told.capture_groups,
+        capture_group_log_probs=told.capture_group_log_probs,
+        backtrack=0,
+        tokens=tokens,
+    )
+
+
+def _count(usage: TokenUsage, parser: Parser, done: Completion, latency_ms: float) -> None:
+    """Count as guidance's own engines do: every sampled token is a forward pass, forced ones ride along."""
+    native = done.usage
+    sampled = native.completion_tokens - native.forced_tokens
+    usage.input_tokens += native.prompt_tokens + max(native.completion_tokens - 1, 0)
+    usage.cached_input_tokens += native.cached_tokens
+    usage.forward_passes += sampled
+    usage.ff_tokens = (usage.ff_tokens or 0) + parser.num_forced
+    parser.num_forced = 0
+    if usage.ttft_ms == 0 and sampled:
+        usage.ttft_ms = latency_ms / sampled

@@ -1,0 +1,63 @@
+"""Guidance's interpreter over a runtime: text is appended without the engine, grammars go to it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+from guidance._ast import ImageUrl, LiteralNode, RoleEnd, RoleStart
+from guidance.models._base._interpreter import UnsupportedNodeError
+from guidance.models._base._model import _event_queues
+from guidance.models._engine import EngineInterpreter
+from guidance.trace import OutputAttr, TextOutput
+
+from graftlm.adapters.guidance_engine import GraftEngine, GraftState
+
+
+class GraftInterpreter(EngineInterpreter):
+    """The state of one model object. Copies share the engine, and copying costs the same for any prompt.
+
+    `watched` says that someone looks on while a grammar runs (echo), so that every token is told as it comes.
+    """
+
+    engine: GraftEngine
+    state: GraftState
+
+    def __init__(self, engine: GraftEngine, *, watched: bool = False) -> None:
+        super().__init__(engine)
+        self.state = GraftState()
+        self.watched = watched
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        state = copy.state = GraftState.__new__(GraftState)
+        state.__dict__.update(self.state.__dict__)
+        state.captures = {k: list(v) if isinstance(v, list) else v for k, v in self.state.captures.items()}
+        return copy
+
+    def role_start(self, node: RoleStart, **kwargs: Any) -> Iterator[OutputAttr]:
+        self.state.active_role = node.role
+        yield from self._append(self.get_role_start(node.role))
+
+    def role_end(self, node: RoleEnd, **kwargs: Any) -> Iterator[OutputAttr]:
+        self.state.active_role = None
+        yield from self._append(self.get_role_end(node.role))
+
+    def text(self, node: LiteralNode, **kwargs: Any) -> Iterator[OutputAttr]:
+        """Append text. Its tokens are computed with the next grammar, as one prompt."""
+        yield from self._append(node.value)
+
+    def grammar(self, node: Any, **kwargs: Any) -> Iterator[OutputAttr]:
+        self.state.live = self.watched or bool(_event_queues.get())
+        yield from super().grammar(node, **kwargs)
+
+    def image_url(self, node: ImageUrl, **kwargs: Any) -> Iterator[OutputAttr]:
+        raise UnsupportedNodeError(interpreter=self, node=node)  # before it is downloaded
+
+    def __str__(self) -> str:
+        return f"a GraftModel over {self.engine.runtime.model_name!r}, which reads text only,"
+
+    def _append(self, text: str) -> Iterator[OutputAttr]:
+        self.state.prompt += text
+        yield TextOutput(value=text, is_input=True)
