@@ -68,6 +68,7 @@ class LocalEngine:
         self.wake = wake
         self.clock = clock
         self._groups: dict[int, SequenceGroup] = {}
+        self._timed: dict[int, SequenceGroup] = {}
         self._unopened: list[Sequence] = []
         self._seeds = random.Random(config.seed)
         self._masks = np.zeros((0, (spec.vocab_size + 31) // 32), np.int32)
@@ -87,6 +88,8 @@ class LocalEngine:
             return
         self.counters.requests += 1
         self._groups[group.request.id] = group
+        if sequence.deadline_s is not None:
+            self._timed[group.request.id] = group
         if sequence.grammar is not None:
             self._unopened.append(sequence)
             sequence.grammar.add_done_callback(lambda _: self.wake())
@@ -201,10 +204,14 @@ class LocalEngine:
                 self._finish(sequence)
 
     def _expire(self) -> None:
+        if not self._timed:
+            return
         now = self.clock()
-        for group in [g for g in self._groups.values() if _deadline(g) is not None]:
-            deadline = _deadline(group)
-            if deadline is not None and now > deadline:
+        for group in list(self._timed.values()):
+            deadline = group.sequences[0].deadline_s
+            if group.done:
+                del self._timed[group.request.id]
+            elif deadline is not None and now > deadline:
                 timeout = group.request.sampling.timeout
                 self._end_group(group, RequestTimeout(f"the request did not finish within its {timeout} s timeout"))
 
@@ -389,10 +396,6 @@ def new_group(request: Request, listener: Listener, prompt_ids: np.ndarray) -> S
     group = SequenceGroup(request, listener, [sequence])
     sequence.group = group
     return group
-
-
-def _deadline(group: SequenceGroup) -> float | None:
-    return group.sequences[0].deadline_s
 
 
 def _merge(group: SequenceGroup) -> Completion:

@@ -155,7 +155,9 @@ class Writer:
         sequence.tokens.append(token_id)
         if sampling.logprobs:
             sequence.logprobs.append(self._logprob(token_id, sampled))
-        ends = token_id in self.tokenizer.eos_token_ids and not sampling.ignore_eos
+        # a grammar allows the end of text only where its text is complete, so there it always ends
+        ignored = sampling.ignore_eos and sequence.matcher is None
+        ends = token_id in self.tokenizer.eos_token_ids and not ignored
         if ends or token_id in sampling.stop_token_ids:
             sequence.stopped_by = token_id
             self._finish(sequence, "stop")
