@@ -77,12 +77,12 @@ def compare(pipeline: Pipeline, engines: Sequence[str], model: str, progress: Pr
 
 
 def _run(pipeline: Pipeline, engine: Engine, model: str, progress: Progress) -> EngineRun:
-    meter: Meter | None = None
-    with progress.watch(pipeline.name, engine.label, lambda: meter.work().calls if meter else 0) as say:
+    meter = Meter()
+    with progress.watch(pipeline.name, engine.label, lambda: meter.work().calls) as say:
         try:
             llm = engine.open(model)
             _answers(pipeline, llm, pipeline.inputs[:1])
-            meter = Meter()
+            meter.attach()
             say("running")
             started = time.perf_counter()
             answers = _answers(pipeline, llm, pipeline.inputs)
@@ -92,8 +92,7 @@ def _run(pipeline: Pipeline, engine: Engine, model: str, progress: Progress) -> 
         except Exception as error:  # an engine that fails is a result of the comparison
             return EngineRun(engine.label, error=f"{type(error).__name__}: {error}")
         finally:
-            if meter is not None:
-                meter.close()
+            meter.close()
 
 
 def _answers(pipeline: Pipeline, llm: Any, inputs: Sequence[Any]) -> list[Any]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.utils.hooks import RemovableHandle
+
+    from graftlm.core.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -43,26 +47,37 @@ class Work:
 
 
 class Meter:
-    """Counts the work of an engine that has answered once, so that all it needs has been loaded.
+    """Counts the work of one engine: make it before the engine, `attach` when the engine has loaded all it needs.
 
-    GraftLM's runtimes count for themselves. Where there is none, every transformers model in the process is counted
-    by its forwards: a pass over sequences without a past is one call each and their prompt; a later pass over several
+    GraftLM's runtimes count for themselves. Where the engine has none, transformers models are counted by their
+    forwards: a pass over sequences without a past is one call each and their prompt; a later pass over several
     tokens adds that many prompt tokens; a pass over one token is decoding.
     """
 
     def __init__(self) -> None:
-        from transformers import GenerationMixin
-
         from graftlm.core.runtime import Runtime
 
         self._lock = threading.Lock()
         self._forwards = Work()
-        self._runtimes = [runtime for runtime in alive(Runtime) if not runtime.closed]
+        self._others = weakref.WeakSet(alive(Runtime))
+        self._runtimes: list[Runtime] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Find the engine's models and runtimes and start counting; what the runtimes cached so far is forgotten."""
+        from transformers import GenerationMixin
+
+        self._runtimes = self._new_runtimes()
         for runtime in self._runtimes:
             runtime.clear_cache()
             runtime.reset_stats()
         models: list[Any] = [] if self._runtimes else alive(GenerationMixin)
         self._hooks = [model.register_forward_pre_hook(self._count, with_kwargs=True) for model in models]
+
+    def _new_runtimes(self) -> list[Runtime]:
+        from graftlm.core.runtime import Runtime
+
+        return [runtime for runtime in alive(Runtime) if runtime not in self._others and not runtime.closed]
 
     def work(self) -> Work:
         """The counts so far; any thread may ask."""
@@ -73,10 +88,10 @@ class Meter:
         return total
 
     def close(self) -> None:
-        """Stop counting and close the runtimes."""
+        """Stop counting and close the engine's runtimes."""
         for hook in self._hooks:
             hook.remove()
-        for runtime in self._runtimes:
+        for runtime in self._new_runtimes():
             runtime.close()
 
     def _count(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ def hf(model: str) -> LLM:
     return HuggingFaceLLM(
         model_name=model,
         tokenizer_name=model,
+        is_chat_model=True,
         max_new_tokens=24,
         generate_kwargs={"do_sample": False},
         device_map="cpu",
