@@ -197,7 +197,8 @@ class Dfa:
     def _single(self) -> list[int]:
         """The one byte that each singular state allows, -1 for the others."""
         singular = (np.array(self.degree) == 1) & ~self.accepting
-        single: list[int] = np.where(singular, np.array(self.first_bytes)[np.argmax(self.table != 0, axis=1)], -1).tolist()
+        byte = np.array(self.first_bytes)[np.argmax(self.table != 0, axis=1)]
+        single: list[int] = np.where(singular, byte, -1).tolist()
         return single
 
 

@@ -17,7 +17,6 @@ from graftlm.core.grammar.dfa import Dfa
 from graftlm.core.grammar.jit import jit
 from graftlm.core.grammar.trie import Int32Array, SortedTokens, Trie
 
-
 _MAX_SLICES = 64
 
 
@@ -31,7 +30,7 @@ class CharClass:
     wide_rest: bool
 
 
-JSON_STRING = CharClass(*(2 * (bytes(0x20 <= b and b not in b'"\\' for b in range(128)),)), True, True)
+JSON_STRING = CharClass(*(2 * (bytes(b >= 0x20 and b not in b'"\\' for b in range(128)),)), True, True)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Slice:
 
     @cached_property
     def _rows_by_length(self) -> list[Int32Array]:
-        rows = []
+        rows: list[Int32Array] = []
         for room in range(self.longest):
             fits = (self.lengths > 0) & (self.lengths <= room)
             new = not rows or (self.lengths == room).any()  # most of the long lengths have no token
