@@ -101,13 +101,14 @@ class Lark:
 
 @dataclass(frozen=True)
 class Composite:
-    """A regular language put together from the nodes of `graftlm.core.grammar.ast`."""
+    """A language put together from the nodes of `graftlm.core.grammar.ast`, with the rules that its Rule nodes name."""
 
     node: Node
+    rules: tuple[tuple[str, Node], ...] = ()
 
     @property
-    def key(self) -> tuple[str, Node]:
-        return ("composite", self.node)
+    def key(self) -> tuple[str, Composite]:
+        return ("composite", self)
 
 
 Spec = Regex | Choices | JsonSchema | Lark | Composite

@@ -1,0 +1,119 @@
+"""Compiled grammars, kept: each compiled once however many ask, in a worker, and no more bytes of them than allowed."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from graftlm.core.errors import ConfigError
+from graftlm.core.grammar.compile import Grammar, compile_spec, read_options
+from graftlm.core.grammar.spec import Options, Spec
+from graftlm.core.grammar.vocabulary import Vocabulary
+
+MAX_BYTES = 512 << 20
+NUM_WORKERS = 2
+
+
+class GrammarCache:
+    """Grammars by (constraint, options, vocabulary); the least recently used go first.
+
+    max_bytes    what the kept grammars may take with their masks, about.
+    num_workers  threads that compile.
+
+    Thread-safe. A constraint that fails is not remembered: everyone who waits for it gets the error.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = MAX_BYTES,
+        num_workers: int = NUM_WORKERS,
+        compiler: Callable[[Spec, Vocabulary, Options], Grammar] = compile_spec,
+    ) -> None:
+        if max_bytes < 0:
+            raise ConfigError(f"max_bytes is {max_bytes}; it must be 0 (keep nothing) or more")
+        self.max_bytes = max_bytes
+        self._compiler = compiler
+        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="graftlm-grammar")
+        self._futures: OrderedDict[Hashable, Future[Grammar]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.num_hits = 0
+        self.num_misses = 0
+
+    def submit(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:
+        """The grammar, or the promise of it; equal constraints share one future. Cancelling it does nothing."""
+        given = read_options(options)
+        key = (spec.key, given, vocabulary.fingerprint)
+        with self._lock:
+            future = self._futures.get(key)
+            if future is not None:
+                self.num_hits += 1
+                self._futures.move_to_end(key)
+                return future
+            self.num_misses += 1
+            future = self._futures[key] = Future()
+            # running from the start: nobody can cancel what others wait for
+            future.set_running_or_notify_cancel()
+        self._workers.submit(self._compile, key, future, spec, vocabulary, given)
+        return future
+
+    def get(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
+        """The grammar; waits while it is compiled."""
+        return self.submit(spec, vocabulary, **options).result()
+
+    @property
+    def num_bytes(self) -> int:
+        """What the kept grammars take."""
+        with self._lock:
+            return self._count()
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def clear(self) -> None:
+        """Forget all grammars; sequences that follow one keep it."""
+        with self._lock:
+            self._futures.clear()
+
+    def _compile(
+        self, key: Hashable, future: Future[Grammar], spec: Spec, vocabulary: Vocabulary, options: Options
+    ) -> None:
+        try:
+            grammar = self._compiler(spec, vocabulary, options)
+        except BaseException as error:
+            with self._lock:
+                self._futures.pop(key, None)
+            future.set_exception(error)
+            return
+        future.set_result(grammar)
+        self._trim()
+
+    def _trim(self) -> None:
+        with self._lock:
+            excess = self._count() - self.max_bytes
+            for key in [key for key, future in self._futures.items() if _is_ready(future)]:
+                if excess <= 0:
+                    break
+                excess -= self._futures.pop(key).result().num_bytes
+
+    def _count(self) -> int:
+        return sum(future.result().num_bytes for future in self._futures.values() if _is_ready(future))
+
+
+def _is_ready(future: Future[Grammar]) -> bool:
+    return future.done() and future.exception() is None
+
+
+_shared = GrammarCache()
+
+
+def submit_compile(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:
+    """`GrammarCache.submit` on the cache of this process."""
+    return _shared.submit(spec, vocabulary, **options)
+
+
+def compile_cached(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
+    """`GrammarCache.get` on the cache of this process."""
+    return _shared.get(spec, vocabulary, **options)

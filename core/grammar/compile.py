@@ -1,0 +1,199 @@
+"""From a constraint to a grammar that a sequence can follow: choose the engine, compile, keep what was weakened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from graftlm.core.config import reject_unknown
+from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.fsm import FsmGrammar
+from graftlm.core.grammar.matcher import Matcher
+from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lark, Limits, Options, Regex, Spec
+from graftlm.core.grammar.vocabulary import Vocabulary
+
+
+class EngineGrammar(Protocol):
+    """What an engine makes of a constraint; shared by threads."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes now, about."""
+        ...
+
+    def matcher(self) -> Matcher: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """A compiled constraint over one vocabulary. Thread-safe; each sequence takes a matcher of its own.
+
+    engine    "fsm", "llguidance" or the name of a plugin
+    warnings  what `on_unsupported="warn"` left out of the schema
+    compiled  what the engine made of it: an FsmGrammar has the automaton and its masks
+    """
+
+    engine: str
+    compiled: EngineGrammar
+    warnings: tuple[Issue, ...] = field(default=())
+
+    @classmethod
+    def compile(cls, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
+        """Compile `spec`; `options` are the fields of `Options`.
+
+        Raises GrammarError when the constraint cannot be parsed, kept, satisfied or spelled by the vocabulary, or
+        costs more than its limits; ConfigError for an unknown option.
+        """
+        return compile_spec(spec, vocabulary, read_options(options))
+
+    @property
+    def num_bytes(self) -> int:
+        return self.compiled.num_bytes
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of the text."""
+        return self.compiled.matcher()
+
+
+def read_options(options: dict[str, Any]) -> Options:
+    """`Options` from keywords; an unknown one raises ConfigError and names its nearest neighbour."""
+    reject_unknown(list(options), list(Options.__dataclass_fields__), "grammar option")
+    return Options(**options)
+
+
+def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """Compile without a cache; see `Grammar.compile`."""
+    if not isinstance(spec, (Regex, Choices, JsonSchema, Lark, Composite)):
+        raise ConfigError(
+            f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
+        )
+    _check_size(spec, options.limits)
+    match options.engine:
+        case None:
+            grammar = _compile_fastest(spec, vocabulary, options)
+        case "fsm":
+            grammar = compile_fsm(spec, vocabulary, options)
+        case "llguidance":
+            grammar = compile_llguidance(spec, vocabulary, options)
+        case name:
+            grammar = _plugin(name)(spec, vocabulary, options)
+    _check_start(grammar, vocabulary)
+    return grammar
+
+
+def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """Compile into an automaton. Raises GrammarError when the constraint is not regular."""
+    language = _language(spec, options)
+    if language.rules:
+        raise GrammarError(
+            "the constraint contains itself or admits any JSON value, which no automaton can hold; "
+            "let the engine be chosen, or use 'llguidance'"
+        )
+    return Grammar("fsm", _automaton(language, vocabulary, options), language.issues)
+
+
+def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """Compile with llguidance, which takes all constraints."""
+    if isinstance(spec, Lark):
+        return Grammar("llguidance", _from_lark(spec.text, vocabulary))
+    language = _language(spec, options)
+    return Grammar("llguidance", _context_free(language, vocabulary), language.issues)
+
+
+@dataclass(frozen=True)
+class _Language:
+    node: ast.Node
+    rules: dict[str, ast.Node] = field(default_factory=dict)
+    issues: tuple[Issue, ...] = ()
+
+
+def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    if isinstance(spec, Lark):
+        return compile_llguidance(spec, vocabulary, options)
+    language = _language(spec, options)
+    if language.rules:
+        return Grammar("llguidance", _context_free(language, vocabulary), language.issues)
+    try:
+        return Grammar("fsm", _automaton(language, vocabulary, options), language.issues)
+    except GrammarError as error:
+        if not isinstance(spec, JsonSchema):
+            raise
+        # too many states: llguidance explores them only as the text needs them. What is empty, it shows at the start
+        try:
+            lazy = Grammar("llguidance", _context_free(language, vocabulary), language.issues)
+            _check_start(lazy, vocabulary)
+        except GrammarError:
+            raise error from None
+        return lazy
+
+
+def _language(spec: Spec, options: Options) -> _Language:
+    match spec:
+        case Regex(pattern):
+            from graftlm.core.grammar import regex
+
+            return _Language(regex.parse(pattern))
+        case Choices(options=choices):
+            return _Language(ast.alternation(*map(ast.literal, choices)))
+        case JsonSchema():
+            from graftlm.core.grammar.lowering import lower_schema
+
+            lowered = lower_schema(spec, options)
+            return _Language(lowered.node, lowered.rules, lowered.issues)
+        case Composite(node, rules):
+            return _Language(node, dict(rules))
+        case Lark():
+            raise GrammarError("a Lark grammar is context-free, which no automaton can hold; use engine 'llguidance'")
+
+
+def _automaton(language: _Language, vocabulary: Vocabulary, options: Options) -> FsmGrammar:
+    from graftlm.core.grammar.dfa import Dfa
+
+    return FsmGrammar(Dfa.compile(language.node, options.limits), vocabulary)
+
+
+def _context_free(language: _Language, vocabulary: Vocabulary) -> EngineGrammar:
+    from graftlm.core.grammar.lark import to_lark
+
+    return _from_lark(to_lark(language.node, language.rules), vocabulary)
+
+
+def _from_lark(text: str, vocabulary: Vocabulary) -> EngineGrammar:
+    from graftlm.core.grammar.llguidance_engine import LlguidanceGrammar
+
+    return LlguidanceGrammar.from_lark(text, vocabulary)
+
+
+def _plugin(name: str) -> Callable[[Spec, Vocabulary, Options], Grammar]:
+    from graftlm.plugins.manager import load
+
+    return load().grammars[name]
+
+
+def _check_size(spec: Spec, limits: Limits) -> None:
+    match spec:
+        case Regex(text) | Lark(text) | JsonSchema(text=text):
+            size = len(text)
+        case Choices(options=choices):
+            size = sum(map(len, choices))
+        case Composite():
+            return
+    if size > limits.size:
+        raise GrammarError(
+            f"the constraint has {size:,} characters, the limit is {limits.size:,}; shorten it or raise limits.size"
+        )
+
+
+def _check_start(grammar: Grammar, vocabulary: Vocabulary) -> None:
+    """A grammar that no token can begin would stop every sequence with nothing to sample."""
+    matcher = grammar.matcher()
+    row = np.zeros(vocabulary.num_words, np.int32)
+    if matcher.fill_mask(row) and not row.any():
+        raise GrammarError(
+            f"no token of the vocabulary ({vocabulary.vocab_size:,} tokens) can begin a text that the constraint "
+            "allows; use a tokenizer with byte fallback or a constraint within its alphabet"
+        )

@@ -1,0 +1,124 @@
+"""The string formats of JSON Schema as regular expressions that match the whole string.
+
+Each accepts only strings that its RFC accepts. Left out on purpose, because common parsers refuse them: leap seconds,
+the year 0000, quoted local parts and address literals in e-mail addresses, and internationalised (`xn--`) labels.
+"""
+
+from __future__ import annotations
+
+
+def _date() -> str:
+    leap = "(?:0[48]|[2468][048]|[13579][26])"
+    year = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+    long_month = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    short_month = "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    february = "02-(?:0[1-9]|1[0-9]|2[0-8])"
+    leap_day = f"(?:[0-9]{{2}}{leap}|{leap}00)-02-29"
+    return f"(?:{year}-(?:{long_month}|{short_month}|{february})|{leap_day})"
+
+
+def _label(letters: str = "a-zA-Z", longest: int = 63) -> str:
+    """A host label of at most `longest` characters that does not begin with `xn--`."""
+    word = f"[{letters}0-9]"
+
+    def tail(length: int) -> str:
+        return f"(?:[{letters}0-9-]{{0,{length - 1}}}{word})?"
+
+    after_n = f"(?:{word}{tail(longest - 3)}|-{word}{tail(longest - 4)})?"
+    after_x = f"(?:[a-mo-zA-MO-Z0-9]{tail(longest - 2)}|-[{letters}0-9-]{{0,{longest - 3}}}{word}|[nN]{after_n})?"
+    return f"(?:[a-wyzA-WYZ0-9]{tail(longest - 1)}|[xX]{after_x})"
+
+
+def _hostname() -> str:
+    # 253 characters in all: ten labels of 24, or four of 63, 63, 63 and 61
+    many, few, last = _label(longest=24), _label(), _label(longest=61)
+    return f"(?:{many}(?:\\.{many}){{0,9}}|{few}(?:\\.{few}){{0,2}}|{few}(?:\\.{few}){{2}}\\.{last})"
+
+
+OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+IPV4 = f"(?:{OCTET}\\.){{3}}{OCTET}"
+
+
+def _ipv6() -> str:
+    group = "[0-9a-fA-F]{1,4}"
+    last_two = f"(?:{group}:{group}|{IPV4})"
+    ways = [f"(?:{group}:){{6}}{last_two}"]
+    for before in range(8):  # groups before the "::"
+        head = f"(?:{group}(?::{group}){{0,{before - 1}}})?" if before else ""
+        after = 7 - before  # groups that may follow it: seven in all at most
+        if after >= 2:
+            ways.append(f"{head}::(?:{group}:){{{after - 2}}}{last_two}")
+        elif after == 1:
+            ways.append(f"{head}::{group}")
+        else:
+            ways.append(f"{head}::")
+    return "(?:" + "|".join(ways) + ")"
+
+
+UNRESERVED = "a-zA-Z0-9\\-._~"
+SUB_DELIMS = "!$&'()*+,;="
+ESCAPED = "%[0-9a-fA-F]{2}"
+
+
+def _authority() -> str:
+    user = f"(?:(?:[{UNRESERVED}{SUB_DELIMS}:]|{ESCAPED})*@)?"
+    future = f"[vV][0-9a-fA-F]+\\.[{UNRESERVED}{SUB_DELIMS}:]+"
+    host = f"(?:\\[(?:{_ipv6()}|{future})\\]|(?:[{UNRESERVED}{SUB_DELIMS}]|{ESCAPED})*)"
+    return f"{user}{host}(?::[0-9]*)?"
+
+
+PCHAR = f"(?:[{UNRESERVED}{SUB_DELIMS}:@]|{ESCAPED})"
+TAIL = f"(?:\\?(?:{PCHAR}|[/?])*)?(?:#(?:{PCHAR}|[/?])*)?"
+ABSOLUTE_PATH = f"/(?:{PCHAR}+(?:/{PCHAR}*)*)?"
+
+
+def _uri() -> str:
+    path = f"(?://{_authority()}(?:/{PCHAR}*)*|{ABSOLUTE_PATH}|{PCHAR}+(?:/{PCHAR}*)*)?"
+    return f"[a-zA-Z][a-zA-Z0-9+.\\-]*:{path}{TAIL}"
+
+
+def _uri_reference() -> str:
+    first = f"(?:[{UNRESERVED}{SUB_DELIMS}@]|{ESCAPED})+"
+    relative = f"(?://{_authority()}(?:/{PCHAR}*)*|{ABSOLUTE_PATH}|{first}(?:/{PCHAR}*)*)?{TAIL}"
+    return f"(?:{_uri()}|{relative})"
+
+
+def _duration() -> str:
+    number = "[0-9]+"
+    time = f"T(?:{number}H(?:{number}M(?:{number}S)?)?|{number}M(?:{number}S)?|{number}S)"
+    days = f"{number}D"
+    date = f"(?:{number}Y(?:{number}M(?:{days})?)?|{number}M(?:{days})?|{days})"
+    return f"P(?:{date}(?:{time})?|{time}|{number}W)"
+
+
+_TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]+)?(?:[zZ]|[+\\-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~\\-]+"
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+
+FORMATS: dict[str, str] = {
+    "date": _date(),
+    "time": _TIME,
+    "date-time": f"{_date()}[tT]{_TIME}",
+    "duration": _duration(),
+    "email": f"{_ATOM}(?:\\.{_ATOM})*@{_label()}(?:\\.{_label()})*",
+    "hostname": _hostname(),
+    "ipv4": IPV4,
+    "ipv6": _ipv6(),
+    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "uri": _uri(),
+    "uri-reference": _uri_reference(),
+    "json-pointer": _POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+}
+"""Format name to a pattern for the whole string."""
+
+ANNOTATIONS = frozenset(
+    {"password", "binary", "byte", "path", "file-path", "directory-path", "float", "double", "decimal", "json-string"}
+)
+"""Formats that say how a value is used and restrict no text."""
+
+INTEGER_RANGES: dict[str, tuple[int, int]] = {
+    **{f"int{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
+}
+"""Formats of OpenAPI that bound an integer."""

@@ -1,0 +1,120 @@
+"""How JSON is spelled: strings, names and whole values as nodes.
+
+A character has one spelling: itself, but for the quotation mark, the backslash and the controls below U+0020, which
+take their short escape or else `\\u00xx`. Free text may also write `/` as `\\/`. Lone surrogates have no spelling.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node, Range
+
+QUOTE = ast.literal('"')
+RAW: tuple[Range, ...] = ((0x20, 0x21), (0x23, 0x5B), (0x5D, ast.MAX_CODE_POINT))
+_ESCAPED = (*range(0x20), 0x22, 0x5C)
+
+
+def spelling(ranges: Iterable[Range]) -> Node:
+    """One character of `ranges` as it is written inside a JSON string."""
+    wanted = tuple(ranges)
+    escaped = [
+        ast.literal(json.dumps(chr(code))[1:-1]) for code in _ESCAPED if any(low <= code <= high for low, high in wanted)
+    ]
+    return ast.alternation(ast.char_set(ast.intersect(wanted, RAW)), *escaped)
+
+
+def _text_char() -> Node:
+    hexadecimal = ast.chars("0123456789abcdefABCDEF")
+    short = ast.concat(ast.literal("\\"), ast.chars('"\\/bfnrt'))
+    control = ast.concat(ast.literal("\\u00"), ast.chars("01"), hexadecimal)
+    return ast.alternation(ast.char_set(RAW), short, control)
+
+
+TEXT_CHAR = _text_char()
+"""One character of free text."""
+
+NAME_CHAR = spelling(ast.ANY_CHAR.ranges)
+"""One character of a member's name, or of text that a pattern describes: exactly one spelling each."""
+
+
+def spell(node: Node) -> Node:
+    """`node`, a language of plain text, as it is written inside a JSON string."""
+    match node:
+        case ast.Literal(data):
+            return _spell_bytes(data)
+        case ast.CharSet(ranges):
+            return spelling(ranges)
+        case ast.Concat(items):
+            return ast.concat(*map(spell, items))
+        case ast.Alternation(items):
+            return ast.alternation(*map(spell, items))
+        case ast.Repeat(item, minimum, maximum):
+            return ast.repeat(spell(item), minimum, maximum)
+        case ast.Intersection(items):
+            return ast.Intersection(tuple(map(spell, items)))
+        case ast.Difference(item, minus):
+            return ast.Difference(spell(item), spell(minus))
+        case ast.Empty():
+            return node
+        case ast.Automaton() | ast.Rule() | ast.Series():
+            raise AssertionError(f"{type(node).__name__} is not a language of plain text")
+
+
+def quoted(node: Node) -> Node:
+    """A JSON string with `node`, already spelled, between its quotation marks."""
+    return ast.concat(QUOTE, node, QUOTE)
+
+
+def string(text: str) -> Node:
+    """The JSON string of `text`. Raises GrammarError for a lone surrogate."""
+    try:
+        return ast.literal(json.dumps(text, ensure_ascii=False))
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"{text!r} holds a lone surrogate, which UTF-8 cannot write; remove it") from error
+
+
+def value(item: Any, comma: Node, colon: Node) -> Node:
+    """The JSON text of one value, with these separators."""
+    match item:
+        case str():
+            return string(item)
+        case list():
+            return ast.concat(ast.literal("["), _joined([value(x, comma, colon) for x in item], comma), ast.literal("]"))
+        case dict():
+            members = [ast.concat(string(name), colon, value(x, comma, colon)) for name, x in item.items()]
+            return ast.concat(ast.literal("{"), _joined(members, comma), ast.literal("}"))
+        case _:
+            return ast.literal(json.dumps(item))
+
+
+def other_names(names: Iterable[str]) -> Node:
+    """Any spelled text but `names`: follows their trie and leaves it somewhere."""
+    return _other({tuple(name) for name in names})
+
+
+def _other(tails: set[tuple[str, ...]]) -> Node:
+    heads: dict[str, set[tuple[str, ...]]] = {}
+    for tail in tails:
+        if tail:
+            heads.setdefault(tail[0], set()).add(tail[1:])
+    away = spelling(ast.complement((ord(head), ord(head)) for head in heads))
+    ways = [ast.concat(away, ast.star(NAME_CHAR))]
+    ways += [ast.concat(spelling([(ord(head), ord(head))]), _other(rest)) for head, rest in heads.items()]
+    return ast.alternation(*ways, *([] if () in tails else [ast.EMPTY]))
+
+
+def _joined(items: list[Node], separator: Node) -> Node:
+    parts = [part for item in items for part in (separator, item)]
+    return ast.concat(*parts[1:])
+
+
+def _spell_bytes(data: bytes) -> Node:
+    try:
+        return ast.literal(json.dumps(data.decode(), ensure_ascii=False)[1:-1])
+    except UnicodeDecodeError as error:
+        raise AssertionError(f"{data!r} is not text") from error

@@ -1,0 +1,40 @@
+"""The keywords of JSON Schema: which are kept, which say nothing about the value, which cannot be kept."""
+
+from __future__ import annotations
+
+TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+
+OF_TYPE: dict[str, tuple[str, ...]] = {
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "array": (
+        *("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+        *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
+    ),
+    "object": (
+        *("properties", "patternProperties", "additionalProperties", "required", "propertyNames"),
+        *("minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+        "unevaluatedProperties",
+    ),
+}
+"""Keywords that speak of one type only."""
+
+GENERAL = ("type", "enum", "const", "allOf", "anyOf", "oneOf", "not", "$ref", "nullable")
+
+ANNOTATIONS = frozenset(
+    {
+        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$comment", "$defs", "definitions", "$vocabulary"),
+        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
+        *("contentEncoding", "contentMediaType", "contentSchema", "discriminator", "xml", "externalDocs"),
+        *("then", "else"),  # without `if` they say nothing
+    }
+)
+
+REFUSED: dict[str, str] = {
+    "if": "write the cases as anyOf",
+    "$dynamicRef": "use $ref",
+    "$recursiveRef": "use $ref",
+}
+"""Keywords that no engine here can keep, and what to write instead."""
+
+KNOWN = frozenset({*GENERAL, *ANNOTATIONS, *REFUSED, *(word for words in OF_TYPE.values() for word in words)})

@@ -1,0 +1,245 @@
+"""The engine for what no automaton holds: llguidance behind the same matcher."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.matcher import MaskRow
+from graftlm.core.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_MAX_TOKENIZERS = 4
+_MAX_STEPS = 256
+# What ends JSON values soonest, in the order to try: closing marks, an empty string, then the shortest scalars.
+_CLOSERS = (b"}", b"]", b'"', b"0", b"1", b"n", b"null", b"t", b"true", b"a", b"-", b":", b",", b"{", b"[")
+_BLANK = frozenset(b" \t\r\n")
+
+_tokenizers: OrderedDict[str, LLTokenizer] = OrderedDict()
+_lock = threading.Lock()
+
+
+class LlguidanceGrammar:
+    """A grammar text compiled for one vocabulary."""
+
+    engine = "llguidance"
+
+    def __init__(self, source: str, vocabulary: Vocabulary) -> None:
+        """Compile `source`, a grammar in llguidance's JSON form. Raises GrammarError with llguidance's reason."""
+        from llguidance import LLMatcher
+
+        self.vocabulary = vocabulary
+        self._source = source
+        self._start = LLMatcher(_tokenizer(vocabulary), source, log_level=0)
+        if self._start.is_error():
+            raise GrammarError(f"llguidance cannot compile the grammar: {_reason(self._start)}")
+
+    @classmethod
+    def from_lark(cls, text: str, vocabulary: Vocabulary) -> LlguidanceGrammar:
+        """Compile a Lark grammar that starts with `start`."""
+        from llguidance import LLMatcher
+
+        return cls(LLMatcher.grammar_from_lark(text), vocabulary)
+
+    @property
+    def num_bytes(self) -> int:
+        return 64 * len(self._source) + (1 << 16)  # not told by llguidance; items and lexer states, about
+
+    def matcher(self) -> LlguidanceMatcher:
+        return LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
+
+
+class LlguidanceMatcher:
+    """One sequence in a context-free grammar: see `graftlm.core.grammar.matcher.Matcher`.
+
+    Endings are searched for greedily. Where none is found, `ending` is [] and `min_tokens_to_accept` 0 though the
+    matcher is not accepting: the text then runs until its budget is spent and may be cut.
+    """
+
+    __slots__ = ("_ending", "_matcher", "_num_consumed", "_stopped", "_vocabulary")
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._num_consumed = 0  # without end-of-sequence
+        self._stopped = False
+        self._ending: tuple[int, list[int]] | None = None  # for which num_consumed, and what
+
+    def fill_mask(self, row: MaskRow) -> bool:
+        if self._stopped:
+            row[:] = 0
+            return True
+        ends = self._vocabulary.eos_token_ids
+        buffer = row if ends else np.zeros(_num_words(self._vocabulary), np.int32)
+        self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
+        self._check()
+        if not ends:
+            row[:] = buffer[: len(row)]
+            tail = self._vocabulary.vocab_size & 31
+            if tail:
+                row.view(np.uint32)[-1] &= np.uint32((1 << tail) - 1)
+        accepting = self.accepting
+        bits = row.view(np.uint32)
+        for token_id in ends:
+            bit = np.uint32(1 << (token_id & 31))
+            bits[token_id >> 5] = bits[token_id >> 5] | bit if accepting else bits[token_id >> 5] & ~bit
+        return True
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        ids = [int(token_id) for token_id in token_ids]
+        if self._stopped:
+            return 0
+        end = next((i for i, token_id in enumerate(ids) if not self._spells(token_id)), len(ids))
+        consumed = self._matcher.try_consume_tokens(ids[:end]) if end else 0
+        self._num_consumed += consumed
+        if consumed == end < len(ids) and ids[end] in self._vocabulary.eos_token_ids and self.accepting:
+            self._stopped = True
+            return consumed + 1
+        return consumed
+
+    def rollback(self, num_tokens: int) -> None:
+        total = self._num_consumed + self._stopped
+        if not 0 <= num_tokens <= total:
+            raise ValueError(f"cannot undo {num_tokens} tokens; {total} were consumed")
+        if self._stopped and num_tokens:
+            self._stopped = False
+            num_tokens -= 1
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+            self._num_consumed -= num_tokens
+            self._ending = None
+
+    def fork(self) -> LlguidanceMatcher:
+        twin = LlguidanceMatcher(self._matcher.deep_copy(), self._vocabulary)
+        twin._num_consumed, twin._stopped, twin._ending = self._num_consumed, self._stopped, self._ending
+        return twin
+
+    def forced(self, context: Sequence[int]) -> list[int]:
+        if self._stopped or self._matcher.is_stopped():
+            return []
+        return list(self._matcher.compute_ff_tokens())
+
+    def forced_bytes(self) -> bytes:
+        if self._stopped or self._matcher.is_stopped():
+            return b""
+        return self._matcher.compute_ff_bytes()
+
+    def min_tokens_to_accept(self) -> int:
+        return 0 if self.accepting else len(self._find_ending())
+
+    def ending(self, context: Sequence[int]) -> list[int]:
+        return [] if self.accepting else list(self._find_ending())
+
+    @property
+    def accepting(self) -> bool:
+        return self._stopped or self._matcher.is_accepting()
+
+    @property
+    def finished(self) -> bool:
+        return self._stopped or self._matcher.is_stopped()
+
+    @property
+    def state(self) -> int | None:
+        return None
+
+    def _spells(self, token_id: int) -> bool:
+        return 0 <= token_id < self._vocabulary.vocab_size and bool(self._vocabulary.tokens[token_id])
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(f"llguidance gave up inside the grammar: {_reason(self._matcher)}")
+
+    def _find_ending(self) -> list[int]:
+        if self._ending is None or self._ending[0] != self._num_consumed:
+            known = self._ending[1] if self._ending is not None else []
+            # most tokens change nothing about how to end, or are the first of the ending themselves
+            found = next((old for old in (known, known[1:]) if old and self._ends(old)), None)
+            self._ending = (self._num_consumed, self._search() if found is None else found)
+        return self._ending[1]
+
+    def _ends(self, token_ids: list[int]) -> bool:
+        probe = self._matcher.deep_copy()
+        return probe.try_consume_tokens(token_ids) == len(token_ids) and probe.is_accepting()
+
+    def _search(self) -> list[int]:
+        """Follow forced tokens, and else the token that closes most, to an accepting state."""
+        probe = self._matcher.deep_copy()
+        closers = _closing_tokens(self._vocabulary)
+        row = np.zeros(_num_words(self._vocabulary), np.int32)
+        found: list[int] = []
+        while len(found) < _MAX_STEPS:
+            if probe.is_accepting():
+                return found
+            ids = probe.compute_ff_tokens()
+            if not ids:
+                probe.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+                chosen = self._choose(row, closers)
+                if chosen is None:
+                    return []
+                ids = [chosen]
+            if probe.try_consume_tokens(ids) < len(ids):
+                return []
+            found += ids
+        return []
+
+    def _choose(self, row: MaskRow, closers: Sequence[int]) -> int | None:
+        bits = row.view(np.uint32)
+        for token_id in closers:
+            if bits[token_id >> 5] >> np.uint32(token_id & 31) & np.uint32(1):
+                return token_id
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        written = [int(i) for i in allowed[:4096] if self._spells(int(i))]
+        solid = [i for i in written if not set(self._vocabulary.tokens[i]) <= _BLANK]
+        return min(solid or written, key=lambda i: len(self._vocabulary.tokens[i]), default=None)
+
+
+class _Spelling:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        ends = vocabulary.eos_token_ids
+        self.tokens = vocabulary.tokens if ends else [*vocabulary.tokens, b""]
+        self.eos_token_id = ends[0] if ends else vocabulary.vocab_size
+        self.special_token_ids = [i for i, data in enumerate(self.tokens) if not data]
+        self._vocabulary = vocabulary
+
+    def __call__(self, data: bytes | str) -> list[int]:
+        return self._vocabulary.encode(data.encode() if isinstance(data, str) else data)
+
+
+def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    """llguidance's view of `vocabulary`: half a second at 128k tokens, so it is kept."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    with _lock:
+        key = vocabulary.fingerprint
+        if key not in _tokenizers:
+            _tokenizers[key] = LLTokenizer(TokenizerWrapper(_Spelling(vocabulary)))
+            while len(_tokenizers) > _MAX_TOKENIZERS:
+                _tokenizers.popitem(last=False)
+        _tokenizers.move_to_end(key)
+        return _tokenizers[key]
+
+
+def _closing_tokens(vocabulary: Vocabulary) -> list[int]:
+    nodes = vocabulary.trie.nodes
+    found = [vocabulary.trie.find(data) for data in _CLOSERS]
+    return [int(nodes[node, 3]) for node in found if node >= 0 and nodes[node, 3] >= 0]
+
+
+def _num_words(vocabulary: Vocabulary) -> int:
+    """Words of a row that also holds the end-of-sequence id lent to a vocabulary without one."""
+    return vocabulary.num_words if vocabulary.eos_token_ids else (vocabulary.vocab_size + 32) // 32
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return matcher.get_error().strip().splitlines()[0][:300]

@@ -1,0 +1,392 @@
+"""From shapes to the language of their JSON text.
+
+The result is a node over bytes. Where a shape contains itself, or admits any value, it holds Rule nodes and comes with
+the rules they name; without rules the language is regular.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast, json_text, numbers, product, text_language
+from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule, Series
+from graftlm.core.grammar.json_schema import SchemaReader
+from graftlm.core.grammar.references import escape
+from graftlm.core.grammar.shapes import (
+    ANYTHING,
+    Anything,
+    Array,
+    Boolean,
+    ExactlyOne,
+    Literals,
+    Null,
+    Number,
+    Object,
+    Reference,
+    Shape,
+    Text,
+    Union,
+)
+from graftlm.core.grammar.shapes import NOTHING as NO_SHAPE
+from graftlm.core.grammar.spec import Issue, JsonSchema, Options
+
+MAX_PATTERNS = 4
+MAX_SELECTIONS = 128
+_BLANKS = ast.repeat(ast.chars(" \t\n\r"), 0, 20)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A language and the rules that it refers to; `rules` is empty when it is regular.
+
+    The names of rules tell schemas and options apart, so languages of several schemas can share one grammar.
+    """
+
+    node: Node
+    rules: dict[str, Node]
+    issues: tuple[Issue, ...] = ()
+
+
+def lower_schema(spec: JsonSchema, options: Options) -> Lowered:
+    """The JSON text of the values that a schema admits. Raises GrammarError for what cannot be kept."""
+    return Lowering(spec, options).lower()
+
+
+class Lowering:
+    """Lowers the shapes of one schema document."""
+
+    def __init__(self, spec: JsonSchema, options: Options) -> None:
+        self._reader = SchemaReader(spec, options)
+        self._algebra = self._reader.algebra
+        self._strict = options.strict
+        digest = hashlib.blake2b(spec.text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        self._prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
+        blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
+        after = ast.literal(" ") if options.whitespace == "single" else blanks
+        self._blanks = blanks
+        self._comma = ast.concat(blanks, ast.literal(","), after)
+        self._colon = ast.concat(blanks, ast.literal(":"), after)
+        self._rules: dict[str, Node] = {}
+        self._targets: dict[str, Node] = {}
+        self._open: list[str] = []
+        self._shapes: dict[Shape, Node] = {}
+
+    def lower(self) -> Lowered:
+        """The JSON text of the whole document. Raises GrammarError when no value satisfies it."""
+        root = self._reader.shape("")
+        if self._algebra.is_nothing(self._close(root)):
+            pointer, reason = self._blame(root, "")
+            raise GrammarError(f"{pointer or '/'}: nothing can satisfy this: {reason}", pointer=pointer)
+        node = self._reference(Reference(""))
+        for name in _unending(self._rules):
+            target = name.removeprefix(self._prefix).removeprefix(" ")
+            raise GrammarError(
+                f"{target or '/'}: nothing can satisfy this: the definition contains itself and has no way to end; "
+                "make the inner reference optional or nullable",
+                pointer=target,
+            )
+        return Lowered(node, self._rules, tuple(self._reader.issues))
+
+    def _value(self, shape: Shape) -> Node:
+        if isinstance(shape, Reference):
+            return self._reference(shape)
+        if shape not in self._shapes:
+            self._shapes[shape] = self._lower(self._close(shape))
+        return self._shapes[shape]
+
+    def _reference(self, shape: Reference) -> Node:
+        target = shape.target
+        if target in self._open:
+            name = self._rule_name(target)
+            self._rules.setdefault(name, NOTHING)  # marks it as one that contains itself; filled in when it is done
+            return Rule(name)
+        if target not in self._targets:
+            self._open.append(target)
+            try:
+                node = self._value(self._reader.shape(target))
+            finally:
+                self._open.pop()
+            name = self._rule_name(target)
+            if name in self._rules:
+                self._rules[name] = node
+                node = Rule(name)
+            self._targets[target] = node
+        return self._targets[target]
+
+    def _rule_name(self, target: str) -> str:
+        return f"{self._prefix} {target}"
+
+    def _close(self, shape: Shape) -> Shape:
+        """Strict mode: an object that declares members and says nothing of others has no others."""
+        if self._strict and isinstance(shape, Object) and not shape.closed and (shape.properties or shape.patterns):
+            return replace(shape, additional=NO_SHAPE, closed=True)
+        if isinstance(shape, Union):
+            return Union(tuple(map(self._close, shape.alternatives)))
+        return shape
+
+    def _lower(self, shape: Shape) -> Node:
+        match shape:
+            case Anything():
+                return self._any_value()
+            case Union(alternatives):
+                return ast.alternation(*map(self._value, alternatives))
+            case ExactlyOne():
+                return self._exactly_one(shape)
+            case Literals(texts):
+                return ast.alternation(*(json_text.value(json.loads(text), self._comma, self._colon) for text in texts))
+            case Null():
+                return ast.literal("null")
+            case Boolean():
+                return ast.alternation(ast.literal("true"), ast.literal("false"))
+            case Number():
+                return numbers.number(shape)
+            case Text():
+                return json_text.quoted(text_language.node(shape))
+            case Array():
+                return self._array(shape)
+            case Object():
+                return self._object(shape)
+            case Reference():
+                return self._reference(shape)
+
+    def _any_value(self) -> Node:
+        name = f"{self._prefix} any value"
+        if name not in self._rules:
+            self._rules[name] = NOTHING
+            scalars = (Text(), Number(), Boolean(), Null())
+            self._rules[name] = ast.alternation(
+                *map(self._value, scalars), self._array(Array()), self._object(Object())
+            )
+        return Rule(name)
+
+    def _exactly_one(self, shape: ExactlyOne) -> Node:
+        closed = [self._close(part) for part in shape.alternatives]
+        for i, j in combinations(range(len(closed)), 2):
+            apart = self._apart(closed[i], shape.alternatives[j]) and self._apart(closed[j], shape.alternatives[i])
+            if not apart:
+                parent, _, keyword = shape.pointer.rpartition("/")
+                self._reader.refuse(
+                    parent, keyword, f"a value may match both alternative {i} and {j} of oneOf; use anyOf, or give "
+                    "each a required property with a different const",
+                )  # fmt: skip
+                break
+        return ast.alternation(*map(self._value, shape.alternatives))
+
+    def _apart(self, a: Shape, b: Shape) -> bool:
+        try:
+            return self._algebra.is_nothing(self._algebra.intersect(a, b))
+        except GrammarError:
+            return False
+
+    def _array(self, shape: Array) -> Node:
+        low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
+        if self._algebra.is_nothing(shape.items) if shape.items != ANYTHING else False:
+            high = len(prefix) if high is None else min(high, len(prefix))
+        for i, item in enumerate(prefix):
+            if self._algebra.is_nothing(item):
+                high = i if high is None else min(high, i)
+                break
+        if high is not None:
+            prefix = prefix[:high]
+        if high is not None and low > high:
+            return NOTHING
+        tail: Node = EMPTY
+        if high is None or high > len(prefix):
+            most = None if high is None else high - len(prefix)
+            item = self._value(shape.items)
+            if not prefix:
+                return self._bracketed("[", ast.separated(item, self._comma, low, high), "]")
+            tail = ast.repeat(ast.concat(self._comma, item), max(low - len(prefix), 0), most)
+        for i in range(len(prefix) - 1, -1, -1):
+            tail = ast.concat(*([self._comma] if i else []), self._value(prefix[i]), tail)
+            if i >= low:
+                tail = ast.optional(tail)
+        return self._bracketed("[", tail, "]")
+
+    def _object(self, shape: Object) -> Node:
+        declared: list[tuple[str, bool, Node]] = []
+        required = set(shape.required)
+        names = list(dict.fromkeys([*(name for name, _ in shape.properties), *shape.required]))
+        for name in names:
+            member = self._algebra.member(shape, name)
+            if member != ANYTHING and self._algebra.is_nothing(member):
+                if name in required:
+                    return NOTHING
+                continue
+            pair = ast.concat(json_text.string(name), self._colon, self._value(member))
+            declared.append((name, name in required, pair))
+        others = self._other_members(shape, names)
+        return self._bracketed("{", self._members(shape, declared, others), "}")
+
+    def _members(self, shape: Object, declared: list[tuple[str, bool, Node]], others: Node) -> Node:
+        """Members in order, then any number of others, as many in all as the shape allows."""
+        low, high = shape.min_properties, shape.max_properties
+        pairs = [(pair, int(needed), 1) for _, needed, pair in declared]
+        num_required = sum(needed for _, needed, _ in pairs)
+        num_optional = len(pairs) - num_required
+        open_end = others != NOTHING
+        if low <= num_required and (high is None or (not open_end and high >= len(pairs))):
+            return self._series([*pairs, *([(others, 0, None)] if open_end else [])])
+        if high is not None and high < max(num_required, low):
+            return NOTHING
+        if num_required == 0 and low == 1 and (high is None or (not open_end and high >= len(pairs))):
+            return self._series([*pairs, *([(others, 0, None)] if open_end else [])], nonempty=True)
+        if open_end and low > num_required + 1:
+            # two members of one name count once, and nothing regular tells names apart
+            self._reader.refuse(
+                "", "minProperties", f"minProperties {low} over names that the schema does not list cannot be kept; "
+                "declare and require the properties",
+            )  # fmt: skip
+            low = num_required
+        return self._selections(pairs, others, num_required, num_optional, low, high)
+
+    def _selections(
+        self,
+        pairs: list[tuple[Node, int, int]],
+        others: Node,
+        num_required: int,
+        num_optional: int,
+        low: int,
+        high: int | None,
+    ) -> Node:
+        """Each admissible choice of optional members on its own."""
+        optional = [i for i, (_, needed, _) in enumerate(pairs) if not needed]
+        if 2**num_optional > MAX_SELECTIONS:
+            self._reader.refuse(
+                "", "maxProperties", f"bounds on the number of properties with {num_optional} optional ones cannot be "
+                "kept; require more of them or drop minProperties and maxProperties",
+            )  # fmt: skip
+            return self._series([*pairs, *([(others, 0, None)] if others != NOTHING else [])])
+        ways = []
+        for size in range(num_optional + 1):
+            count = num_required + size
+            most = None if high is None else high - count
+            least = max(low - count, 0)
+            if (most is not None and most < 0) or (others == NOTHING and least > 0):
+                continue
+            for chosen in combinations(optional, size):
+                items = [(pair, 1, 1) for i, (pair, needed, _) in enumerate(pairs) if needed or i in chosen]
+                more = [] if others == NOTHING or most == 0 else [(others, least, most)]
+                ways.append(self._series([*items, *more]))
+        return ast.alternation(*ways)
+
+    def _series(self, items: Iterable[tuple[Node, int, int | None]], nonempty: bool = False) -> Node:
+        """Members with commas between, each as often as it says; plain concatenation once one must be there."""
+        parts = list(items)
+        first = next((i for i, (_, low, _) in enumerate(parts) if low), None)
+        if first is None:
+            if not parts:
+                return NOTHING if nonempty else EMPTY
+            return Series(tuple((item, high is None) for item, _, high in parts), self._comma, nonempty)
+        nodes = [ast.optional(ast.concat(item, self._comma)) for item, _, _ in parts[:first]]
+        nodes.append(ast.separated(parts[first][0], self._comma, parts[first][1], parts[first][2]))
+        nodes += [ast.repeat(ast.concat(self._comma, item), low, high) for item, low, high in parts[first + 1 :]]
+        return ast.concat(*nodes)
+
+    def _other_members(self, shape: Object, names: list[str]) -> Node:
+        """One member whose name is not declared: each set of patterns that it may fit, or none of them."""
+        if len(shape.patterns) > MAX_PATTERNS:
+            self._reader.refuse(
+                "", "patternProperties", f"{len(shape.patterns)} patterns in one object, the limit is {MAX_PATTERNS}; "
+                "join patterns that have the same schema",
+            )  # fmt: skip
+            return NOTHING
+        free = json_text.other_names(names)
+        spelled = [json_text.spell(text_language.pattern_node(pattern)) for pattern, _ in shape.patterns]
+        ways = []
+        for size in range(len(spelled), -1, -1):
+            for chosen in combinations(range(len(spelled)), size):
+                member: Shape = ANYTHING if chosen else shape.additional
+                for i in chosen:
+                    member = self._algebra.intersect(member, shape.patterns[i][1])
+                if member != ANYTHING and self._algebra.is_nothing(member):
+                    continue
+                inside = [spelled[i] for i in chosen] + ([free] if names or not chosen else [])
+                name = self._restricted(inside, [s for i, s in enumerate(spelled) if i not in chosen], shape.names)
+                if name != NOTHING:
+                    ways.append(ast.concat(json_text.quoted(name), self._colon, self._value(member)))
+        return ast.alternation(*ways)
+
+    def _restricted(self, inside: list[Node], outside: list[Node], names: Shape | None) -> Node:
+        if names is not None:
+            inside = [*inside, self._names(names)]
+        node = inside[0] if len(inside) == 1 else ast.Intersection(tuple(inside))
+        if outside:
+            node = ast.Difference(node, ast.alternation(*outside))
+        if isinstance(node, (ast.Intersection, ast.Difference)) and product.is_empty(node):
+            return NOTHING
+        return node
+
+    def _names(self, shape: Shape) -> Node:
+        """Names as they are written, one spelling each, without quotation marks."""
+        match shape:
+            case Union(alternatives):
+                return ast.alternation(*map(self._names, alternatives))
+            case Literals(texts):
+                return ast.alternation(*(ast.literal(text[1:-1]) for text in texts))
+            case Text(low, high, (), ()):
+                return ast.repeat(json_text.NAME_CHAR, low, high)
+            case Text():
+                return text_language.node(shape)
+            case Reference(target):
+                return self._names(self._reader.shape(target))
+            case _:
+                raise AssertionError(f"{shape} is not a shape of names")
+
+    def _bracketed(self, left: str, inside: Node, right: str) -> Node:
+        if inside == NOTHING:
+            return NOTHING
+        return ast.concat(ast.literal(left), self._blanks, inside, self._blanks, ast.literal(right))
+
+    def _blame(self, shape: Shape, pointer: str) -> tuple[str, str]:
+        """The deepest required place at which nothing is possible, and why."""
+        shape = self._close(self._reader.shape(shape.target) if isinstance(shape, Reference) else shape)
+        if isinstance(shape, Object):
+            for name in shape.required:
+                member = self._algebra.member(shape, name)
+                if not self._algebra.is_nothing(member):
+                    continue
+                if shape.property(name) is None and member == NO_SHAPE:
+                    return f"{pointer}/required", (
+                        f"required property {name!r} is not declared and the object allows no others; declare it in "
+                        "properties or set additionalProperties"
+                    )
+                return self._blame(member, f"{pointer}/properties/{escape(name)}")
+        if isinstance(shape, Array):
+            for i, item in enumerate(shape.prefix[: shape.min_items]):
+                if self._algebra.is_nothing(item):
+                    return self._blame(item, f"{pointer}/prefixItems/{i}")
+            if shape.min_items > len(shape.prefix) and self._algebra.is_nothing(shape.items):
+                return self._blame(shape.items, f"{pointer}/items")
+        return pointer, "its keywords exclude every value"
+
+
+def _unending(rules: dict[str, Node]) -> list[str]:
+    """The rules that derive no finite text."""
+    ending: set[str] = set()
+    while True:
+        more = {name for name, body in rules.items() if name not in ending and _can_end(body, ending)}
+        if not more:
+            return [name for name in rules if name not in ending]
+        ending |= more
+
+
+def _can_end(node: Node, ending: set[str]) -> bool:
+    match node:
+        case Rule(name):
+            return name in ending
+        case ast.Concat(items):
+            return all(_can_end(item, ending) for item in items)
+        case ast.Alternation(items):
+            return any(_can_end(item, ending) for item in items)
+        case ast.Repeat(item, minimum, _):
+            return minimum == 0 or _can_end(item, ending)
+        case Series(items, _, nonempty):
+            return not nonempty or any(_can_end(item, ending) for item, _ in items)
+        case _:
+            return True
