@@ -15,20 +15,10 @@ Schema = Mapping[str, Any]
 
 
 def number(schema: Schema, pointer: str, integer: bool) -> Number:
-    """The numeric keywords, with `exclusiveMinimum` also as the boolean of draft 4."""
-    shape = Number(integer=integer)
-    for side in ("minimum", "maximum"):
-        exclusive = "exclusive" + side.capitalize()
-        bound, strict = _decimal(schema, side, pointer), schema.get(exclusive)
-        if isinstance(strict, bool):
-            strictly = strict and bound is not None
-        else:
-            limit = _decimal(schema, exclusive, pointer)
-            tighter = limit is not None and (
-                bound is None or (limit >= bound if side == "minimum" else limit <= bound)
-            )
-            bound, strictly = (limit, True) if tighter else (bound, False)
-        shape = replace(shape, **{side: bound, f"exclusive_{side}": strictly})
+    """The numeric keywords, and the ranges of OpenAPI's integer formats."""
+    minimum, after = _bound(schema, "minimum", "exclusiveMinimum", pointer)
+    maximum, before = _bound(schema, "maximum", "exclusiveMaximum", pointer)
+    shape = Number(integer, minimum, maximum, after, before)
     if "multipleOf" in schema:
         step = _decimal(schema, "multipleOf", pointer)
         if step is None or step <= 0:
@@ -86,6 +76,17 @@ def mapping(schema: Schema, keyword: str, pointer: str) -> Schema:
     if not isinstance(value, dict):
         raise GrammarError(f"{pointer}/{keyword}: {value!r} is not an object", pointer=f"{pointer}/{keyword}")
     return value
+
+
+def _bound(schema: Schema, keyword: str, exclusive: str, pointer: str) -> tuple[Decimal | None, bool]:
+    """The tighter of an inclusive and an exclusive bound, and whether it is exclusive; draft 4 has a boolean there."""
+    bound = _decimal(schema, keyword, pointer)
+    if isinstance(schema.get(exclusive), bool):
+        return bound, bound is not None and schema[exclusive]
+    limit = _decimal(schema, exclusive, pointer)
+    if limit is None or (bound is not None and (limit < bound if keyword == "minimum" else limit > bound)):
+        return bound, False
+    return limit, True
 
 
 def _decimal(schema: Schema, keyword: str, pointer: str) -> Decimal | None:

@@ -114,17 +114,7 @@ class Rule:
 
 
 Node: TypeAlias = (
-    Empty
-    | Literal
-    | CharSet
-    | Concat
-    | Alternation
-    | Repeat
-    | Series
-    | Intersection
-    | Difference
-    | Automaton
-    | Rule
+    Empty | Literal | CharSet | Concat | Alternation | Repeat | Series | Intersection | Difference | Automaton | Rule
 )
 
 EMPTY = Empty()

@@ -10,8 +10,7 @@ from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import assertions, text_language
-from graftlm.core.grammar.formats import ANNOTATIONS as ANNOTATION_FORMATS
-from graftlm.core.grammar.formats import FORMATS, INTEGER_RANGES
+from graftlm.core.grammar.formats import ANNOTATIONS as ANNOTATION_FORMATS, FORMATS, INTEGER_RANGES
 from graftlm.core.grammar.keywords import ANNOTATIONS, KNOWN, OF_TYPE, REFUSED, TYPES
 from graftlm.core.grammar.references import References, escape
 from graftlm.core.grammar.shape_algebra import ShapeAlgebra
@@ -312,7 +311,9 @@ class SchemaReader:
         if words == ["anyOf"]:
             return self._negate_all(self._list(schema, "anyOf", pointer), f"{pointer}/anyOf")
         if words == ["required"]:
-            return union(*(Object(properties=((name, NOTHING),)) for name in assertions.names(schema, "required", pointer)))
+            return union(
+                *(Object(properties=((name, NOTHING),)) for name in assertions.names(schema, "required", pointer))
+            )
         if words != ["type"]:
             return None
         shape = self._read_types(schema, pointer)

@@ -23,7 +23,9 @@ def spelling(ranges: Iterable[Range]) -> Node:
     """One character of `ranges` as it is written inside a JSON string."""
     wanted = tuple(ranges)
     escaped = [
-        ast.literal(json.dumps(chr(code))[1:-1]) for code in _ESCAPED if any(low <= code <= high for low, high in wanted)
+        ast.literal(json.dumps(chr(code))[1:-1])
+        for code in _ESCAPED
+        if any(low <= code <= high for low, high in wanted)
     ]
     return ast.alternation(ast.char_set(ast.intersect(wanted, RAW)), *escaped)
 
@@ -84,7 +86,9 @@ def value(item: Any, comma: Node, colon: Node) -> Node:
         case str():
             return string(item)
         case list():
-            return ast.concat(ast.literal("["), _joined([value(x, comma, colon) for x in item], comma), ast.literal("]"))
+            return ast.concat(
+                ast.literal("["), _joined([value(x, comma, colon) for x in item], comma), ast.literal("]")
+            )
         case dict():
             members = [ast.concat(string(name), colon, value(x, comma, colon)) for name, x in item.items()]
             return ast.concat(ast.literal("{"), _joined(members, comma), ast.literal("}"))

@@ -207,7 +207,9 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise GrammarError(f"{data!r} is not UTF-8, which a context-free grammar needs; use whole characters") from error
+        raise GrammarError(
+            f"{data!r} is not UTF-8, which a context-free grammar needs; use whole characters"
+        ) from error
 
 
 def _set(ranges: tuple[ast.Range, ...]) -> str:

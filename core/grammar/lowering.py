@@ -19,6 +19,7 @@ from graftlm.core.grammar.json_schema import SchemaReader
 from graftlm.core.grammar.references import escape
 from graftlm.core.grammar.shapes import (
     ANYTHING,
+    NOTHING as NO_SHAPE,
     Anything,
     Array,
     Boolean,
@@ -32,7 +33,6 @@ from graftlm.core.grammar.shapes import (
     Text,
     Union,
 )
-from graftlm.core.grammar.shapes import NOTHING as NO_SHAPE
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 MAX_PATTERNS = 4
@@ -158,7 +158,7 @@ class Lowering:
         name = f"{self._prefix} any value"
         if name not in self._rules:
             self._rules[name] = NOTHING
-            scalars = (Text(), Number(), Boolean(), Null())
+            scalars: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null())
             self._rules[name] = ast.alternation(
                 *map(self._value, scalars), self._array(Array()), self._object(Object())
             )
@@ -185,7 +185,7 @@ class Lowering:
 
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
-        if self._algebra.is_nothing(shape.items) if shape.items != ANYTHING else False:
+        if self._algebra.is_nothing(shape.items):
             high = len(prefix) if high is None else min(high, len(prefix))
         for i, item in enumerate(prefix):
             if self._algebra.is_nothing(item):
@@ -198,10 +198,10 @@ class Lowering:
         tail: Node = EMPTY
         if high is None or high > len(prefix):
             most = None if high is None else high - len(prefix)
-            item = self._value(shape.items)
+            rest = self._value(shape.items)
             if not prefix:
-                return self._bracketed("[", ast.separated(item, self._comma, low, high), "]")
-            tail = ast.repeat(ast.concat(self._comma, item), max(low - len(prefix), 0), most)
+                return self._bracketed("[", ast.separated(rest, self._comma, low, high), "]")
+            tail = ast.repeat(ast.concat(self._comma, rest), max(low - len(prefix), 0), most)
         for i in range(len(prefix) - 1, -1, -1):
             tail = ast.concat(*([self._comma] if i else []), self._value(prefix[i]), tail)
             if i >= low:
@@ -214,7 +214,7 @@ class Lowering:
         names = list(dict.fromkeys([*(name for name, _ in shape.properties), *shape.required]))
         for name in names:
             member = self._algebra.member(shape, name)
-            if member != ANYTHING and self._algebra.is_nothing(member):
+            if self._algebra.is_nothing(member):
                 if name in required:
                     return NOTHING
                 continue
@@ -304,7 +304,7 @@ class Lowering:
                 member: Shape = ANYTHING if chosen else shape.additional
                 for i in chosen:
                     member = self._algebra.intersect(member, shape.patterns[i][1])
-                if member != ANYTHING and self._algebra.is_nothing(member):
+                if self._algebra.is_nothing(member):
                     continue
                 inside = [spelled[i] for i in chosen] + ([free] if names or not chosen else [])
                 name = self._restricted(inside, [s for i, s in enumerate(spelled) if i not in chosen], shape.names)

@@ -12,8 +12,10 @@ from math import ceil, floor, lcm
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import EMPTY, NOTHING, Node
+from graftlm.core.grammar.ast import EMPTY, Node
 from graftlm.core.grammar.shapes import Number
+
+NOTHING: Node = ast.NOTHING
 
 DIGIT = ast.chars("0123456789")
 NONZERO = ast.chars("123456789")
@@ -143,9 +145,7 @@ or too many; None once the text has left them on the right side."""
 
 def _with_fraction(whole: int, low: Digits, high: Digits) -> Node:
     ends, more = _tail(low, high)
-    return ast.concat(
-        ast.literal(str(whole)), ast.alternation(*([EMPTY] if ends else []), ast.concat(POINT, more))
-    )
+    return ast.concat(ast.literal(str(whole)), ast.alternation(*([EMPTY] if ends else []), ast.concat(POINT, more)))
 
 
 def _tail(low: Digits, high: Digits) -> tuple[bool, Node]:

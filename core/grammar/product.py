@@ -143,6 +143,10 @@ def _trim(targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> Automaton:
         cuts = np.flatnonzero(np.diff(row)) + 1
         starts, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [256]])
         rows.append(
-            tuple((int(low), int(high) - 1, int(row[low])) for low, high in zip(starts, ends, strict=True) if row[low] >= 0)
+            tuple(
+                (int(low), int(high) - 1, int(row[low]))
+                for low, high in zip(starts, ends, strict=True)
+                if row[low] >= 0
+            )
         )
     return Automaton(tuple(rows), frozenset(int(n) for n in numbers[np.flatnonzero(accepting & live)]))

@@ -50,7 +50,9 @@ class References:
             return found
         anchor = self._anchors.get(f"{uri}#{fragment}")
         if anchor is None:
-            raise GrammarError(f"{pointer or '/'}: $ref {reference!r} names no $anchor of this document", pointer=pointer)
+            raise GrammarError(
+                f"{pointer or '/'}: $ref {reference!r} names no $anchor of this document", pointer=pointer
+            )
         return anchor
 
     def schema(self, target: str, reference: str | None = None, pointer: str | None = None) -> Any:

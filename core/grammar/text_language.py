@@ -74,7 +74,7 @@ def _fit(part: Node, low: int, high: int | None) -> Node | None:
     shortest, longest = lengths(part)
     if low <= shortest and (high is None or (longest is not None and longest <= high)):
         return part
-    items = list(part.items) if isinstance(part, ast.Concat) else [part]
+    items: list[Node] = list(part.items) if isinstance(part, ast.Concat) else [part]
     if not all(isinstance(item, ast.CharSet) for item in items if not isinstance(item, ast.Repeat)):
         return None
     repeats = [i for i, item in enumerate(items) if isinstance(item, ast.Repeat)]
