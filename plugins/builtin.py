@@ -7,7 +7,7 @@ from graftlm.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def graftlm_register_engines(register: Register) -> None:
-    register("local", "graftlm.core.engine:LocalEngine", "a model in this process, continuous batching")
+    register("local", "graftlm.core.engine:build_local", "a model in this process, continuous batching")
 
 
 @hookimpl

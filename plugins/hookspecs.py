@@ -39,7 +39,9 @@ class Register(Protocol):
 def graftlm_register_engines(register: Register) -> None:
     """Offer engines: what turns requests into completions.
 
-    factory(model, config, **options) -> graftlm.core.engine.Engine
+    factory(model, config, *, tokenizer, wake) -> graftlm.core.engine.Engine
+
+    Chosen by `Runtime(engine=...)`. Runs on the thread that will own the engine; `wake()` rouses it from any other.
     """
 
 
@@ -47,7 +49,7 @@ def graftlm_register_engines(register: Register) -> None:
 def graftlm_register_grammars(register: Register) -> None:
     """Offer grammar engines: what turns a constraint into token masks.
 
-    factory(spec, vocabulary, **options) -> graftlm.core.grammar.compile.Grammar
+    factory(spec, vocabulary, options) -> graftlm.core.grammar.compile.Grammar
     """
 
 
@@ -61,9 +63,9 @@ def graftlm_register_attention(register: Register) -> None:
 
 @hookspec
 def graftlm_register_models(register: Register) -> None:
-    """Offer model loaders.
+    """Offer model loaders, chosen by `Runtime(loader=...)`.
 
-    factory(model, config, tokenizer=None) -> graftlm.core.model.LoadedModel
+    factory(model, config, tokenizer) -> graftlm.core.model.LoadedModel
     """
 
 
