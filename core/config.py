@@ -79,7 +79,22 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything that tells one engine from another, but for the model itself."""
+    """Everything that tells one engine from another, but for the model itself.
+
+    device           "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+    dtype            "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+    attention        the kernels, by a name that `graftlm plugins` lists; "auto" takes the best for the device.
+    max_model_len    context in tokens; None is the model's own.
+    max_batch        sequences that run at once.
+    max_step_tokens  tokens of one step, decoded and prefilled together; longer prompts run in chunks.
+    strict           answers do not depend on the batch or the cache in any dtype. On a CPU everything computes in
+                     float32, at that price.
+    seed             of requests that bring none; None draws one.
+    quantization     a quantizer of transformers, by name.
+    engine, loader   who runs the model and who reads it, by names that `graftlm plugins` lists.
+    shared_prefix_decode  read a prefix that rows of a step share once for all of them.
+    jump_forward     append what a grammar forces without asking the model.
+    """
 
     device: str = "auto"
     dtype: str = "auto"
@@ -93,6 +108,8 @@ class EngineConfig:
     seed: int | None = None
     quantization: str | None = None
     trust_remote_code: bool = False
+    engine: str = "local"
+    loader: str = "hf"
     shared_prefix_decode: bool = True
     jump_forward: bool = True
 

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -54,6 +54,7 @@ class LocalEngine:
         *,
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        finished: Callable[[Request, Completion], None] = lambda request, completion: None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -67,6 +68,7 @@ class LocalEngine:
         self.counters = Counters()
         self.wake = wake
         self.clock = clock
+        self.finished = finished
         self._groups: dict[int, SequenceGroup] = {}
         self._timed: dict[int, SequenceGroup] = {}
         self._unopened: list[Sequence] = []
@@ -321,7 +323,9 @@ class LocalEngine:
         if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
             self._groups.pop(group.request.id, None)
             group.done = True
-            group.listener.on_finish(_merge(group))
+            completion = _merge(group)
+            group.listener.on_finish(completion)
+            self.finished(group.request, completion)
 
     def _completion(self, sequence: Sequence) -> Completion:
         request = sequence.request
@@ -370,9 +374,10 @@ class LocalEngine:
 
     def _count_prompt(self, sequence: Sequence, past: int, kv_len: int) -> None:
         if sequence.num_cached is None:
-            sequence.num_cached = sequence.num_reused
+            # tokens that a grammar forced after the prompt may be cached too; they are not part of it
+            sequence.num_cached = min(sequence.num_reused, sequence.num_prompt_tokens)
             self.counters.prompt_tokens += sequence.num_prompt_tokens
-            self.counters.cached_tokens += sequence.num_reused
+            self.counters.cached_tokens += sequence.num_cached
         self.counters.computed_tokens += max(0, min(kv_len, sequence.num_prompt_tokens) - past)
 
     def _count_step(self, plan: StepPlan, started: float, planned: float, ran: float, chosen: float) -> None:
@@ -385,6 +390,19 @@ class LocalEngine:
         counters.forward_s += ran - planned
         counters.sample_s += chosen - ran
         counters.commit_s += time.perf_counter() - chosen
+
+
+def build_local(
+    model: Any, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None] = lambda: None
+) -> LocalEngine:
+    """Load `model` and put an engine over it, with the loader and the kernels that the configuration names."""
+    from graftlm.core.runner import build_runner
+    from graftlm.plugins import manager
+
+    registry = manager.load()
+    loaded = registry.models[config.loader](model, config, tokenizer)
+    spec = build_runner(loaded, config, registry.attention)
+    return LocalEngine(spec, tokenizer, config, wake=wake, finished=registry.request_finished)
 
 
 def new_group(request: Request, listener: Listener, prompt_ids: np.ndarray) -> SequenceGroup:

@@ -139,7 +139,8 @@ def _partition(rows: list[PlanRow], members: list[int], offset: int, min_length:
         if rows[index].sequence.num_shared > offset:
             (slot, _), *_ = clip_range(rows[index].extents, offset, offset + 1)
             by_slot.setdefault(slot, []).append(index)
-    saved, groups = 0, []
+    saved = 0
+    groups: list[SharedPrefix] = []
     for group in by_slot.values():
         if len(group) < 2:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from graftlm.core.model import LoadedModel
+    from graftlm.core.qualify import AttentionFactory
 
 DEFAULT_CONTEXTS = 64  # full contexts that the default CPU pool holds at most
 MEMORY_SHARE = 0.25  # of free memory, for the default CPU pool
@@ -42,8 +44,8 @@ class RunnerSpec:
     min_forced: int = 1
 
 
-def build_runner(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
-    """Allocate the KV pool and put a runner over it."""
+def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
+    """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
     num_slots = pool_size(loaded, config.cache)
     if loaded.lane == "serial":
         from graftlm.core.serial import SerialRunner
@@ -51,10 +53,14 @@ def build_runner(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
         serial = SerialRunner(loaded)
         return RunnerSpec(serial, num_slots, loaded.max_model_len, loaded.vocab_size, lane=serial)
     from graftlm.core.model import KVStore, PagedRunner
-    from graftlm.kernels.torch_attention import TorchAttention
 
-    store = KVStore(loaded.kv_layout, num_slots, loaded.dtype, loaded.device)
-    runner = PagedRunner(loaded, TorchAttention(store))
+    name = "torch" if config.attention == "auto" else config.attention
+    factory = kernels[name]
+    attention = factory(KVStore(loaded.kv_layout, num_slots, loaded.dtype, loaded.device))
+    for layer in loaded.layers:
+        if reason := attention.supports(layer):
+            raise ConfigError(f"attention {name!r} cannot run {loaded.name}: {reason}; use attention='auto'")
+    runner = PagedRunner(loaded, attention)
     return RunnerSpec(runner, num_slots, loaded.max_model_len, loaded.vocab_size)
 
 

@@ -24,10 +24,9 @@ from graftlm.core.request import Chunk, Completion, Request, Score
 from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
 
 if TYPE_CHECKING:
-    from graftlm.core.select import Selection
-
     from graftlm.core.engine import Engine
     from graftlm.core.radix import Node
+    from graftlm.core.select import Selection
     from graftlm.core.tokenizer import Tokenizer
 
 
@@ -73,8 +72,8 @@ class Runtime:
     @classmethod
     def shared(cls, model: Any = "sprout", *, tokenizer: Any = None, **options: Any) -> Runtime:
         """The one runtime of this process for `model` and `options`; closed ones are replaced."""
-        key = (model if isinstance(model, str) else id(model), id(tokenizer) if tokenizer is not None else None)
-        key += tuple(sorted((name, repr(value)) for name, value in options.items()))
+        name = model if isinstance(model, str) else id(model)
+        key = (name, None if tokenizer is None else id(tokenizer), EngineConfig.from_options(**options))
         with cls._shared_lock:
             runtime = cls._shared.get(key)
             if runtime is None or runtime.closed or runtime._pid != os.getpid():
@@ -268,7 +267,12 @@ class Runtime:
                 future.set_exception(error)
                 continue
             future.add_done_callback(partial(_cancel_with, weakref.ref(self), request.id))
-        self._thread.post(lambda engine: [engine.add(group) for group in groups] and None)
+
+        def add_all(engine: Engine) -> None:
+            for group in groups:
+                engine.add(group)
+
+        self._thread.post(add_all)
         return futures
 
     def submit_stream(self, request: Request) -> ChunkStream:
@@ -353,13 +357,11 @@ class _EngineBuilder:
         self._load_tokenizer = load_tokenizer
 
     def __call__(self, wake: Callable[[], None]) -> Engine:
-        from graftlm.core.engine import LocalEngine
-        from graftlm.core.model import load_model
-        from graftlm.core.runner import build_runner
+        from graftlm.plugins import manager
 
-        tokenizer = self._load_tokenizer()
-        loaded = load_model(self._model, self._config, tokenizer)
-        return LocalEngine(build_runner(loaded, self._config), tokenizer, self._config, wake=wake)
+        build = manager.load().engines[self._config.engine]
+        engine: Engine = build(self._model, self._config, tokenizer=self._load_tokenizer(), wake=wake)
+        return engine
 
 
 class Pin:

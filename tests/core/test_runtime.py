@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
-from graftlm.core.errors import ConfigError, EngineError, ModelError, RequestTimeout, RequestTooLong
+from graftlm.core.errors import ConfigError, EngineError, ModelError, PluginError, RequestTimeout, RequestTooLong
 from graftlm.core.request import Request
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
@@ -327,3 +327,8 @@ def test_every_policy_gives_the_same_tokens(policy: str) -> None:
         answers = rt.generate(prompts, **GREEDY)
     model = tiny_model("llama")
     assert [c.token_ids for c in answers] == [greedy_reference(model, p, NEW) for p in prompts]
+
+
+def test_an_unknown_attention_lists_the_known_ones() -> None:
+    with runtime(attention="flashy") as made, pytest.raises(PluginError, match="'flashy'; known: .*torch"):
+        made.generate("x")
