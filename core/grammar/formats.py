@@ -109,8 +109,14 @@ FORMATS: dict[str, str] = {
     "uri-reference": _uri_reference(),
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
+    "base64": "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
+    "base64url": "(?:[A-Za-z0-9_\\-]{4})*(?:[A-Za-z0-9_\\-]{2}(?:==)?|[A-Za-z0-9_\\-]{3}=?)?",
+    "base16": "(?:[A-F0-9]{2})*",
 }
 """Format name to a pattern for the whole string."""
+
+CONTENT_ENCODINGS = ("base64", "base64url", "base16")
+"""Formats that `contentEncoding` names."""
 
 ANNOTATIONS = frozenset(
     {"password", "binary", "byte", "path", "file-path", "directory-path", "float", "double", "decimal", "json-string"}

@@ -10,7 +10,7 @@ from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import assertions, text_language
-from graftlm.core.grammar.formats import ANNOTATIONS as ANNOTATION_FORMATS, FORMATS, INTEGER_RANGES
+from graftlm.core.grammar.formats import ANNOTATIONS as ANNOTATION_FORMATS, CONTENT_ENCODINGS, FORMATS, INTEGER_RANGES
 from graftlm.core.grammar.keywords import ANNOTATIONS, KNOWN, OF_TYPE, REFUSED, TYPES
 from graftlm.core.grammar.references import References, escape
 from graftlm.core.grammar.shape_algebra import ShapeAlgebra
@@ -54,6 +54,7 @@ class SchemaReader:
         self.issues: list[Issue] = []
         self.algebra = ShapeAlgebra(self.shape)
         draft = spec.schema.get("$schema", "") if isinstance(spec.schema, dict) else ""
+        self._has_draft = bool(draft)
         self._ref_stands_alone = any(name in str(draft) for name in OLD_DRAFTS)
 
     def shape(self, target: str) -> Shape:
@@ -178,15 +179,28 @@ class SchemaReader:
         shape = assertions.text(schema, pointer)
         if "pattern" in schema:
             pattern = self._pattern(schema["pattern"], pointer, "pattern")
-            shape = Text(shape.min_length, shape.max_length, patterns=(pattern,) if pattern is not None else ())
+            shape = replace(shape, patterns=(pattern,) if pattern is not None else ())
+        if schema.get("contentEncoding") in CONTENT_ENCODINGS:
+            shape = replace(shape, formats=(schema["contentEncoding"],))
+        self._check_content(schema, pointer)
         name = schema.get("format")
         if name is not None and name not in ANNOTATION_FORMATS and name not in INTEGER_RANGES:
             if name in FORMATS:
-                return Text(shape.min_length, shape.max_length, shape.patterns, (name,))
+                return replace(shape, formats=(*shape.formats, name))
             near = difflib.get_close_matches(str(name), FORMATS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FORMATS)}"
             self.refuse(pointer, "format", f"unknown format {name!r}; {hint}")
         return shape
+
+    def _check_content(self, schema: Schema, pointer: str) -> None:
+        """Some drafts hold the content of a string to what the schema says of it: then so do we, or refuse."""
+        encoding, media = schema.get("contentEncoding"), schema.get("contentMediaType")
+        if encoding is not None and encoding not in (*CONTENT_ENCODINGS, "7bit", "8bit", "binary"):
+            self.refuse(
+                pointer, "contentEncoding", f"{encoding!r} cannot be kept; use one of {', '.join(CONTENT_ENCODINGS)}"
+            )
+        if isinstance(media, str) and media.partition(";")[0].strip() == "application/json":
+            self.refuse(pointer, "contentMediaType", "JSON inside a string cannot be kept; nest the object itself")
 
     def _pattern(self, pattern: Any, pointer: str, keyword: str) -> str | None:
         """`pattern` if it can be kept."""
@@ -275,6 +289,8 @@ class SchemaReader:
         reference = schema["$ref"]
         if not isinstance(reference, str):
             raise GrammarError(f"{pointer}/$ref: {reference!r} is not a reference", pointer=f"{pointer}/$ref")
+        if "$id" in schema and not self._has_draft:
+            self.refuse(pointer, "$id", "drafts differ about '$id' beside '$ref'; name the draft in '$schema'")
         return Reference(self._references.target(reference, pointer))
 
     def _read_all(self, schema: Schema, pointer: str) -> Shape:
@@ -306,8 +322,6 @@ class SchemaReader:
         words = [keyword for keyword in schema if keyword not in ANNOTATIONS] if isinstance(schema, dict) else ["?"]
         if not words:
             return NOTHING
-        if words == ["not"]:
-            return self._read(schema["not"], f"{pointer}/not")
         if words == ["anyOf"]:
             return self._negate_all(self._list(schema, "anyOf", pointer), f"{pointer}/anyOf")
         if words == ["required"]:

@@ -6,7 +6,7 @@ TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 
 OF_TYPE: dict[str, tuple[str, ...]] = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    "string": ("minLength", "maxLength", "pattern", "format"),
+    "string": ("minLength", "maxLength", "pattern", "format", "contentEncoding", "contentMediaType", "contentSchema"),
     "array": (
         *("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
         *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
@@ -25,7 +25,7 @@ ANNOTATIONS = frozenset(
     {
         *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$comment", "$defs", "definitions", "$vocabulary"),
         *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
-        *("contentEncoding", "contentMediaType", "contentSchema", "discriminator", "xml", "externalDocs"),
+        *("discriminator", "xml", "externalDocs"),
         *("then", "else"),  # without `if` they say nothing
     }
 )

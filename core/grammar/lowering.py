@@ -138,7 +138,7 @@ class Lowering:
             case ExactlyOne():
                 return self._exactly_one(shape)
             case Literals(texts):
-                return ast.alternation(*(json_text.value(json.loads(text), self._comma, self._colon) for text in texts))
+                return ast.alternation(*map(self._literal, texts))
             case Null():
                 return ast.literal("null")
             case Boolean():
@@ -153,6 +153,12 @@ class Lowering:
                 return self._object(shape)
             case Reference():
                 return self._reference(shape)
+
+    def _literal(self, text: str) -> Node:
+        value = json.loads(text)
+        if isinstance(value, float) and value.is_integer():  # 2.0 is the integer 2 as well
+            return ast.alternation(ast.literal(text), ast.literal(str(int(value))))
+        return json_text.value(value, self._comma, self._colon)
 
     def _any_value(self) -> Node:
         name = f"{self._prefix} any value"
@@ -282,6 +288,8 @@ class Lowering:
         if first is None:
             if not parts:
                 return NOTHING if nonempty else EMPTY
+            if len(parts) == 1:
+                return ast.separated(parts[0][0], self._comma, int(nonempty), parts[0][2])
             return Series(tuple((item, high is None) for item, _, high in parts), self._comma, nonempty)
         nodes = [ast.optional(ast.concat(item, self._comma)) for item, _, _ in parts[:first]]
         nodes.append(ast.separated(parts[first][0], self._comma, parts[first][1], parts[first][2]))

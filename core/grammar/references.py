@@ -33,7 +33,8 @@ class References:
     def target(self, reference: str, pointer: str) -> str:
         """The pointer that `reference`, found in the schema at `pointer`, leads to."""
         base = self._base(pointer)
-        uri, fragment = urldefrag(urljoin(base, reference) if reference else base)
+        # urljoin knows nothing of fragments after schemes such as urn:
+        uri, fragment = urldefrag(base + reference if reference[:1] == "#" else urljoin(base, reference))
         fragment = unquote(fragment)
         resource = self._resources.get(uri)
         if resource is None:
