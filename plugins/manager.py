@@ -141,6 +141,16 @@ class Registry:
         self.plugins.append(plugin)
         return plugin
 
+    def remove(self, name: str) -> None:
+        """Take a plugin out again, with all that it offers. PluginError if there is none of that name."""
+        plugin = next((p for p in self.plugins if p.name == name), None)
+        if plugin is None:
+            raise PluginError(f"no plugin {name!r} is loaded; loaded: {', '.join(p.name for p in self.plugins)}")
+        for offer in plugin.offers:
+            del self.kinds[offer.kind].by_name[offer.name]
+        self.plugins.remove(plugin)
+        self._forget(name)
+
     def _collect(self, plugin: Plugin, module: object) -> list[Offer]:
         """Call the plugin's registering hooks; nothing is taken in yet."""
         offers: list[Offer] = []

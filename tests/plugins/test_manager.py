@@ -121,6 +121,16 @@ def test_a_plugin_cannot_take_a_built_in_name(monkeypatch: pytest.MonkeyPatch) -
     assert registry.attention.by_name["torch"].plugin == "graftlm"
 
 
+def test_a_removed_plugin_leaves_nothing_behind() -> None:
+    registry = manager.Registry()
+    registry.add("acme", offering("fast"))
+    registry.remove("acme")
+    assert len(registry.attention) == 0
+    registry.add("acme", offering("fast"))
+    with pytest.raises(PluginError, match="no plugin 'other' is loaded; loaded: acme"):
+        registry.remove("other")
+
+
 def points(*names: str) -> list[EntryPoint]:
     return [EntryPoint(name, name, manager.GROUP) for name in names]
 
