@@ -69,8 +69,10 @@ class PrefixCache:
         sequence.node, sequence.shared = match.node, match.extents
         sequence.num_shared = sequence.num_computed = match.length
 
-    def miss(self, sequence: Sequence, peek: Peek) -> PrefixMiss:
-        """What the cache had instead of the prompt's next tokens. Call before `start`."""
+    def miss(self, sequence: Sequence, peek: Peek) -> PrefixMiss | None:
+        """What the cache had instead of the prompt's next tokens; None on a full hit. Call before `start`."""
+        if not self.enabled or peek.length == sequence.first_logit:
+            return None
         rest = sequence.prompt_ids[peek.length : peek.length + MISS_TOKENS]
         cached = self.tree.continuation(peek, MISS_TOKENS)
         shared = sequence.prompt_ids[max(0, peek.length - MISS_TOKENS) : peek.length]

@@ -76,9 +76,9 @@ class Completion:
     """The stop string or token id that ended the text, if one did."""
     text_complete: bool = True
     """False when `max_tokens` cut the text inside its constraint."""
-    miss: PrefixMiss | None = None
+    miss: PrefixMiss | None = field(default=None, repr=False)
     """Where the prompt left the cache; `Runtime.explain` reads it."""
-    logits: np.ndarray | None = None
+    logits: np.ndarray | None = field(default=None, repr=False, compare=False)
     """float32 [vocab_size] after the last prompt token, for a request that wants them."""
     pinned: Node | None = None
 

@@ -151,7 +151,7 @@ class Scheduler:
         self.num_retracted += 1
 
     def _start(self, sequence: Sequence, peek: Peek) -> None:
-        if sequence.miss is None and self.cache.enabled:
+        if sequence.num_cached is None:
             sequence.miss = self.cache.miss(sequence, peek)
         self.cache.start(sequence)
         sequence.num_reused = sequence.num_computed

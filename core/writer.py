@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from graftlm.core.errors import EngineError
+from graftlm.core.errors import ConfigError, EngineError
 from graftlm.core.request import Chunk, Completion, FinishReason, Sequence, TokenLogprob, Usage
 from graftlm.core.stop import StopMatcher
 
@@ -41,7 +41,7 @@ class Writer:
         if matcher is None:
             return
         if self._closes(sequence) and matcher.min_tokens_to_accept() > sequence.remaining:
-            raise EngineError(
+            raise ConfigError(
                 f"max_tokens is {sequence.max_new_tokens}, but the shortest text that the constraint allows takes "
                 f"up to {matcher.min_tokens_to_accept()} tokens; raise max_tokens"
             )
