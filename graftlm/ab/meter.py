@@ -50,8 +50,8 @@ class Meter:
     """Counts the work of one engine: make it before the engine, `attach` when the engine has loaded all it needs.
 
     GraftLM's runtimes count for themselves. Where the engine has none, transformers models are counted by their
-    forwards: a pass over sequences without a past is one call each and their prompt; a later pass over several
-    tokens adds that many prompt tokens; a pass over one token is decoding.
+    forwards: a pass over several tokens is a prompt, whose tokens before that pass came from a cache; a pass over one
+    token behind a past is decoding.
     """
 
     def __init__(self) -> None:
@@ -100,13 +100,14 @@ class Meter:
             return
         rows, width = ids.shape
         past = kwargs.get("past_key_values")
+        num_past = past.get_seq_length() if past is not None else 0
         mask = kwargs.get("attention_mask")
-        if past is not None and past.get_seq_length() > 0:
-            extended = rows * width if width > 1 else 0
-            step = Work(0, extended, extended, rows)
+        if num_past > 0:
+            prompt = width > 1
+            step = Work(rows * prompt, rows * (num_past + width) * prompt, rows * width * prompt, rows)
         else:
-            tokens = int(mask.sum()) if mask is not None and mask.shape == ids.shape else rows * width
-            step = Work(rows, tokens, tokens, rows)
+            num_tokens = int(mask.sum()) if mask is not None and mask.shape == ids.shape else rows * width
+            step = Work(rows, num_tokens, num_tokens, rows)
         with self._lock:
             self._forwards += step
 
