@@ -120,6 +120,8 @@ class LocalEngine:
         chosen = time.perf_counter()
         self._commit(plan, sampled)
         self._count_step(plan, started, planned, ran, chosen)
+        # free + cached + in use == all slots, and nobody uses any now
+        assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
         return True
 
     def cancel(self, request_id: int) -> None:

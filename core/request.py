@@ -80,7 +80,7 @@ class Completion:
     """Where the prompt left the cache; `Runtime.explain` reads it."""
     logits: np.ndarray | None = field(default=None, repr=False, compare=False)
     """float32 [vocab_size] after the last prompt token, for a request that wants them."""
-    pinned: Node | None = None
+    pinned: Node | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stopped_by: str | int | None = None
     logits: np.ndarray | None = None
-    pinned: Node | None = None
+    pinned: Node | None = field(default=None, repr=False)
     lane: Any = None
     """What the runner keeps for this sequence (the serial lane's own cache)."""
 
