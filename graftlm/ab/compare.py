@@ -63,17 +63,21 @@ class Comparison:
 def compare(pipeline: Pipeline, engines: Sequence[str], model: str, progress: Progress | None = None) -> Comparison:
     """Run `pipeline` on each of `engines`; one that fails is recorded and the others still run.
 
-    Each engine answers the first input once before the clock starts, so that weights and packages are loaded; what
-    GraftLM cached of it is cleared.
+    An engine's constructor gets the folder or the Hugging Face id that `model` stands for. Each engine answers the
+    first input once before the clock starts, so that weights and packages are loaded; what GraftLM cached of it is
+    cleared.
 
     Raises: ConfigError for no engine, one given twice, one that the pipeline does not define, or a pipeline that
     gives not one answer per input.
     """
+    from graftlm.core.model import resolve
+
     if not engines or len(set(engines)) != len(engines):
         raise ConfigError(f"engines are {list(engines)}; name at least one, each once")
     opened = [pipeline.engine(label) for label in engines]
+    source = resolve(model)
     progress = progress or Progress(quiet=True)
-    return Comparison(pipeline, model, [_run(pipeline, engine, model, progress) for engine in opened])
+    return Comparison(pipeline, model, [_run(pipeline, engine, source, progress) for engine in opened])
 
 
 def _run(pipeline: Pipeline, engine: Engine, model: str, progress: Progress) -> EngineRun:
