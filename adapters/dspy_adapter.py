@@ -78,6 +78,8 @@ class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
         return _rebuild, (type(self), state)
 
 
+# Adapter wraps `format` and `parse` of every subclass once more; callbacks are told once.
+del GraftAdapter.format, GraftAdapter.parse
 # StreamListener looks its markers up by the name of the adapter's class, and knows only its own adapters'.
 GraftAdapter.__name__ = "ChatAdapter"
 
