@@ -34,9 +34,6 @@ class ToolChoice:
         Naming a tool forces exactly one call of it.
         """
         names = [tool.name for tool in tools]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ConfigError(f"two tools are named {twice!r}; names of tools must differ")
         if isinstance(choice, Mapping):
             choice = (choice.get("function") or choice).get("name") or choice.get("type")
         many = parallel is not False
@@ -75,21 +72,40 @@ def tool_constraint(
 @lru_cache(maxsize=256)
 def _constraint(form: ToolFormat, choice: ToolChoice, answer: JsonSchema | None) -> Composite:
     """The language of the answer; one object for equal arguments, so that it is compiled once."""
-    text = _text(form) if answer is None else _json(answer, single_spaces=False)
+    language = _Language(form)
+    text = _text(form) if answer is None else language.json(answer, single_spaces=False)
     if choice.mode == "none":
-        return Composite(text)
-    call = ast.alternation(*(_call(form, tool) for tool in choice.tools))
+        return language.spec(text)
+    call = ast.alternation(*(language.call(tool) for tool in choice.tools))
     calls = ast.separated(call, ast.literal(form.separator), 1, None if choice.parallel else 1)
     if choice.mode == "required":
-        return Composite(calls)
+        return language.spec(calls)
     if answer is None and form.marker:
-        return Composite(ast.concat(text, ast.optional(calls)))
-    return Composite(ast.alternation(text, calls))
+        return language.spec(ast.concat(text, ast.optional(calls)))
+    return language.spec(ast.alternation(text, calls))
 
 
-def _call(form: ToolFormat, tool: Tool) -> ast.Node:
-    arguments = _json(JsonSchema(tool.parameters), single_spaces=form.single_spaces)
-    return ast.concat(ast.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, ast.literal(form.end))
+class _Language:
+    """Puts schemas together; the rules of those that are not regular go along."""
+
+    def __init__(self, form: ToolFormat) -> None:
+        self._form = form
+        self._rules: dict[str, ast.Node] = {}
+
+    def call(self, tool: Tool) -> ast.Node:
+        form = self._form
+        arguments = self.json(JsonSchema(tool.parameters), single_spaces=form.single_spaces)
+        return ast.concat(ast.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, ast.literal(form.end))
+
+    def json(self, schema: JsonSchema, *, single_spaces: bool) -> ast.Node:
+        from graftlm.core.grammar.lowering import lower_schema
+
+        lowered = lower_schema(schema, Options(whitespace="single" if single_spaces else "compact"))
+        self._rules.update(lowered.rules)
+        return lowered.node
+
+    def spec(self, node: ast.Node) -> Composite:
+        return Composite(node, tuple(self._rules.items()))
 
 
 def _text(form: ToolFormat) -> ast.Node:
@@ -98,12 +114,3 @@ def _text(form: ToolFormat) -> ast.Node:
     if form.marker:
         return ast.Difference(anything, ast.concat(anything, ast.literal(form.marker), anything))
     return ast.Difference(anything, ast.concat(ast.literal(form.begin.strip()[:1]), anything))
-
-
-def _json(schema: JsonSchema, *, single_spaces: bool) -> ast.Node:
-    from graftlm.core.grammar.json_schema import SchemaReader
-    from graftlm.core.grammar.lowering import Lowering
-
-    options = Options(whitespace="single" if single_spaces else "compact")
-    lowered = Lowering(SchemaReader(schema, options), options).lower()
-    return lowered.node
