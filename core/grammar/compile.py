@@ -76,32 +76,23 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
         case None:
             grammar = _compile_fastest(spec, vocabulary, options)
         case "fsm":
-            grammar = compile_fsm(spec, vocabulary, options)
+            grammar = _compile_automaton(spec, vocabulary, options)
         case "llguidance":
-            grammar = compile_llguidance(spec, vocabulary, options)
+            grammar = _compile_context_free(spec, vocabulary, options)
         case name:
-            grammar = _plugin(name)(spec, vocabulary, options)
+            grammar = _plugin(name)(spec, vocabulary, **{**vars(options), "engine": None})
     _check_start(grammar, vocabulary)
     return grammar
 
 
-def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+def compile_fsm(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
     """Compile into an automaton. Raises GrammarError when the constraint is not regular."""
-    language = _language(spec, options)
-    if language.rules:
-        raise GrammarError(
-            "the constraint contains itself or admits any JSON value, which no automaton can hold; "
-            "let the engine be chosen, or use 'llguidance'"
-        )
-    return Grammar("fsm", _automaton(language, vocabulary, options), language.issues)
+    return compile_spec(spec, vocabulary, read_options({**options, "engine": "fsm"}))
 
 
-def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+def compile_llguidance(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
     """Compile with llguidance, which takes all constraints."""
-    if isinstance(spec, Lark):
-        return Grammar("llguidance", _from_lark(spec.text, vocabulary))
-    language = _language(spec, options)
-    return Grammar("llguidance", _context_free(language, vocabulary), language.issues)
+    return compile_spec(spec, vocabulary, read_options({**options, "engine": "llguidance"}))
 
 
 @dataclass(frozen=True)
@@ -113,10 +104,10 @@ class _Language:
 
 def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     if isinstance(spec, Lark):
-        return compile_llguidance(spec, vocabulary, options)
+        return _compile_context_free(spec, vocabulary, options)
     language = _language(spec, options)
     if language.rules:
-        return Grammar("llguidance", _context_free(language, vocabulary), language.issues)
+        return _from_language(language, vocabulary)
     try:
         return Grammar("fsm", _automaton(language, vocabulary, options), language.issues)
     except GrammarError as error:
@@ -124,25 +115,42 @@ def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gr
             raise
         # too many states: llguidance explores them only as the text needs them. What is empty, it shows at the start
         try:
-            lazy = Grammar("llguidance", _context_free(language, vocabulary), language.issues)
+            lazy = _compile_context_free(spec, vocabulary, options)
             _check_start(lazy, vocabulary)
         except GrammarError:
             raise error from None
         return lazy
 
 
-def _language(spec: Spec, options: Options) -> _Language:
+def _compile_automaton(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    language = _language(spec, options)
+    if language.rules:
+        raise GrammarError(
+            "the constraint contains itself or admits any JSON value, which no automaton can hold; "
+            "let the engine be chosen, or use 'llguidance'"
+        )
+    return Grammar("fsm", _automaton(language, vocabulary, options), language.issues)
+
+
+def _compile_context_free(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    if isinstance(spec, Lark):
+        return Grammar("llguidance", _from_lark(spec.text, vocabulary))
+    return _from_language(_language(spec, options, context_free=True), vocabulary)
+
+
+def _language(spec: Spec, options: Options, *, context_free: bool = False) -> _Language:
+    """What `spec` allows; with `context_free` the tokens of JSON are rules even where the whole is regular."""
     match spec:
         case Regex(pattern):
             from graftlm.core.grammar import regex
 
-            return _Language(regex.parse(pattern))
+            return _Language(regex.parse(pattern, max_depth=options.limits.depth))
         case Choices(options=choices):
             return _Language(ast.alternation(*map(ast.literal, choices)))
         case JsonSchema():
             from graftlm.core.grammar.lowering import lower_schema
 
-            lowered = lower_schema(spec, options)
+            lowered = lower_schema(spec, options, context_free=context_free)
             return _Language(lowered.node, lowered.rules, lowered.issues)
         case Composite(node, rules):
             return _Language(node, dict(rules))
@@ -156,10 +164,11 @@ def _automaton(language: _Language, vocabulary: Vocabulary, options: Options) ->
     return FsmGrammar(Dfa.compile(language.node, options.limits), vocabulary)
 
 
-def _context_free(language: _Language, vocabulary: Vocabulary) -> EngineGrammar:
+def _from_language(language: _Language, vocabulary: Vocabulary) -> Grammar:
     from graftlm.core.grammar.lark import to_lark
 
-    return _from_lark(to_lark(language.node, language.rules), vocabulary)
+    text = to_lark(language.node, language.rules)
+    return Grammar("llguidance", _from_lark(text, vocabulary), language.issues)
 
 
 def _from_lark(text: str, vocabulary: Vocabulary) -> EngineGrammar:
@@ -168,7 +177,7 @@ def _from_lark(text: str, vocabulary: Vocabulary) -> EngineGrammar:
     return LlguidanceGrammar.from_lark(text, vocabulary)
 
 
-def _plugin(name: str) -> Callable[[Spec, Vocabulary, Options], Grammar]:
+def _plugin(name: str) -> Callable[..., Grammar]:
     from graftlm.plugins.manager import load
 
     return load().grammars[name]

@@ -372,7 +372,8 @@ class SchemaReader:
             case Union(alternatives):
                 return union(*(self._evaluate_rest(part, rest) for part in alternatives))
             case ExactlyOne(alternatives, pointer):
-                return ExactlyOne(tuple(self._evaluate_rest(part, rest) for part in alternatives), pointer)
+                narrowed = tuple(self._evaluate_rest(part, rest) for part in alternatives)
+                return ExactlyOne(narrowed, pointer, rivals=shape.excluded)
             case Object() if not shape.closed:
                 return replace(shape, additional=rest, closed=True)
             case Anything():

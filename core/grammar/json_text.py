@@ -1,4 +1,4 @@
-"""How JSON is spelled: strings, names and whole values as nodes.
+"""How JSON is spelled: strings and names as nodes.
 
 A character has one spelling: itself, but for the quotation mark, the backslash and the controls below U+0020, which
 take their short escape or else `\\u00xx`. Free text may also write `/` as `\\/`. Lone surrogates have no spelling.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
@@ -80,22 +79,6 @@ def string(text: str) -> Node:
         raise GrammarError(f"{text!r} holds a lone surrogate, which UTF-8 cannot write; remove it") from error
 
 
-def value(item: Any, comma: Node, colon: Node) -> Node:
-    """The JSON text of one value, with these separators."""
-    match item:
-        case str():
-            return string(item)
-        case list():
-            return ast.concat(
-                ast.literal("["), _joined([value(x, comma, colon) for x in item], comma), ast.literal("]")
-            )
-        case dict():
-            members = [ast.concat(string(name), colon, value(x, comma, colon)) for name, x in item.items()]
-            return ast.concat(ast.literal("{"), _joined(members, comma), ast.literal("}"))
-        case _:
-            return ast.literal(json.dumps(item))
-
-
 def other_names(names: Iterable[str]) -> Node:
     """Any spelled text but `names`: follows their trie and leaves it somewhere."""
     return _other({tuple(name) for name in names})
@@ -110,11 +93,6 @@ def _other(tails: set[tuple[str, ...]]) -> Node:
     ways = [ast.concat(away, ast.star(NAME_CHAR))]
     ways += [ast.concat(spelling([(ord(head), ord(head))]), _other(rest)) for head, rest in heads.items()]
     return ast.alternation(*ways, *([] if () in tails else [ast.EMPTY]))
-
-
-def _joined(items: list[Node], separator: Node) -> Node:
-    parts = [part for item in items for part in (separator, item)]
-    return ast.concat(*parts[1:])
 
 
 def _spell_bytes(data: bytes) -> Node:

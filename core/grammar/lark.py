@@ -1,6 +1,7 @@
 """Nodes with rules as the text of a context-free grammar, in llguidance's dialect of Lark.
 
-What is regular becomes terminals, as large as possible: llguidance runs them as automata and parses only between them.
+What is regular becomes terminals: llguidance runs them as automata and parses only between them. Of the terminals that
+can stand in one place it takes the longest match and never goes back.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Writer:
             case ast.Rule(name):
                 return self._names[name]
             case ast.Concat(items):
-                return " ".join(f"({self._rule(run)})" for run in self._runs(items))
+                return self._concat(self._runs(items))
             case ast.Alternation(items):
                 regular = [item for item in items if self._is_regular(item)]
                 others = [item for item in items if not self._is_regular(item)]
@@ -55,6 +56,14 @@ class _Writer:
                 return self._automaton(product.product(node))
             case _:
                 raise AssertionError(node)
+
+    def _concat(self, runs: list[Node]) -> str:
+        """A terminal takes all it can, so one that something optional follows is also written joined to it."""
+        for i, (run, after) in enumerate(zip(runs, runs[1:], strict=False)):
+            if self._is_regular(run) and isinstance(after, (ast.Alternation, ast.Repeat)) and not _loops(after):
+                ways = after.items if isinstance(after, ast.Alternation) else (ast.EMPTY, after.item)
+                return " | ".join(f"({self._rule(ast.concat(*runs[:i], run, way, *runs[i + 2 :]))})" for way in ways)
+        return " ".join(f"({self._rule(run)})" for run in runs)
 
     def _runs(self, items: tuple[Node, ...]) -> list[Node]:
         """Join neighbours that are regular."""
@@ -168,6 +177,10 @@ class _Writer:
                     found = True
             self._regular[key] = (node, found)
         return self._regular[key][1]
+
+
+def _loops(node: ast.Alternation | ast.Repeat) -> bool:
+    return isinstance(node, ast.Repeat) and (node.min, node.max) != (0, 1)
 
 
 def _is_plain(node: Node) -> bool:

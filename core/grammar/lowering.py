@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast, json_text, numbers, product, text_language
@@ -52,15 +53,25 @@ class Lowered:
     issues: tuple[Issue, ...] = ()
 
 
-def lower_schema(spec: JsonSchema, options: Options) -> Lowered:
-    """The JSON text of the values that a schema admits. Raises GrammarError for what cannot be kept."""
-    return Lowering(spec, options).lower()
+def lower_schema(spec: JsonSchema, options: Options, *, context_free: bool = False) -> Lowered:
+    """The JSON text of the values that a schema admits, with rules where it must or `context_free` asks for them.
+
+    Raises GrammarError for what cannot be kept or satisfied.
+    """
+    lowered = Lowering(spec, options, context_free=context_free).lower()
+    if lowered.rules and not context_free:
+        return Lowering(spec, options, context_free=True).lower()
+    return lowered
 
 
 class Lowering:
-    """Lowers the shapes of one schema document."""
+    """Lowers the shapes of one schema document.
 
-    def __init__(self, spec: JsonSchema, options: Options) -> None:
+    With `context_free` each token of JSON becomes a rule. A parser that reads tokens needs them whole and apart: were
+    `{"a":` one of them, it would never see the `{` of `{"b":`.
+    """
+
+    def __init__(self, spec: JsonSchema, options: Options, *, context_free: bool = False) -> None:
         self._reader = SchemaReader(spec, options)
         self._algebra = self._reader.algebra
         self._strict = options.strict
@@ -68,10 +79,12 @@ class Lowering:
         self._prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
         blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
         after = ast.literal(" ") if options.whitespace == "single" else blanks
-        self._blanks = blanks
-        self._comma = ast.concat(blanks, ast.literal(","), after)
-        self._colon = ast.concat(blanks, ast.literal(":"), after)
+        self._context_free = context_free
         self._rules: dict[str, Node] = {}
+        self._tokens: dict[Node, Node] = {}
+        self._blanks = blanks
+        self._comma = self._token(ast.concat(blanks, ast.literal(","), after))
+        self._colon = ast.concat(blanks, ast.literal(":"), after)
         self._targets: dict[str, Node] = {}
         self._open: list[str] = []
         self._shapes: dict[Shape, Node] = {}
@@ -91,6 +104,16 @@ class Lowering:
                 pointer=target,
             )
         return Lowered(node, self._rules, tuple(self._reader.issues))
+
+    def _token(self, node: Node) -> Node:
+        """`node` as a rule of its own, in a context-free grammar."""
+        if not self._context_free or node == NOTHING:
+            return node
+        if node not in self._tokens:
+            rule = Rule(f"{self._prefix} token {len(self._tokens)}")
+            self._rules[rule.name] = node
+            self._tokens[node] = rule
+        return self._tokens[node]
 
     def _value(self, shape: Shape) -> Node:
         if isinstance(shape, Reference):
@@ -138,15 +161,15 @@ class Lowering:
             case ExactlyOne():
                 return self._exactly_one(shape)
             case Literals(texts):
-                return ast.alternation(*map(self._literal, texts))
+                return ast.alternation(*(self._literal(json.loads(text)) for text in texts))
             case Null():
-                return ast.literal("null")
+                return self._token(ast.literal("null"))
             case Boolean():
-                return ast.alternation(ast.literal("true"), ast.literal("false"))
+                return self._token(ast.alternation(ast.literal("true"), ast.literal("false")))
             case Number():
-                return numbers.number(shape)
+                return self._token(numbers.number(shape))
             case Text():
-                return json_text.quoted(text_language.node(shape))
+                return self._token(json_text.quoted(text_language.node(shape)))
             case Array():
                 return self._array(shape)
             case Object():
@@ -154,11 +177,25 @@ class Lowering:
             case Reference():
                 return self._reference(shape)
 
-    def _literal(self, text: str) -> Node:
-        value = json.loads(text)
-        if isinstance(value, float) and value.is_integer():  # 2.0 is the integer 2 as well
-            return ast.alternation(ast.literal(text), ast.literal(str(int(value))))
-        return json_text.value(value, self._comma, self._colon)
+    def _literal(self, value: Any) -> Node:
+        match value:
+            case list():
+                return self._bracketed("[", self._joined([self._literal(item) for item in value]), "]")
+            case dict():
+                pairs = [ast.concat(self._name(name), self._literal(item)) for name, item in value.items()]
+                return self._bracketed("{", self._joined(pairs), "}")
+            case str():
+                return self._token(json_text.string(value))
+            case float() if value.is_integer():  # 2.0 is the integer 2 as well
+                return self._token(ast.alternation(ast.literal(json.dumps(value)), ast.literal(str(int(value)))))
+            case _:
+                return self._token(ast.literal(json.dumps(value)))
+
+    def _joined(self, items: list[Node]) -> Node:
+        return ast.concat(*[part for item in items for part in (self._comma, item)][1:])
+
+    def _name(self, name: str) -> Node:
+        return self._token(ast.concat(json_text.string(name), self._colon))
 
     def _any_value(self) -> Node:
         name = f"{self._prefix} any value"
@@ -173,8 +210,7 @@ class Lowering:
     def _exactly_one(self, shape: ExactlyOne) -> Node:
         closed = [self._close(part) for part in shape.alternatives]
         for i, j in combinations(range(len(closed)), 2):
-            apart = self._apart(closed[i], shape.alternatives[j]) and self._apart(closed[j], shape.alternatives[i])
-            if not apart:
+            if not (self._apart(closed[i], shape.excluded[j]) and self._apart(closed[j], shape.excluded[i])):
                 parent, _, keyword = shape.pointer.rpartition("/")
                 self._reader.refuse(
                     parent, keyword, f"a value may match both alternative {i} and {j} of oneOf; use anyOf, or give "
@@ -224,7 +260,7 @@ class Lowering:
                 if name in required:
                     return NOTHING
                 continue
-            pair = ast.concat(json_text.string(name), self._colon, self._value(member))
+            pair = ast.concat(self._name(name), self._value(member))
             declared.append((name, name in required, pair))
         others = self._other_members(shape, names)
         return self._bracketed("{", self._members(shape, declared, others), "}")
@@ -317,7 +353,8 @@ class Lowering:
                 inside = [spelled[i] for i in chosen] + ([free] if names or not chosen else [])
                 name = self._restricted(inside, [s for i, s in enumerate(spelled) if i not in chosen], shape.names)
                 if name != NOTHING:
-                    ways.append(ast.concat(json_text.quoted(name), self._colon, self._value(member)))
+                    key = self._token(ast.concat(json_text.quoted(name), self._colon))
+                    ways.append(ast.concat(key, self._value(member)))
         return ast.alternation(*ways)
 
     def _restricted(self, inside: list[Node], outside: list[Node], names: Shape | None) -> Node:
@@ -349,7 +386,9 @@ class Lowering:
     def _bracketed(self, left: str, inside: Node, right: str) -> Node:
         if inside == NOTHING:
             return NOTHING
-        return ast.concat(ast.literal(left), self._blanks, inside, self._blanks, ast.literal(right))
+        opening = self._token(ast.concat(ast.literal(left), self._blanks))
+        closing = self._token(ast.concat(self._blanks, ast.literal(right)))
+        return ast.concat(opening, inside, closing)
 
     def _blame(self, shape: Shape, pointer: str) -> tuple[str, str]:
         """The deepest required place at which nothing is possible, and why."""

@@ -55,9 +55,9 @@ class ShapeAlgebra:
         if isinstance(a, Union) or isinstance(b, Union):
             return self._distribute(a, b)
         if isinstance(a, ExactlyOne):
-            return ExactlyOne(tuple(self.intersect(x, b) for x in a.alternatives), a.pointer)
+            return self._narrow(a, b)
         if isinstance(b, ExactlyOne):
-            return ExactlyOne(tuple(self.intersect(a, x) for x in b.alternatives), b.pointer)
+            return self._narrow(b, a)
         if isinstance(a, Literals):
             return self._filter(a, b)
         if isinstance(b, Literals):
@@ -108,8 +108,9 @@ class ShapeAlgebra:
                 return True
             case Union(alternatives):
                 return any(self.admits(part, value) for part in alternatives)
-            case ExactlyOne(alternatives):
-                return sum(self.admits(part, value) for part in alternatives) == 1
+            case ExactlyOne():
+                found = [i for i, part in enumerate(shape.excluded) if self.admits(part, value)]
+                return len(found) == 1 and self.admits(shape.alternatives[found[0]], value)
             case Reference(target):
                 return self.admits(self._resolve(target), value)
             case Literals(texts):
@@ -169,6 +170,11 @@ class ShapeAlgebra:
             )
         parts = [self.intersect(x, y) for x in left for y in right]
         return union(*(part for part in parts if part != NOTHING))
+
+    def _narrow(self, one: ExactlyOne, shape: Shape) -> Shape:
+        alternatives = tuple(self.intersect(part, shape) for part in one.alternatives)
+        rivals = None if one.rivals is None else tuple(self.intersect(part, shape) for part in one.rivals)
+        return ExactlyOne(alternatives, one.pointer, rivals)
 
     def _filter(self, literals: Literals, shape: Shape) -> Shape:
         kept = tuple(text for text in literals.texts if self.admits(shape, parse_value(text)))

@@ -20,10 +20,20 @@ class Union:
 
 @dataclass(frozen=True)
 class ExactlyOne:
-    """One of the alternatives and none of the others. `pointer` says where the schema has it."""
+    """One of the alternatives and none of the others.
+
+    pointer  where the schema has it
+    rivals   what a value must not match beside its alternative, where that is more than the alternatives: keywords
+             that narrow them afterwards do not make them exclude each other
+    """
 
     alternatives: tuple[Shape, ...]
     pointer: str = field(default="", compare=False)
+    rivals: tuple[Shape, ...] | None = None
+
+    @property
+    def excluded(self) -> tuple[Shape, ...]:
+        return self.alternatives if self.rivals is None else self.rivals
 
 
 @dataclass(frozen=True)
