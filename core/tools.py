@@ -349,7 +349,8 @@ def _learn(tokenizer: Tokenizer) -> ToolFormat:
         start, _render(tokenizer, [user, replace(ask, tool_calls=(call, replace(call, id="bcdefghij")))], tools)
     )
     plain = _after(start, _render(tokenizer, [user, Message("assistant", _VALUE)], tools))
-    learned = _read_off(one, two, plain.partition(_VALUE)[2], tokenizer.hf.all_special_tokens)
+    special = [token.content for token in tokenizer.hf.added_tokens_decoder.values() if token.special]
+    learned = _read_off(one, two, plain.partition(_VALUE)[2], special)
     told = _render(tokenizer, [user, ask, Message("tool", _RESULT, tool_call_id=call.id, name=_NAME)], tools)
     if learned is None:
         return ToolFormat(lists_tools=lists_tools, renders_results=_RESULT in (told or ""))

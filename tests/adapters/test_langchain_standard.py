@@ -88,7 +88,9 @@ class _Sprout(_Flags):
 
 
 class TestTinyUnit(_Tiny, ChatModelUnitTests):
-    pass
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        return {"GRAFTLM_API_KEY": "api_key"}, {"runtime": tiny()}, {"api_key": "api_key"}
 
 
 class TestTinyIntegration(_Tiny, ChatModelIntegrationTests):
