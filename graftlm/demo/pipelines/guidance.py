@@ -1,4 +1,4 @@
-"""Guidance: text, `gen` and `select` interleaved, one program per question; questions come in any order."""
+"""Guidance: a form filled in line by line, text and `gen` interleaved; the people come in any order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from guidance import gen, models, select
+from guidance import gen, models
 
 INPUTS = json.loads((Path(__file__).parents[1] / "inputs.json").read_text())["guidance"]
 
@@ -40,19 +40,21 @@ def graftlm(model: str) -> models.Model:
     return GraftModel(model, echo=False)
 
 
-def run(llm: models.Model, inputs: Sequence[dict[str, Any]]) -> list[str]:
-    answers = []
+def run(llm: models.Model, inputs: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    forms = []
     for item in inputs:
-        lm = llm + f"{item['passage']}\n\nQuestion: {item['question']}\nAnswer: "
-        lm += select(item["options"], name="choice") if "options" in item else gen("choice", stop="\n", max_tokens=16)
-        answers.append(lm["choice"])
-    return answers
+        lm = llm + f"{item['passage']}\n\n{item['name']}\n"
+        names = {label: label.lower().replace(" ", "_") for label in item["answer"]}
+        for label, name in names.items():
+            lm += f"{label}: " + gen(name, stop="\n", max_tokens=12) + "\n"
+        forms.append({label: lm[name] for label, name in names.items()})
+    return forms
 
 
 def inputs() -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = INPUTS["items"]
+    items: list[dict[str, Any]] = INPUTS
     return items
 
 
-def right(item: dict[str, str], answer: str) -> bool:
-    return answer.strip() == item["answer"]
+def right(item: dict[str, Any], answer: dict[str, str]) -> bool:
+    return answer == item["answer"]

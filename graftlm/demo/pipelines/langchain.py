@@ -1,4 +1,4 @@
-"""LangChain: few-shot questions about passages, a prompt, a model and a parser, all questions in one `batch`."""
+"""LangChain: find a fact after four examples; a prompt, a model and a parser, all texts in one `batch`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ def run(llm: BaseChatModel, inputs: Sequence[dict[str, str]]) -> list[str]:
     shots = [
         message
         for shot in INPUTS["examples"]
-        for message in (("human", f"{shot['passage']}\n\n{shot['question']}"), ("ai", shot["answer"]))
+        for message in (("human", f"{shot['passage']}\n{shot['name']}"), ("ai", shot["answer"]))
     ]
-    prompt = ChatPromptTemplate.from_messages(
-        [("system", "Answer from the passage."), *shots, ("human", "{passage}\n\n{question}")]
-    )
+    system = ("system", f"Find the {INPUTS['attribute']}.")
+    prompt = ChatPromptTemplate.from_messages([system, *shots, ("human", "{passage}\n{name}")])
     chain = prompt | llm | StrOutputParser()
-    return chain.batch([{"passage": item["passage"], "question": item["question"]} for item in inputs])
+    return chain.batch([{"passage": item["passage"], "name": item["name"]} for item in inputs])
 
 
 def inputs() -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def run(llm: LLM, inputs: Sequence[dict[str, str]]) -> list[str]:
 
 
 def inputs() -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = INPUTS["items"]
+    items: list[dict[str, Any]] = INPUTS
     return items
 
 
