@@ -15,8 +15,9 @@ from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.fuse import Fusions, fuse
 from graftlm.core.paged import PagedRunner
-from graftlm.core.qualify import AttentionFactory, discover, qualify
+from graftlm.core.qualify import AttentionFactory, Reference, discover, qualify
 from graftlm.core.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.kv_store import KVStore, LayerKV
@@ -57,6 +58,11 @@ class LoadedModel:
     layer_of: dict[nn.Module, int] = field(default_factory=dict, repr=False)
     lane: Lane = "serial"
     lane_reason: str | None = None
+    fusions: Fusions = field(default_factory=Fusions, repr=False)
+
+    def release(self) -> None:
+        """Give the model back as it came: its own modules, its weights in their plain layout."""
+        self.fusions.undo()
 
     @property
     def text_config(self) -> Any:
@@ -120,18 +126,24 @@ def load_model(
         name=name,
     )
     wrapped.eos_token_ids = loaded.eos_token_ids
-    _choose_lane(loaded, attention_factory)
+    try:
+        reference = Reference.of(loaded)
+    except Exception as error:
+        raise ModelError(f"{name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
+    if device.type == "cpu":
+        loaded.fusions = fuse(hf_model)
+    _choose_lane(loaded, reference, attention_factory)
     return loaded
 
 
-def _choose_lane(loaded: LoadedModel, attention_factory: AttentionFactory) -> None:
+def _choose_lane(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> None:
     try:
         found = discover(loaded.model, loaded.device)
     except Exception as failure:
         loaded.lane_reason = f"its attention cannot be taken over: {type(failure).__name__}: {str(failure)[:200]}"
     else:
         loaded.layers, loaded.layer_of = found.layers, found.layer_of
-        loaded.lane_reason = qualify(loaded, attention_factory)
+        loaded.lane_reason = qualify(loaded, reference, attention_factory)
     if loaded.lane_reason is None:
         loaded.lane = "paged"
         return

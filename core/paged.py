@@ -158,7 +158,9 @@ class PagedRunner:
                 sinks=call.sinks,
             )
 
-        rows = plan.logits_rows.to(device)
+        # Without a wanted row the last one is computed and dropped: not every head takes an empty input.
+        num_logits = len(plan.logits_rows)
+        rows = (plan.logits_rows if num_logits else torch.tensor([plan.num_tokens - 1])).to(device)
         keep = {"logits_to_keep": rows} if self._keeps else {}
         with torch.inference_mode(), self._switch(step):
             attention.prepare(plan)
@@ -168,4 +170,4 @@ class PagedRunner:
                 use_cache=False,
                 **keep,
             ).logits[0]
-            return logits if self._keeps else logits.index_select(0, rows)
+            return (logits if self._keeps else logits.index_select(0, rows))[:num_logits]

@@ -80,7 +80,23 @@ def discover(model: nn.Module, device: torch.device) -> Discovery:
     return Discovery(layer_of, tuple(layers))
 
 
-def qualify(loaded: LoadedModel, attention_factory: AttentionFactory) -> str | None:
+@dataclass(frozen=True)
+class Reference:
+    """Two random sequences, and their logits by the model's own forward, before anything in it was replaced."""
+
+    sequences: tuple[list[int], list[int]]
+    logits: torch.Tensor
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> Reference:
+        generator = np.random.default_rng(0)
+        high = max(min(loaded.vocab_size, 30_000), 2)
+        long, short = (generator.integers(0, high, n).tolist() for n in LENGTHS)
+        with torch.inference_mode():
+            return cls((long, short), torch.cat([_plain(loaded, long), _plain(loaded, short)]))
+
+
+def qualify(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> str | None:
     """Why this model cannot run in the paged lane; None if it can.
 
     Prefill, a second chunk, a decode step and a mixed batch are all covered: two steps of two rows each.
@@ -93,18 +109,14 @@ def qualify(loaded: LoadedModel, attention_factory: AttentionFactory) -> str | N
     if len(loaded.layers) != expected:
         return f"{len(loaded.layers)} of its {expected} layers attend through the attention interface"
     try:
-        return _difference(loaded, attention_factory)
+        return _difference(loaded, reference, attention_factory)
     except Exception as failure:
         return f"a ragged batch fails: {type(failure).__name__}: {str(failure)[:200]}"
 
 
-def _difference(loaded: LoadedModel, attention_factory: AttentionFactory) -> str | None:
+def _difference(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> str | None:
     """How a ragged batch differs from the model's own forward; None if it does not."""
-    generator = np.random.default_rng(0)
-    high = max(min(loaded.vocab_size, 30_000), 2)
-    long, short = (generator.integers(0, high, n).tolist() for n in LENGTHS)
-    with torch.inference_mode():
-        own: list[torch.Tensor] = [_plain(loaded, long), _plain(loaded, short)]
+    long, short = reference.sequences
     store = KVStore(loaded.kv_layout, sum(LENGTHS), loaded.dtype, loaded.device)
     runner = PagedRunner(loaded, attention_factory(store))
     # The long one lies in one range of slots, the short one around it in two.
@@ -112,7 +124,7 @@ def _difference(loaded: LoadedModel, attention_factory: AttentionFactory) -> str
     first = runner.forward(_plan([long, short], places, [(0, len(long) - 1), (0, 6)]))
     if loaded.dtype.itemsize < 4:
         # Rounding could hide a small leak from one sequence into the next; an exchanged neighbour shows it.
-        other = [(token + 1) % high for token in long]
+        other = [*long[1:], long[0]]
         again = runner.forward(_plan([other, short], places, [(0, len(long) - 1), (0, 6)]))
         leak = _relative(again[-6:], first[-6:])
         if leak > MAX_LEAK:
@@ -120,7 +132,7 @@ def _difference(loaded: LoadedModel, attention_factory: AttentionFactory) -> str
         runner.forward(_plan([long, short], places, [(0, len(long) - 1), (0, 6)]))
     second = runner.forward(_plan([long, short], places, [(len(long) - 1, len(long)), (6, len(short))]))
     cut = len(long) - 1
-    error = _relative(torch.cat([first[:cut], second[:1], first[cut:], second[1:]]), torch.cat(own))
+    error = _relative(torch.cat([first[:cut], second[:1], first[cut:], second[1:]]), reference.logits)
     limit = TOLERANCE.get(loaded.dtype, 6e-2)
     if error < limit:
         return None

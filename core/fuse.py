@@ -1,0 +1,88 @@
+"""Faster modules in the place of a loaded model's own, each checked old against new, all of them reversible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from graftlm.kernels.packed_linear import PackedLinear, packable
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+"""Relative error between an old module and its replacement on random input."""
+
+
+@dataclass
+class Fusions:
+    """What was replaced in a model. `undo` puts everything back."""
+
+    num_packed: int = 0
+    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    def add(self, undo: Callable[[], None]) -> None:
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Put the model's own modules and weights back, last replaced first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def fuse(model: nn.Module) -> Fusions:
+    """Replace in `model` what has a faster equal on its device.
+
+    One weight at a time is held twice while it is repacked. A replacement that fails or differs is left out.
+    """
+    fusions = Fusions()
+    with torch.inference_mode(False), torch.no_grad():
+        _pack_linears(model, fusions)
+    return fusions
+
+
+def _pack_linears(model: nn.Module, fusions: Fusions) -> None:
+    shared = _shared_storages(model)
+    replaced: dict[int, PackedLinear] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, nn.Linear) or not packable(child):
+                continue
+            packed = replaced.get(id(child))
+            if packed is None:
+                packed = _pack(child, in_place=child.weight.data_ptr() in shared)
+                if packed is None:
+                    continue
+                replaced[id(child)] = packed
+                fusions.num_packed += 1
+            setattr(parent, name, packed)
+            fusions.add(_restorer(parent, name, packed))
+    for packed in replaced.values():
+        packed.release_original()
+
+
+def _pack(linear: nn.Linear, *, in_place: bool) -> PackedLinear | None:
+    """The packed equal of `linear`; None if there is none."""
+    if in_place and linear.weight.dtype is not torch.float32:
+        return None  # the plain layout gains nothing there
+    try:
+        packed = PackedLinear(linear, in_place=in_place)
+        probe = torch.randn(3, linear.in_features).to(linear.weight.dtype)
+        old, new = linear(probe).float(), packed(probe).float()
+    except RuntimeError:  # oneDNN refuses this dtype or shape on this CPU
+        return None
+    error = (new - old).norm() / old.norm().clamp_min(1e-30)
+    return packed if float(error) < TOLERANCE[linear.weight.dtype] else None
+
+
+def _restorer(parent: nn.Module, name: str, packed: PackedLinear) -> Callable[[], None]:
+    return lambda: setattr(parent, name, packed.unpack())
+
+
+def _shared_storages(model: nn.Module) -> set[int]:
+    """Addresses of weights that more than one module uses."""
+    seen: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            seen[parameter.data_ptr()] = seen.get(parameter.data_ptr(), 0) + 1
+    return {address for address, count in seen.items() if count > 1}

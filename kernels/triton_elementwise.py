@@ -1,0 +1,139 @@
+"""The small fused kernels between the matrix products: norm, activation, rotary embedding, KV store."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm(x, residual, weight, out, x_row, n, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    ok = i < n
+    value = tl.load(x + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(residual + row * n + i, mask=ok, other=0.0).to(tl.float32)
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(residual + row * n + i, rounded, mask=ok)
+        value = rounded.to(tl.float32)
+    normed = value * tl.rsqrt(tl.sum(value * value, 0) / n + eps)
+    scale = tl.load(weight + i, mask=ok, other=0.0).to(tl.float32)
+    # round before the weight, as the models' own code does
+    normed = normed.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * n + i, (scale * normed).to(out.dtype.element_ty), mask=ok)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """weight * x / sqrt(mean(x^2) + eps) over the last dimension.
+
+    x [..., n] -> [..., n], dtype of x. With `residual` (contiguous, shape of x), x + residual is stored there, in its
+    dtype, and normed.
+    """
+    n = x.shape[-1]
+    rows = x.reshape(-1, n)
+    out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    _rms_norm[(rows.shape[0],)](
+        rows, residual if residual is not None else rows, weight, out, rows.stride(0), n, eps,
+        ADD=residual is not None, BLOCK=triton.next_power_of_2(n), num_warps=8 if n > 2048 else 4,
+    )  # fmt: skip
+    return out.view(x.shape)
+
+
+@triton.jit
+def _silu_mul(x, out, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < n
+    gate = tl.load(x + row * 2 * n + i, mask=ok, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * n + n + i, mask=ok, other=0.0).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * n + i, (activated * up).to(out.dtype.element_ty), mask=ok)
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of packed projections. x [..., 2 n], contiguous -> [..., n], dtype of x."""
+    n = x.shape[-1] // 2
+    rows = x.reshape(-1, 2 * n)
+    out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
+    _silu_mul[(rows.shape[0], triton.cdiv(n, 1024))](rows, out, n, BLOCK=1024, num_warps=4)
+    return out.view(*x.shape[:-1], n)
+
+
+@triton.jit
+def _rotate(
+    q, k, cos, sin, q_out, k_out, q_token, q_head, k_token, k_head, table_row,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, HALF_PAD)
+    ok = d < HALF
+    c = tl.load(cos + token * table_row + d, mask=ok, other=0.0).to(tl.float32)
+    s = tl.load(sin + token * table_row + d, mask=ok, other=0.0).to(tl.float32)
+    if head < Q_HEADS:
+        source = q + token * q_token + head * q_head
+        target = q_out + (token * Q_HEADS + head) * 2 * HALF
+    else:
+        source = k + token * k_token + (head - Q_HEADS) * k_head
+        target = k_out + (token * K_HEADS + head - Q_HEADS) * 2 * HALF
+    a = tl.load(source + d, mask=ok, other=0.0).to(tl.float32)
+    b = tl.load(source + HALF + d, mask=ok, other=0.0).to(tl.float32)
+    kind = q_out.dtype.element_ty
+    # round each product, as the models' own code does
+    ac, bs, bc, as_ = (a * c).to(kind), (b * s).to(kind), (b * c).to(kind), (a * s).to(kind)
+    tl.store(target + d, (ac.to(tl.float32) - bs.to(tl.float32)).to(kind), mask=ok)
+    tl.store(target + HALF + d, (bc.to(tl.float32) + as_.to(tl.float32)).to(kind), mask=ok)
+
+
+def rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotary embedding of the half-split kind.
+
+    q    [num_tokens, num_heads, head_dim], k [num_tokens, num_kv_heads, head_dim]; last dimension dense
+    cos  [num_tokens, head_dim], both halves equal; sin likewise
+    -> q and k rotated, contiguous, dtype of q
+    """
+    num_tokens, q_heads, head_dim = q.shape
+    k_heads = k.shape[1]
+    q_out, k_out = torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(
+        k, memory_format=torch.contiguous_format
+    )
+    half = head_dim // 2
+    _rotate[(num_tokens, q_heads + k_heads)](
+        q, k, cos, sin, q_out, k_out, q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0),
+        Q_HEADS=q_heads, K_HEADS=k_heads, HALF=half, HALF_PAD=triton.next_power_of_2(half), num_warps=1,
+    )  # fmt: skip
+    return q_out, k_out
+
+
+@triton.jit
+def _store_kv(
+    k, v, k_store, v_store, slots, k_token, k_head, v_token, v_head, ks_slot, ks_head, vs_slot, vs_head,
+    D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + token).to(tl.int64)
+    d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
+    key = tl.load(k + token * k_token + head * k_head + d, mask=d < D)
+    tl.store(k_store + slot * ks_slot + head * ks_head + d, key.to(k_store.dtype.element_ty), mask=d < D)
+    value = tl.load(v + token * v_token + head * v_head + e, mask=e < E)
+    tl.store(v_store + slot * vs_slot + head * vs_head + e, value.to(v_store.dtype.element_ty), mask=e < E)
+
+
+def store_kv(
+    k: torch.Tensor, v: torch.Tensor, k_store: torch.Tensor, v_store: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Write each token's K and V at its slot, in the store's dtype.
+
+    k      [num_tokens, num_kv_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]; last dimension dense
+    slots  int32 or int64 [num_tokens]
+    """
+    num_tokens, num_heads, k_dim = k.shape
+    v_dim = v.shape[2]
+    _store_kv[(num_tokens, num_heads)](
+        k, v, k_store, v_store, slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        k_store.stride(0), k_store.stride(1), v_store.stride(0), v_store.stride(1),
+        D=k_dim, D_PAD=triton.next_power_of_2(k_dim), E=v_dim, E_PAD=triton.next_power_of_2(v_dim), num_warps=1,
+    )  # fmt: skip
