@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -121,6 +122,8 @@ class Request:
     namespace  requests of different namespaces never share KV.
     score_ids  tokens to score after the prompt instead of generating; None generates.
     stream     whether the listener wants chunks.
+    on_chunk   is given each chunk of a request with `stream` that is submitted for a future; on the engine's thread,
+               must not block.
     want_logits  return the logits after the prompt instead of generating.
     pin        keep the prompt's KV from eviction afterwards; the completion holds the node to unlock.
     """
@@ -130,6 +133,7 @@ class Request:
     namespace: str = ""
     score_ids: list[int] | None = None
     stream: bool = False
+    on_chunk: Callable[[Chunk], None] | None = None
     want_logits: bool = False
     pin: bool = False
     tools: list[dict[str, Any]] | None = None

@@ -262,7 +262,7 @@ class Runtime:
             future: Future[Completion] = Future()
             futures.append(future)
             try:
-                groups.append(self._group(request, FutureListener(future), arrived_s))
+                groups.append(self._group(request, FutureListener(future, request.on_chunk), arrived_s))
             except GraftError as error:
                 future.set_exception(error)
                 continue

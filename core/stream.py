@@ -14,13 +14,15 @@ _Item = Chunk | BaseException | None
 
 
 class FutureListener:
-    """Resolves a future; one that its caller has cancelled stays cancelled."""
+    """Resolves a future; one that its caller has cancelled stays cancelled. Chunks go to `on_chunk`, if it is given."""
 
-    def __init__(self, future: Future[Completion]) -> None:
+    def __init__(self, future: Future[Completion], on_chunk: Callable[[Chunk], None] | None = None) -> None:
         self.future = future
+        self._on_chunk = on_chunk
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """A future waits for the whole."""
+        if self._on_chunk is not None:
+            self._on_chunk(chunk)
 
     def on_finish(self, completion: Completion) -> None:
         with suppress(InvalidStateError):
@@ -44,7 +46,7 @@ class StreamListener:
     def on_chunk(self, chunk: Chunk) -> None:
         self._put(chunk)
 
-    def on_finish(self, completion: Completion) -> None:
+    def on_finish(self, completion: Completion | None) -> None:
         self.completion = completion
         self.ended = True
         self._put(None)
