@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, RequestCancelled
 from graftlm.core.request import Completion, Request, Usage
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Method = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized", "exact"]
 METHODS: tuple[str, ...] = get_args(Method)
+
+
+T = TypeVar("T")
 
 
 class Scorer(Protocol):
@@ -78,22 +81,29 @@ def submit_select(
     runtime: Scorer, prompt_ids: NDArray[np.int32], choices: Sequence[str], method: str
 ) -> Future[Selection]:
     """Score the choices after a prompt, all in one submission; returns at once."""
-    options = tokenize_choices(runtime.tokenizer, prompt_ids, choices)
-    trie = ChoiceTrie(options.base, options.continuations)
-    requests = trie.requests()
-    bare: ChoiceTrie | None = None
-    if method == "unconditional_likelihood_normalized":
-        bare = options.unconditional(runtime.tokenizer)
-        requests += bare.requests()
+    scoring = Scoring(runtime.tokenizer, prompt_ids, choices, method)
+    return gather(runtime.submit_many(scoring.requests), scoring.finish)
 
-    def finish(completions: list[Completion]) -> Selection:
-        conditional = trie.logprobs(completions[: trie.num_requests])
-        unconditional = None
-        if bare is not None:
-            unconditional = bare.logprobs(completions[trie.num_requests :])
-        return options.decide(choices, method, conditional, unconditional, _usage(completions))
 
-    return gather(runtime.submit_many(requests), finish)
+class Scoring:
+    """The requests that one selection needs, and what their answers say."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: NDArray[np.int32], choices: Sequence[str], method: str
+    ) -> None:
+        self._choices = choices
+        self._method = method
+        self._options = tokenize_choices(tokenizer, prompt_ids, choices)
+        self._trie = ChoiceTrie(self._options.base, self._options.continuations)
+        self._bare = self._options.unconditional(tokenizer) if method == "unconditional_likelihood_normalized" else None
+        self.requests = self._trie.requests() + (self._bare.requests() if self._bare is not None else [])
+
+    def finish(self, completions: Sequence[Completion]) -> Selection:
+        """Choose, from the answers to `requests` in order."""
+        split = self._trie.num_requests
+        unconditional = self._bare.logprobs(completions[split:]) if self._bare is not None else None
+        conditional = self._trie.logprobs(completions[:split])
+        return self._options.decide(self._choices, self._method, conditional, unconditional, _usage(completions))
 
 
 # -- choices as tokens -------------------------------------------------------------------------------------------
@@ -285,9 +295,9 @@ def _usage(completions: Sequence[Completion]) -> Usage:
 # -- several futures as one --------------------------------------------------------------------------------------
 
 
-def gather(futures: Sequence[Future[Completion]], finish: Callable[[list[Completion]], Selection]) -> Future[Selection]:
+def gather(futures: Sequence[Future[Completion]], finish: Callable[[list[Completion]], T]) -> Future[T]:
     """A future of `finish(results)`, resolved when all have ended; cancelling it cancels all."""
-    outer: Future[Selection] = Future()
+    outer: Future[T] = Future()
     outer.add_done_callback(partial(_cancel_all, futures))
     remaining = itertools.count(len(futures) - 1, -1)  # one atomic step per callback, on whichever thread
 
@@ -295,6 +305,8 @@ def gather(futures: Sequence[Future[Completion]], finish: Callable[[list[Complet
         if next(remaining) == 0 and outer.set_running_or_notify_cancel():
             try:
                 outer.set_result(finish([future.result() for future in futures]))
+            except CancelledError:
+                outer.set_exception(RequestCancelled("one of the requests was cancelled"))
             except BaseException as error:
                 outer.set_exception(error)
 
@@ -303,7 +315,7 @@ def gather(futures: Sequence[Future[Completion]], finish: Callable[[list[Complet
     return outer
 
 
-def _cancel_all(futures: Sequence[Future[Completion]], outer: Future[Selection]) -> None:
+def _cancel_all(futures: Sequence[Future[Completion]], outer: Future[T]) -> None:
     if outer.cancelled():
         for future in futures:
             future.cancel()
