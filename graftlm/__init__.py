@@ -33,6 +33,15 @@ if TYPE_CHECKING:
         RequestTimeout as RequestTimeout,
         RequestTooLong as RequestTooLong,
     )
+    from graftlm.core.expression import (
+        assistant as assistant,
+        gen as gen,
+        image as image,
+        select as select,
+        system as system,
+        user as user,
+        video as video,
+    )
     from graftlm.core.grammar.compile import Grammar as Grammar
     from graftlm.core.grammar.spec import (
         Choices as Choices,
@@ -46,15 +55,8 @@ if TYPE_CHECKING:
         Stats as Stats,
     )
     from graftlm.core.program import (
-        assistant as assistant,
-        gen as gen,
-        image as image,
         program as program,
-        select as select,
         set_default_runtime as set_default_runtime,
-        system as system,
-        user as user,
-        video as video,
     )
     from graftlm.core.request import (
         Chunk as Chunk,
@@ -80,21 +82,12 @@ _HOME = {
         "RequestTimeout",
         "RequestTooLong",
     ),
+    "graftlm.core.expression": ("assistant", "gen", "image", "select", "system", "user", "video"),
     "graftlm.core.grammar.compile": ("Grammar",),
     "graftlm.core.grammar.spec": ("Choices", "JsonSchema", "Lark", "Regex"),
     "graftlm.core.grammar.vocabulary": ("Vocabulary",),
     "graftlm.core.metrics": ("CacheReport", "Stats"),
-    "graftlm.core.program": (
-        "assistant",
-        "gen",
-        "image",
-        "program",
-        "select",
-        "set_default_runtime",
-        "system",
-        "user",
-        "video",
-    ),
+    "graftlm.core.program": ("program", "set_default_runtime"),
     "graftlm.core.request": ("Chunk", "Completion", "Request", "Score", "Usage"),
     "graftlm.core.runtime": ("Runtime",),
     "graftlm.core.select": ("Selection",),
