@@ -86,11 +86,11 @@ def measure(
             for decision in group:
                 _decide(runtime, reply, decision)
             continue
-        constraint = joined(piece for piece in group if isinstance(piece, Lowered))
-        if isinstance(constraint.node, ast.Literal):
-            _append(runtime, reply, constraint.node.data.decode())
-        else:
-            _generate(runtime, reply, constraint, sampling)
+        for language in joined(piece for piece in group if isinstance(piece, Lowered)):
+            if isinstance(language.node, ast.Literal):
+                _append(runtime, reply, language.node.data.decode())
+            else:
+                _generate(runtime, reply, language, sampling)
     return reply
 
 

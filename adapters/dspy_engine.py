@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from dspy import lm15
 
 from graftlm.adapters import dspy_wire as wire
+from graftlm.adapters.dspy_chain import Chain
 from graftlm.adapters.dspy_decisions import Decision, Measured, judgment_pieces, measure
 from graftlm.adapters.dspy_inflight import InFlight
 from graftlm.adapters.dspy_scaffold import Scaffold
@@ -61,7 +62,7 @@ class _Door:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._in_flight: InFlight[Completion] = InFlight()
-        self._grammars: WeakKeyDictionary[Scaffold, Future[Grammar]] = WeakKeyDictionary()
+        self._grammars: WeakKeyDictionary[Scaffold, list[Future[Grammar]]] = WeakKeyDictionary()
 
     @property
     def model_string(self) -> str:
@@ -143,13 +144,14 @@ class _Door:
 
     def _grammar(self, scaffold: Scaffold) -> Any:
         """The scaffold's grammar once it is compiled, else what it is compiled from: hashing that takes longer."""
+        vocabulary = vocabulary_of(self.runtime.tokenizer)
         known = self._grammars.get(scaffold)
         if known is None:
-            known = submit_compile(scaffold.constraint, vocabulary_of(self.runtime.tokenizer))
-            self._grammars[scaffold] = known
-        if known.done() and known.exception() is None:
-            return known.result()
-        return scaffold.constraint
+            known = self._grammars[scaffold] = [submit_compile(language, vocabulary) for language in scaffold.links]
+        if len(known) > 1:
+            return Chain([future.result() for future in known])
+        (future,) = known
+        return future.result() if future.done() and future.exception() is None else scaffold.links[0]
 
     def _submit(self, call: _Call) -> Future[Completion]:
         if call.key is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
 from graftlm.core.grammar import ast
@@ -21,8 +22,12 @@ def lower_schema(schema: Mapping[str, Any]) -> Lowered:
     return lower(JsonSchema(dict(schema)), _OPTIONS)
 
 
-def joined(pieces: Iterable[Lowered]) -> Composite:
-    """One constraint of all pieces in order, with the rules of those that are not regular."""
-    parts = list(pieces)
-    rules = {name: body for part in parts for name, body in part.rules.items()}
-    return Composite(ast.concat(*(part.node for part in parts)), tuple(rules.items()))
+def joined(pieces: Iterable[Lowered]) -> list[Composite]:
+    """The pieces in order, neighbours as one: each a regular language, or one value of a recursive schema."""
+    links: list[Composite] = []
+    for regular, group in groupby(pieces, lambda piece: not piece.rules):
+        if regular:
+            links.append(Composite(ast.concat(*(piece.node for piece in group))))
+        else:
+            links += [Composite(piece.node, tuple(piece.rules.items())) for piece in group]
+    return links

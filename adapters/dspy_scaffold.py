@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from graftlm.adapters.dspy_decisions import Decision, decision_form
 from graftlm.adapters.dspy_pieces import joined, literal, lower_schema
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast, regex
 from graftlm.core.grammar.lowering import Lowered
 from graftlm.core.grammar.spec import Composite
@@ -101,8 +102,8 @@ class Scaffold:
         return [*pieces, literal("\n\n" + _END)]
 
     @cached_property
-    def constraint(self) -> Composite:
-        """All replies; there must be no decision among the fields."""
+    def links(self) -> list[Composite]:
+        """All replies, one language after the other; there must be no decision among the fields."""
         return joined([piece for piece in self.pieces() if isinstance(piece, Lowered)])
 
 
@@ -153,15 +154,19 @@ def _schema_field(name: str, annotation: Any, info: FieldInfo) -> Field:
     constrained = Annotated[annotation, *info.metadata] if info.metadata else annotation
     try:
         schema = TypeAdapter(constrained).json_schema()
-    except PydanticUserError as error:
-        warnings.warn(
-            f"output field {name!r} has type {annotation!r}, which no grammar describes: its value is generated as "
-            f"text and may fail to parse ({error.message.splitlines()[0]})",
-            UserWarning,
-            stacklevel=2,
-        )
+        issues = lower_schema(schema).issues
+    except (PydanticUserError, GrammarError) as error:
+        _warn(name, annotation, f"no grammar describes it, so its value is text and may fail to parse: {error}")
         return Field(name, "text")
+    if issues:
+        what = "; ".join(map(str, issues))
+        _warn(name, annotation, f"its grammar leaves out {what}; DSPy checks that after the reply")
     return Field(name, "schema", schema)
+
+
+def _warn(name: str, annotation: Any, what: str) -> None:
+    kind = getattr(annotation, "__name__", None) or str(annotation)
+    warnings.warn(f"output field {name!r} is a {kind}: {what}", UserWarning, stacklevel=2)
 
 
 def _is_text_type(annotation: Any) -> bool:

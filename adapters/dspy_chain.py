@@ -1,0 +1,109 @@
+"""Grammars one after the other, where one of them is context-free: each stays with the engine that knows it best.
+
+A reply with a recursive schema in it is no regular language, and llguidance does not find the shortest ending of free
+text. So text and typed fields stay automata, the schema is llguidance's, and a chain leads from one to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from graftlm.core.grammar.matcher import MaskRow, Matcher
+
+
+class Grammar(Protocol):
+    """A compiled constraint."""
+
+    def matcher(self) -> Matcher: ...
+
+
+class Chain:
+    """Texts that `grammars` match one after the other. No token spans two of them."""
+
+    def __init__(self, grammars: Sequence[Grammar]) -> None:
+        self._grammars = list(grammars)
+
+    def matcher(self) -> ChainMatcher:
+        return ChainMatcher([grammar.matcher() for grammar in self._grammars])
+
+
+class ChainMatcher:
+    """One sequence in a chain: see `graftlm.core.grammar.matcher.Matcher`.
+
+    Stands in one link; where that is accepting, the next one may begin as well.
+    """
+
+    def __init__(self, links: list[Matcher]) -> None:
+        self._links = links
+        self._at = 0
+        self._taken: list[int] = []  # the link of each consumed token
+        self._later = [0] * len(links)  # tokens that the links behind each one need
+        for i in range(len(links) - 1, 0, -1):
+            self._later[i - 1] = self._later[i] + links[i].min_tokens_to_accept()
+
+    def fill_mask(self, row: MaskRow) -> bool:
+        first, *others = self._open()
+        some = self._links[first].fill_mask(row)
+        for i in others:
+            more = np.zeros_like(row)
+            some = self._links[i].fill_mask(more) and some
+            row |= more
+        return some
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        for num_consumed, token_id in enumerate(token_ids):
+            taken = next((i for i in self._open() if self._links[i].advance([token_id])), None)
+            if taken is None:
+                return num_consumed
+            self._at = taken
+            self._taken.append(taken)
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        if not 0 <= num_tokens <= len(self._taken):
+            raise ValueError(f"cannot undo {num_tokens} tokens; {len(self._taken)} were consumed")
+        for _ in range(num_tokens):
+            self._links[self._taken.pop()].rollback(1)
+        self._at = self._taken[-1] if self._taken else 0
+
+    def fork(self) -> ChainMatcher:
+        twin = ChainMatcher([link.fork() for link in self._links])
+        twin._at, twin._taken, twin._later = self._at, self._taken.copy(), self._later
+        return twin
+
+    def forced(self, context: Sequence[int]) -> list[int]:
+        return self._links[i[0]].forced(context) if len(i := self._open()) == 1 else []
+
+    def forced_bytes(self) -> bytes:
+        return self._links[i[0]].forced_bytes() if len(i := self._open()) == 1 else b""
+
+    def min_tokens_to_accept(self) -> int:
+        return self._links[self._at].min_tokens_to_accept() + self._later[self._at]
+
+    def ending(self, context: Sequence[int]) -> list[int]:
+        ids: list[int] = []
+        for link in self._links[self._at :]:
+            ids += link.ending([*context, *ids])
+        return ids
+
+    @property
+    def accepting(self) -> bool:
+        return self._open()[-1] == len(self._links) - 1 and self._links[-1].accepting
+
+    @property
+    def finished(self) -> bool:
+        return self._at == len(self._links) - 1 and self._links[-1].finished
+
+    @property
+    def state(self) -> int | None:
+        return None
+
+    def _open(self) -> list[int]:
+        """The links that may take the next token; not one that can take none."""
+        links = [self._at]
+        while links[-1] < len(self._links) - 1 and self._links[links[-1]].accepting:
+            links.append(links[-1] + 1)
+        return [i for i in links if i == links[-1] or not self._links[i].finished]
