@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 _MAX_TOKENIZERS = 4
 _MAX_STEPS = 256
-# What ends JSON values soonest, in the order to try: closing marks, an empty string, then the shortest scalars.
-_CLOSERS = (b"}", b"]", b'"', b"0", b"1", b"n", b"null", b"t", b"true", b"a", b"-", b":", b",", b"{", b"[")
+# What ends JSON soonest, in the order to try: closing marks, what leads to the next member, then the shortest values.
+_CLOSERS = (b"}", b"]", b",", b":", b'"', b"0", b"1", b"null", b"n", b"true", b"t", b"false", b"f", b"[", b"{", b"-", b"a")
+_IN_STRING = b"#"  # outside of strings JSON never has it
 _BLANK = frozenset(b" \t\r\n")
 
 _tokenizers: OrderedDict[str, LLTokenizer] = OrderedDict()
@@ -170,8 +171,15 @@ class LlguidanceMatcher:
 
     def _search(self) -> list[int]:
         """Follow forced tokens, and else the token that closes most, to an accepting state."""
-        probe = self._matcher.deep_copy()
         closers = _closing_tokens(self._vocabulary)
+        quotes = [closers[b'"']] if b'"' in closers else []
+        inside = closers.pop(_IN_STRING, None)
+        order = [closers[data] for data in _CLOSERS if data in closers]
+        return self._follow(order, quotes, inside) or self._follow([*quotes, *order], [], None)
+
+    def _follow(self, order: Sequence[int], in_string: Sequence[int], inside: int | None) -> list[int]:
+        """Write the first allowed token of `order` again and again; of `in_string` where `inside` is allowed."""
+        probe = self._matcher.deep_copy()
         row = np.zeros(_num_words(self._vocabulary), np.int32)
         found: list[int] = []
         while len(found) < _MAX_STEPS:
@@ -180,7 +188,8 @@ class LlguidanceMatcher:
             ids = probe.compute_ff_tokens()
             if not ids:
                 probe.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-                chosen = self._choose(row, closers)
+                first = in_string if inside is not None and _allowed(row, inside) else ()
+                chosen = self._choose(row, [*first, *order])
                 if chosen is None:
                     return []
                 ids = [chosen]
@@ -189,10 +198,9 @@ class LlguidanceMatcher:
             found += ids
         return []
 
-    def _choose(self, row: MaskRow, closers: Sequence[int]) -> int | None:
-        bits = row.view(np.uint32)
-        for token_id in closers:
-            if bits[token_id >> 5] >> np.uint32(token_id & 31) & np.uint32(1):
+    def _choose(self, row: MaskRow, order: Sequence[int]) -> int | None:
+        for token_id in order:
+            if _allowed(row, token_id):
                 return token_id
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         written = [int(i) for i in allowed[:4096] if self._spells(int(i))]
@@ -230,10 +238,14 @@ def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
         return _tokenizers[key]
 
 
-def _closing_tokens(vocabulary: Vocabulary) -> list[int]:
+def _allowed(row: MaskRow, token_id: int) -> bool:
+    return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)
+
+
+def _closing_tokens(vocabulary: Vocabulary) -> dict[bytes, int]:
     nodes = vocabulary.trie.nodes
-    found = [vocabulary.trie.find(data) for data in _CLOSERS]
-    return [int(nodes[node, 3]) for node in found if node >= 0 and nodes[node, 3] >= 0]
+    found = {data: vocabulary.trie.find(data) for data in (*_CLOSERS, _IN_STRING)}
+    return {data: int(nodes[node, 3]) for data, node in found.items() if node >= 0 and nodes[node, 3] >= 0}
 
 
 def _num_words(vocabulary: Vocabulary) -> int:

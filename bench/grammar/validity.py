@@ -1,0 +1,122 @@
+"""Texts of a model without sense, under budgets drawn at random: every one of them must be valid."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from bench.grammar import _constraints, _vocabularies
+from bench.harness import Options, Row
+from graftlm import Choices, Grammar, JsonSchema, Regex, Vocabulary
+from graftlm.core.grammar.spec import Spec
+
+
+def write(grammar: Grammar, vocabulary: Vocabulary, rng: np.random.Generator, budget: int) -> tuple[bytes, int]:
+    """Write at most `budget` tokens, as the engine does: sample, jump over forced tokens, end in time.
+
+    A token's weight is drawn anew at every step, so all that is allowed comes up.
+    -> the text, and how many tokens were forced
+    """
+    matcher = grammar.matcher()
+    row = np.zeros(vocabulary.num_words, np.int32)
+    ids: list[int] = []
+    num_forced = 0
+    while len(ids) < budget and not matcher.finished:
+        forced = matcher.forced(ids)
+        if forced and matcher.advance(forced) == len(forced):
+            if len(ids) + len(forced) + matcher.min_tokens_to_accept() <= budget:
+                ids += forced
+                num_forced += len(forced)
+                continue
+            matcher.rollback(len(forced))
+        matcher.fill_mask(row)
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.vocab_size])
+        token_id = int(allowed[np.argmax(rng.gumbel(size=len(allowed)) + 2.0 * rng.standard_normal(len(allowed)))])
+        if token_id in vocabulary.eos_token_ids:
+            break
+        if matcher.advance([token_id]) != 1:
+            raise AssertionError(f"token {token_id} is in the mask but not accepted")
+        if len(ids) + 1 + matcher.min_tokens_to_accept() > budget:
+            matcher.rollback(1)
+            ids += matcher.ending(ids)
+            break
+        ids.append(token_id)
+    return vocabulary.decode(ids), num_forced
+
+
+def problem(spec: Spec, data: bytes) -> str | None:
+    """Why `data` does not satisfy `spec`, judged without any part of this library; None when it does."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        return str(error)
+    match spec:
+        case Regex(pattern):
+            return None if re.fullmatch(pattern, text) else "does not match"
+        case Choices(options=options):
+            return None if text in options else "is no choice"
+        case JsonSchema(schema=schema):
+            return _json_problem(schema, text)
+        case _:
+            raise TypeError(spec)
+
+
+def _json_problem(schema: Any, text: str) -> str | None:
+    import jsonschema
+
+    try:
+        value = json.loads(text, parse_float=Decimal)  # 0.07 is a multiple of 0.01, but not in binary
+    except ValueError as error:
+        return str(error)
+    schema = json.loads(json.dumps(closed(schema)), parse_float=Decimal)
+    formats = jsonschema.FormatChecker(sorted(set(jsonschema.FormatChecker.checkers) - {"time"}))  # wants no offset
+    checker = jsonschema.Draft202012Validator(schema, format_checker=formats)
+    error = next(iter(checker.iter_errors(value)), None)
+    return None if error is None else error.message
+
+
+def closed(schema: Any) -> Any:
+    """`schema` with the objects closed that strict mode closes; allOf has to be closed as a whole."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: item if name in ("enum", "const", "allOf") else closed(item) for name, item in schema.items()}
+    if "allOf" in schema:
+        return {**inner, "unevaluatedProperties": False}
+    if isinstance(schema.get("properties"), dict) and "type" in schema and "additionalProperties" not in schema:
+        return {**inner, "additionalProperties": False}
+    return inner
+
+
+def failures(vocabulary: Vocabulary, num_texts: int, seed: int) -> tuple[list[str], int, int]:
+    """Write `num_texts` over all constraints. -> what went wrong, number of texts, number of those that were cut short"""
+    specs = _constraints.everything()
+    grammars = {name: Grammar.compile(spec, vocabulary) for name, spec in specs.items()}
+    rng = np.random.default_rng(seed)
+    wrong: list[str] = []
+    num_short = 0
+    for i in range(num_texts):
+        name = list(specs)[i % len(specs)]
+        least = grammars[name].matcher().min_tokens_to_accept()
+        budget = least + int(rng.integers(0, 40 if i % 2 else 200))
+        data, _ = write(grammars[name], vocabulary, rng, max(budget, 1))
+        num_short += len(data) > 0 and budget < 40 + least
+        reason = problem(specs[name], data)
+        if reason is not None:
+            wrong.append(f"{name} ({grammars[name].engine}, budget {budget}): {data!r}: {reason}")
+    return wrong, num_texts, num_short
+
+
+def run(options: Options) -> Sequence[Row]:
+    num_texts = options.choose(500, 10_000)
+    wrong, count, _ = failures(_vocabularies.vocabulary("32k"), num_texts, seed=0)
+    for line in wrong[:20]:
+        print(line)
+    shape = {"texts": count, "constraints": len(_constraints.everything()), "vocabulary": 32_000}
+    return [Row("validity", "valid texts", 100 * (count - len(wrong)) / count, "%", floor=100, shape=shape)]
