@@ -86,9 +86,7 @@ def _rotate(
     tl.store(target + HALF + d, (bc.to(tl.float32) + as_.to(tl.float32)).to(kind), mask=ok)
 
 
-def rotate(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotary embedding of the half-split kind.
 
     q    [num_tokens, num_heads, head_dim], k [num_tokens, num_kv_heads, head_dim]; last dimension dense
@@ -97,8 +95,9 @@ def rotate(
     """
     num_tokens, q_heads, head_dim = q.shape
     k_heads = k.shape[1]
-    q_out, k_out = torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(
-        k, memory_format=torch.contiguous_format
+    q_out, k_out = (
+        torch.empty_like(q, memory_format=torch.contiguous_format),
+        torch.empty_like(k, memory_format=torch.contiguous_format),
     )
     half = head_dim // 2
     _rotate[(num_tokens, q_heads + k_heads)](

@@ -1,0 +1,98 @@
+"""The small GPU kernels against their torch definitions; without a GPU, in Triton's interpreter."""
+
+import pytest
+import torch
+from graftlm.kernels.triton_elementwise import rms_norm, rotate, silu_mul, store_kv
+from graftlm.kernels.triton_mask import apply_mask, walk_mask
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = [torch.float32, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}  # half precision: one rounding of the result
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def close(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    difference = (out.double() - expected.double()).norm() / expected.double().norm()
+    return bool(difference < TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [64, 100])
+def test_rms_norm(dtype: torch.dtype, n: int) -> None:
+    x, weight = random(2, 3, n, dtype=dtype), random(n, dtype=dtype)
+    expected = torch.nn.functional.rms_norm(x.double(), (n,), weight.double(), 1e-5)
+    assert close(rms_norm(x, weight, 1e-5), expected, dtype)
+
+
+def test_rms_norm_adds_to_the_residual_first() -> None:
+    x, residual, weight = random(4, 64), random(4, 64), random(64)
+    total = x + residual
+    out = rms_norm(x, weight, 1e-5, residual)
+    assert close(residual, total, torch.float32)
+    assert close(out, torch.nn.functional.rms_norm(total, (64,), weight, 1e-5), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_mul(dtype: torch.dtype) -> None:
+    x = random(3, 2 * 70, dtype=dtype)
+    gate, up = x.double().chunk(2, -1)
+    assert close(silu_mul(x), torch.nn.functional.silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_rotate(dtype: torch.dtype, head_dim: int) -> None:
+    q, k = random(5, 4, head_dim, dtype=dtype), random(5, 2, head_dim, dtype=dtype)
+    angle = random(5, head_dim // 2)
+    cos, sin = (torch.cat([f(angle)] * 2, -1).to(dtype) for f in (torch.cos, torch.sin))
+
+    def expected(x: torch.Tensor) -> torch.Tensor:
+        a, b = x.double().chunk(2, -1)
+        return x.double() * cos.double()[:, None] + torch.cat([-b, a], -1) * sin.double()[:, None]
+
+    q_out, k_out = rotate(q, k, cos, sin)
+    assert close(q_out, expected(q), dtype) and close(k_out, expected(k), dtype)
+
+
+def test_store_kv_writes_each_token_at_its_slot_and_nothing_else() -> None:
+    k, v = random(3, 2, 80), random(3, 2, 64)
+    k_store, v_store = torch.full((9, 2, 80), 7.0, device=DEVICE), torch.full((9, 2, 64), 7.0, device=DEVICE)
+    slots = torch.tensor([8, 0, 4], dtype=torch.int32, device=DEVICE)
+    store_kv(k, v, k_store, v_store, slots)
+    assert torch.equal(k_store[slots.long()], k) and torch.equal(v_store[slots.long()], v)
+    assert (k_store[[1, 2, 3, 5, 6, 7]] == 7).all()
+
+
+def test_a_packed_mask_forbids_the_tokens_whose_bit_is_clear() -> None:
+    logits = random(3, 70)
+    before = logits.clone()
+    allowed = torch.rand(2, 70, device=DEVICE) < 0.5
+    bits = torch.zeros(2, 96, dtype=torch.int64, device=DEVICE)
+    bits[:, :70] = allowed
+    words = (bits.view(2, 3, 32) << torch.arange(32, device=DEVICE)).sum(-1)
+    words = torch.where(words >= 2**31, words - 2**32, words).int()
+    apply_mask(logits, words, torch.tensor([2, 0], dtype=torch.int32, device=DEVICE))
+    assert torch.equal(logits[1], before[1])
+    for row, keep in ((2, allowed[0]), (0, allowed[1])):
+        assert torch.equal(logits[row], before[row].masked_fill(~keep, float("-inf")))
+
+
+def test_walking_an_automaton_allows_exactly_the_tokens_that_stay_in_it() -> None:
+    tokens = [b"", b"a", b"b", b"ab", b"aa", b"ba", b"abab", b"c"]
+    token_bytes = torch.zeros(4, len(tokens), dtype=torch.uint8)
+    for i, token in enumerate(tokens):
+        for position, byte in enumerate(token):
+            token_bytes[position, i] = byte
+    classes = torch.zeros(256, dtype=torch.int32)
+    classes[ord("a")], classes[ord("b")] = 1, 2
+    transitions = torch.tensor([[-1, 1, -1], [-1, -1, 0]], dtype=torch.int32)  # (ab)*: state 1 follows an a
+    logits = torch.zeros(2, len(tokens), device=DEVICE)
+    int32 = {"dtype": torch.int32, "device": DEVICE}
+    lens = torch.tensor([len(t) for t in tokens], **int32)
+    tables = (transitions.to(DEVICE), classes.to(DEVICE), token_bytes.to(DEVICE), lens)
+    walk_mask(logits, torch.tensor([0, 1], **int32), torch.tensor([0, 1], **int32), *tables)
+    kept = [[tokens[i] for i in row.isfinite().nonzero().flatten()] for row in logits]
+    assert kept == [[b"a", b"ab", b"abab"], [b"b", b"ba"]]
