@@ -149,7 +149,10 @@ def byte_tokenizer(*, merges: Sequence[tuple[str, str]] = (), add_bos: bool = Fa
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    for name in SPECIALS:  # the tags of tool calls are text, as in published models: decoding keeps them
+        special = not name.endswith("tool_call>")
+        add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
+        add([AddedToken(name, special=special, normalized=False)])
     if add_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<|bos|> $A", pair="<|bos|> $A $B", special_tokens=[("<|bos|>", BOS)]
