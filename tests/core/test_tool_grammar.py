@@ -80,7 +80,8 @@ def test_two_recursive_schemas_keep_their_definitions_apart() -> None:
             "properties": {"v": {"type": leaf}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
             "required": ["v", "next"],
         }
-        return Tool(name, {"type": "object", "properties": {"r": {"$ref": "#/$defs/node"}}, "required": ["r"], "$defs": {"node": node}})  # fmt: skip
+        root = {"type": "object", "properties": {"r": {"$ref": "#/$defs/node"}}, "required": ["r"]}
+        return Tool(name, {**root, "$defs": {"node": node}})
 
     tools = [tree("ints", "integer"), tree("texts", "string")]
     assert accepts(write(("ints", {"r": {"v": 1, "next": {"v": 2, "next": None}}})), tools, "any")
