@@ -75,13 +75,17 @@ def measure(engine: Runtime, workload: Callable[[Ask, int], None], width: int) -
     return engine.stats().cached_tokens, ideal.num_cached
 
 
+# The second pool is smaller than what the chats need at once: what an infinite cache finds is then out of reach.
+POOLS = {8192: 0.96, 4096: None}
+
+
 def run(options: Options) -> Sequence[Row]:
     rows = []
     width = options.choose(4, 8)
-    with runtime("tiny", cache=CacheConfig(max_tokens=8192), max_batch=16) as engine:
-        for name, workload in WORKLOADS.items():
-            ours, best = measure(engine, workload, width)
-            rows.append(
-                Row("hits", f"{name}, batch 16, pool of 8,192", ours, "tokens", best, ratio=ours / best, floor=0.96)
-            )
+    for pool, floor in POOLS.items():
+        with runtime("tiny", cache=CacheConfig(max_tokens=pool), max_batch=16) as engine:
+            for name, workload in WORKLOADS.items():
+                ours, best = measure(engine, workload, width)
+                what = f"{name}, batch 16, pool of {pool:,}"
+                rows.append(Row("hits", what, ours, "tokens", best, ratio=ours / best, floor=floor))
     return rows
