@@ -100,13 +100,8 @@ class Branch:
                 self._post()
             self.run.changed.notify_all()
 
-    def set(self, name: str, value: Any) -> None:
-        """Give a variable a value, or an exception for its readers, at once."""
-        variable: Variable = Future()
-        if isinstance(value, BaseException):
-            variable.set_exception(value)
-        else:
-            variable.set_result(value)
+    def define(self, name: str, variable: Variable) -> None:
+        """Give a name a variable that is resolved already."""
         with self.run.changed:
             self.variables[name] = variable
             self.run.changed.notify_all()
@@ -382,6 +377,11 @@ def align(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> tuple[li
     """
     if not tokenizer.exact_bytes:
         return [], text
+    written = [i for i, token_id in enumerate(token_ids) if not tokenizer.is_special(token_id)]
+    whole = list(token_ids[: written[-1] + 1]) if written else []
+    detokenizer = tokenizer.detokenizer()
+    if detokenizer.push(whole) + detokenizer.flush() == text:
+        return whole, ""
     data, table = text.encode(), tokenizer.token_bytes
     position = kept = kept_position = 0
     for index, token_id in enumerate(token_ids):

@@ -53,6 +53,7 @@ class Interpreter:
     def __init__(self) -> None:
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._calls: list[Call] = []
+        self._num_requests = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -65,7 +66,8 @@ class Interpreter:
     def call(self, call: Call) -> None:
         """Hand requests over with those of the other steps that are due. Only for steps."""
         self._calls.append(call)
-        if sum(len(c.requests) for c in self._calls) >= _MAX_REQUESTS:
+        self._num_requests += len(call.requests)
+        if self._num_requests >= _MAX_REQUESTS:
             self._hand_over()
 
     def _start(self) -> None:
@@ -86,7 +88,7 @@ class Interpreter:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        calls, self._calls = self._calls, []
+        calls, self._calls, self._num_requests = self._calls, [], 0
         for backend in {id(call.backend): call.backend for call in calls}.values():
             self._submit(backend, [call for call in calls if call.backend is backend])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from graftlm.core.expression import (
 )
 
 if TYPE_CHECKING:
-    from graftlm.core.branch import Branch
+    from graftlm.core.branch import Branch, Variable
     from graftlm.core.request import Completion, Usage
     from graftlm.core.run import Run
     from graftlm.core.select import Selection
@@ -77,7 +78,9 @@ class ProgramState:
         """Give a variable a value."""
         if not isinstance(name, str) or not name:
             raise ConfigError(f"the name of a variable is {name!r}; give non-empty text")
-        self._branch.set(name, value)
+        variable: Variable = Future()
+        variable.set_result(value)
+        self._branch.define(name, variable)
 
     __setitem__ = set
 
@@ -246,18 +249,21 @@ class ForkGroup(Sequence[ProgramState]):
             state._branch.wait()
         names = {name: None for state in self._states for name in state._branch.own_variables}
         for name in names:
-            self._parent._branch.set(name, self._gathered(name))
+            self._parent._branch.define(name, self._gathered(name))
 
-    def _gathered(self, name: str) -> Any:
+    def _gathered(self, name: str) -> Variable:
         values: list[Any] = []
+        gathered: Variable = Future()
         for state in self._states:
             branch = state._branch
             variable = branch.variables.get(name)
             error = branch.error if variable is None else variable.exception()
             if error is not None:
-                return error
+                gathered.set_exception(error)
+                return gathered
             values.append(None if variable is None else variable.result())
-        return values
+        gathered.set_result(values)
+        return gathered
 
 
 @contextmanager

@@ -21,5 +21,9 @@ def test_the_end_of_turn_is_not_part_of_the_text() -> None:
     assert align(TOKENIZER, [120, IM_END, 121], "xy") == ([120, IM_END, 121], "")
 
 
-def test_a_text_cut_inside_a_character_keeps_whole_characters() -> None:
-    assert align(TOKENIZER, list("é".encode()) + [0xC3], "é\ufffd") == (list("é".encode()), "\ufffd")
+def test_bytes_that_are_no_character_stay_as_they_were_generated() -> None:
+    assert align(TOKENIZER, [*"é".encode(), 0xC3], "é\ufffd") == ([*"é".encode(), 0xC3], "")
+
+
+def test_a_text_cut_after_a_broken_character_keeps_whole_characters() -> None:
+    assert align(TOKENIZER, [*"é".encode(), 0xC3, 120, 121], "é\ufffdx") == ([*"é".encode()], "\ufffdx")
