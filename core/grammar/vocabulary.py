@@ -104,20 +104,21 @@ class Vocabulary:
         return b"".join([self.tokens[token_id] for token_id in token_ids])
 
     def encode(self, data: bytes) -> list[int]:
-        """The canonical ids of `data`; what is not whole UTF-8 at its end becomes the longest tokens that fit.
+        """The canonical ids of `data`; parts of characters at its ends become the longest tokens that fit.
 
         Raises ConfigError when no tokens spell `data`.
         """
-        if not data:
-            return []
-        if self._encode is None:
+        start = 0
+        while start < len(data) and data[start] & 0xC0 == 0x80:  # the rest of a character that began before
+            start += 1
+        text = data[start:].decode(errors="replace").rstrip("\ufffd")
+        whole = text.encode()
+        if self._encode is None or not text or not data.startswith(whole, start):
             return self._longest(data)
-        text = data.decode(errors="replace").rstrip("\ufffd")
         ids = list(self._encode(text))
-        if self.decode(ids) != text.encode():  # text that only looks like a special token, or cannot be spelled back
+        if self.decode(ids) != whole:  # text that only looks like a special token, or cannot be spelled back
             return self._longest(data)
-        rest = data[len(text.encode()) :]
-        return ids + self._longest(rest) if rest else ids
+        return [*self._longest(data[:start]), *ids, *self._longest(data[start + len(whole) :])]
 
     def _longest(self, data: bytes) -> list[int]:
         ids: list[int] = []
