@@ -14,7 +14,7 @@ from torch import nn
 
 _LINEAR: Any = None
 _REORDER: Any = None
-if torch.backends.mkldnn.is_available():
+if torch._C._has_mkldnn:
     _LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
 

@@ -22,6 +22,12 @@ Span = tuple[int, int]
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _QUERY_BLOCK = 512
 """Queries of a windowed chunk that are attended at once; bounds the mask."""
+_GATHER_TOKENS = 256
+"""Longest span that is gathered with others into one padded call rather than read in place."""
+_GATHER_BYTES = 1 << 20
+"""Of K gathered at once: what stays in a core's cache."""
+_MIN_FILL = 0.7
+"""The least share of a padded call that is not padding."""
 
 
 class Partial(NamedTuple):
@@ -82,10 +88,28 @@ def spans_of(extents: Sequence[SlotRange], first: int, last: int) -> list[Span]:
 
 
 @dataclass(frozen=True)
-class _Level:
-    """The j-th span of every decode row that has one. `index` into the decode rows; None: all of them, in order."""
+class _Bundle:
+    """Short spans of neighbouring decode rows, read by one call.
 
-    spans: list[Span]
+    slots    int64 [num_rows * width]: each span, filled up with its first slot
+    bias     [num_rows, 1, 1, width], dtype of the queries: 0 for a token, -inf for filling; None if nothing is
+    """
+
+    num_rows: int
+    width: int
+    slots: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The j-th span of every decode row that has one. `index` into the decode rows; None: all of them, in order.
+
+    A reading is a span that is read in place, or a bundle of several.
+    """
+
+    readings: list[Span | _Bundle]
+    num_rows: int
     index: torch.Tensor | None
 
 
@@ -120,7 +144,8 @@ class TorchAttention:
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self._plan: Plan | None = None
-        self._work: dict[int | None, _Work] = {}
+        self._work: dict[tuple[int | None, bool], _Work] = {}
+        self._scratch = Scratch(store.dtype)
 
     def supports(self, layer: LayerSpec) -> str | None:
         if layer.num_heads % layer.num_kv_heads:
@@ -137,22 +162,25 @@ class TorchAttention:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        plan: Plan,
+        plan: Plan | None,
         *,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert plan is not None  # this kernel is not captured
         if plan is not self._plan:
             self.prepare(plan)
-        work = self._work.get(window)
+        bundling = _flash is not None and softcap is None and q.shape[-1] == v.shape[-1]
+        work = self._work.get((window, bundling))
         if work is None:
-            work = self._work[window] = lay_out(plan, window)
+            bytes_per_slot = k[0].numel() * k.itemsize if bundling else None
+            work = self._work[window, bundling] = lay_out(plan, window, bytes_per_slot, q.dtype)
         k_store, v_store = self.store.k[layer], self.store.v[layer]
         k_store.index_copy_(0, plan.out_slots, k)
         v_store.index_copy_(0, plan.out_slots, v)
-        return _LayerPass(k_store, v_store, scale, window, softcap).run(q, k, v, work, sinks)
+        return _LayerPass(k_store, v_store, scale, window, softcap, self._scratch).run(q, k, v, work, sinks)
 
 
 @dataclass(frozen=True)
@@ -164,6 +192,7 @@ class _LayerPass:
     scale: float
     window: int | None
     softcap: float | None
+    scratch: Scratch
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: _Work, sinks: torch.Tensor | None
@@ -201,7 +230,7 @@ class _LayerPass:
         result: Partial | None = None
         for level in levels:
             index = level.index
-            part = self.read_each(q if index is None else q.index_select(0, index), level.spans)
+            part = self.read_each(q if index is None else q.index_select(0, index), level)
             if result is None:
                 result = part
             elif index is None:
@@ -214,13 +243,21 @@ class _LayerPass:
         assert result is not None
         return result
 
-    def read_each(self, q: torch.Tensor, spans: list[Span]) -> Partial:
-        """Query i attends to span i. q [n, Hq, Dk] -> out [n, Hq, Dv], lse [n, Hq]."""
+    def read_each(self, q: torch.Tensor, level: _Level) -> Partial:
+        """Query i attends to the level's i-th span. q [n, Hq, Dk] -> out [n, Hq, Dv], lse [n, Hq]."""
         num_rows, num_heads, k_dim = q.shape
         num_kv_heads = self.k_store.shape[1]
-        grouped = q.reshape(num_rows, 1, num_kv_heads, num_heads // num_kv_heads, k_dim)
-        parts = [self.read(query, span) for query, span in zip(grouped.unbind(0), spans, strict=True)]
-        if num_rows == 1:
+        grouped = q.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, k_dim)
+        parts: list[Partial] = []
+        first = 0
+        for reading in level.readings:
+            if isinstance(reading, _Bundle):
+                parts.append(self.read_bundle(grouped[first : first + reading.num_rows], reading))
+                first += reading.num_rows
+            else:
+                parts.append(self.read(grouped[first : first + 1], reading))
+                first += 1
+        if len(parts) == 1:
             out, lse = parts[0]
         else:
             out, lse = torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts])
@@ -233,16 +270,17 @@ class _LayerPass:
             return Partial(*_flash(q, k, v, 0.0, False, scale=self.scale))
         return attend(q, k, v, scale=self.scale, softcap=self.softcap)
 
+    def read_bundle(self, q: torch.Tensor, bundle: _Bundle) -> Partial:
+        """Each query sees its own span. q [n, Hkv, G, Dk] -> out [n, Hkv, G, Dv], lse [n, Hkv, G]."""
+        k = self.scratch.gather(0, self.k_store, bundle)
+        v = self.scratch.gather(1, self.v_store, bundle)
+        assert _flash is not None
+        return Partial(*_flash(q, k, v, 0.0, False, attn_mask=bundle.bias, scale=self.scale))
+
     def views(self, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the span in place: [1, Hkv, N, D]."""
         first, last = span
-        k, v = self.k_store, self.v_store
-        num_kv_heads, k_dim = k.shape[1:]
-        v_dim = v.shape[2]
-        return (
-            k.as_strided((1, num_kv_heads, last - first, k_dim), (0, k_dim, k.stride(0), 1), first * k.stride(0)),
-            v.as_strided((1, num_kv_heads, last - first, v_dim), (0, v_dim, v.stride(0), 1), first * v.stride(0)),
-        )
+        return _view(self.k_store, first, last), _view(self.v_store, first, last)
 
     def chunk(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: Row, covered: int) -> Partial:
         """Several new tokens of one row, without its first `covered` tokens. q [n, Hq, Dk] -> [n, Hq, Dv], [n, Hq]."""
@@ -328,8 +366,75 @@ class _LayerPass:
         )
 
 
-def lay_out(plan: Plan, window: int | None) -> _Work:
-    """Sort a step's rows into decode rows, chunks and groups for layers with this window."""
+class Scratch:
+    """Memory that bundles are gathered into, kept from call to call: fresh memory costs more than the copy."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._buffers = [torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype)]
+
+    def gather(self, which: int, store: torch.Tensor, bundle: _Bundle) -> torch.Tensor:
+        """The bundle's K or V: [num_rows, Hkv, width, D], until the next call with the same `which`."""
+        _, num_kv_heads, dim = store.shape
+        num_slots = bundle.slots.shape[0]
+        size = num_kv_heads * num_slots * dim
+        if self._buffers[which].numel() < size:
+            self._buffers[which] = torch.empty(size, dtype=store.dtype)
+        out = self._buffers[which][:size].view(num_kv_heads, num_slots, dim)
+        torch.index_select(store.transpose(0, 1), 1, bundle.slots, out=out)
+        return out.view(num_kv_heads, bundle.num_rows, bundle.width, dim).transpose(0, 1)
+
+
+def _view(store: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Slots [first, last) of one layer's K or V as [1, Hkv, N, D], in place."""
+    _, num_kv_heads, dim = store.shape
+    per_slot, per_head, _ = store.stride()
+    return store.as_strided((1, num_kv_heads, last - first, dim), (0, per_head, per_slot, 1), first * per_slot)
+
+
+def bundled(spans: list[Span], bytes_per_slot: int, dtype: torch.dtype) -> list[Span | _Bundle]:
+    """`spans` in order, runs of short ones of like length joined into bundles."""
+    readings: list[Span | _Bundle] = []
+    run: list[Span] = []
+    longest = filled = 0
+    for span in [*spans, (0, _GATHER_TOKENS + 1)]:
+        length = span[1] - span[0]
+        width = max(longest, length)
+        count = len(run) + 1
+        fits = (
+            length <= _GATHER_TOKENS
+            and width * count * bytes_per_slot <= _GATHER_BYTES
+            and filled + length >= _MIN_FILL * width * count
+        )
+        if fits:
+            run.append(span)
+            longest, filled = width, filled + length
+            continue
+        readings += [_bundle(run, longest, dtype)] if len(run) > 1 else run
+        if length <= _GATHER_TOKENS:
+            run, longest, filled = [span], length, length
+        else:
+            readings.append(span)
+            run, longest, filled = [], 0, 0
+    return readings[:-1]
+
+
+def _bundle(spans: list[Span], width: int, dtype: torch.dtype) -> _Bundle:
+    first = torch.tensor([span[0] for span in spans])[:, None]
+    length = torch.tensor([span[1] - span[0] for span in spans])[:, None]
+    column = torch.arange(width)[None]
+    beyond = column >= length
+    slots = torch.where(beyond, first, first + column).view(-1)
+    bias = None
+    if bool(beyond.any()):
+        bias = torch.zeros(len(spans), 1, 1, width, dtype=dtype).masked_fill_(beyond[:, None, None], float("-inf"))
+    return _Bundle(len(spans), width, slots, bias)
+
+
+def lay_out(plan: Plan, window: int | None, bytes_per_slot: int | None, dtype: torch.dtype) -> _Work:
+    """Sort a step's rows into decode rows, chunks and groups for layers with this window.
+
+    Short spans are bundled if `bytes_per_slot` of K are given.
+    """
     rows = plan.rows
     covered = [0] * len(rows)
     groups: list[_Group] = []
@@ -352,6 +457,10 @@ def lay_out(plan: Plan, window: int | None) -> _Work:
         having = [i for i, spans in enumerate(spans_of_rows) if len(spans) > depth]
         whole = len(having) == len(singles)
         index = None if whole else torch.tensor(having, device=plan.out_slots.device)
-        levels.append(_Level([spans_of_rows[i][depth] for i in having], index))
+        spans = [spans_of_rows[i][depth] for i in having]
+        readings: list[Span | _Bundle] = (
+            list(spans) if bytes_per_slot is None else bundled(spans, bytes_per_slot, dtype)
+        )
+        levels.append(_Level(readings, len(spans), index))
     starts = torch.tensor([row.start for row, _ in singles], device=plan.out_slots.device)
     return _Work(starts if chunks else None, levels, chunks, groups)
