@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -65,7 +66,12 @@ def test_the_wheel_says_its_licence_and_command(wheel: zipfile.ZipFile) -> None:
 
 def test_the_installed_wheel_works_away_from_the_repository(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "site")
-    code = "import graftlm, graftlm.core.radix; print(graftlm.__file__, graftlm.Usage(1, 2, 3).total_tokens)"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
-    out = subprocess.check_output([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, text=True)
-    assert out.split() == [str(tmp_path / "site/graftlm/__init__.py"), "4"]
+
+    def python(*arguments: str) -> str:
+        command = [sys.executable, "-P", *arguments]
+        return subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+
+    code = "import graftlm, graftlm.core.radix; print(graftlm.__file__, graftlm.Usage(1, 2, 3).total_tokens)"
+    assert python("-c", code).split() == [str(tmp_path / "site/graftlm/__init__.py"), "4"]
+    assert json.loads(python("-m", "graftlm", "plugins", "--json"))[0]["plugin"] == "graftlm"
