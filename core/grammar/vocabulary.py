@@ -104,7 +104,7 @@ class Vocabulary:
         return b"".join([self.tokens[token_id] for token_id in token_ids])
 
     def encode(self, data: bytes) -> list[int]:
-        """The canonical ids of `data`; parts of characters at its ends become the longest tokens that fit.
+        """The canonical ids of `data`; of characters cut in two, bytes become tokens one by one or the longest that fit.
 
         Raises ConfigError when no tokens spell `data`.
         """
@@ -113,12 +113,13 @@ class Vocabulary:
             start += 1
         text = data[start:].decode(errors="replace").rstrip("\ufffd")
         whole = text.encode()
-        if self._encode is None or not text or not data.startswith(whole, start):
+        if self._encode is None or not data.startswith(whole, start):
             return self._longest(data)
-        ids = list(self._encode(text))
+        ids = list(self._encode(text)) if text else []
         if self.decode(ids) != whole:  # text that only looks like a special token, or cannot be spelled back
             return self._longest(data)
-        return [*self._longest(data[:start]), *ids, *self._longest(data[start + len(whole) :])]
+        head = [token_id for i in range(start) for token_id in self._longest(data[i : i + 1])]
+        return [*head, *ids, *self._longest(data[start + len(whole) :])]
 
     def _longest(self, data: bytes) -> list[int]:
         ids: list[int] = []
