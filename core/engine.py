@@ -41,6 +41,7 @@ class Engine(Protocol):
     def reset_stats(self) -> None: ...
     def clear_cache(self) -> None: ...
     def unpin(self, node: Node) -> None: ...
+    def close(self) -> None: ...
 
 
 class LocalEngine:
@@ -58,6 +59,7 @@ class LocalEngine:
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self.spec = spec
         self.runner: Runner = spec.runner
         self.max_model_len = spec.max_model_len
         self.vocab_size = spec.vocab_size
@@ -154,6 +156,10 @@ class LocalEngine:
     def unpin(self, node: Node) -> None:
         """Let a pinned prefix be evicted again."""
         self.cache.tree.unlock(node)
+
+    def close(self) -> None:
+        """Leave the model as it was before it was loaded here."""
+        self.spec.close()
 
     def check(self) -> None:
         """Raise AssertionError unless free + cached + in use == all slots. For tests."""

@@ -136,6 +136,7 @@ class EngineThread:
             tasks, self._tasks = self._tasks, deque()
         error = self._end()
         engine.fail_all(error)
+        engine.close()
         self.engine = None
         for task in tasks:
             task(_EndedEngine(error))
@@ -175,6 +176,9 @@ class _EndedEngine:
 
     def unpin(self, node: Node) -> None:
         """Nothing is pinned."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _as_model_error(name: str, error: BaseException) -> GraftError:

@@ -143,6 +143,24 @@ class PagedRunner:
         -> logits [num_logits, vocab_size] of `plan.logits_rows`, dtype of the model's head.
         """
         device = self.loaded.device
+        # Without a wanted row the last one is computed and dropped: not every head takes an empty input.
+        num_logits = len(plan.logits_rows)
+        rows = plan.logits_rows if num_logits else torch.tensor([plan.num_tokens - 1])
+        with torch.inference_mode():
+            self.attention.prepare(plan)
+            logits = self.run(plan.input_ids.to(device), plan.positions.to(device), plan, rows.to(device))
+            return logits[:num_logits]
+
+    def run(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan | None, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Run the model on tokens that the attention has been prepared for.
+
+        input_ids, positions  [num_tokens], on the device
+        plan                  handed to the attention; None for one that reads its step from the device
+        rows                  [num_logits], whose logits are wanted; None wants all
+        -> logits [num_logits, vocab_size]
+        """
         attention, layer_of = self.attention, self._layer_of
 
         def step(call: AttentionCall) -> torch.Tensor:
@@ -158,16 +176,9 @@ class PagedRunner:
                 sinks=call.sinks,
             )
 
-        # Without a wanted row the last one is computed and dropped: not every head takes an empty input.
-        num_logits = len(plan.logits_rows)
-        rows = (plan.logits_rows if num_logits else torch.tensor([plan.num_tokens - 1])).to(device)
-        keep = {"logits_to_keep": rows} if self._keeps else {}
+        keep = {"logits_to_keep": rows} if self._keeps and rows is not None else {}
         with torch.inference_mode(), self._switch(step):
-            attention.prepare(plan)
             logits: torch.Tensor = self._model(
-                input_ids=plan.input_ids.to(device)[None],
-                position_ids=plan.positions.to(device)[None],
-                use_cache=False,
-                **keep,
+                input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **keep
             ).logits[0]
-            return (logits if self._keeps else logits.index_select(0, rows))[:num_logits]
+            return logits if self._keeps or rows is None else logits.index_select(0, rows)

@@ -91,7 +91,7 @@ def slots_of(extents: Iterable[Extent], first: int, last: int) -> np.ndarray:
 
 
 def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan:
-    """Lay out the rows of one step."""
+    """Lay out the rows of one step: those with one new token, then the others."""
     import torch
 
     rows: list[PlanRow] = []
@@ -100,6 +100,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
     out_slots: list[np.ndarray] = []
     logits_rows: list[int] = []
     start = 0
+    scheduled = sorted(scheduled, key=lambda item: item.num_new > 1)  # kernels want the decode rows first
     for item in scheduled:
         sequence, num_new = item.sequence, item.num_new
         past = sequence.num_computed

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from graftlm.core.config import CacheConfig, EngineConfig
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, PluginError
 from graftlm.core.plan import StepPlan
 from graftlm.core.prefix_cache import SnapshotLane
 
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
     from graftlm.core.model import LoadedModel
     from graftlm.core.qualify import AttentionFactory
+    from graftlm.kernels.attention import Attention
+    from graftlm.kernels.kv_store import KVStore
 
 DEFAULT_CONTEXTS = 64  # full contexts that the default CPU pool holds at most
+GPU_MEMORY_SHARE = 0.85  # of what the weights leave free
 MEMORY_SHARE = 0.25  # of free memory, for the default CPU pool
 
 
@@ -34,6 +38,7 @@ class RunnerSpec:
 
     lane        set where the runner keeps prefixes itself (the serial lane).
     min_forced  the shortest run of forced tokens worth a longer step on this device.
+    close       puts the model back into the state in which it was handed over.
     """
 
     runner: Runner
@@ -42,6 +47,7 @@ class RunnerSpec:
     vocab_size: int
     lane: SnapshotLane | None = None
     min_forced: int = 1
+    close: Callable[[], None] = lambda: None
 
 
 def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
@@ -51,17 +57,46 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         from graftlm.core.serial import SerialRunner
 
         serial = SerialRunner(loaded)
-        return RunnerSpec(serial, num_slots, loaded.max_model_len, loaded.vocab_size, lane=serial)
+        return RunnerSpec(serial, num_slots, loaded.max_model_len, loaded.vocab_size, lane=serial, close=loaded.release)
     from graftlm.core.model import KVStore, PagedRunner
 
-    name = "torch" if config.attention == "auto" else config.attention
-    factory = kernels[name]
-    attention = factory(KVStore(loaded.kv_layout, num_slots, loaded.dtype, loaded.device))
-    for layer in loaded.layers:
-        if reason := attention.supports(layer):
-            raise ConfigError(f"attention {name!r} cannot run {loaded.name}: {reason}; use attention='auto'")
-    runner = PagedRunner(loaded, attention)
-    return RunnerSpec(runner, num_slots, loaded.max_model_len, loaded.vocab_size)
+    store = KVStore(loaded.kv_layout, num_slots + 1, loaded.dtype, loaded.device)  # the last slot is scratch
+    attention = _attention(loaded, config, kernels, store)
+    paged = PagedRunner(loaded, attention)
+    runner: Runner = paged
+    if loaded.device.type == "cuda":
+        from graftlm.core.graphs import GraphRunner
+        from graftlm.kernels.device_step import CapturableAttention
+
+        if isinstance(attention, CapturableAttention):
+            runner = GraphRunner(
+                paged, attention, max_batch=config.max_batch, max_len=loaded.max_model_len, scratch=num_slots
+            )
+    return RunnerSpec(runner, num_slots, loaded.max_model_len, loaded.vocab_size, close=loaded.release)
+
+
+def _attention(
+    loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory], store: KVStore
+) -> Attention:
+    """The kernels that the configuration names; for "auto" the first of the device's that can run the model."""
+    on_gpu = loaded.device.type == "cuda"
+    names = [config.attention] if config.attention != "auto" else ["triton", "torch"] if on_gpu else ["torch"]
+    reasons: list[str] = []
+    for name in names:
+        try:
+            attention = kernels[name](store)
+        except PluginError:
+            if name == names[-1]:
+                raise
+            reasons.append(f"{name}: not installed")
+            continue
+        reason = next((r for layer in loaded.layers if (r := attention.supports(layer))), None)
+        if reason is None:
+            if reasons:
+                warnings.warn(f"attention {name!r} is used, more slowly: {'; '.join(reasons)}", stacklevel=2)
+            return attention
+        reasons.append(f"{name}: {reason}")
+    raise ConfigError(f"no attention can run {loaded.name}: {'; '.join(reasons)}; use attention='auto'")
 
 
 def pool_size(loaded: LoadedModel, cache: CacheConfig) -> int:
@@ -86,5 +121,16 @@ def pool_size(loaded: LoadedModel, cache: CacheConfig) -> int:
 def _default_slots(loaded: LoadedModel, bytes_per_token: int) -> int:
     import psutil
 
+    if loaded.device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(loaded.device)
+        slots = int(free * GPU_MEMORY_SHARE) // bytes_per_token
+        if slots < 2:
+            raise ConfigError(
+                f"{free / 1e9:.1f} GB of GPU memory are free beside the weights, too little for a KV pool; "
+                "use a smaller model or dtype, or end what else uses the GPU"
+            )
+        return slots
     share = int(psutil.virtual_memory().available * MEMORY_SHARE) // bytes_per_token
     return max(min(share, DEFAULT_CONTEXTS * loaded.max_model_len), min(loaded.max_model_len, math.ceil(share)))

@@ -50,8 +50,12 @@ class Shared(Protocol):
 
 
 class Plan(Protocol):
-    """One step. `out_slots` int64 [num_tokens]: where each new token's K and V go."""
+    """One step. `out_slots` int64 [num_tokens]: where each new token's K and V go. Tensors are on the CPU."""
 
+    @property
+    def input_ids(self) -> torch.Tensor: ...
+    @property
+    def positions(self) -> torch.Tensor: ...
     @property
     def rows(self) -> Sequence[Row]: ...
     @property
@@ -101,7 +105,7 @@ class Attention(Protocol):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        plan: Plan,
+        plan: Plan | None,
         *,
         scale: float,
         window: int | None = None,
@@ -114,6 +118,7 @@ class Attention(Protocol):
         k      [num_tokens, num_kv_heads, k_dim]
         v      [num_tokens, num_kv_heads, v_dim]
         sinks  [num_heads]
+        plan   the prepared one; None when a graph is captured, which only a `graph_safe` kernel is asked for
         -> [num_tokens, num_heads, v_dim], dtype of q. Softmax in float32.
         """
         ...

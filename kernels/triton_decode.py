@@ -93,8 +93,8 @@ def _decode_split(
 
 @triton.jit
 def _prefix_split(
-    q, k, v, slots, members, prefix_lens, part_out, part_lse, scale, softcap,
-    q_row, q_head, k_slot, k_head, v_slot, v_head, num_members, num_splits, num_parts, first_part,
+    q, k, v, table, rows, members, prefix_lens, part_out, part_lse, scale, softcap,
+    q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, num_members, num_splits, num_parts, first_part,
     GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     E: tl.constexpr, E_PAD: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -102,6 +102,7 @@ def _prefix_split(
     i, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(prefix_lens)
     count = tl.load(num_members)
+    slots = table + tl.load(rows + tl.load(members)).to(tl.int64) * table_row
     per_split = tl.cdiv(tl.cdiv(length, num_splits), BLOCK) * BLOCK
     first = s * per_split
     last = tl.minimum(first + per_split, length)
@@ -205,13 +206,11 @@ class DecodeRows:
 class PrefixRows:
     """Rows that share their first tokens, all on the device.
 
-    slots    int32 [>= length]    where the shared tokens lie
-    length   int32 [1]            how many they are
-    members  int32 [>= count]     the rows of the batch
-    count    int32 [1]            how many those are
+    length   int32 [1]        how many tokens they share
+    members  int32 [>= count] the rows of the batch
+    count    int32 [1]        how many those are; with 0, none shares anything
     """
 
-    slots: torch.Tensor
     length: torch.Tensor
     members: torch.Tensor
     count: torch.Tensor
@@ -260,8 +259,8 @@ def decode_attention(
         queries = 64
         blocks = triton.cdiv(prefix.members.shape[0] * group, queries)
         _prefix_split[(blocks, num_kv_heads, prefix_splits)](
-            q, k, v, prefix.slots, prefix.members, prefix.length, workspace.out, workspace.lse,
-            scale, softcap or 1.0, *strides, prefix.count, prefix_splits, num_parts, splits,
+            q, k, v, step.table, step.rows, prefix.members, prefix.length, workspace.out, workspace.lse,
+            scale, softcap or 1.0, *strides, step.table.stride(0), prefix.count, prefix_splits, num_parts, splits,
             GROUP=group, M=queries, D=k_dim, D_PAD=d_pad, E=v_dim, E_PAD=e_pad,
             BLOCK=BLOCK, SOFTCAP=softcap is not None, PRECISION=precision, num_warps=4, num_stages=3,
         )  # fmt: skip

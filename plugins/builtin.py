@@ -18,7 +18,8 @@ def graftlm_register_grammars(register: Register) -> None:
 
 @hookimpl
 def graftlm_register_attention(register: Register) -> None:
-    register("torch", "graftlm.kernels.torch_attention:TorchAttention", "PyTorch, any CPU")
+    register("torch", "graftlm.kernels.torch_attention:TorchAttention", "PyTorch, any device; the best on a CPU")
+    register("triton", "graftlm.kernels.triton_attention:TritonAttention", "Triton, for GPUs")
 
 
 @hookimpl

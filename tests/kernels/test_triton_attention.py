@@ -4,8 +4,12 @@ import itertools
 
 import pytest
 import torch
+
+from graftlm.core.config import CacheConfig
+from graftlm.core.runtime import Runtime
 from graftlm.kernels.triton_decode import DecodeRows, PrefixRows, Workspace, decode_attention
 from graftlm.kernels.triton_extend import ExtendRows, extend_attention
+from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])
@@ -96,7 +100,7 @@ def test_a_shared_prefix_read_once_gives_what_each_row_reads_by_itself(num_split
     workspace.out.fill_(float("nan"))
     starts = case.ints([80, 80, 0, 80])
     step = DecodeRows(case.table, case.rows, case.ints(case.lens), starts)
-    prefix = PrefixRows(case.table[case.rows[0].item()], case.ints([80]), case.ints([0, 1, 3, 99]), case.ints([3]))
+    prefix = PrefixRows(case.ints([80]), case.ints([0, 1, 3, 99]), case.ints([3]))
     out = decode_attention(
         q, case.k, case.v, step, workspace, splits=2, scale=0.1, prefix=prefix, prefix_splits=num_splits
     )
@@ -123,3 +127,15 @@ def test_extend_equals_its_definition(shape, dtype, variant) -> None:
         expected = reference(q[here], *case.kv(i), positions, scale=scale, sinks=sinks, **options)
         assert error(out[here], expected) < TOLERANCE[dtype]
         begin += num
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt_oss"])
+def test_an_engine_over_the_kernels_gives_the_tokens_of_transformers(kind: str) -> None:
+    prefix = random_prompt(9, seed=1)
+    prompts = [prefix + random_prompt(4 + i, seed=i) for i in range(3)]
+    model = tiny_model(kind).to(DEVICE)
+    options = {"cache": CacheConfig(max_tokens=300), "max_step_tokens": 8, "attention": "triton"}
+    with Runtime(model, tokenizer=byte_tokenizer(), **options) as rt:
+        answers = rt.generate(prompts, temperature=0, max_tokens=4, ignore_eos=True)
+    reference = tiny_model(kind)
+    assert [c.token_ids for c in answers] == [greedy_reference(reference, p, 4) for p in prompts]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from graftlm.kernels.triton_elementwise import rms_norm, rotate, silu_mul, store_kv
 from graftlm.kernels.triton_mask import apply_mask, walk_mask
 

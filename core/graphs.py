@@ -1,0 +1,95 @@
+"""Decode steps as CUDA graphs: captured once for a ladder of batch sizes, replayed with new contents."""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from graftlm.core.plan import StepPlan
+from graftlm.kernels.device_step import CapturableAttention, DeviceStep, Layout
+
+if TYPE_CHECKING:
+    from graftlm.core.paged import PagedRunner
+
+LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+
+
+class Shape(NamedTuple):
+    """What one graph was captured for."""
+
+    num_rows: int
+    prefix: bool
+
+
+@dataclass(frozen=True)
+class Captured:
+    graph: torch.cuda.CUDAGraph
+    logits: torch.Tensor  # [num_rows, vocab_size]; overwritten by every replay
+
+
+class GraphRunner:
+    """Replays decode steps; hands every other step to the eager runner.
+
+    All graphs share one memory pool and one set of input buffers. A step is padded up to the next captured size
+    with rows that write to the scratch slot, the last one of the KV store. A model whose forward cannot be captured
+    runs eagerly, after one warning.
+    """
+
+    def __init__(
+        self, eager: PagedRunner, attention: CapturableAttention, *, max_batch: int, max_len: int, scratch: int
+    ) -> None:
+        self.eager = eager
+        self.attention = attention
+        self.sizes = [size for size in LADDER if size < max_batch] + [min(max_batch, LADDER[-1])]
+        self.step = DeviceStep(self.sizes[-1], self.sizes[-1], max_len, scratch, attention.device)
+        self.graphs: dict[Shape, Captured] = {}
+        self._capture_all()
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Compute the step. -> logits [num_logits, vocab_size]; valid until the next forward."""
+        num_rows = len(plan.rows)
+        if plan.kind != "decode" or num_rows > self.sizes[-1] or not self.graphs:
+            return self.eager.forward(plan)
+        size = self.sizes[bisect_left(self.sizes, num_rows)]
+        layout = self.step.write(plan, padded_rows=size)
+        captured = self.graphs[Shape(size, layout.prefix)]
+        captured.graph.replay()
+        logits = captured.logits[:num_rows]
+        if len(plan.logits_rows) == num_rows:
+            return logits
+        return logits.index_select(0, plan.logits_rows.to(logits.device))
+
+    def _capture_all(self) -> None:
+        pool = None
+        try:
+            for prefix in (False, True):
+                for size in reversed(self.sizes):
+                    captured = self._capture(Shape(size, prefix), pool)
+                    pool = captured.graph.pool()
+                    self.graphs[Shape(size, prefix)] = captured
+        except RuntimeError as error:
+            self.graphs.clear()
+            torch.cuda.synchronize()
+            reason = str(error).splitlines()[0][:200]
+            warnings.warn(f"decode steps run without CUDA graphs, more slowly: {reason}", stacklevel=2)
+
+    def _capture(self, shape: Shape, pool: Any) -> Captured:
+        layout = Layout(shape.num_rows, shape.num_rows, 1, shape.prefix)
+        self.attention.bind(self.step, layout)
+        self.step.fill_scratch(shape.num_rows)
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels compile and libraries set themselves up outside the capture
+            self._run(shape.num_rows)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            logits = self._run(shape.num_rows)
+        return Captured(graph, logits)
+
+    def _run(self, num_rows: int) -> torch.Tensor:
+        return self.eager.run(self.step.ids[:num_rows], self.step.positions[:num_rows], None, None)
