@@ -265,7 +265,8 @@ class GraftLLM(StructuredPrediction):
         prepared: dict[str, Any] = {"messages": messages, **kwargs}
         if tools:
             prepared["tools"] = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
-            prepared.setdefault("tool_choice", "required" if tool_required else "auto")
+            if prepared.get("tool_choice") is None:  # LlamaIndex's programs pass None beside tool_required=True
+                prepared["tool_choice"] = "required" if tool_required else "auto"
             prepared.setdefault("parallel_tool_calls", allow_parallel_tool_calls)
         return prepared
 

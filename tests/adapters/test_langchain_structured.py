@@ -71,7 +71,7 @@ def shout(text: Literal["hey", "ho"]) -> str:
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Runtime]:
-    with Runtime(tiny_model(max_position_embeddings=4096), tokenizer=byte_tokenizer()) as runtime:
+    with Runtime(tiny_model(max_position_embeddings=16384), tokenizer=byte_tokenizer()) as runtime:
         yield runtime
 
 
@@ -249,7 +249,7 @@ def test_an_agents_messages_can_be_streamed(llm: ChatGraftLM) -> None:
 
 def test_a_conversation_is_summarised_at_a_fraction_of_the_context(llm: ChatGraftLM) -> None:
     short = llm.model_copy(update={"max_tokens": 20})
-    middleware = SummarizationMiddleware(short, trigger=("fraction", 0.1), keep=("messages", 1))
+    middleware = SummarizationMiddleware(short, trigger=("fraction", 0.04), keep=("messages", 1))
     agent = create_agent(short, tools=[], middleware=[middleware])
     history = [message for i in range(4) for message in (HumanMessage("word " * 150), AIMessage(f"yes {i}"))]
     result = agent.invoke({"messages": [*history, HumanMessage("and now?")]})
