@@ -72,6 +72,10 @@ class GrammarCache:
     def __len__(self) -> int:
         return len(self._futures)
 
+    def close(self) -> None:
+        """Finish what is being compiled and take nothing new; what is kept stays."""
+        self._workers.shutdown()
+
     def clear(self) -> None:
         """Forget all grammars; sequences that follow one keep it."""
         with self._lock:

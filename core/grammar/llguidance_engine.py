@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _MAX_TOKENIZERS = 4
 _MAX_STEPS = 256
-# What ends JSON soonest, in the order to try: closing marks, what leads to the next member, then the shortest values.
-_CLOSERS = (b"}", b"]", b",", b":", b'"', b"0", b"1", b"null", b"n", b"true", b"t", b"false", b"f", b"[", b"{", b"-", b"a")
+# What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
+_CLOSERS = (*(b"}", b"]", b",", b":", b'"', b"0", b"1"), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
 _IN_STRING = b"#"  # outside of strings JSON never has it
 _BLANK = frozenset(b" \t\r\n")
 

@@ -32,32 +32,33 @@ class References:
 
     def target(self, reference: str, pointer: str) -> str:
         """The pointer that `reference`, found in the schema at `pointer`, leads to."""
-        base = self._base(pointer)
+        base, place = self._base(pointer), f"{pointer}/$ref"
         # urljoin knows nothing of fragments after schemes such as urn:
         uri, fragment = urldefrag(base + reference if reference[:1] == "#" else urljoin(base, reference))
         fragment = unquote(fragment)
         resource = self._resources.get(uri)
         if resource is None:
             raise GrammarError(
-                f"{pointer or '/'}: $ref {reference!r} leads out of this document, and nothing is fetched; "
+                f"{place}: {reference!r} leads out of this document, and nothing is fetched; "
                 "copy the definition into $defs and refer to it there",
-                pointer=pointer,
+                pointer=place,
             )
         if not fragment:
             return resource
         if fragment.startswith("/"):
             found = resource + fragment
-            self.schema(found, reference, pointer)
+            self.schema(found, reference, place)
             return found
         anchor = self._anchors.get(f"{uri}#{fragment}")
         if anchor is None:
-            raise GrammarError(
-                f"{pointer or '/'}: $ref {reference!r} names no $anchor of this document", pointer=pointer
-            )
+            raise GrammarError(f"{place}: {reference!r} names no $anchor of this document", pointer=place)
         return anchor
 
-    def schema(self, target: str, reference: str | None = None, pointer: str | None = None) -> Any:
-        """The value at pointer `target`. Raises GrammarError that names the nearest definition when there is none."""
+    def schema(self, target: str, reference: str = "", place: str = "") -> Any:
+        """The value at pointer `target`, which `reference` at `place` names.
+
+        Raises GrammarError that names the nearest definition when there is none.
+        """
         value = self._document
         for part in _parts(target):
             if isinstance(value, dict) and part in value:
@@ -69,8 +70,7 @@ class References:
                 near = difflib.get_close_matches(part, keys, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise GrammarError(
-                    f"{pointer or '/'}: $ref {reference or '#' + target!r} leads nowhere: there is no {part!r}{hint}",
-                    pointer=pointer or target,
+                    f"{place}: {reference or target!r} leads nowhere: there is no {part!r}{hint}", pointer=place
                 )
         return value
 

@@ -1,0 +1,93 @@
+"""Compiled grammars are kept: compiled once, within a number of bytes, errors not remembered."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.grammar.cache import GrammarCache, compile_cached, submit_compile
+from graftlm.core.grammar.compile import Grammar, compile_spec
+from graftlm.core.grammar.spec import Choices, JsonSchema, Options, Regex, Spec
+from graftlm.core.grammar.vocabulary import Vocabulary
+from tests.grammars import BYTES
+
+
+class Counting:
+    """The compiler, held back until it is let go."""
+
+    def __init__(self) -> None:
+        self.compiled: list[Spec] = []
+        self.go = threading.Event()
+
+    def __call__(self, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+        self.compiled.append(spec)
+        self.go.wait(10)
+        return compile_spec(spec, vocabulary, options)
+
+
+def test_a_constraint_is_compiled_once_however_many_ask_at_the_same_time() -> None:
+    compiler = Counting()
+    cache = GrammarCache(compiler=compiler)
+    futures = [cache.submit(Regex("a+"), BYTES) for _ in range(8)]
+    compiler.go.set()
+    assert len({id(future.result(10)) for future in futures}) == 1
+    assert compiler.compiled == [Regex("a+")]
+    assert (cache.num_misses, cache.num_hits) == (1, 7)
+
+
+def test_options_vocabulary_and_order_of_properties_tell_grammars_apart() -> None:
+    cache = GrammarCache()
+    ab = JsonSchema({"properties": {"a": {"type": "null"}, "b": {"type": "null"}}})
+    ba = JsonSchema({"properties": {"b": {"type": "null"}, "a": {"type": "null"}}})
+    other = Vocabulary([*BYTES.tokens, b"ab"], eos_token_id=256)
+    asked = [
+        cache.get(ab, BYTES),
+        cache.get(ba, BYTES),
+        cache.get(ab, BYTES, whitespace="single"),
+        cache.get(ab, other),
+    ]
+    assert len(set(map(id, asked))) == 4
+    assert cache.get(ab, BYTES) is asked[0]
+
+
+def test_the_least_recently_used_go_when_there_are_too_many_bytes() -> None:
+    size = compile_spec(Choices(["a"]), BYTES, Options()).num_bytes
+    cache = GrammarCache(max_bytes=int(2.5 * size))
+    a, b = cache.get(Choices(["a"]), BYTES), cache.get(Choices(["b"]), BYTES)
+    cache.get(Choices(["a"]), BYTES)
+    cache.get(Choices(["c"]), BYTES)
+    cache.close()
+    assert len(cache) == 2 and cache.num_bytes <= cache.max_bytes
+    assert cache.submit(Choices(["a"]), BYTES).result() is a
+    assert b.matcher().advance([ord("b")]) == 1  # who holds a grammar keeps it
+
+
+def test_a_failure_reaches_everyone_and_is_not_remembered() -> None:
+    cache = GrammarCache()
+    first = cache.submit(Regex("("), BYTES)
+    with pytest.raises(GrammarError, match="not closed"):
+        first.result(10)
+    second = cache.submit(Regex("("), BYTES)
+    assert second is not first
+    assert isinstance(second.exception(10), GrammarError)
+
+
+def test_cancelling_the_promise_of_others_does_nothing() -> None:
+    compiler = Counting()
+    future = GrammarCache(compiler=compiler).submit(Regex("a"), BYTES)
+    assert not future.cancel()
+    compiler.go.set()
+    assert future.result(10).engine == "fsm"
+
+
+def test_an_unknown_option_is_an_error_at_once() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'strict'"):
+        GrammarCache().submit(Regex("a"), BYTES, stric=True)
+    with pytest.raises(ConfigError, match="max_bytes"):
+        GrammarCache(max_bytes=-1)
+
+
+def test_the_cache_of_the_process_is_shared() -> None:
+    assert compile_cached(Regex("xyz"), BYTES) is submit_compile(Regex("xyz"), BYTES).result()

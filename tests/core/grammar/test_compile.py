@@ -1,0 +1,112 @@
+"""Which engine takes which constraint, and what is refused before a sequence meets it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graftlm import Choices, JsonSchema, Lark, Regex, Vocabulary
+from graftlm.core.errors import ConfigError, GrammarError, PluginError
+from graftlm.core.grammar import Grammar, Limits, ast
+from graftlm.core.grammar.spec import Composite
+from tests.grammars import BYTES, allows, compiled
+
+
+@pytest.mark.parametrize(
+    ("spec", "engine"),
+    [
+        (Regex(r"\d{3}"), "fsm"),
+        (Choices(["yes", "no"]), "fsm"),
+        (JsonSchema({"type": "object", "properties": {"a": {"type": "integer"}}}), "fsm"),
+        (JsonSchema({"type": "array"}), "llguidance"),
+        (JsonSchema(True), "llguidance"),
+        (Lark('start: "a"'), "llguidance"),
+        (Composite(ast.literal("a")), "fsm"),
+    ],
+)
+def test_the_engine_is_chosen_by_what_the_constraint_needs(spec: Regex, engine: str) -> None:
+    assert compiled(spec).engine == engine
+
+
+def test_choices_may_begin_alike_and_be_empty() -> None:
+    grammar = compiled(Choices(["no", "north", "", "é"]))
+    assert [text for text in ("no", "north", "", "é", "n", "nor") if allows(grammar, text)] == ["no", "north", "", "é"]
+
+
+def test_asking_an_automaton_for_what_is_not_regular_is_an_error() -> None:
+    with pytest.raises(GrammarError, match="no automaton can hold"):
+        compiled({"type": "object"}, engine="fsm")
+    with pytest.raises(GrammarError, match="context-free"):
+        compiled(Lark('start: "a"'), engine="fsm")
+
+
+def test_an_engine_that_nobody_offers_is_named_with_those_that_are() -> None:
+    with pytest.raises(PluginError, match="'nope'.*llguidance"):
+        compiled(Regex("a"), engine="nope")
+
+
+def test_built_in_engines_are_offered_by_name_as_plugins_are() -> None:
+    from graftlm.plugins.manager import load
+
+    grammars = load().grammars
+    assert grammars["fsm"](Regex("a+"), BYTES).engine == "fsm"
+    assert grammars["llguidance"](Regex("a+"), BYTES, whitespace="single").engine == "llguidance"
+
+
+def test_a_constraint_is_an_object_of_a_known_kind() -> None:
+    with pytest.raises(ConfigError, match="dict is not a constraint"):
+        Grammar.compile({"type": "object"}, BYTES)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean 'whitespace'"):
+        compiled(Regex("a"), whitespac="single")
+
+
+def test_a_pattern_that_explodes_is_refused_within_its_limits() -> None:
+    with pytest.raises(GrammarError, match="more than 1,000 states"):
+        compiled(Regex("(a|b)*a(a|b){20}"), limits=Limits(states=1_000))
+    with pytest.raises(GrammarError, match="0.001 s to compile"):
+        compiled(Regex("(a|b)*a(a|b){20}"), limits=Limits(seconds=0.001))
+
+
+def test_a_schema_over_the_states_of_an_automaton_goes_to_llguidance() -> None:
+    schema = {"type": "string", "pattern": "^(a|b)*a(a|b){14}$"}
+    grammar = compiled(schema, limits=Limits(states=1_000))
+    assert grammar.engine == "llguidance"
+    assert allows(grammar, '"a' + "b" * 14 + '"') and not allows(grammar, '"' + "b" * 15 + '"')
+
+
+def test_a_constraint_over_the_size_is_refused() -> None:
+    with pytest.raises(GrammarError, match="5 characters, the limit is 4"):
+        compiled(Regex("aaaaa"), limits=Limits(size=4))
+
+
+def test_a_text_that_the_vocabulary_cannot_begin_is_an_error() -> None:
+    letters = Vocabulary([b"a", b"b", b""], eos_token_id=2)
+    with pytest.raises(GrammarError, match=r"3 tokens\) can begin"):
+        Grammar.compile(Regex("c+"), letters)
+
+
+def test_a_composite_with_a_rule_that_is_not_given_is_an_error() -> None:
+    with pytest.raises(GrammarError, match="'missing'"):
+        compiled(Composite(ast.Rule("missing")))
+
+
+def test_public_names_come_from_the_package() -> None:
+    import graftlm.core.grammar as package
+
+    assert package.Grammar is Grammar and package.Limits is Limits
+    assert {"Grammar", "Limits", "Vocabulary"} <= set(dir(package))
+    with pytest.raises(AttributeError, match="no attribute 'Nope'"):
+        package.Nope  # noqa: B018
+
+
+def test_the_mask_of_a_real_text_follows_it_token_by_token() -> None:
+    vocabulary = Vocabulary([*BYTES.tokens, b'{"', b'":', b"12"], eos_token_id=256)
+    matcher = Grammar.compile(
+        JsonSchema({"properties": {"n": {"type": "integer"}}, "required": ["n"]}), vocabulary
+    ).matcher()
+    row = np.zeros(vocabulary.num_words, np.int32)
+    for token_id in [257, ord("n"), 258, 259, ord("}"), 256]:
+        matcher.fill_mask(row)
+        assert row[token_id >> 5] >> (token_id & 31) & 1, token_id
+        assert matcher.advance([token_id]) == 1
+    assert matcher.finished

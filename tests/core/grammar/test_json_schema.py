@@ -1,0 +1,304 @@
+"""What a schema admits, keyword by keyword, and what it refuses to promise."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.spec import JsonSchema
+from tests.grammars import admits, allows, compact, compiled
+
+INTEGER, STRING = {"type": "integer"}, {"type": "string"}
+
+
+def closed(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    wanted = list(properties) if required is None else required
+    return {"type": "object", "properties": properties, "required": wanted, "additionalProperties": False}
+
+
+def check(schema: Any, good: list[Any], bad: list[Any], **options: Any) -> None:
+    grammar = compiled(schema, **options)
+    assert [value for value in good if not allows(grammar, compact(value))] == []
+    assert [value for value in bad if allows(grammar, compact(value))] == []
+
+
+def test_properties_come_in_the_order_of_the_schema() -> None:
+    grammar = compiled(closed(b=INTEGER, a=STRING))
+    assert allows(grammar, '{"b":1,"a":"x"}')
+    assert not allows(grammar, '{"a":"x","b":1}')
+
+
+def test_properties_that_are_not_required_may_be_left_out_without_stray_commas() -> None:
+    grammar = compiled(closed(["b"], a=INTEGER, b=INTEGER, c=INTEGER))
+    for text in ('{"b":1}', '{"a":1,"b":1}', '{"b":1,"c":1}', '{"a":1,"b":1,"c":1}'):
+        assert allows(grammar, text), text
+    for text in ("{}", '{"a":1}', '{,"b":1}', '{"b":1,}', '{"a":1"b":1}', '{"c":1,"b":1}'):
+        assert not allows(grammar, text), text
+
+
+def test_an_object_without_required_properties_may_be_empty() -> None:
+    check(closed([], a=INTEGER, b=INTEGER), [{}, {"a": 1}, {"b": 1}, {"a": 1, "b": 2}], [{"c": 1}, {"b": 1, "a": 1}])
+
+
+def test_thirty_optional_properties_stay_small() -> None:
+    grammar = compiled(closed([], **{f"field{i}": INTEGER for i in range(30)}))
+    assert grammar.engine == "fsm"
+    assert allows(grammar, '{"field0":1,"field29":2}')
+    assert grammar.num_bytes < 1 << 20
+
+
+def test_strict_mode_closes_objects_that_declare_properties() -> None:
+    schema = {"type": "object", "properties": {"a": INTEGER}}
+    assert compiled(schema).engine == "fsm"
+    assert not admits(schema, {"a": 1, "b": 2})
+    assert admits(schema, {"a": 1, "b": 2}, strict=False)
+    assert admits({"type": "object"}, {"b": [1, {}]})
+
+
+def test_additional_properties_follow_the_declared_ones_and_cannot_repeat_their_names() -> None:
+    schema = {"type": "object", "properties": {"a": INTEGER}, "additionalProperties": {"type": "boolean"}}
+    check(schema, [{}, {"a": 1}, {"a": 1, "x": True, "aa": False}, {"": True}], [{"a": True}, {"x": 1}])
+    grammar = compiled(schema)
+    assert not allows(grammar, '{"x":true,"a":1}')
+    assert not allows(grammar, '{"a":1,"a":true}')
+    assert not allows(grammar, '{"\\u0061":true}')
+
+
+def test_names_that_fit_a_pattern_take_its_schema_and_the_rest_the_other() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x-known": {"type": "integer", "minimum": 3}},
+        "patternProperties": {"^x-": INTEGER, "s$": {"type": "integer", "maximum": 9}},
+        "additionalProperties": {"type": "null"},
+    }
+    good = [{}, {"x-known": 4}, {"x-a": 100}, {"as": 9}, {"x-s": 9}, {"other": None}]
+    check(schema, good, [{"x-known": 2}, {"x-a": None}, {"as": 10}, {"x-s": 10}, {"other": 1}])
+
+
+def test_names_can_be_restricted() -> None:
+    schema = {
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-z]+$", "maxLength": 3},
+        "additionalProperties": INTEGER,
+    }
+    check(schema, [{}, {"abc": 1}], [{"abcd": 1}, {"A": 1}, {"": 1}])
+
+
+def test_bounds_on_the_number_of_properties() -> None:
+    check({"type": "object", "additionalProperties": INTEGER, "maxProperties": 2}, [{}, {"a": 1, "b": 1}],
+          [{"a": 1, "b": 1, "c": 1}])  # fmt: skip
+    check(closed([], a=INTEGER, b=INTEGER, c=INTEGER) | {"minProperties": 1, "maxProperties": 2},
+          [{"a": 1}, {"b": 1, "c": 1}, {"a": 1, "c": 1}], [{}, {"a": 1, "b": 1, "c": 1}])  # fmt: skip
+
+
+def test_a_property_can_need_another() -> None:
+    schema = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "dependentRequired": {"a": ["b"]}}
+    check(schema, [{}, {"b": 1}, {"a": 1, "b": 1}], [{"a": 1}])
+
+
+@pytest.mark.parametrize("low", [0, 1, 2, 5])
+@pytest.mark.parametrize("high", [None, 2, 5])
+def test_arrays_keep_their_bounds(low: int, high: int | None) -> None:
+    if high is not None and low > high:
+        return
+    grammar = compiled({"type": "array", "items": INTEGER, "minItems": low, **({"maxItems": high} if high else {})})
+    for length in range(8):
+        expected = low <= length and (high is None or length <= high)
+        assert allows(grammar, compact([7] * length)) == expected, length
+
+
+def test_items_by_position() -> None:
+    schema = {"type": "array", "prefixItems": [INTEGER, STRING], "items": {"type": "null"}, "maxItems": 4}
+    check(schema, [[], [1], [1, "a"], [1, "a", None, None]], [["a"], [1, 2], [1, "a", 3], [1, "a", None, None, None]])
+    check({"type": "array", "items": [INTEGER], "additionalItems": False}, [[], [1]], [[1, 2], ["a"]])
+
+
+def test_lengths_count_characters_and_not_bytes() -> None:
+    schema = {"type": "string", "minLength": 2, "maxLength": 3}
+    check(schema, ["ab", "éé", "😀😀😀", "\n\\"], ["a", "abcd", "😀", ""])
+
+
+def test_lengths_and_patterns_hold_together() -> None:
+    check({"type": "string", "pattern": "^[a-z]+$", "maxLength": 3}, ["a", "abc"], ["", "abcd", "A"])
+    check(
+        {"type": "string", "pattern": "^(ab|cde)*$", "minLength": 2, "maxLength": 6}, ["ab", "cdeab"], ["", "abababab"]
+    )
+    check({"type": "string", "pattern": "[0-9]", "maxLength": 3}, ["1", "a1b"], ["", "abc", "abc1"])
+
+
+def test_a_pattern_is_searched_for_and_its_special_characters_are_escaped_in_json() -> None:
+    check({"type": "string", "pattern": 'a"b'}, ['a"b', 'xa"by'], ["ab"])
+    check({"type": "string", "pattern": r"^[\\\n]$"}, ["\\", "\n"], ["n", "x"])
+
+
+def test_classes_take_only_what_every_dialect_agrees_on() -> None:
+    check({"type": "string", "pattern": r"^\d$"}, ["4"], ["٤"])
+    check({"type": "string", "pattern": r"^\W$"}, ["-"], ["é", "a"])
+    check({"type": "string", "pattern": r"^.$"}, ["é"], ["\n", "\u2028"])
+
+
+def test_strings_have_one_spelling_but_for_the_slash() -> None:
+    grammar = compiled(STRING)
+    for text in ('"é"', r'"\n\t\"\\\/\u001f"', '"/"', '"😀"', '"\u2028\x7f"'):
+        assert allows(grammar, text), text
+    for text in (r'"\u00e9"', r'"\u0041"', r'"\ud83d\ude00"', r'"\ud800"', '"\n"', r'"\x"', '"'):
+        assert not allows(grammar, text), text
+    assert not allows(grammar, b'"\xed\xa0\x80"')
+
+
+def test_constants_are_written_exactly() -> None:
+    values = ['a"b', "c\\d", "é", "\n", 1, 2.5, None, True, {"k": [1, "x"]}, [], {}]
+    check({"enum": values}, values, ["a", 2, False, {"k": [1]}, "c\\\\d"])
+    check({"const": 2.0}, [2.0, 2], [2.5])
+
+
+def test_alternatives_and_several_types() -> None:
+    check({"anyOf": [INTEGER, {"type": "null"}]}, [1, None], ["a", 1.5])
+    check({"type": ["integer", "string"], "maxLength": 1}, [100, "a"], ["ab", None])
+    check({"type": "string", "nullable": True}, ["a", None], [1])
+
+
+def test_one_of_is_kept_where_the_alternatives_exclude_each_other() -> None:
+    a, b = closed(kind={"const": "a"}, x=INTEGER), closed(kind={"const": "b"}, y=INTEGER)
+    check({"oneOf": [a, b]}, [{"kind": "a", "x": 1}, {"kind": "b", "y": 1}], [{"kind": "a", "y": 1}])
+    check({"oneOf": [{"type": "integer", "minimum": 5}, {"type": "integer", "maximum": 4}]}, [4, 5], ["a"])
+    with pytest.raises(GrammarError, match="both alternative 0 and 1") as caught:
+        compiled({"oneOf": [INTEGER, {"type": "number"}]})
+    assert caught.value.pointer == "/oneOf"
+
+
+def test_strict_mode_does_not_make_alternatives_exclusive_that_are_not() -> None:
+    a = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
+    with pytest.raises(GrammarError, match="oneOf"):
+        compiled({"oneOf": [a, {"type": "object", "properties": {"b": INTEGER}}]})
+
+
+def test_all_of_merges_objects() -> None:
+    base = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1}}, "required": ["a"]}
+    more = {"properties": {"b": STRING, "a": {"maximum": 5}}, "required": ["b"]}
+    check(
+        {"allOf": [base, more]},
+        [{"a": 1, "b": ""}, {"a": 5, "b": ""}],
+        [{"a": 6, "b": ""}, {"a": 1}, {"a": 0, "b": ""}],
+    )
+
+
+def test_what_is_allowed_can_be_said_by_what_is_not() -> None:
+    check({"not": {"type": ["object", "array", "string"]}}, [1, None, True], ["a"])
+    with pytest.raises(GrammarError, match="'not' can be kept for types"):
+        compiled({"not": {"minimum": 3}})
+
+
+def test_definitions_are_followed() -> None:
+    schema = {"$defs": {"p/q": closed(x=INTEGER)}, **closed(a={"$ref": "#/$defs/p~1q"}, b={"$ref": "#/$defs/p~1q"})}
+    check(schema, [{"a": {"x": 1}, "b": {"x": 2}}], [{"a": {}, "b": {}}])
+    assert compiled(schema).engine == "fsm"
+
+
+def test_a_definition_that_contains_itself_goes_to_llguidance() -> None:
+    node = closed(value=INTEGER, next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]})
+    schema = {"$defs": {"node": node}, "$ref": "#/$defs/node"}
+    assert compiled(schema).engine == "llguidance"
+    check(schema, [{"value": 1, "next": None}, {"value": 1, "next": {"value": 2, "next": None}}], [{"value": 1}])
+
+
+def test_boolean_schemas() -> None:
+    check(True, [1, "a", [{}]], [])
+    with pytest.raises(GrammarError, match="nothing can satisfy"):
+        compiled(False)
+    check(closed(["a"], a=INTEGER, never=False), [{"a": 1}], [{"a": 1, "never": 1}])
+
+
+def test_whitespace_is_none_one_space_or_some() -> None:
+    schema = closed(a=INTEGER, b={"type": "array", "items": INTEGER})
+    tight, single, loose = '{"a":1,"b":[1,2]}', '{"a": 1, "b": [1, 2]}', '{\n  "a" : 1 ,\n\t"b":[ 1,2 ]\n}'
+    expected = {"compact": [True, False, False], "single": [False, True, False], "flexible": [True, True, True]}
+    for whitespace, wanted in expected.items():
+        grammar = compiled(schema, whitespace=whitespace)
+        assert [allows(grammar, text) for text in (tight, single, loose)] == wanted, whitespace
+    assert not allows(compiled(schema, whitespace="flexible"), '{"a":' + " " * 21 + '1,"b":[]}')
+
+
+class Pet(BaseModel):
+    kind: Literal["cat", "dog"]
+    name: str = Field(max_length=10)
+    age: int | None = Field(default=None, ge=0, lt=40)
+    tags: list[str] = []
+
+
+def test_a_pydantic_class_is_a_closed_object_in_its_own_order() -> None:
+    grammar = compiled(JsonSchema(Pet))
+    assert grammar.engine == "fsm"
+    text = '{"kind":"cat","name":"Tom","age":3,"tags":["a"]}'
+    assert allows(grammar, text)
+    assert Pet.model_validate_json(text).age == 3
+    assert not allows(grammar, '{"kind":"cow","name":"Tom"}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "message"),
+    [
+        ({"propertes": {}}, "/propertes", "did you mean 'properties'"),
+        ({"properties": {"x": {"minLenght": 3}}}, "/properties/x/minLenght", "did you mean 'minLength'"),
+        ({"type": "strin"}, "/type", "did you mean 'string'"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "", r"minimum \(5\) is above maximum \(3\)"),
+        ({"type": "string", "minLength": 5, "maxLength": 3}, "", r"minLength \(5\) is above maxLength \(3\)"),
+        ({"type": "string", "minLength": -1}, "/minLength", "not a whole number"),
+        ({"type": "string", "pattern": "(?=a)b"}, "/pattern", "lookahead"),
+        ({"type": "string", "pattern": "(a"}, "/pattern", "not closed"),
+        ({"type": "string", "format": "date-tim"}, "/format", "did you mean 'date-time'"),
+        ({"type": "array", "uniqueItems": True}, "/uniqueItems", "cannot be kept"),
+        ({"type": "array", "contains": {}}, "/contains", "cannot be kept"),
+        ({"if": {}, "then": {}}, "/if", "cannot be kept"),
+        ({"type": "string", "enum": [1]}, "/enum", "no value of 'enum' fits"),
+        ({"enum": []}, "/enum", "give at least one"),
+        ({"required": "a"}, "/required", "not a list of property names"),
+        ({"properties": []}, "/properties", "not an object"),
+        ({"properties": {"a": 3}}, "/properties/a", "not a schema"),
+        ({"anyOf": []}, "/anyOf", "give at least one"),
+        ({"$ref": "#/$defs/nope", "$defs": {"nop": {}}}, "/$ref", "did you mean 'nop'"),
+        ({"$ref": "https://example.org/a.json"}, "/$ref", "nothing is fetched"),
+        ({"$ref": "#"}, "", "contains itself and has no way to end"),
+        ({"type": "number", "multipleOf": 0}, "/multipleOf", "not above 0"),
+        (closed(["a", "b"], a=INTEGER), "/required", "'b' is not declared"),
+        ({"allOf": [INTEGER, STRING]}, "", "nothing can satisfy"),
+        (closed(a=closed(b={"allOf": [INTEGER, STRING]})), "/properties/a/properties/b", "nothing can satisfy"),
+    ],
+)
+def test_a_mistake_is_an_error_with_its_place(schema: Any, pointer: str, message: str) -> None:
+    with pytest.raises(GrammarError, match=message) as caught:
+        compiled(schema)
+    assert caught.value.pointer == pointer
+
+
+def test_with_warn_what_cannot_be_kept_is_left_out_and_listed() -> None:
+    schema = closed(a={"type": "array", "items": INTEGER, "uniqueItems": True}, b={"type": "string", "colour": "red"})
+    grammar = compiled(schema, on_unsupported="warn")
+    assert allows(grammar, '{"a":[1,1],"b":""}')
+    assert [(issue.pointer, issue.keyword) for issue in grammar.warnings] == [
+        ("/properties/a/uniqueItems", "uniqueItems"),
+        ("/properties/b/colour", "colour"),
+    ]
+
+
+def test_notes_say_nothing_about_the_value() -> None:
+    notes = {"title": "t", "description": "d", "default": 1, "examples": [1], "x-order": 3, "deprecated": True}
+    grammar = compiled({**INTEGER, **notes})
+    assert allows(grammar, "7") and grammar.warnings == ()
+
+
+def test_a_schema_without_type_that_speaks_of_one_is_of_that_type_in_strict_mode() -> None:
+    assert compiled({"properties": {"a": INTEGER}}).engine == "fsm"
+    check({"minimum": 3}, [3], [2, "a"])
+    check({"minimum": 3}, [3, "a", None], [2], strict=False)
+
+
+def test_a_schema_nested_deeper_than_the_limit_is_refused() -> None:
+    schema: dict[str, Any] = INTEGER
+    for _ in range(100):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(GrammarError, match="deeper than 64"):
+        compiled(schema)
