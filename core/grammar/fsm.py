@@ -153,6 +153,11 @@ class FsmMatcher:
         return self._stopped or self._grammar.dfa.is_final(self._place)
 
     @property
+    def place(self) -> Place:
+        """The automaton's state and the values of its counters."""
+        return self._place
+
+    @property
     def state(self) -> int | None:
         """The automaton's state; None where counters are part of the place."""
         return None if self._grammar.dfa.loops else self._place[0]
