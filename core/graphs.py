@@ -81,7 +81,7 @@ class GraphRunner:
         layout = Layout(shape.num_rows, shape.num_rows, 1, shape.prefix)
         self.attention.bind(self.step, layout)
         self.step.fill_scratch(shape.num_rows)
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream: Any = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels compile and libraries set themselves up outside the capture
             self._run(shape.num_rows)

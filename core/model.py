@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import warnings
@@ -130,10 +131,19 @@ def load_model(
         reference = Reference.of(loaded)
     except Exception as error:
         raise ModelError(f"{name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
-    if device.type == "cpu":
-        loaded.fusions = fuse(hf_model)
+    loaded.fusions = _fuse(hf_model, device)
     _choose_lane(loaded, reference, attention_factory)
     return loaded
+
+
+def _fuse(model: nn.Module, device: torch.device) -> Fusions:
+    if device.type == "cpu":
+        return fuse(model)
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from graftlm.core.fuse_gpu import fuse_gpu
+
+        return fuse_gpu(model)
+    return Fusions()
 
 
 def _choose_lane(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> None:
