@@ -110,8 +110,8 @@ def _owners(
     control: Int64Array,
 ) -> bool:
     """Which loop uses each register in a set of states; False when two loops or two counts would share one."""
-    owner[:] = -1
-    owner_kind[:] = 0
+    for r in range(len(owner)):
+        owner[r], owner_kind[r] = -1, 0
     for i in range(num_found):
         state = found[i]
         k = region[state]
@@ -129,6 +129,23 @@ def _owners(
 
 
 @jit
+def _sort(values: Int32Array, count: int) -> None:
+    """Sort the first `count` values (shell sort: short to compile, and sets are small)."""
+    gap = 1
+    while gap < count:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, count):
+            value = values[i]
+            j = i
+            while j >= gap and values[j - gap] > value:
+                values[j] = values[j - gap]
+                j -= gap
+            values[j] = value
+        gap //= 3
+
+
+@jit
 def _intern(
     found: Int32Array,
     num_found: int,
@@ -142,11 +159,10 @@ def _intern(
     control: Int64Array,
 ) -> int:
     """The number of the state that stands for a set; -1 when the arrays are full."""
-    members = found[:num_found]
-    members.sort()
+    _sort(found, num_found)
     value = num_found
     for i in range(num_found):
-        value = ((value * 1000003) ^ members[i]) & 0x7FFFFFFF
+        value = ((value * 1000003) ^ found[i]) & 0x7FFFFFFF
     size = len(slots) - 1
     slot = (value ^ (value >> 15)) & size
     while slots[slot] != 0:
@@ -155,7 +171,7 @@ def _intern(
         if set_ptr[state + 1] - start == num_found:
             same = True
             for i in range(num_found):
-                if pool[start + i] != members[i]:
+                if pool[start + i] != found[i]:
                     same = False
                     break
             if same:
@@ -166,12 +182,13 @@ def _intern(
         return -1
     is_final = False
     for i in range(num_found):
-        pool[used + i] = members[i]
-        if members[i] == final:
+        pool[used + i] = found[i]
+        if found[i] == final:
             is_final = True
     slots[slot] = state
     accepting[state] = is_final
-    owners[state, :] = owner
+    for r in range(len(owner)):
+        owners[state, r] = owner[r]
     set_ptr[state + 1] = used + num_found
     control[0], control[1] = state + 1, used + num_found
     return int(state)
@@ -253,7 +270,8 @@ def explore(
         state = control[3]
         first_action = control[2]
         # sort the edges of the set into one bucket of targets per class
-        bucket_ptr[:] = 0
+        for c in range(num_classes + 1):
+            bucket_ptr[c] = 0
         for i in range(set_ptr[state], set_ptr[state + 1]):
             for e in range(edge_ptr[pool[i]], edge_ptr[pool[i] + 1]):
                 for c in range(edges[e, 0], edges[e, 1] + 1):
@@ -294,7 +312,8 @@ def explore(
             )  # fmt: skip
             if tick == -2:
                 return 3
-            fields[:] = 0
+            for i in range(9):
+                fields[i] = 0
             fields[0] = -1
             special = tick >= 0
             low_zone, high_zone = 1, 1
@@ -345,7 +364,8 @@ def explore(
                     if action >= len(actions):
                         control[2] = first_action
                         return 1
-                    actions[action] = fields
+                    for i in range(9):
+                        actions[action, i] = fields[i]
                     control[2] = action + 1
                 table[state, c] = -action
             before, begin = begin, end
