@@ -1,4 +1,8 @@
-"""Faster modules in the place of a loaded model's own, each checked old against new, all of them reversible."""
+"""Faster modules in the place of a loaded model's own, each checked old against new, all of them reversible.
+
+On a CPU only the linear layers are worth it. Measured beside them and left out, as each saves less than 2 % of a
+decode step: norms as one call, rotary embedding with half the calls, activation and product inside the matrix product.
+"""
 
 from __future__ import annotations
 

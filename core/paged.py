@@ -11,8 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -30,8 +29,7 @@ _HARMLESS = frozenset({"position_ids", "use_cache", "dropout", "cache_position"}
 """Keywords that an attention function is handed and that change nothing here: a model in evaluation has no dropout."""
 
 
-@dataclass(frozen=True)
-class AttentionCall:
+class AttentionCall(NamedTuple):
     """One call of a model's attention. q, k [1, heads, num_tokens, k_dim], v [1, num_kv_heads, num_tokens, v_dim]."""
 
     module: nn.Module

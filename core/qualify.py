@@ -108,10 +108,28 @@ def qualify(loaded: LoadedModel, reference: Reference, attention_factory: Attent
     expected = getattr(loaded.text_config, "num_hidden_layers", len(loaded.layers))
     if len(loaded.layers) != expected:
         return f"{len(loaded.layers)} of its {expected} layers attend through the attention interface"
+    stretch = stretched_context(loaded.text_config)
+    if stretch is not None and loaded.max_model_len > stretch:
+        return (
+            f"its rotary embedding depends on the longest sequence of a batch beyond {stretch:,} tokens; "
+            f"max_model_len={stretch} keeps it in the paged lane"
+        )
     try:
         return _difference(loaded, reference, attention_factory)
     except Exception as failure:
         return f"a ragged batch fails: {type(failure).__name__}: {str(failure)[:200]}"
+
+
+def stretched_context(config: Any) -> int | None:
+    """Tokens from which on a rotary embedding of kind "dynamic" or "longrope" changes; None for all others."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    candidates = [parameters, *(p for p in parameters.values() if isinstance(p, dict))]
+    for found in candidates:
+        if found.get("rope_type") in ("dynamic", "longrope"):
+            original = found.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            return int(original or config.max_position_embeddings)
+    return None
 
 
 def _difference(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> str | None:
