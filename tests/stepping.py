@@ -1,0 +1,62 @@
+"""Runners without an engine: sequences, plans and greedy decoding, for tests of the model layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from graftlm.core.model import KVStore, LoadedModel
+from graftlm.core.paged import PagedRunner
+from graftlm.core.pages import Extent
+from graftlm.core.plan import ScheduledRow, build_plan
+from graftlm.core.request import Request, Sequence
+from graftlm.core.serial import SerialRunner
+from graftlm.kernels.torch_attention import TorchAttention
+
+
+def sequence_of(prompt: Seq[int], namespace: str = "") -> Sequence:
+    return Sequence(Request(list(prompt), namespace=namespace), np.array(prompt, dtype=np.int32))
+
+
+def paged_greedy(loaded: LoadedModel, prompts: Seq[Seq[int]], num_new: int, chunk: int = 1000) -> list[list[int]]:
+    """Decode all prompts in one ragged batch, `chunk` prompt tokens at a time, each in two ranges of slots."""
+    store = KVStore(loaded.kv_layout, sum(len(p) + num_new + 2 for p in prompts), loaded.dtype, loaded.device)
+    runner = PagedRunner(loaded, TorchAttention(store))
+    sequences, place = [], 0
+    for prompt in prompts:
+        sequence = sequence_of(prompt)
+        cut = place + min(5, len(prompt))
+        sequence.own = [Extent(place, cut), Extent(cut + 1, place + len(prompt) + num_new + 1)]
+        place += len(prompt) + num_new + 2
+        sequences.append(sequence)
+    while running := [s for s in sequences if s.num_generated < num_new]:
+        rows = [ScheduledRow(s, min(chunk, s.num_pending), int(s.num_pending <= chunk)) for s in running]
+        plan = build_plan(rows, share_decode=True)
+        logits = iter(runner.forward(plan))
+        for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
+            row.sequence.num_computed += row.num_new
+            if num_logits:
+                row.sequence.tokens.append(int(next(logits).argmax()))
+    return [s.output_ids for s in sequences]
+
+
+def serial_greedy(runner: SerialRunner, prompt: Seq[int], num_new: int, chunk: int = 1000) -> tuple[list[int], int]:
+    """Decode one prompt and publish it as an engine would.
+
+    -> the new tokens, and how many tokens of the prompt were reused.
+    """
+    sequence = sequence_of(prompt)
+    sequence.own = [Extent(0, len(prompt) + num_new)]
+    sequence.num_computed = reused = runner.match(sequence.prompt_ids[:-1])
+    while sequence.num_generated < num_new:
+        row = ScheduledRow(sequence, min(chunk, sequence.num_pending), int(sequence.num_pending <= chunk))
+        logits = runner.forward(build_plan([row], share_decode=False))
+        sequence.num_computed += row.num_new
+        if row.num_logits:
+            if sequence.num_generated == 0:
+                runner.publish(sequence)
+            sequence.tokens.append(int(logits[0].argmax()))
+    runner.publish(sequence)
+    runner.release(sequence)
+    return sequence.output_ids, reused
