@@ -77,14 +77,14 @@ def llguidance(schema: Any) -> Accepts:
     """llguidance alone, with its own reading of schemas."""
     from llguidance import LLMatcher
 
-    from graftlm.core.grammar.llguidance_engine import _tokenizer
+    from graftlm.core.grammar.llguidance_engine import tokenizer_of
 
     text = json.dumps(schema)
     if isinstance(schema, dict):
         source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
     else:
         source = LLMatcher.grammar_from_json_schema(text)
-    start = LLMatcher(_tokenizer(BYTES), source, log_level=0)
+    start = LLMatcher(tokenizer_of(BYTES), source, log_level=0)
     if start.is_error():
         raise GrammarError(start.get_error())
 

@@ -96,7 +96,9 @@ def compile_llguidance(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Gr
 
 
 @dataclass(frozen=True)
-class _Language:
+class Language:
+    """What a constraint allows, in nodes that every engine can write in its own notation."""
+
     node: ast.Node
     rules: dict[str, ast.Node] = field(default_factory=dict)
     issues: tuple[Issue, ...] = ()
@@ -105,7 +107,7 @@ class _Language:
 def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     if isinstance(spec, Lark):
         return _compile_context_free(spec, vocabulary, options)
-    language = _language(spec, options)
+    language = language_of(spec, options)
     if language.rules:
         return _from_language(language, vocabulary)
     try:
@@ -123,7 +125,7 @@ def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gr
 
 
 def _compile_automaton(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
-    language = _language(spec, options)
+    language = language_of(spec, options)
     if language.rules:
         raise GrammarError(
             "the constraint contains itself or admits any JSON value, which no automaton can hold; "
@@ -135,36 +137,36 @@ def _compile_automaton(spec: Spec, vocabulary: Vocabulary, options: Options) -> 
 def _compile_context_free(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     if isinstance(spec, Lark):
         return Grammar("llguidance", _from_lark(spec.text, vocabulary))
-    return _from_language(_language(spec, options, context_free=True), vocabulary)
+    return _from_language(language_of(spec, options, context_free=True), vocabulary)
 
 
-def _language(spec: Spec, options: Options, *, context_free: bool = False) -> _Language:
+def language_of(spec: Spec, options: Options, *, context_free: bool = False) -> Language:
     """What `spec` allows; with `context_free` the tokens of JSON are rules even where the whole is regular."""
     match spec:
         case Regex(pattern):
             from graftlm.core.grammar import regex
 
-            return _Language(regex.parse(pattern, max_depth=options.limits.depth))
+            return Language(regex.parse(pattern, max_depth=options.limits.depth))
         case Choices(options=choices):
-            return _Language(ast.alternation(*map(ast.literal, choices)))
+            return Language(ast.alternation(*map(ast.literal, choices)))
         case JsonSchema():
             from graftlm.core.grammar.lowering import lower_schema
 
             lowered = lower_schema(spec, options, context_free=context_free)
-            return _Language(lowered.node, lowered.rules, lowered.issues)
+            return Language(lowered.node, lowered.rules, lowered.issues)
         case Composite(node, rules):
-            return _Language(node, dict(rules))
+            return Language(node, dict(rules))
         case Lark():
             raise GrammarError("a Lark grammar is context-free, which no automaton can hold; use engine 'llguidance'")
 
 
-def _automaton(language: _Language, vocabulary: Vocabulary, options: Options) -> FsmGrammar:
+def _automaton(language: Language, vocabulary: Vocabulary, options: Options) -> FsmGrammar:
     from graftlm.core.grammar.dfa import Dfa
 
     return FsmGrammar(Dfa.compile(language.node, options.limits), vocabulary)
 
 
-def _from_language(language: _Language, vocabulary: Vocabulary) -> Grammar:
+def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:
     from graftlm.core.grammar.lark import to_lark
 
     text = to_lark(language.node, language.rules)

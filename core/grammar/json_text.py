@@ -15,17 +15,15 @@ from graftlm.core.grammar.ast import Node, Range
 
 QUOTE = ast.literal('"')
 RAW: tuple[Range, ...] = ((0x20, 0x21), (0x23, 0x5B), (0x5D, ast.MAX_CODE_POINT))
-_ESCAPED = (*range(0x20), 0x22, 0x5C)
+_ESCAPES: tuple[tuple[int, Node], ...] = tuple(
+    (code, ast.literal(json.dumps(chr(code))[1:-1])) for code in (*range(0x20), 0x22, 0x5C)
+)
 
 
 def spelling(ranges: Iterable[Range]) -> Node:
     """One character of `ranges` as it is written inside a JSON string."""
-    wanted = tuple(ranges)
-    escaped = [
-        ast.literal(json.dumps(chr(code))[1:-1])
-        for code in _ESCAPED
-        if any(low <= code <= high for low, high in wanted)
-    ]
+    wanted = ast.normalise(ranges)
+    escaped = [node for code, node in _ESCAPES if any(low <= code <= high for low, high in wanted)]
     return ast.alternation(ast.char_set(ast.intersect(wanted, RAW)), *escaped)
 
 

@@ -38,7 +38,7 @@ class LlguidanceGrammar:
 
         self.vocabulary = vocabulary
         self._source = source
-        self._start = LLMatcher(_tokenizer(vocabulary), source, log_level=0)
+        self._start = LLMatcher(tokenizer_of(vocabulary), source, log_level=0)
         if self._start.is_error():
             raise GrammarError(f"llguidance cannot compile the grammar: {_reason(self._start)}")
 
@@ -224,7 +224,7 @@ class _Spelling:
         return self._vocabulary.encode(data.encode() if isinstance(data, str) else data)
 
 
-def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+def tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
     """llguidance's view of `vocabulary`: half a second at 128k tokens, so it is kept."""
     from llguidance import LLTokenizer, TokenizerWrapper
 

@@ -340,6 +340,8 @@ class Lowering:
                 "join patterns that have the same schema",
             )  # fmt: skip
             return NOTHING
+        if not shape.patterns and self._algebra.is_nothing(shape.additional):
+            return NOTHING
         free = json_text.other_names(names)
         spelled = [json_text.spell(text_language.pattern_node(pattern)) for pattern, _ in shape.patterns]
         ways = []

@@ -1,0 +1,278 @@
+"""Masks and forced tokens over 128,000 tokens: what they cost, and whether they are those of xgrammar and llguidance.
+
+Texts that a model would write are replayed token by token. Times are CPU times of one thread. A place is cold when its
+grammar has no mask for it yet; it is a string body when most of the vocabulary is allowed there.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bench.grammar import _constraints, _vocabularies
+from bench.grammar.validity import write
+from bench.harness import Options, Row
+from graftlm import Grammar, JsonSchema, Regex, Vocabulary
+from graftlm.core.grammar.fsm import FsmGrammar
+
+TEXTS: dict[str, list[Any]] = {
+    "flat": [
+        {
+            "name": "Ada Lovelace",
+            "age": 36,
+            "email": "ada@analytical.org",
+            "active": True,
+            "score": 98.5,
+            "role": "admin",
+        },
+        {"name": "Søren Kjær", "age": 42, "email": "sk@example.dk", "active": False, "score": -325, "role": "guest"},
+        {"name": 'O\'Neil "Ted" Smith', "age": 7, "email": "t@x.io", "active": True, "score": 0, "role": "user"},
+    ],
+    "nested": [
+        {
+            "order_id": "A-10293",
+            "customer": {
+                "first_name": "Grace",
+                "last_name": "Hopper",
+                "address": {"street": "12 Navy Yard Rd", "city": "Arlington", "zip": "22202"},
+            },
+            "items": [
+                {"sku": "SKU-1", "quantity": 2, "unit_price": 19.99},
+                {"sku": "SKU-99", "quantity": 1, "unit_price": 5},
+            ],
+            "tags": ["gift", "express"],
+        },
+        {
+            "order_id": "B-1",
+            "customer": {
+                "first_name": "Li",
+                "last_name": "Wei",
+                "address": {"street": "南京路 5", "city": "上海", "zip": "200000"},
+            },
+            "items": [],
+            "tags": [],
+        },
+    ],
+    "employee": [
+        {
+            "employee_id": 1042,
+            "first_name": "Maria",
+            "last_name": "Gonzalez",
+            "preferred_name": None,
+            "work_email": "maria.gonzalez@example.com",
+            "phone_number": "+1 555 0100",
+            "department": "engineering",
+            "job_title": "Site Reliability Engineer",
+            "seniority_level": "senior",
+            "manager_id": 17,
+            "start_date": "2019-04-15",
+            "is_remote": True,
+            "office_location": "Lisbon, Portugal",
+            "annual_salary": 91250.5,
+            "currency_code": "EUR",
+            "skills": ["kubernetes", "python", "incident response"],
+            "languages_spoken": ["Portuguese", "English"],
+            "performance_rating": 4,
+            "vacation_days_remaining": 11,
+            "emergency_contact": {
+                "contact_name": "Jose Gonzalez",
+                "relationship": "brother",
+                "contact_phone": "+351 555 0199",
+            },
+        }
+    ],
+}
+SHARES = {"flat": 0.25, "nested": 0.34, "employee": 0.39}  # of tokens that must be forced
+XGRAMMAR_PATTERNS = (
+    "letters and digits",
+    "e-mail",
+    "day",
+    "phone",
+    "octets",
+)  # it knows no flags and no \w beyond ASCII
+RANDOM_TOKENS = 40
+
+
+def compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def cpu_us(function: Callable[[], Any]) -> float:
+    """CPU time of one call on this thread, without that of reading the clock."""
+    start = time.thread_time_ns()
+    idle = time.thread_time_ns()
+    function()
+    end = time.thread_time_ns()
+    return max(0, (end - idle) - (idle - start)) / 1000
+
+
+def texts(vocabulary: Vocabulary, per_grammar: int) -> Iterator[tuple[str, Grammar, bytes]]:
+    """Texts that people would write, then random ones, with the regular grammars that admit them."""
+    specs = {name: JsonSchema(schema) for name, schema in _constraints.CLOSED.items()}
+    patterns = {name: Regex(pattern) for name, pattern in _constraints.PATTERNS.items()}
+    for name, spec in (specs | patterns).items():
+        grammar = Grammar.compile(spec, vocabulary)
+        if not isinstance(grammar.compiled, FsmGrammar):
+            continue
+        for value in TEXTS.get(name, ()):
+            yield name, grammar, compact(value)
+        for seed in range(per_grammar):
+            yield name, grammar, write(grammar, vocabulary, np.random.default_rng(seed), RANDOM_TOKENS)[0]
+
+
+@dataclass
+class Times:
+    """Microseconds of masks."""
+
+    structural: list[float] = field(default_factory=list)
+    string_body: list[float] = field(default_factory=list)
+    seen: list[float] = field(default_factory=list)
+
+
+def times_of_masks(vocabulary: Vocabulary, per_grammar: int) -> Times:
+    times = Times()
+    row = np.zeros(vocabulary.num_words, np.int32)
+    for _, grammar, text in texts(vocabulary, per_grammar):
+        dfa = grammar.compiled.dfa if isinstance(grammar.compiled, FsmGrammar) else None
+        assert dfa is not None
+        matcher = FsmGrammar(dfa, vocabulary).matcher()  # the same automaton with no masks yet
+        seen: set[bytes] = set()
+        for token_id in vocabulary.encode(text):
+            place = repr(matcher.place).encode()
+            cold = cpu_us(partial(matcher.fill_mask, row))
+            num_allowed = int(np.bitwise_count(row.view(np.uint32)).sum())
+            if place not in seen:
+                (times.string_body if num_allowed > vocabulary.vocab_size // 2 else times.structural).append(cold)
+                seen.add(place)
+            times.seen.append(cpu_us(partial(matcher.fill_mask, row)))
+            if matcher.advance([token_id]) != 1:
+                break
+    return times
+
+
+def quantiles(name: str, samples: Sequence[float], median: float, tail: float | None, **shape: Any) -> list[Row]:
+    ordered = sorted(samples)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    shape = {"masks": len(samples), **shape}
+    return [
+        Row("masks", f"{name}, p50", statistics.median(ordered), "us", floor=median, at_most=True, shape=shape),
+        Row("masks", f"{name}, p99", p99, "us", floor=tail, at_most=True, shape=shape),
+    ]
+
+
+@dataclass
+class Agreement:
+    """How the native engine's answers compare, step by step."""
+
+    num_steps: int = 0
+    num_xgrammar_steps: int = 0
+    masks_unlike_xgrammar: int = 0
+    masks_without_llguidances: int = 0
+    forced_unlike_llguidance: int = 0
+    num_tokens: dict[str, int] = field(default_factory=dict)
+    num_forced: dict[str, int] = field(default_factory=dict)
+    not_canonical: int = 0
+
+
+def agreement(vocabulary: Vocabulary) -> Agreement:
+    """Replay with jump-forward, beside both libraries."""
+    import xgrammar
+    from llguidance import LLMatcher
+    from llguidance.tiktoken import lltokenizer_from_encoding
+
+    tokenizer = lltokenizer_from_encoding(_vocabularies.encoding("128k"))
+    found = Agreement()
+    tokens = [token or b"<|endoftext|>" for token in vocabulary.tokens]
+    info = xgrammar.TokenizerInfo(tokens, vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[*vocabulary.eos_token_ids])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+    for name, grammar, text in texts(vocabulary, 1):
+        written = name in TEXTS and text in map(compact, TEXTS[name])
+        if written:
+            schema = json.dumps(_constraints.CLOSED[name])
+            source = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+            compiled = compiler.compile_json_schema(schema, any_whitespace=False, separators=(",", ":"))
+        elif name in _constraints.PATTERNS:
+            source = LLMatcher.grammar_from_regex(_constraints.PATTERNS[name])
+            compiled = compiler.compile_regex(_constraints.PATTERNS[name]) if name in XGRAMMAR_PATTERNS else None
+        else:
+            continue  # the two read other keywords of schemas in ways of their own
+        theirs = LLMatcher(tokenizer, source, log_level=0)
+        replay(found, name, grammar, text, vocabulary, theirs, xgrammar.GrammarMatcher(compiled) if compiled else None)
+    return found
+
+
+def replay(
+    found: Agreement,
+    name: str,
+    grammar: Grammar,
+    text: bytes,
+    vocabulary: Vocabulary,
+    theirs: Any,
+    xgrammar_matcher: Any,
+) -> None:
+    import llguidance.numpy
+    import xgrammar
+
+    ours = grammar.matcher()
+    row = np.zeros(vocabulary.num_words, np.int32)
+    rows = llguidance.numpy.allocate_token_bitmask(1, vocabulary.vocab_size)
+    bitmask = xgrammar.allocate_token_bitmask(1, vocabulary.vocab_size)
+    canonical = vocabulary.encode(text)
+    ids: list[int] = []
+    while len(vocabulary.decode(ids)) < len(text):
+        ours.fill_mask(row)
+        llguidance.numpy.fill_next_token_bitmask(theirs, rows, 0)
+        found.num_steps += 1
+        found.masks_without_llguidances += bool((rows[0] & ~row).any())
+        if xgrammar_matcher is not None:
+            xgrammar_matcher.fill_next_token_bitmask(bitmask, 0)
+            found.num_xgrammar_steps += 1
+            found.masks_unlike_xgrammar += not np.array_equal(bitmask.numpy()[0], row)
+        forced = ours.forced(ids)
+        found.forced_unlike_llguidance += forced != theirs.compute_ff_tokens()
+        found.num_forced[name] = found.num_forced.get(name, 0) + len(forced)
+        next_ids = forced or canonical[len(ids) : len(ids) + 1]
+        ids += next_ids
+        if ids != canonical[: len(ids)]:
+            found.not_canonical += 1
+            return
+        assert ours.advance(next_ids) == len(next_ids)
+        for token_id in next_ids:
+            assert theirs.consume_token(token_id)
+            assert xgrammar_matcher is None or xgrammar_matcher.accept_token(token_id)
+    found.num_tokens[name] = found.num_tokens.get(name, 0) + len(ids)
+
+
+def run(options: Options) -> Sequence[Row]:
+    vocabulary = _vocabularies.vocabulary("128k")
+    vocabulary.prepare()
+    per_grammar = options.choose(1, 5)
+    times_of_masks(vocabulary, 1)  # loads the compiled loops and builds the slices
+    times = times_of_masks(vocabulary, per_grammar)
+    size = {"vocabulary": vocabulary.vocab_size}
+    copy = np.zeros(vocabulary.num_words, np.int32)
+    plain = statistics.median(cpu_us(partial(np.copyto, copy, copy.copy())) for _ in range(1000))
+    found = agreement(vocabulary)
+    rows = [
+        *quantiles("seen before, with the copy", times.seen, 1 + plain, None, **size),
+        *quantiles("cold, structural", times.structural, 5, None, **size),
+        *quantiles("cold, string body", times.string_body, 100, 300, **size),
+        Row("masks", "unlike xgrammar's", found.masks_unlike_xgrammar, "masks", floor=0, at_most=True,
+            shape={"masks": found.num_xgrammar_steps}),
+        Row("masks", "that lack tokens of llguidance's", found.masks_without_llguidances, "masks", floor=0,
+            at_most=True, shape={"masks": found.num_steps}),
+        Row("masks", "forced tokens unlike llguidance's", found.forced_unlike_llguidance, "steps", floor=0,
+            at_most=True, shape={"steps": found.num_steps}),
+        Row("masks", "texts with other than canonical tokens", found.not_canonical, "texts", floor=0, at_most=True),
+    ]  # fmt: skip
+    for name, share in SHARES.items():
+        forced = found.num_forced[name] / found.num_tokens[name]
+        rows.append(Row("masks", f"tokens forced, {name}", round(forced, 4), "of tokens", floor=share))
+    return rows
