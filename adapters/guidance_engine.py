@@ -17,9 +17,11 @@ from typing import Any
 import llguidance
 import numpy as np
 from guidance._schema import EngineResponse, GenToken, GenTokenExtra, LLInterpreterResponse, TokenUsage
+from guidance.chat import ChatMLTemplate
 from guidance.models._engine import Engine, EngineState, LogitsOutput
 from guidance.models._transformers import TransformersTokenizer
 
+from graftlm.adapters.guidance_chat import chat_template_of
 from graftlm.adapters.guidance_parser import Parser, Progress
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RequestTooLong
@@ -54,6 +56,8 @@ class GraftEngine(Engine):
         top_k: int = 5,
         seed: int | None = None,
     ) -> None:
+        if chat_template is None:
+            chat_template = chat_template_of(runtime.tokenizer) or ChatMLTemplate
         tokenizer = TransformersTokenizer(runtime.tokenizer.hf, chat_template)
         super().__init__(
             tokenizer,

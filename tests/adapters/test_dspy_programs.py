@@ -215,7 +215,7 @@ def test_a_program_is_saved_with_its_engine_and_loaded_where_it_is_trusted(tmp_p
     tiny_model("llama", max_position_embeddings=4096).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     program = dspy.Predict("question -> answer")
-    program.lm = GraftLM(str(folder), temperature=0.0, max_tokens=40, cache=False)
+    program.lm = GraftLM(str(folder), temperature=0.0, max_tokens=80, cache=False)
     program.save(tmp_path / "program.json")
     again = dspy.Predict("question -> answer")
     with pytest.raises(ValueError, match="allow_unsafe_lm_state"):
