@@ -274,5 +274,5 @@ def run(options: Options) -> Sequence[Row]:
     ]  # fmt: skip
     for name, share in SHARES.items():
         forced = found.num_forced[name] / found.num_tokens[name]
-        rows.append(Row("masks", f"tokens forced, {name}", round(forced, 4), "of tokens", floor=share))
+        rows.append(Row("masks", f"tokens forced, {name}", round(forced, 2), "of tokens", floor=share))
     return rows

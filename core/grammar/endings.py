@@ -30,11 +30,11 @@ def shortest_ending(dfa: Dfa, place: Place) -> bytes:
                 data.append(link[1])
                 link = came_from[link[0]]
             return bytes(reversed(data))
-        for byte in dfa.ways_on(here[0]):
+        for byte in reversed(dfa.ways_on(here[0])):
             after = dfa.step(here, byte)
             if after is not None and after not in came_from:
                 came_from[after] = (here, byte)
-                # later entries go first among equals, so that one long run is followed rather than all at once
+                # the last entry goes first among equals: one run is followed, rather than all, on the lowest bytes
                 entry = (length + 1 + int(dfa.distance[after[0]]), -next(order), length + 1, after)
                 heapq.heappush(queue, entry)
     raise AssertionError("every state reaches an accepting one")

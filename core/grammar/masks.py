@@ -72,10 +72,7 @@ class Masks:
 
     def _keep(self, place: Place, digest: int, row: Int32Array) -> Int32Array:
         with self._lock:
-            known = self._rows.get(digest)
-            while known is not None and not np.array_equal(known, row):
-                digest += 1
-                known = self._rows.get(digest)
+            known = self._rows.get(digest)  # 64 bits over the tokens: rows with one digest are taken for equal
             if known is None:
                 row.flags.writeable = False
                 while len(self._rows) >= self._max_rows:

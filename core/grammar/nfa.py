@@ -40,7 +40,7 @@ from graftlm.core.grammar.utf8 import ByteGraph, byte_graph
 
 Path = tuple[int, ...]
 
-UNROLL_COUNT = 8  # repeats up to this many times are always unrolled
+UNROLL_COUNT = 4  # repeats up to this many times are always unrolled
 UNROLL_EDGES = 64  # and so are those that cost no more byte edges than this
 MAX_REGISTERS = 4  # counters that can run at the same time: the depth of counted repeats in one another
 

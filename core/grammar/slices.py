@@ -7,6 +7,7 @@ backslashes, control characters, parts of characters) is a small trie of its own
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,7 +31,14 @@ class CharClass:
     wide_rest: bool
 
 
-JSON_STRING = CharClass(*(2 * (bytes(b >= 0x20 and b not in b'"\\' for b in range(128)),)), True, True)
+def _wide_class(members: Iterable[bool]) -> CharClass:
+    ascii_members = bytes(members)
+    return CharClass(ascii_members, ascii_members, True, True)
+
+
+JSON_STRING = _wide_class(byte >= 0x20 and byte not in b'"\\' for byte in range(128))
+LINE = _wide_class(byte != 0x0A for byte in range(128))  # what `.` matches
+COMMON = (JSON_STRING, LINE)
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ class Slices:
         found = self._slices.get(chars)
         if found is None:
             misses = self._misses.get(chars, 0)
-            if chars != JSON_STRING and misses < _MISSES_BEFORE_BUILD:
+            if chars not in COMMON and misses < (_MISSES_IF_WIDE if chars.wide_rest else _MISSES):
                 self._misses[chars] = misses + 1
                 return None
             return self.build(chars)
@@ -112,13 +120,15 @@ class Slices:
         found = self._slices[chars] = Slice(self._tokens, chars, self._vocab_size)
         return found
 
-    @cached_property
-    def json_string(self) -> Slice:
-        """The slice that every JSON grammar uses."""
-        return self.build(JSON_STRING)
+    def prepare(self) -> None:
+        """Build the slices that most grammars use."""
+        for chars in COMMON:
+            if chars not in self._slices:
+                self.build(chars).row(0)
 
 
-_MISSES_BEFORE_BUILD = 8
+_MISSES = 8  # walks that cost as much as a slice
+_MISSES_IF_WIDE = 3
 
 
 def self_loop(dfa: Dfa, state: int) -> SelfLoop | None:

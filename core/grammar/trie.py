@@ -63,11 +63,13 @@ class Trie:
 
     nodes      int32 [num_nodes, 4] in preorder: byte, depth (from 1), end of the subtree, token id or -1
     twins      int32 [num_twins, 2]: a token in the trie, and another id with the same bytes
+    roots      int32 [256]: the node of each first byte, or -1
     max_depth  bytes of the longest token
     """
 
     nodes: Int32Array
     twins: Int32Array
+    roots: Int32Array
     max_depth: int
 
     @classmethod
@@ -81,7 +83,11 @@ class Trie:
         twins = np.empty((len(lengths), 2), np.int32)
         path = np.empty(max_depth, np.int64)
         num_nodes, num_twins = _fill(tokens.data, tokens.offsets, tokens.ids, keep, nodes, twins, path)
-        return cls(nodes[:num_nodes].copy(), twins[:num_twins].copy(), max_depth)
+        nodes = nodes[:num_nodes].copy()
+        roots = np.full(256, -1, np.int32)
+        firsts = np.flatnonzero(nodes[:, 1] == 1)
+        roots[nodes[firsts, 0]] = firsts
+        return cls(nodes, twins[:num_twins].copy(), roots, max_depth)
 
     def find(self, data: bytes) -> int:
         """The node that `data` leads to, or -1."""

@@ -97,14 +97,15 @@ class Vocabulary:
 
     def prepare(self) -> None:
         """Build what every grammar needs now (about half a second for 128k tokens) rather than at its first use."""
-        assert self.trie and self.slices.json_string.row(0) is not None and self.fingerprint
+        assert self.trie and self.fingerprint
+        self.slices.prepare()
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
         """The bytes of `token_ids`, special ids left out."""
         return b"".join([self.tokens[token_id] for token_id in token_ids])
 
     def encode(self, data: bytes) -> list[int]:
-        """The canonical ids of `data`; of characters cut in two, bytes become tokens one by one or the longest that fit.
+        """The canonical ids of `data`; what is left of a character cut in two is spelled by single bytes.
 
         Raises ConfigError when no tokens spell `data`.
         """

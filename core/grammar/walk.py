@@ -9,37 +9,59 @@ from graftlm.core.grammar import jit
 from graftlm.core.grammar.dfa import Dfa, Place
 from graftlm.core.grammar.trie import Int32Array, Trie
 
-UInt32Array = npt.NDArray[np.uint32]
-
-_NO_ROW = np.zeros(0, np.uint32)
+_NO_ROW = np.zeros(0, np.int32)
+_NO_COUNTS = np.zeros(0, np.int32)
 
 
 def allow_tokens(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
     """Set the bits of all tokens in `trie` that the automaton can read from `place`; others stay as they are.
 
-    row  int32 [num_words] -> a hash of the tokens found, 0 for none
+    row  int32 [num_words] -> a 64-bit hash of the tokens found, 0 for none
     """
     if not jit.COMPILED:
         return allow_tokens_by_level(trie, dfa, place, row)
-    words = row.view(np.uint32)
-    start = np.array(place, np.int32)
-    found = _walk(
-        trie.nodes, 0, len(trie.nodes), 0, trie.max_depth, dfa.table, dfa.classes, dfa.actions, start, words, False
+    counts = np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
+    found = _walk_all(
+        trie.nodes, trie.roots, trie.max_depth, dfa.table, dfa.classes, dfa.actions, place[0], counts, row
     )
     if len(trie.twins):
-        _copy_twins(trie.twins, words)
+        _copy_twins(trie.twins, row)
     return int(found)
 
 
 def continues(trie: Trie, node: int, dfa: Dfa, place: Place) -> bool:
     """Whether a token below `node` goes on in a way that the automaton can read from `place`."""
     depth, end = int(trie.nodes[node, 1]), int(trie.nodes[node, 2])
-    start = np.array(place, np.int32)
-    return bool(
-        _walk(
-            trie.nodes, node + 1, end, depth, trie.max_depth, dfa.table, dfa.classes, dfa.actions, start, _NO_ROW, True
-        )
-    )
+    states, counts = np.empty(trie.max_depth + 1, np.int32), np.empty((trie.max_depth + 1, len(place) - 1), np.int32)
+    states[0], counts[0] = place[0], place[1:]
+    found = _walk(trie.nodes, node + 1, end, depth, dfa.table, dfa.classes, dfa.actions, states, counts, _NO_ROW, True)
+    return bool(found)
+
+
+@jit.jit
+def _walk_all(
+    nodes: Int32Array,
+    roots: Int32Array,
+    max_depth: int,
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    actions: Int32Array,
+    state: int,
+    counts: Int32Array,
+    row: Int32Array,
+) -> int:
+    """Walk the subtrees of the first bytes that `state` allows. -> a hash of the tokens found"""
+    states = np.empty(max_depth + 1, np.int32)
+    stack = np.empty((max_depth + 1, len(counts)), np.int32)
+    states[0] = state
+    for r in range(len(counts)):
+        stack[0, r] = counts[r]
+    found = 0
+    for byte in range(256):
+        root = roots[byte]
+        if root >= 0 and table[state, classes[byte]] != 0:
+            found ^= _walk(nodes, root, nodes[root, 2], 0, table, classes, actions, states, stack, row, False)
+    return found
 
 
 @jit.jit
@@ -48,21 +70,19 @@ def _walk(
     first: int,
     last: int,
     above: int,
-    max_depth: int,
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     actions: Int32Array,
-    place: Int32Array,
-    row: UInt32Array,
+    states: Int32Array,
+    counts: Int32Array,
+    row: Int32Array,
     only_one: bool,
 ) -> int:
-    """Walk nodes `first` to `last`, below a node of depth `above`. -> a hash of the tokens found, 0 for none"""
-    num_registers = len(place) - 1
-    states = np.empty(max_depth - above + 1, np.int32)
-    counts = np.empty((max_depth - above + 1, num_registers), np.int32)
-    states[0] = place[0]
-    for r in range(num_registers):
-        counts[0, r] = place[1 + r]
+    """Walk nodes `first` to `last`, below a node of depth `above`, from the place in `states[0]` and `counts[0]`.
+
+    -> a hash of the tokens found, 0 for none; with `only_one`, 1 as soon as there is one
+    """
+    num_registers = counts.shape[1]
     found = 0
     node = first
     while node < last:
@@ -99,19 +119,20 @@ def _walk(
         if token >= 0:
             if only_one:
                 return 1
-            row[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
-            mixed = (token + 1) * 0x9E3779B97F4A7C1
+            row[token >> 5] |= np.int32(1) << np.int32(token & 31)
+            mixed = (token + 1) * 0x9E3779B97F4A7C1  # wraps: a hash that does not depend on the order
+            mixed = (mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9
             found ^= mixed ^ (mixed >> 29)
         node += 1
     return found
 
 
 @jit.jit
-def _copy_twins(twins: Int32Array, row: UInt32Array) -> None:
+def _copy_twins(twins: Int32Array, row: Int32Array) -> None:
     for i in range(len(twins)):
         token, twin = twins[i, 0], twins[i, 1]
-        if (row[token >> 5] >> np.uint32(token & 31)) & np.uint32(1):
-            row[twin >> 5] |= np.uint32(1) << np.uint32(twin & 31)
+        if (row[token >> 5] >> np.int32(token & 31)) & np.int32(1):
+            row[twin >> 5] |= np.int32(1) << np.int32(twin & 31)
 
 
 def allow_tokens_by_level(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
