@@ -34,7 +34,7 @@ class Scripted:
         self.futures: list[Future[Completion]] = []
         self._released = threading.Event()
         self._waiting: list[tuple[Request, Future[Completion]]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         if not held:
             self._released.set()
 
@@ -45,6 +45,7 @@ class Scripted:
     def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]:
         futures: list[Future[Completion]] = [Future() for _ in requests]
         with self._lock:
+            self._lock.notify_all()
             self.batches.append(len(requests))
             self.requests.extend(requests)
             self.futures.extend(futures)
@@ -56,7 +57,13 @@ class Scripted:
             self._answer(request, future)
         return futures
 
+    def wait_for(self, num_requests: int) -> None:
+        """Wait until so many requests have been submitted."""
+        with self._lock:
+            assert self._lock.wait_for(lambda: len(self.requests) >= num_requests, timeout=30)
+
     def release(self) -> None:
+        """Give the answers that were held, and all later ones at once."""
         with self._lock:
             self._released.set()
             waiting, self._waiting = self._waiting, []

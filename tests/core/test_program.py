@@ -270,7 +270,7 @@ def test_a_cancelled_program_raises_at_its_reads() -> None:
         inner["answer"]
 
     state = outer.run(runtime=backend)
-    state._run.wait_for(lambda: bool(state._run._calls))
+    backend.wait_for(2)
     state.cancel()
     assert isinstance(state.error, RequestCancelled)
     with pytest.raises(RequestCancelled):
@@ -305,7 +305,7 @@ def test_a_stream_raises_what_went_wrong_at_its_end() -> None:
 def test_closing_a_stream_cancels_the_program() -> None:
     backend = Scripted(held=True)
     stream = ask.stream("x", runtime=backend)
-    stream.state._run.wait_for(lambda: bool(stream.state._run._calls))
+    backend.wait_for(1)
     stream.close()
     assert isinstance(stream.state.error, RequestCancelled)
     assert backend.futures[0].cancelled()

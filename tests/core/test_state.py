@@ -219,7 +219,7 @@ def test_branches_run_at_the_same_time_without_a_thread_each() -> None:
 
     state = run(program, backend)
     assert state.result is None
-    state._run.wait_for(lambda: len(state._run._calls) == 2000)
+    backend.wait_for(2000)
     backend.release()
     state.wait()
     assert len(backend.requests) == 2000 and len(backend.batches) < 200
