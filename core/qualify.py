@@ -7,7 +7,7 @@ KV store and the attention kernel; the logits must agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,16 +108,38 @@ def qualify(loaded: LoadedModel, reference: Reference, attention_factory: Attent
     expected = getattr(loaded.text_config, "num_hidden_layers", len(loaded.layers))
     if len(loaded.layers) != expected:
         return f"{len(loaded.layers)} of its {expected} layers attend through the attention interface"
-    stretch = stretched_context(loaded.text_config)
-    if stretch is not None and loaded.max_model_len > stretch:
-        return (
-            f"its rotary embedding depends on the longest sequence of a batch beyond {stretch:,} tokens; "
-            f"max_model_len={stretch} keeps it in the paged lane"
-        )
+    for limit, cause in context_limits(loaded.text_config, loaded.layers):
+        if loaded.max_model_len > limit:
+            return f"{cause} beyond {limit:,} tokens; max_model_len={limit} keeps it in the paged lane"
     try:
         return _difference(loaded, reference, attention_factory)
     except Exception as failure:
         return f"a ragged batch fails: {type(failure).__name__}: {str(failure)[:200]}"
+
+
+def context_limits(config: Any, layers: tuple[LayerSpec, ...]) -> Iterator[tuple[int, str]]:
+    """Lengths in tokens up to which a model attends as its attention calls say, and what is different beyond each.
+
+    The sequences of the comparison are too short to show it: a window or chunk that a model puts into its mask and
+    not into its calls, attention of a kind that is unknown here, a rotary embedding that stretches.
+    """
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if kinds is None:
+        windowed = isinstance(window, int) and getattr(config, "use_sliding_window", True) is not False
+        if windowed and all(layer.window is None for layer in layers):
+            yield window, "its attention window is part of its mask"
+        kinds = ()
+    for kind, layer in zip(kinds, layers, strict=False):
+        if kind == "sliding_attention" and layer.window is None:
+            yield int(window or 0), "its attention window is part of its mask"
+        elif kind == "chunked_attention":
+            yield int(getattr(config, "attention_chunk_size", None) or 0), "its attention is cut into chunks"
+        elif kind not in ("full_attention", "sliding_attention"):
+            yield 0, f"its attention is of kind {kind!r}"
+    stretch = stretched_context(config)
+    if stretch is not None:
+        yield stretch, "its rotary embedding depends on the longest sequence of a batch"
 
 
 def stretched_context(config: Any) -> int | None:

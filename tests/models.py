@@ -88,6 +88,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 64},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "smollm3": {"use_sliding_window": True},
+    "deepseek_v3": {"head_dim": 8},
     "gptj": {"rotary_dim": 8},
     "codegen": {"rotary_dim": 8},
 }

@@ -187,6 +187,20 @@ def test_a_kernel_that_answers_wrongly_is_found_out() -> None:
         load_model(tiny_model(), CPU, byte_tokenizer(), attention_factory=Forgets)
 
 
+def test_a_window_that_only_the_mask_knows_needs_a_context_within_it() -> None:
+    hidden = {"use_sliding_window": False, "sliding_window": 100}  # this family then masks, but does not say so
+    with pytest.warns(UserWarning, match="its attention window is part of its mask beyond 100 tokens"):
+        assert load("smollm3", **hidden).lane == "serial"
+    assert load("smollm3", config=EngineConfig(device="cpu", max_model_len=100), **hidden).lane == "paged"
+
+
+def test_attention_in_chunks_needs_a_context_within_one() -> None:
+    chunks = {"attention_chunk_size": 64, "layer_types": ["chunked_attention", "full_attention"]}
+    with pytest.warns(UserWarning, match="its attention is cut into chunks beyond 64 tokens"):
+        assert load("llama4", **chunks).lane == "serial"
+    assert load("llama4", config=EngineConfig(device="cpu", max_model_len=64), **chunks).lane == "paged"
+
+
 def test_a_rotary_embedding_that_stretches_with_the_batch_needs_a_short_context() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
     with pytest.warns(UserWarning, match="max_model_len=128 keeps it in the paged lane"):

@@ -14,19 +14,7 @@ from graftlm.core.serial import LaneState, SerialRunner, SnapshotStore
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 from tests.stepping import sequence_of, serial_greedy
 
-KINDS = [
-    "bloom",
-    "mpt",
-    "mamba",
-    "mamba2",
-    "falcon_h1",
-    "jamba",
-    "rwkv",
-    "gptj",
-    "falcon",
-    "qwen3_next",
-    "recurrent_gemma",
-]
+KINDS = ["bloom", "mpt", "mamba", "mamba2", "falcon_h1", "jamba", "rwkv", "gptj", "falcon", "qwen3_next", "lfm2"]
 """Biases inside the attention, recurrent states of several kinds, attention of their own."""
 
 
