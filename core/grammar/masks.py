@@ -39,7 +39,7 @@ class Masks:
             return row
         if not self._dfa.loops:
             return self._compute(place)
-        key = self._representative(place)
+        key = self.representative(place)
         row = self._known(key)
         if row is None:
             row = self._compute(key)
@@ -90,7 +90,7 @@ class Masks:
             self._loops[state] = self_loop(self._dfa, state)
         return self._loops[state]
 
-    def _representative(self, place: Place) -> Place:
+    def representative(self, place: Place) -> Place:
         """A place with the same mask: counts that no token can bring to a bound need not be told apart."""
         reach = self._vocabulary.trie.max_depth
         counts = []
