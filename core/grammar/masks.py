@@ -37,8 +37,6 @@ class Masks:
         row = self._known(place)
         if row is not None:
             return row
-        if not self._dfa.loops:
-            return self._compute(place)
         key = self.representative(place)
         row = self._known(key)
         if row is None:
@@ -92,6 +90,8 @@ class Masks:
 
     def representative(self, place: Place) -> Place:
         """A place with the same mask: counts that no token can bring to a bound need not be told apart."""
+        if not self._dfa.loops:
+            return place
         reach = self._vocabulary.trie.max_depth
         counts = []
         for count, owner in zip(place[1:], self._dfa.owner_rows[place[0]], strict=True):
