@@ -1,0 +1,79 @@
+"""Calls that start in the same turn of an event loop are handed over together.
+
+`asyncio.gather` over calls that know nothing of each other starts them one after the other within one turn of the
+loop. Submitting each on its own would let the engine begin with the first; here they wait for the end of the turn,
+which costs no time, and become one `submit_many`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from graftlm.core.request import Completion, Request
+
+
+class Submits(Protocol):
+    """What is handed to: a Runtime."""
+
+    def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]: ...
+
+
+_Waiting = list[tuple[Request, "asyncio.Future[Completion]"]]
+_pending: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Waiting]] = WeakKeyDictionary()
+
+
+async def complete(runtime: Submits, request: Request) -> Completion:
+    """Submit `request` with all others of this turn of the loop and wait for its answer.
+
+    Cancelling the task frees the request's KV.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Completion] = loop.create_future()
+    groups = _pending.setdefault(loop, {})
+    if id(runtime) not in groups:
+        groups[id(runtime)] = []
+        loop.call_soon(_hand_over, loop, runtime)
+    groups[id(runtime)].append((request, answer))
+    return await answer
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, runtime: Submits) -> None:
+    waiting = [(request, answer) for request, answer in _pending[loop].pop(id(runtime)) if not answer.done()]
+    try:
+        futures = runtime.submit_many([request for request, _ in waiting])
+    except Exception as error:  # the runtime is closed or its model cannot be loaded: each caller is told
+        for _, answer in waiting:
+            answer.set_exception(error)
+        return
+    for (_, answer), future in zip(waiting, futures, strict=True):
+        answer.add_done_callback(partial(_pass_cancel, future))
+        future.add_done_callback(partial(_pass_result, loop, answer))
+
+
+def _pass_cancel(future: Future[Completion], answer: asyncio.Future[Completion]) -> None:
+    if answer.cancelled():
+        future.cancel()
+
+
+def _pass_result(
+    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Completion], future: Future[Completion]
+) -> None:
+    with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        loop.call_soon_threadsafe(_settle, answer, future)
+
+
+def _settle(answer: asyncio.Future[Completion], future: Future[Completion]) -> None:
+    if answer.done():
+        return
+    if future.cancelled():
+        answer.cancel()
+    elif (error := future.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(future.result())
