@@ -10,7 +10,6 @@ llm.bind_tools([search])                  # likewise
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +26,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from graftlm.adapters.langchain_base import CALL_OPTIONS, GraftSettings, token_usage
-from graftlm.adapters.langchain_batch import Call, GroupedChatModel, submit_all
+from graftlm.adapters.langchain_batch import Call, GroupedChatModel, acomplete, submit_all
 from graftlm.adapters.langchain_errors import langchain_errors
 from graftlm.adapters.langchain_llm import GraftLLM
 from graftlm.adapters.langchain_messages import (
@@ -167,8 +166,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     ) -> ChatResult:
         with langchain_errors():
             call = self._prepare(messages, stop, dict(kwargs))
-            (future,) = submit_all([call])
-            completion = await asyncio.wrap_future(future)
+            completion = await acomplete(call)
             return self._result(call, completion, self._form(call, kwargs))
 
     def _stream(

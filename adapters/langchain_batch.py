@@ -8,6 +8,7 @@ already. What nobody claims is cancelled, so a wrong guess costs work and never 
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
+from graftlm.core import gather
 from graftlm.core.errors import GraftError
 from graftlm.core.messages import Message
 from graftlm.core.request import Completion, Request
@@ -105,12 +107,24 @@ class Group:
 _group: ContextVar[Group | None] = ContextVar("graftlm_langchain_group", default=None)
 
 
+def _claim(call: Call) -> Future[Completion] | None:
+    group = _group.get()
+    return group.claim(call) if group is not None else None
+
+
 def submit_all(calls: Sequence[Call]) -> list[Future[Completion]]:
     """Claim the answer of a request laid out in this context, or submit `calls`, all of one runtime, now."""
-    group = _group.get()
-    if group is not None and len(calls) == 1 and (claimed := group.claim(calls[0])) is not None:
+    if len(calls) == 1 and (claimed := _claim(calls[0])) is not None:
         return [claimed]
     return calls[0].runtime.submit_many([call.request for call in calls]) if calls else []
+
+
+async def acomplete(call: Call) -> Completion:
+    """The answer of a request laid out in this context, or of `call`, submitted with others of the loop's turn."""
+    claimed = _claim(call)
+    if claimed is not None:
+        return await asyncio.wrap_future(claimed)
+    return await gather.complete(call.runtime, call.request)
 
 
 @contextmanager

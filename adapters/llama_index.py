@@ -7,7 +7,6 @@ Settings.llm = GraftLLM(model="sprout")
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import fields
@@ -39,6 +38,7 @@ from graftlm.adapters.llama_index_messages import (
 )
 from graftlm.adapters.llama_index_selector import GraftSelector
 from graftlm.adapters.llama_index_structured import StructuredPrediction
+from graftlm.core import gather
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Request
@@ -186,7 +186,7 @@ class GraftLLM(StructuredPrediction):
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         request, form = self._chat_request(messages, kwargs)
-        return chat_response(self.model, await asyncio.wrap_future(self.runtime_for().submit(request)), form)
+        return chat_response(self.model, await gather.complete(self.runtime_for(), request), form)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
@@ -220,7 +220,7 @@ class GraftLLM(StructuredPrediction):
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         request = self._text_request(prompt, formatted, kwargs)
-        return completion_response(self.model, await asyncio.wrap_future(self.runtime_for().submit(request)))
+        return completion_response(self.model, await gather.complete(self.runtime_for(), request))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
