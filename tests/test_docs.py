@@ -19,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 BLOCK = re.compile(r"^(?:<!-- skip:?(?P<reason>[^\n]*?)-->\n+)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -48,7 +49,7 @@ def run_page(page: Path) -> None:
             if block.skip is None:
                 # Empty lines before the code make a traceback point into the page.
                 padded = "\n" * (block.line - 1) + block.code
-                result = eval(compile(padded, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+                result = eval(compile(padded, str(page), "exec", flags=FLAGS, dont_inherit=True), names)
                 if inspect.iscoroutine(result):
                     loop.run(result)
 
