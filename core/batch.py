@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from graftlm.core.errors import GraftError
@@ -60,6 +61,21 @@ class Batch:
         finally:
             if pin is not None:
                 pin.unpin()
+
+    def finishing(self) -> Future[None]:
+        """A future of `finish`, which runs on a thread of its own."""
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+
+        def finish() -> None:
+            try:
+                self.finish()
+                future.set_result(None)
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=finish, name="graftlm batch", daemon=True).start()
+        return future
 
     def cancel(self) -> None:
         """End all calls of all items."""

@@ -116,7 +116,7 @@ class Program:
         """`batch` without blocking the event loop. Cancelling the task ends all calls."""
         batch = self._batch(items, runtime, max_concurrency, sampling)
         try:
-            await asyncio.to_thread(batch.finish)
+            await asyncio.wrap_future(batch.finishing())
         except asyncio.CancelledError:
             batch.cancel()
             raise

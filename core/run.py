@@ -67,7 +67,9 @@ class Run:
         """Run the program's own code here, to its end."""
         token = _current.set(self)
         try:
-            self._check_cancelled()
+            if self.cancelled:
+                raise RequestCancelled("the program was cancelled")
+            _ = self.backend.tokenizer  # read from disk here, if at all, and not on the interpreter's thread
             self.result = function()
         except BaseException as error:
             self.fail(error)
@@ -162,7 +164,3 @@ class Run:
         for future in waiters:
             if future.set_running_or_notify_cancel():
                 future.set_result(None)
-
-    def _check_cancelled(self) -> None:
-        if self.cancelled:
-            raise RequestCancelled("the program was cancelled")

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graftlm.core.errors import GraftError
-
 if TYPE_CHECKING:
     from graftlm.core.interpreter import Call, Interpreter
     from graftlm.core.run import Run
@@ -72,25 +70,27 @@ class BatchGate:
 
         Returns a handle that keeps the prefix in the cache until its `unpin()`, or None.
         """
+        try:
+            prompts = self._wait()
+            prefix = common_prefix(prompts)
+            return backend.warm(prefix) if len(prompts) > 1 and len(prefix) >= MIN_PREFIX else None
+        except Exception:
+            return None  # whatever is wrong, each call will meet and report it itself
+        finally:
+            with self._changed:
+                self._open = True
+                held, self._held = self._held, []
+            interpreter.post(partial(_call_all, interpreter, held))
+
+    def _wait(self) -> list[np.ndarray]:
+        """Wait until the items are there; the prompts of their calls."""
         with self._changed:
             while self._missing > 0:
                 seen = self._missing
                 self._changed.wait(_PATIENCE_S)
                 if self._missing == seen and self._held:
                     break
-            held = list(self._held)
-        pin = None
-        prefix = common_prefix(request.prompt for call in held for request in call.requests)
-        if len(held) > 1 and len(prefix) >= MIN_PREFIX:
-            try:
-                pin = backend.warm(prefix)
-            except GraftError:
-                pin = None  # whatever is wrong, each call will meet and report it itself
-        with self._changed:
-            self._open = True
-            held, self._held = self._held, []
-        interpreter.post(partial(_call_all, interpreter, held))
-        return pin
+            return [request.prompt for call in self._held for request in call.requests]
 
     def _arrive(self, run: Run) -> None:
         if id(run) not in self._arrived:

@@ -214,6 +214,18 @@ def test_items_that_wait_for_each_other_do_not_hold_the_batch() -> None:
     assert [s["x"] for s in chained.batch([{"i": 0}, {"i": 1}], runtime=Scripted())] == ["!", "!"]
 
 
+class ColdBackend(Scripted):
+    """One that cannot compute a prefix by itself."""
+
+    def warm(self, prefix: Any) -> Scripted:
+        raise OSError("no")
+
+
+def test_a_batch_whose_prefix_cannot_be_computed_goes_on_without() -> None:
+    states = ask.batch([{"question": q, "shots": SHOTS} for q in "ab"], runtime=ColdBackend())
+    assert [state["answer"] for state in states] == ["!", "!"]
+
+
 def test_more_items_than_threads_all_run() -> None:
     @gl.program
     def reading(s: ProgramState, i: int) -> None:

@@ -9,6 +9,7 @@ import graftlm as gl
 from graftlm.core.errors import ConfigError, EngineError
 from graftlm.core.request import Usage
 from graftlm.core.state import ProgramState
+from tests.chat_templates import LLAMA_2
 from tests.models import byte_tokenizer
 from tests.scripted import Scripted
 
@@ -184,6 +185,32 @@ def test_a_turn_inside_a_turn_is_an_error() -> None:
 
     with pytest.raises(ConfigError, match="assistant begins inside the turn of user"):
         _ = run(program).text
+
+
+def with_template(template: str) -> Scripted:
+    hf = byte_tokenizer()
+    hf.chat_template = template
+    return Scripted(tokenizer=hf)
+
+
+def test_a_system_message_may_wait_for_the_turn_it_is_written_in() -> None:
+    def program(s: ProgramState) -> None:
+        s += gl.system("S")
+        (branch,) = s.fork(1)
+        branch += gl.user("a") + gl.assistant(gl.gen("x")) + gl.user("b") + gl.assistant("given")
+        s.set("text", branch.text)
+
+    state = run(program, with_template(LLAMA_2))
+    assert state["text"] == "[INST] <<SYS>>S<</SYS>>  a [/INST]! </s>[INST]  b [/INST] given </s>"
+    assert state.text == "" and state.messages == [{"role": "system", "content": "S"}]
+
+
+def test_the_model_cannot_write_in_a_message_that_waits() -> None:
+    def program(s: ProgramState) -> None:
+        s += gl.system("S" + gl.gen("x"))
+
+    with pytest.raises(ConfigError, match="writes a system message inside the next turn"):
+        run(program, with_template(LLAMA_2))["x"]
 
 
 def test_an_image_is_refused_when_a_text_model_meets_it() -> None:
