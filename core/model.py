@@ -87,7 +87,7 @@ def load_model(
     config: EngineConfig | None = None,
     tokenizer: Any = None,
     *,
-    attention_factory: AttentionFactory = TorchAttention,
+    attention_factory: AttentionFactory | None = None,
 ) -> LoadedModel:
     """Load a decoder and decide its lane.
 
@@ -132,7 +132,7 @@ def load_model(
     except Exception as error:
         raise ModelError(f"{name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
     loaded.fusions = _fuse(hf_model, device)
-    _choose_lane(loaded, reference, attention_factory)
+    _choose_lane(loaded, reference, attention_factory or default_attention(device))
     return loaded
 
 
@@ -144,6 +144,15 @@ def _fuse(model: nn.Module, device: torch.device) -> Fusions:
 
         return fuse_gpu(model)
     return Fusions()
+
+
+def default_attention(device: torch.device) -> AttentionFactory:
+    """The attention a model is qualified with: the one that "auto" takes on this device."""
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from graftlm.kernels.triton_attention import TritonAttention
+
+        return TritonAttention
+    return TorchAttention
 
 
 def _choose_lane(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> None:

@@ -53,7 +53,7 @@ def attend(
     mask    bool [M, N], True where a query sees a key; each query sees one at least.
     -> out [B, H, M, Dv] as q, lse [B, H, M].
     """
-    if _flash is not None and softcap is None and k.shape[-1] == v.shape[-1]:
+    if _flash is not None and q.device.type == "cpu" and softcap is None and k.shape[-1] == v.shape[-1]:
         bias = None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
         return Partial(*_flash(q, k, v, 0.0, causal, attn_mask=bias, scale=scale))
     scores = (q.float() @ k.float().transpose(-1, -2)).mul_(scale)
@@ -172,7 +172,8 @@ class TorchAttention:
         assert plan is not None  # this kernel is not captured
         if plan is not self._plan:
             self.prepare(plan)
-        bundling = _flash is not None and softcap is None and q.shape[-1] == v.shape[-1]
+        on_cpu = _flash is not None and q.device.type == "cpu"
+        bundling = on_cpu and softcap is None and q.shape[-1] == v.shape[-1]
         work = self._work.get((window, bundling))
         if work is None:
             bytes_per_slot = k[0].numel() * k.itemsize if bundling else None
@@ -266,7 +267,7 @@ class _LayerPass:
     def read(self, q: torch.Tensor, span: Span) -> Partial:
         """All queries see all of the span. q [1, Hkv, M, Dk] -> out [1, Hkv, M, Dv], lse [1, Hkv, M]."""
         k, v = self.views(span)
-        if _flash is not None and self.softcap is None and k.shape[-1] == v.shape[-1]:
+        if _flash is not None and q.device.type == "cpu" and self.softcap is None and k.shape[-1] == v.shape[-1]:
             return Partial(*_flash(q, k, v, 0.0, False, scale=self.scale))
         return attend(q, k, v, scale=self.scale, softcap=self.softcap)
 
