@@ -7,8 +7,6 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from graftlm.core.chat import Chat, chat_format
 from graftlm.core.errors import ConfigError, EngineError, RequestCancelled
 from graftlm.core.expression import (
@@ -24,12 +22,14 @@ from graftlm.core.expression import (
     Video,
     parts_of,
 )
+from graftlm.core.growing_text import GrowingText
 from graftlm.core.interpreter import Call
 from graftlm.core.request import Chunk, Completion, Request, Usage
 from graftlm.core.select import Scoring, Selection, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import numpy as np
+    from numpy.typing import NDArray
 
     from graftlm.core.run import Run
     from graftlm.core.tokenizer import Tokenizer
@@ -56,15 +56,13 @@ class Branch:
     def __init__(self, run: Run, parent: Branch | None = None) -> None:
         self.run = run
         self.parent = parent
-        self.text = ""
+        self._text = GrowingText()
         self.error: BaseException | None = None
         self.usage = Usage()
         self.chat: Chat | None = None
         self.variables: dict[str, Variable] = dict(parent.variables) if parent is not None else {}
         self.details: dict[str, Completion | Selection] = {}
         self._inherited = frozenset(self.variables)
-        self._ids = np.zeros(0, dtype=np.int32)  # of the text but for `_pending`
-        self._pending = ""  # the end of the text that is not tokens yet
         self._turn: str | None = None  # constant content of the open turn, where the template may trim it
         self._scopes: dict[str, int] = {}
         self._queue: deque[tuple[Expression, Variable | None]] = deque()
@@ -76,9 +74,9 @@ class Branch:
             self._set_busy(True)
 
     @property
-    def shown_text(self) -> str:
+    def text(self) -> str:
         """The text, with what of the open turn may still be trimmed."""
-        return self.text + (self._turn or "")
+        return self._text.text + (self._turn or "")
 
     @property
     def own_variables(self) -> list[str]:
@@ -193,10 +191,10 @@ class Branch:
                 self._fork(children)
             case ScopeBegin(name):
                 self._settle()
-                self._scopes[name] = len(self.text)
+                self._scopes[name] = len(self._text.text)
             case ScopeEnd(name):
                 self._settle()
-                self._resolve(variable, self.text[self._scopes.pop(name) :])
+                self._resolve(variable, self._text.text[self._scopes.pop(name) :])
             case Image() | Video():
                 kind = type(part).__name__.lower()
                 raise ConfigError(f"{self.run.backend.model_name} reads text only and cannot take a {kind}; remove it")
@@ -209,29 +207,25 @@ class Branch:
 
     def _write(self, text: str) -> None:
         if self.chat is not None and self.chat.open and text:
-            self._emit(self.chat.gap())
+            self._text.write(self.chat.gap())
             self.chat.write(text)
             if self.chat.held:
                 return
             if self._turn is not None:
                 self._turn += text
                 return
-        self._emit(text)
-
-    def _emit(self, text: str) -> None:
-        self.text += text
-        self._pending += text
+        self._text.write(text)
 
     def _settle(self) -> None:
         """Let the open turn's constant text stand as it is: something else follows in the same turn."""
         if self._turn is not None:
             turn, self._turn = self._turn, None
-            self._emit(turn)
+            self._text.write(turn)
 
     def _begin(self, role: str) -> None:
         if self.chat is None:
             self.chat = Chat(chat_format(self._tokenizer))
-        self._emit(self.chat.begin(role))
+        self._text.write(self.chat.begin(role))
         self._turn = "" if self.chat.trims and not self.chat.held else None
 
     def _end(self) -> None:
@@ -239,55 +233,38 @@ class Branch:
         constant = self.chat.messages[-1]["content"] if self.chat.held else self._turn
         content = constant.strip() if constant is not None and self.chat.trims else None
         if self._turn is not None:
-            self._emit(self._turn if content is None else content)
+            self._text.write(self._turn if content is None else content)
             self._turn = None
-        self._emit(self.chat.end(content))
+        self._text.write(self.chat.end(content))
 
-    # -- tokens ------------------------------------------------------------------------------------------------
+    # -- tokens and forks --------------------------------------------------------------------------------------
 
     @property
     def _tokenizer(self) -> Tokenizer:
         return self.run.backend.tokenizer
 
-    def _tokens(self) -> np.ndarray:
-        """The whole text as int32 ids; what was tokens before stays as it is."""
+    def _tokens(self) -> NDArray[np.int32]:
+        """The whole text as ids, for the model to go on from."""
         self._settle()
         if self.chat is not None and self.chat.held:
             raise ConfigError(
                 "the chat template of this model writes a system message inside the next turn, "
                 "so the model cannot write in it; begin a user turn first"
             )
-        if self._pending or not len(self._ids):
-            encode = self._tokenizer.encode_continuation if len(self._ids) else self._tokenizer.encode
-            self._extend(encode(self._pending))
-            self._pending = ""
-        if not len(self._ids):
+        ids = self._text.tokens(self._tokenizer)
+        if not len(ids):
             raise ConfigError("the model was called before there was any text; append a prompt first")
-        return self._ids
-
-    def _extend(self, ids: Sequence[int]) -> None:
-        self._ids = np.concatenate([self._ids, np.asarray(ids, dtype=np.int32)])
+        return ids
 
     def _fork(self, children: tuple[Branch, ...]) -> None:
-        if self.text or self._turn:
-            self._settle()
-            if self.chat is None or not self.chat.held:
-                self._tokens_but_last()
+        self._settle()
+        self._text.fix_all_but_last(self._tokenizer)
         for child in children:
             child._start(self)
 
-    def _tokens_but_last(self) -> None:
-        """Make tokens of the pending text but the last one, which may be cut otherwise with what a child appends."""
-        if not self._pending:
-            return
-        last = _text_of(self._tokenizer, int(self._tokens()[-1]))
-        if last and len(self._ids) > 1:
-            self._ids = self._ids[:-1]
-            self._pending = last
-
     def _start(self, parent: Branch) -> None:
         """Go on from where the parent is."""
-        self.text, self._ids, self._pending = parent.text, parent._ids, parent._pending
+        self._text = parent._text.copy()
         self.chat = parent.chat.copy() if parent.chat is not None else None
         self.details, self._scopes = dict(parent.details), dict(parent._scopes)
         with self.run.changed:
@@ -306,10 +283,7 @@ class Branch:
         def ended(future: Future[Any]) -> None:
             completion: Completion = future.result()
             self._count(completion.usage)
-            kept, rest = align(self._tokenizer, completion.token_ids, completion.text)
-            self._extend(kept)
-            self.text += completion.text
-            self._pending = rest
+            self._text.write_generated(self._tokenizer, completion.text, completion.token_ids)
             if self.chat is not None and self.chat.open:
                 self.chat.write(completion.text)
             if part.name is not None:
@@ -325,8 +299,7 @@ class Branch:
         def ended(future: Future[Any]) -> None:
             selection: Selection = future.result()
             self._count(selection.usage)
-            self._ids = selection.token_ids
-            self.text += selection.choice
+            self._text.write_scored(selection.choice, selection.token_ids)
             if self.chat is not None and self.chat.open:
                 self.chat.write(selection.choice)
             if part.name is not None:
@@ -368,40 +341,6 @@ class Branch:
             while branch is not None:
                 branch.usage += usage
                 branch = branch.parent
-
-
-def align(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> tuple[list[int], str]:
-    """Split a generated text into the generated ids that write its beginning, and the rest.
-
-    A stop string may cut the text inside a token, and the token that ended it writes nothing.
-    """
-    if not tokenizer.exact_bytes:
-        return [], text
-    written = [i for i, token_id in enumerate(token_ids) if not tokenizer.is_special(token_id)]
-    whole = list(token_ids[: written[-1] + 1]) if written else []
-    detokenizer = tokenizer.detokenizer()
-    if detokenizer.push(whole) + detokenizer.flush() == text:
-        return whole, ""
-    data, table = text.encode(), tokenizer.token_bytes
-    position = kept = kept_position = 0
-    for index, token_id in enumerate(token_ids):
-        piece = table[token_id] if token_id < len(table) else b""
-        if not data.startswith(piece, position):
-            break
-        position += len(piece)
-        if piece and (position == len(data) or data[position] & 0xC0 != 0x80):  # not inside a character
-            kept, kept_position = index + 1, position
-    return list(token_ids[:kept]), data[kept_position:].decode()
-
-
-def _text_of(tokenizer: Tokenizer, token_id: int) -> str | None:
-    """The token's text, if it is one of whole characters."""
-    if tokenizer.is_special(token_id) or not tokenizer.exact_bytes:
-        return None
-    try:
-        return tokenizer.token_bytes[token_id].decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _value(part: Gen, text: str) -> Any:

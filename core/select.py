@@ -152,9 +152,9 @@ def tokenize_choices(tokenizer: Tokenizer, prompt_ids: NDArray[np.int32], choice
     "Grade: " + "A" is usually ": " and "A" cut as ":" and " A". Where any choice cuts the text like that, all are
     scored from before the prompt's last token, so that they are compared over the same characters.
     """
-    tail = _last_text(tokenizer, prompt_ids)
+    last = int(prompt_ids[-1])
+    tail = tokenizer.whole_text(last) if len(prompt_ids) > 1 else None
     if tail is not None:
-        last = int(prompt_ids[-1])
         joined = [_tokens_of(tokenizer, tail, choice) for choice in choices]
         if any(ids[0] != last for ids in joined):
             return TokenizedChoices(prompt_ids[:-1], tuple(joined), tuple(int(ids[0] == last) for ids in joined))
@@ -168,17 +168,6 @@ def _tokens_of(tokenizer: Tokenizer, tail: str, choice: str) -> tuple[int, ...]:
     if len(ids) <= (ids[:1] == tuple(tokenizer.encode_continuation(tail))):
         raise ConfigError(f"the tokenizer has no token for choice {choice!r}; choose a text that it can write")
     return ids
-
-
-def _last_text(tokenizer: Tokenizer, prompt_ids: NDArray[np.int32]) -> str | None:
-    """The text of the prompt's last token, if it may be cut anew: whole characters, and something before it."""
-    last = int(prompt_ids[-1])
-    if len(prompt_ids) < 2 or tokenizer.is_special(last) or not tokenizer.exact_bytes:
-        return None
-    try:
-        return tokenizer.token_bytes[last].decode()
-    except UnicodeDecodeError:
-        return None
 
 
 class ChoiceTrie:

@@ -136,7 +136,7 @@ class ProgramState:
     def text(self) -> str:
         """The whole text so far, as the model sees it."""
         self._settled()
-        return self._branch.shown_text
+        return self._branch.text
 
     @property
     def messages(self) -> list[dict[str, str]]:

@@ -181,6 +181,15 @@ class Tokenizer:
         """Whether the id stands for no text (BOS, ends of turns, padding) or is beyond the tokenizer's own."""
         return token_id in self._special_ids or token_id >= self.vocab_size
 
+    def whole_text(self, token_id: int) -> str | None:
+        """The text of one token in the middle of a text; None if it is special or holds part of a character."""
+        if self.is_special(token_id) or not self.exact_bytes:
+            return None
+        try:
+            return self.token_bytes[token_id].decode()
+        except UnicodeDecodeError:
+            return None
+
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes each id adds to a text that goes on; b"" for special ids. [vocab_size]"""

@@ -168,3 +168,9 @@ def test_any_ids_give_the_same_text_at_once_and_one_by_one(ids: list[int]) -> No
 def test_sentencepiece_text_survives_a_continuation(text: str) -> None:
     detokenizer = SENTENCEPIECE.detokenizer()
     assert detokenizer.push(SENTENCEPIECE.encode_continuation(text)) + detokenizer.flush() == text
+
+
+def test_a_token_of_part_of_a_character_has_no_text_of_its_own() -> None:
+    assert BYTES.whole_text(97) == "a"
+    assert BYTES.whole_text(0xC3) is None
+    assert BYTES.whole_text(IM_END) is None
