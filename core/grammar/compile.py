@@ -161,9 +161,7 @@ def language_of(spec: Spec, options: Options, *, context_free: bool = False) -> 
 
 
 def _automaton(language: Language, vocabulary: Vocabulary, options: Options) -> FsmGrammar:
-    from graftlm.core.grammar.dfa import Dfa
-
-    return FsmGrammar(Dfa.compile(language.node, options.limits), vocabulary)
+    return FsmGrammar.compile(language.node, vocabulary, options.limits)
 
 
 def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.dfa import Dfa, Place
 from graftlm.core.grammar.endings import shortest_ending
 from graftlm.core.grammar.healing import encode_after, heal
 from graftlm.core.grammar.masks import Masks
 from graftlm.core.grammar.matcher import MaskRow
+from graftlm.core.grammar.spec import Limits
+from graftlm.core.grammar.spelling import Spelling, is_complete
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 K = TypeVar("K")
@@ -24,12 +28,25 @@ class FsmGrammar:
     engine = "fsm"
 
     def __init__(self, dfa: Dfa, vocabulary: Vocabulary, *, max_mask_bytes: int = 64 << 20) -> None:
+        """Use `dfa` as it is; without a token for every byte, it must be one without counters.
+
+        Raises GrammarError when the vocabulary cannot spell any text of the language.
+        """
         self.dfa = dfa
         self.vocabulary = vocabulary
-        self.masks = Masks(dfa, vocabulary, max_mask_bytes)
+        self._spelling = None if is_complete(dfa, vocabulary) else Spelling.of(_without_counters(dfa), vocabulary)
+        self.masks = Masks(dfa, vocabulary, max_mask_bytes, self._spelling)
         self._runs: dict[Place, tuple[bytes, Place]] = {}
         self._forced: dict[tuple[Place, int], tuple[int, ...]] = {}
         self._endings: dict[Place, tuple[int, ...]] = {}
+
+    @classmethod
+    def compile(cls, node: Node, vocabulary: Vocabulary, limits: Limits | None = None) -> FsmGrammar:
+        """Compile `node`. Raises GrammarError when nothing matches, or not within `limits`, or cannot be spelled."""
+        dfa = Dfa.compile(node, limits)
+        if dfa.loops and not is_complete(dfa, vocabulary):
+            dfa = Dfa.compile(node, limits, counters=False)
+        return cls(dfa, vocabulary)
 
     @property
     def num_bytes(self) -> int:
@@ -37,6 +54,10 @@ class FsmGrammar:
 
     def matcher(self) -> FsmMatcher:
         return FsmMatcher(self)
+
+    def can_end(self, place: Place) -> bool:
+        """Whether there are tokens that bring `place` to an end."""
+        return self._spelling is None or bool(self._spelling.reachable[place[0]])
 
     def run(self, place: Place) -> tuple[bytes, Place]:
         """The forced bytes at `place`, one compressed edge, and where they lead."""
@@ -54,18 +75,41 @@ class FsmGrammar:
         key = (place, last_token)
         found = self._forced.get(key)
         if found is None:
-            ids = encode_after(self.vocabulary, () if last_token < 0 else (last_token,), data)
-            found = tuple(heal(self.vocabulary, self.dfa, after, ids))
+            found = self._healed(place, last_token, data, after)
             _remember(self._forced, key, found)
         return found
+
+    def _healed(self, place: Place, last_token: int, data: bytes, after: Place) -> tuple[int, ...]:
+        vocabulary, context = self.vocabulary, () if last_token < 0 else (last_token,)
+        if self._spelling is None:
+            return tuple(heal(vocabulary, self.dfa, after, encode_after(vocabulary, context, data)))
+        try:
+            ids = heal(vocabulary, self.dfa, after, encode_after(vocabulary, context, data))
+        except ConfigError:  # other tokens spell these bytes with what comes after them
+            return ()
+        end = self.dfa.walk(place, vocabulary.decode(ids))
+        return tuple(ids) if end is not None and self.can_end(end) else ()
 
     def ending(self, place: Place) -> tuple[int, ...]:
         """The tokens of the shortest way from `place` to an accepting state."""
         found = self._endings.get(place)
         if found is None:
-            found = tuple(self.vocabulary.encode(shortest_ending(self.dfa, place)))
+            if self._spelling is None:
+                ids = self.vocabulary.encode(shortest_ending(self.dfa, place))
+            else:
+                ids = self._spelling.ending(self.dfa, self.vocabulary, place[0])
+            found = tuple(ids)
             _remember(self._endings, place, found)
         return found
+
+
+def _without_counters(dfa: Dfa) -> Dfa:
+    if dfa.loops:
+        raise GrammarError(
+            "the vocabulary lacks tokens for single bytes of the constraint, which counters do not allow for; "
+            "compile it with FsmGrammar.compile"
+        )
+    return dfa
 
 
 def _remember(memo: dict[K, V], key: K, value: V) -> None:
@@ -101,7 +145,7 @@ class FsmMatcher:
             data = vocabulary.tokens[token_id]
             if data:
                 after = dfa.walk(self._place, data)
-                if after is None:
+                if after is None or not grammar.can_end(after):
                     return num_consumed
                 self._history.append(self._place)
                 self._place = after
@@ -141,7 +185,10 @@ class FsmMatcher:
             return []
         plain = self._grammar.ending(self._place)
         vocabulary = self._grammar.vocabulary
-        joined = encode_after(vocabulary, context, vocabulary.decode(plain))
+        try:
+            joined = encode_after(vocabulary, context, vocabulary.decode(plain))
+        except ConfigError:  # the vocabulary spells this in its own ways only
+            return list(plain)
         return joined if len(joined) <= len(plain) else list(plain)
 
     @property

@@ -8,9 +8,10 @@ import numpy as np
 
 from graftlm.core.grammar.dfa import Dfa, Place
 from graftlm.core.grammar.slices import SelfLoop, self_loop
+from graftlm.core.grammar.spelling import Spelling
 from graftlm.core.grammar.trie import Int32Array
 from graftlm.core.grammar.vocabulary import Vocabulary
-from graftlm.core.grammar.walk import allow_tokens
+from graftlm.core.grammar.walk import allow_tokens, allow_tokens_by_level
 
 _WIDE_STATE = 32  # bytes that a state must allow before it is worth looking for a self-loop
 _MAX_PLACES = 1 << 16
@@ -19,8 +20,11 @@ _MAX_PLACES = 1 << 16
 class Masks:
     """A mask row per place, equal rows kept once, at most `max_bytes` of them (the oldest go first)."""
 
-    def __init__(self, dfa: Dfa, vocabulary: Vocabulary, max_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self, dfa: Dfa, vocabulary: Vocabulary, max_bytes: int = 64 << 20, spelling: Spelling | None = None
+    ) -> None:
         self._dfa = dfa
+        self._spelling = spelling
         self._vocabulary = vocabulary
         self._max_rows = max(1, max_bytes // max(1, 4 * vocabulary.num_words))
         self._digests: dict[Place, int] = {}
@@ -41,7 +45,9 @@ class Masks:
         row = self._known(key)
         if row is None:
             row = self._compute(key)
-        self._digests[place] = self._digests[key]
+        digest = self._digests.get(key)
+        if digest is not None:
+            self._remember(place, digest)
         return row
 
     def _known(self, place: Place) -> Int32Array | None:
@@ -53,7 +59,7 @@ class Masks:
         state = place[0]
         trie, row, digest = vocabulary.trie, None, 0
         loop = self._self_loop(state)
-        if loop is not None:
+        if loop is not None and self._spelling is None:
             inside = vocabulary.slices.get(loop.chars)
             if inside is not None:
                 room = None if loop.register is None or loop.maximum < 0 else loop.maximum - place[1 + loop.register]
@@ -61,7 +67,10 @@ class Masks:
                 digest = hash((loop.chars, room))
         if row is None:
             row = np.zeros(vocabulary.num_words, np.int32)
-        digest ^= allow_tokens(trie, dfa, place, row)
+        if self._spelling is None:
+            digest ^= allow_tokens(trie, dfa, place, row)
+        else:
+            digest = allow_tokens_by_level(vocabulary.trie, dfa, place, row, self._spelling.reachable)
         if dfa.accepting[state]:
             for token_id in vocabulary.eos_token_ids:
                 row.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
@@ -76,10 +85,13 @@ class Masks:
                 while len(self._rows) >= self._max_rows:
                     del self._rows[next(iter(self._rows))]
                 known = self._rows[digest] = row
-            if len(self._digests) >= _MAX_PLACES:
-                self._digests.clear()
-            self._digests[place] = digest
-            return known
+        self._remember(place, digest)
+        return known
+
+    def _remember(self, place: Place, digest: int) -> None:
+        if len(self._digests) >= _MAX_PLACES:
+            self._digests.clear()
+        self._digests[place] = digest
 
     def _self_loop(self, state: int) -> SelfLoop | None:
         if self._dfa.degree[state] < _WIDE_STATE:

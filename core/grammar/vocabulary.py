@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from graftlm.core.errors import ConfigError
 
@@ -73,6 +74,13 @@ class Vocabulary:
         digest.update(np.fromiter(map(len, self.tokens), np.int32, len(self.tokens)).tobytes())
         digest.update(b"".join(self.tokens))
         return digest.hexdigest()
+
+    @cached_property
+    def single_bytes(self) -> npt.NDArray[np.bool_]:
+        """bool [256]: the byte is a token of its own."""
+        found = np.zeros(256, bool)
+        found[[token[0] for token in self.tokens if len(token) == 1]] = True
+        return found
 
     @cached_property
     def sorted_tokens(self) -> SortedTokens:

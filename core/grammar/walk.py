@@ -135,8 +135,13 @@ def _copy_twins(twins: Int32Array, row: Int32Array) -> None:
             row[twin >> 5] |= np.int32(1) << np.int32(twin & 31)
 
 
-def allow_tokens_by_level(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
-    """The same as `allow_tokens` with numpy alone, all nodes of one depth at a time."""
+def allow_tokens_by_level(
+    trie: Trie, dfa: Dfa, place: Place, row: Int32Array, ends: npt.NDArray[np.bool_] | None = None
+) -> int:
+    """The same as `allow_tokens` with numpy alone, all nodes of one depth at a time.
+
+    ends  bool [num_states]: where tokens may lead; None is anywhere
+    """
     allowed = np.zeros(32 * len(row), bool)
     states = np.array([place[0]], np.int32)
     counts = np.array([place[1:]], np.int32)
@@ -145,7 +150,7 @@ def allow_tokens_by_level(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -
         alive = states != 0
         if not alive.any():
             break
-        hits = token[alive]
+        hits = token[alive if ends is None else alive & ends[states]]
         allowed[hits[hits >= 0]] = True
     twins = trie.twins[allowed[trie.twins[:, 0]]]
     allowed[twins[:, 1]] = True

@@ -81,7 +81,7 @@ def test_a_constraint_over_the_size_is_refused() -> None:
 
 def test_a_text_that_the_vocabulary_cannot_begin_is_an_error() -> None:
     letters = Vocabulary([b"a", b"b", b""], eos_token_id=2)
-    with pytest.raises(GrammarError, match=r"3 tokens\) can begin"):
+    with pytest.raises(GrammarError, match=r"3 tokens\) spell"):
         Grammar.compile(Regex("c+"), letters)
 
 
