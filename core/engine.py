@@ -233,7 +233,7 @@ class LocalEngine:
         picked: list[int] = []
         rows: list[SampleRow] = []
         targets: list[int] = []
-        constrained = sum(row.sequence.grammar is not None for row in plan.rows)
+        constrained = sum(bool(row.sequence.grammar or row.sequence.matcher) for row in plan.rows)  # forks: a matcher
         if constrained > len(self._masks):
             self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
         offset = used = 0

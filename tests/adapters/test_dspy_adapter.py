@@ -180,6 +180,14 @@ def test_n_answers_are_forks_of_one_prompt(runtime: Runtime, lm: GraftLM) -> Non
     assert lm.history[-1]["usage"]["completion_tokens"] == stats.completion_tokens
 
 
+def test_forks_with_a_grammar_need_no_earlier_batch_as_wide() -> None:
+    with Runtime(tiny_model("llama", max_position_embeddings=CONTEXT), tokenizer=byte_tokenizer()) as fresh:
+        lm = GraftLM(runtime=fresh, temperature=1.0, max_tokens=120, cache=False)
+        with dspy.context(lm=lm, adapter=GraftAdapter()):
+            answer = dspy.Predict(Short)(ticket="x", config={"n": 5})  # used to fail: no room for the forks' masks
+    assert len(answer.completions) == 5
+
+
 def test_a_cached_reply_of_n_answers_has_all_of_them(runtime: Runtime) -> None:
     lm = GraftLM(runtime=runtime, temperature=1.0, max_tokens=120, cache=True)
     with dspy.context(lm=lm, adapter=GraftAdapter()):
