@@ -1,0 +1,94 @@
+"""LlamaIndex: the same weights and the same synthesizers behind GraftLLM and HuggingFaceLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core import get_response_synthesizer
+from llama_index.core.indices.prompt_helper import PromptHelper
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.huggingface import HuggingFaceLLM
+
+from bench.frameworks._transformers import same_weights
+from bench.harness import Options, Row, paired, rate_row
+from graftlm import Runtime
+from graftlm.adapters.llama_index import GraftLLM
+
+CASE = "llama_index"
+
+
+def run(options: Options) -> Sequence[Row]:
+    max_tokens = options.choose(16, 48)
+    with same_weights(options) as (runtime, model, tokenizer):
+        settings = {"context_window": runtime.max_model_len, "is_chat_model": False}
+        ours = GraftLLM(
+            runtime=runtime,
+            temperature=0,
+            max_tokens=max_tokens,
+            additional_kwargs={"ignore_eos": True},
+            **settings,
+        )
+        theirs = HuggingFaceLLM(
+            model=model,
+            tokenizer=tokenizer,
+            max_new_tokens=max_tokens,
+            generate_kwargs={"do_sample": False, "min_new_tokens": max_tokens},
+            **settings,
+        )
+        return [*tree_summarize(options, runtime, ours, theirs), *four_questions(options, runtime, ours, theirs)]
+
+
+def tree_summarize(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
+    """A tree over many chunks; `use_async` lets the chunks of a level go together where the LLM can."""
+    count = options.choose(8, 32)
+    nodes = _nodes(count, options.choose(60, 200))
+    helper = PromptHelper(context_window=options.choose(300, 700), num_output=16, tokenizer=runtime.tokenizer.encode)
+    answers: dict[str, str] = {}
+
+    def synthesize(name: str, llm: Any) -> None:
+        runtime.clear_cache()
+        tree = get_response_synthesizer(llm=llm, response_mode="tree_summarize", prompt_helper=helper, use_async=True)
+        answers[name] = str(tree.synthesize("What do the passages say?", nodes))
+
+    return _compare(
+        options, f"tree_summarize over {count} chunks", "chunks/s", count, synthesize, ours, theirs, answers
+    )
+
+
+def four_questions(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
+    """Four questions about one context, one after the other, as a user would ask them."""
+    nodes = _nodes(8, options.choose(100, 300))
+    questions = ["Who is it about?", "Where does it happen?", "When was it?", "Why did they do it?"]
+    answers: dict[str, str] = {}
+
+    def ask(name: str, llm: Any) -> None:
+        runtime.clear_cache()
+        compact = get_response_synthesizer(
+            llm=llm,
+            response_mode="compact",
+            prompt_helper=PromptHelper.from_llm_metadata(ours.metadata, tokenizer=runtime.tokenizer.encode),
+        )
+        answers[name] = "|".join(str(compact.synthesize(question, nodes)) for question in questions)
+
+    return _compare(options, "4 questions about one context", "questions/s", 4, ask, ours, theirs, answers)
+
+
+def _compare(
+    options: Options, what: str, unit: str, count: int, job: Any, ours: Any, theirs: Any, answers: dict[str, str]
+) -> list[Row]:
+    times = paired(
+        {"ours": lambda: job("ours", ours), "theirs": lambda: job("theirs", theirs)},
+        options.choose(1, options.repeats),
+    )
+    equal = float(answers["ours"].strip() == answers["theirs"].strip())
+    return [
+        rate_row(CASE, f"{what}, against HuggingFaceLLM", unit, count, times["ours"], times["theirs"], floor=3.0),
+        Row(CASE, f"{what}: answers equal", equal, "of 1", floor=1.0),
+    ]
+
+
+def _nodes(count: int, words: int) -> list[NodeWithScore]:
+    text = "The river runs past the old mill and the town grew around it over many years. "
+    passages = [f"Passage {i}. " + (text * (words // 16 + 1)) for i in range(count)]
+    return [NodeWithScore(node=TextNode(text=passage), score=1.0) for passage in passages]
