@@ -18,7 +18,7 @@ from graftlm import Runtime
 from graftlm.adapters.guidance import GraftModel
 from graftlm.demo.pipelines.guidance import mend_crop
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven grey geese watch from the river bank in silence".split()
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "grey", "geese")
 TOOLS = ("search", "calculate", "finish")
 
 

@@ -63,7 +63,7 @@ PROGRAMS = {
                 "required": ["a"],
             },
         )
-    ),  # fmt: skip  # noqa: E501
+    ),  # fmt: skip
     "capture": lambda lm: lm + capture("ab" + regex_node("[0-9]"), "x") + capture(regex_node("[xyz]{2}"), "y"),
 }
 
