@@ -160,9 +160,9 @@ def _intern(
 ) -> int:
     """The number of the state that stands for a set; -1 when the arrays are full."""
     _sort(found, num_found)
-    value = num_found
+    value = int(num_found)
     for i in range(num_found):
-        value = ((value * 1000003) ^ found[i]) & 0x7FFFFFFF
+        value = ((value * 1000003) ^ int(found[i])) & 0x7FFFFFFF
     size = len(slots) - 1
     slot = (value ^ (value >> 15)) & size
     while slots[slot] != 0:
@@ -200,9 +200,9 @@ def rehash(pool: Int32Array, set_ptr: Int64Array, num_states: int, slots: Int32A
     size = len(slots) - 1
     for state in range(1, num_states):
         start, length = set_ptr[state], set_ptr[state + 1] - set_ptr[state]
-        value = length
+        value = int(length)
         for i in range(length):
-            value = ((value * 1000003) ^ pool[start + i]) & 0x7FFFFFFF
+            value = ((value * 1000003) ^ int(pool[start + i])) & 0x7FFFFFFF
         slot = (value ^ (value >> 15)) & size
         while slots[slot] != 0:
             slot = (slot + 1) & size
