@@ -16,7 +16,7 @@ from graftlm.core.metrics import Counters, Stats
 from graftlm.core.plan import StepPlan, build_plan
 from graftlm.core.prefix_cache import PrefixCache
 from graftlm.core.radix import Node
-from graftlm.core.request import Completion, Listener, Request, Sequence, SequenceGroup, TokenLogprob, Usage
+from graftlm.core.request import Completion, Request, Sequence, SequenceGroup, TokenLogprob, Usage
 from graftlm.core.sampler import Sampled, Sampler, SampleRow, score_logprobs
 from graftlm.core.scheduler import Scheduler
 from graftlm.core.writer import Writer
@@ -331,7 +331,7 @@ class LocalEngine:
         if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
             self._groups.pop(group.request.id, None)
             group.done = True
-            completion = _merge(group)
+            completion = group.completion
             group.listener.on_finish(completion)
             self.finished(group.request, completion)
 
@@ -411,32 +411,3 @@ def build_local(
     loaded = registry.models[config.loader](model, config, tokenizer)
     spec = build_runner(loaded, config, registry.attention)
     return LocalEngine(spec, tokenizer, config, wake=wake, finished=registry.request_finished)
-
-
-def new_group(request: Request, listener: Listener, prompt_ids: np.ndarray) -> SequenceGroup:
-    """A request on its way into an engine. prompt_ids int32 [num_prompt_tokens], without score_ids."""
-    ids = prompt_ids
-    if request.score_ids is not None and len(request.score_ids) > 1:
-        ids = np.concatenate([prompt_ids, np.asarray(request.score_ids[:-1], np.int32)])
-    sequence = Sequence(request, ids)
-    group = SequenceGroup(request, listener, [sequence])
-    sequence.group = group
-    return group
-
-
-def _merge(group: SequenceGroup) -> Completion:
-    """One completion of all n: the first, with the others beside it and usage that counts the prompt once."""
-    ordered = [group.completions[i] for i in sorted(group.completions)]
-    if len(ordered) == 1:
-        return ordered[0]
-    first = ordered[0]
-    usage = Usage(
-        first.usage.prompt_tokens,
-        first.usage.cached_tokens,
-        sum(c.usage.completion_tokens for c in ordered),
-        sum(c.usage.forced_tokens for c in ordered),
-    )
-    return Completion(
-        first.text, first.token_ids, first.finish_reason, usage, first.logprobs, ordered, first.request_id,
-        first.stop, first.text_complete, first.miss,
-    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from graftlm.core.grammar.compile import Grammar
-
     from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.metrics import PrefixMiss
     from graftlm.core.pages import Extent
@@ -260,3 +259,29 @@ class SequenceGroup:
     sequences: list[Sequence] = field(default_factory=list)
     completions: dict[int, Completion] = field(default_factory=dict)
     done: bool = False
+
+    @classmethod
+    def of(cls, request: Request, listener: Listener, prompt_ids: np.ndarray) -> SequenceGroup:
+        """A request on its way into an engine. prompt_ids int32 [num_prompt_tokens], without score_ids."""
+        ids = prompt_ids
+        if request.score_ids is not None and len(request.score_ids) > 1:
+            ids = np.concatenate([prompt_ids, np.asarray(request.score_ids[:-1], np.int32)])
+        sequence = Sequence(request, ids)
+        group = cls(request, listener, [sequence])
+        sequence.group = group
+        return group
+
+    @property
+    def completion(self) -> Completion:
+        """One completion of all n: the first, with the others beside it and usage that counts the prompt once."""
+        ordered = [self.completions[i] for i in sorted(self.completions)]
+        first = ordered[0]
+        if len(ordered) == 1:
+            return first
+        usage = Usage(
+            first.usage.prompt_tokens,
+            first.usage.cached_tokens,
+            sum(c.usage.completion_tokens for c in ordered),
+            sum(c.usage.forced_tokens for c in ordered),
+        )
+        return replace(first, usage=usage, completions=ordered)

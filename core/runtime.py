@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,8 @@ from graftlm.core.config import EngineConfig, SamplingParams
 from graftlm.core.engine_thread import EngineThread
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
-from graftlm.core.request import Chunk, Completion, Request, Score
+from graftlm.core.request import Chunk, Completion, Listener, Request, Score, SequenceGroup
+from graftlm.core.source import ModelSource
 from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
 
 if TYPE_CHECKING:
@@ -58,15 +59,14 @@ class Runtime:
                 f"base_url={base_url!r}: remote endpoints are not part of this version; "
                 "give a Hugging Face id, a local folder or a loaded model"
             )
-        if not model:
+        if model is None or model == "":
             raise ConfigError("model is empty; give a Hugging Face id, a local folder, a loaded model or 'sprout'")
         self.model = model
         self.options = options
         self.config = EngineConfig.from_options(**options)
-        self._given_tokenizer = tokenizer
-        self._load_tokenizer = _TokenizerLoader(model, tokenizer, self.config)
+        self._source = ModelSource(model, tokenizer, self.config)
         self._pid = os.getpid()
-        self._thread = EngineThread(self.model_name, _EngineBuilder(model, self.config, self._load_tokenizer))
+        self._thread = EngineThread(self._source.name, self._source.build_engine)
         weakref.finalize(self, self._thread.stop)
 
     @classmethod
@@ -95,7 +95,7 @@ class Runtime:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not isinstance(self.model, str) or self._given_tokenizer is not None:
+        if not isinstance(self.model, str) or self._source.given_tokenizer is not None:
             raise TypeError("a runtime over a loaded model cannot be pickled; pass the model's name or folder instead")
         return partial(Runtime.shared, **self.options), (self.model,)
 
@@ -121,28 +121,22 @@ class Runtime:
 
     @property
     def model_name(self) -> str:
-        if isinstance(self.model, str | os.PathLike):
-            return os.fspath(self.model)
-        return getattr(getattr(self.model, "config", None), "_name_or_path", "") or type(self.model).__name__
+        return self._source.name
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; loaded on first use, without the weights."""
-        return self._load_tokenizer()
+        return self._source.tokenizer
 
     @property
     def max_model_len(self) -> int:
         """The context in tokens. Reads the model's configuration, not its weights."""
-        from graftlm.core.model import context_length
-
-        return context_length(self.model, self.config)
+        return self._source.max_model_len
 
     @property
     def fingerprint(self) -> str:
         """Equal for equal weights, tokenizer and precision; fit for cache keys. Reads no whole weight file."""
-        from graftlm.core.fingerprint import model_fingerprint
-
-        return model_fingerprint(self.model, self.config)
+        return self._source.fingerprint
 
     # -- calls -------------------------------------------------------------------------------------------------
 
@@ -255,7 +249,7 @@ class Runtime:
         A request that cannot be encoded fails alone, through its own future.
         """
         self._check_open()
-        groups: list[Any] = []
+        groups: list[SequenceGroup] = []
         futures: list[Future[Completion]] = []
         arrived_s = time.monotonic()
         for request in requests:
@@ -296,12 +290,10 @@ class Runtime:
             if not listener.ended:
                 self._cancel(request.id)
 
-    def _group(self, request: Request, listener: Any, arrived_s: float) -> Any:
-        from graftlm.core.engine import new_group
-
+    def _group(self, request: Request, listener: Listener, arrived_s: float) -> SequenceGroup:
         if not isinstance(request, Request):
             raise ConfigError(f"submit takes a Request, not {type(request).__name__}; build gl.Request(prompt, ...)")
-        group = new_group(request, listener, self.tokenizer.encode_prompt(request.prompt, request.tools))
+        group = SequenceGroup.of(request, listener, self.tokenizer.encode_prompt(request.prompt, request.tools))
         (sequence,) = group.sequences
         sequence.arrived_s = arrived_s
         if request.sampling.constrained:
@@ -329,39 +321,6 @@ class Runtime:
             raise self._thread.failure
         if self._thread.closed:
             raise EngineError("the runtime is closed; make a new one")
-
-
-class _TokenizerLoader:
-    """Loads a runtime's tokenizer once, on whichever thread first asks."""
-
-    def __init__(self, model: Any, given: Any, config: EngineConfig) -> None:
-        self._arguments = (model, given, config)
-        self._lock = threading.Lock()
-        self._tokenizer: Tokenizer | None = None
-
-    def __call__(self) -> Tokenizer:
-        with self._lock:
-            if self._tokenizer is None:
-                from graftlm.core.model import load_tokenizer
-
-                self._tokenizer = load_tokenizer(*self._arguments)
-            return self._tokenizer
-
-
-class _EngineBuilder:
-    """Loads a model and puts an engine over it; runs on the engine's thread."""
-
-    def __init__(self, model: Any, config: EngineConfig, load_tokenizer: Callable[[], Tokenizer]) -> None:
-        self._model = model
-        self._config = config
-        self._load_tokenizer = load_tokenizer
-
-    def __call__(self, wake: Callable[[], None]) -> Engine:
-        from graftlm.plugins import manager
-
-        build = manager.load().engines[self._config.engine]
-        engine: Engine = build(self._model, self._config, tokenizer=self._load_tokenizer(), wake=wake)
-        return engine
 
 
 class Pin:

@@ -4,10 +4,9 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
-from graftlm.core.engine import new_group
 from graftlm.core.plan import ScheduledRow
 from graftlm.core.prefix_cache import PrefixCache
-from graftlm.core.request import Request, Sequence
+from graftlm.core.request import Request, Sequence, SequenceGroup
 from graftlm.core.scheduler import Scheduler
 from graftlm.core.stream import StreamListener
 
@@ -23,7 +22,7 @@ class Bench:
 
     def add(self, *tokens: int, max_tokens: int = 4) -> Sequence:
         request = Request(list(tokens), SamplingParams(max_tokens=max_tokens))
-        (sequence,) = new_group(request, StreamListener(), np.array(tokens, np.int32)).sequences
+        (sequence,) = SequenceGroup.of(request, StreamListener(), np.array(tokens, np.int32)).sequences
         sequence.arrived_s, sequence.max_new_tokens = self.now, max_tokens
         self.scheduler.add([sequence])
         return sequence
