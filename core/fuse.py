@@ -61,8 +61,7 @@ def _pack_linears(model: nn.Module, fusions: Fusions) -> None:
                 fusions.num_packed += 1
             setattr(parent, name, packed)
             fusions.add(_restorer(parent, name, packed))
-    for packed in replaced.values():
-        packed.release_original()
+            packed.release_original()
 
 
 def _pack(linear: nn.Linear, *, in_place: bool) -> PackedLinear | None:

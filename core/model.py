@@ -132,6 +132,8 @@ def load_model(
     except Exception as error:
         raise ModelError(f"{name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
     loaded.fusions = _fuse(hf_model, device)
+    if not isinstance(model, nn.Module):
+        _leave_files(hf_model, loaded.fusions)
     _choose_lane(loaded, reference, attention_factory or default_attention(device))
     return loaded
 
@@ -153,6 +155,16 @@ def default_attention(device: torch.device) -> AttentionFactory:
 
         return TritonAttention
     return TorchAttention
+
+
+def _leave_files(model: nn.Module, fusions: Fusions) -> None:
+    """Copy the weights that are still mapped from files, when most others have been repacked into memory.
+
+    One of them keeps the whole mapping, and with it every page that was read, counted as this process's memory.
+    """
+    if fusions.num_packed:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
 
 
 def _choose_lane(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> None:

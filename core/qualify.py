@@ -126,9 +126,9 @@ def context_limits(config: Any, layers: tuple[LayerSpec, ...]) -> Iterator[tuple
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if kinds is None:
-        windowed = isinstance(window, int) and getattr(config, "use_sliding_window", True) is not False
+        windowed = window is not None and getattr(config, "use_sliding_window", True) is not False
         if windowed and all(layer.window is None for layer in layers):
-            yield window, "its attention window is part of its mask"
+            yield int(window or 0), "its attention window is part of its mask"
         kinds = ()
     for kind, layer in zip(kinds, layers, strict=False):
         if kind == "sliding_attention" and layer.window is None:

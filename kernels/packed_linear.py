@@ -29,33 +29,34 @@ class PackedLinear(nn.Linear):
     def __init__(self, original: nn.Linear, *, in_place: bool = False) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = original.in_features, original.out_features
-        self.in_place = in_place
         self.bias = original.bias
         self.training = original.training
         self._original = (original,)  # in a tuple: not a submodule, whose parameters would be counted twice
-        self._weight = original.weight.detach() if in_place else _REORDER(original.weight.detach())
+        self._packed = None if in_place else _REORDER(original.weight.detach())
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """The weight in its plain layout; a copy unless `in_place`."""
-        if self.in_place:
+        """The weight in its plain layout; a copy, unless made `in_place`."""
+        if self._packed is None:
             return self._original[0].weight
-        return self._weight.to_dense()
+        plain: torch.Tensor = self._packed.to_dense()
+        return plain
 
     def release_original(self) -> None:
         """Free the memory of the original weight, now that this one is in use."""
-        if not self.in_place:
+        if self._packed is not None:
             self._original[0].weight.data = torch.empty(0, dtype=self._original[0].weight.dtype)
 
     def unpack(self) -> nn.Linear:
         """Give the weight back to the original module."""
         original = self._original[0]
-        if not self.in_place and original.weight.numel() == 0:
-            original.weight.data = self._weight.to_dense()
+        if self._packed is not None and original.weight.numel() == 0:
+            original.weight.data = self._packed.to_dense()
         return original
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = _LINEAR(input, self._weight, self.bias, "none", [], "")
+        weight = self._original[0].weight if self._packed is None else self._packed
+        output: torch.Tensor = _LINEAR(input, weight, self.bias, "none", [], "")
         return output
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
