@@ -3,8 +3,7 @@ r"""Character classes with the meaning they have in Python's `re`: \d \w \s and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -36,9 +35,9 @@ def portable_category(letter: str, wide: bool = False) -> tuple[Range, ...]:
     return ((9, 13), (32, 32)) if letter == "s" else category(letter, ascii_only=True)
 
 
-def ignore_case(ranges: Iterable[Range], ascii_only: bool = False) -> tuple[Range, ...]:
+@lru_cache(maxsize=2048)
+def ignore_case(ranges: tuple[Range, ...], ascii_only: bool = False) -> tuple[Range, ...]:
     """`ranges` and every character that `re.IGNORECASE` takes for one of them."""
-    ranges = normalise(ranges)
     if not ranges:
         return ranges
     # asking `re` itself keeps to its rules for the odd ones, such as the Kelvin sign and the dotless i

@@ -24,7 +24,7 @@ Place: TypeAlias = tuple[int, ...]
 
 START = 1
 UNREACHABLE = np.iinfo(np.int32).max
-_SLICE = 2_000  # states explored between two looks at the clock
+_SLICE = 4_000_000  # places of the sets explored between two looks at the clock, at most
 _MAX_CONFLICTS = 12  # conflicts settled one by one; after that every repeat is unrolled
 
 
@@ -240,11 +240,12 @@ class _Exploration:
         loops = np.array(
             [(k.minimum, k.maximum, k.register, k.parent, k.body, k.exit) for k in nfa.loops], np.int32
         ).reshape(-1, 6)
+        budget = max(1, _SLICE // nfa.num_states)
         while True:
             status = subset.explore(
                 nfa.start, nfa.final, nfa.edge_ptr, nfa.edges, nfa.epsilon_ptr, nfa.epsilons, nfa.mark, nfa.region,
                 nfa.relevant, important, loops, self._table, self._accepting, self._owners, self._actions,
-                self._pool, self._set_ptr, self._slots, seen, kinds, control, _SLICE,
+                self._pool, self._set_ptr, self._slots, seen, kinds, control, budget,
             )  # fmt: skip
             if status == subset.DONE:
                 return None

@@ -27,6 +27,7 @@ from graftlm.core.grammar.ast import (
     complement,
     concat,
     literal,
+    normalise,
     repeat,
 )
 from graftlm.core.grammar.charsets import PORTABLE_BREAKS, category, ignore_case, portable_category
@@ -330,7 +331,7 @@ class _Parser:
             else:
                 ranges += low
         if self._flags.ignore_case:
-            ranges = list(ignore_case(ranges, self._flags.ascii_only))
+            ranges = list(ignore_case(normalise(ranges), self._flags.ascii_only))
         return char_set(complement(ranges) if negated else ranges)
 
     def _class_member(self) -> int | tuple[Range, ...]:
