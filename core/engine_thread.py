@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -49,6 +51,7 @@ class EngineThread:
             if self._thread is None and not self.closed:
                 self._thread = threading.Thread(target=self._serve, name=f"graftlm {self.name}", daemon=True)
                 self._thread.start()
+                _started.add(self)
 
     def wait_loaded(self) -> None:
         """Wait until the engine is built; raises why it could not be."""
@@ -90,9 +93,9 @@ class EngineThread:
             self.closed = True
             self._changed.notify()
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout)
 
     def _serve(self) -> None:
         engine: Engine
@@ -143,6 +146,20 @@ class EngineThread:
 
     def _end(self) -> BaseException:
         return self.failure or EngineError("the runtime was closed before the request finished")
+
+
+_started: weakref.WeakSet[EngineThread] = weakref.WeakSet()
+_PATIENCE_AT_EXIT_S = 10.0  # for a step, or a load, that is under way when the process ends
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let no thread be inside torch when the interpreter goes away: the process would abort."""
+    threads = list(_started)
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.join(_PATIENCE_AT_EXIT_S)
 
 
 class _EndedEngine:
