@@ -196,8 +196,8 @@ class Branch:
                 self._settle()
                 self._resolve(variable, self._text.text[self._scopes.pop(name) :])
             case Image() | Video():
-                kind = type(part).__name__.lower()
-                raise ConfigError(f"{self.run.backend.model_name} reads text only and cannot take a {kind}; remove it")
+                kinds = f"{type(part).__name__.lower()}s"
+                raise ConfigError(f"{self.run.backend.model_name} reads text only, not {kinds}; use a model that sees")
 
     def _resolve(self, variable: Variable | None, value: Any) -> None:
         if variable is not None:

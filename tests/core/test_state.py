@@ -217,7 +217,7 @@ def test_an_image_is_refused_when_a_text_model_meets_it() -> None:
     def program(s: ProgramState) -> None:
         s += gl.user("look: " + gl.image("cat.png")) + gl.assistant(gl.gen("x"))
 
-    with pytest.raises(ConfigError, match="scripted reads text only and cannot take a image"):
+    with pytest.raises(ConfigError, match="scripted reads text only, not images"):
         run(program)["x"]
 
 
