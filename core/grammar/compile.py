@@ -72,17 +72,24 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
             f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
         )
     _check_size(spec, options.limits)
-    match options.engine:
-        case None:
-            grammar = _compile_fastest(spec, vocabulary, options)
-        case "fsm":
-            grammar = _compile_automaton(spec, vocabulary, options)
-        case "llguidance":
-            grammar = _compile_context_free(spec, vocabulary, options)
-        case name:
-            grammar = _plugin(name)(spec, vocabulary, **{**vars(options), "engine": None})
+    try:
+        grammar = _compile_with(options.engine, spec, vocabulary, options)
+    except RecursionError as error:
+        raise GrammarError("the constraint nests too deep, by itself or through its definitions; flatten it") from error
     _check_start(grammar, vocabulary)
     return grammar
+
+
+def _compile_with(engine: str | None, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    match engine:
+        case None:
+            return _compile_fastest(spec, vocabulary, options)
+        case "fsm":
+            return _compile_automaton(spec, vocabulary, options)
+        case "llguidance":
+            return _compile_context_free(spec, vocabulary, options)
+        case name:
+            return _plugin(name)(spec, vocabulary, **{**vars(options), "engine": None})
 
 
 def compile_fsm(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:

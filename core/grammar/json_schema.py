@@ -9,16 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import assertions, text_language
+from graftlm.core.grammar import assertions, numbers, text_language
 from graftlm.core.grammar.formats import ANNOTATIONS as ANNOTATION_FORMATS, CONTENT_ENCODINGS, FORMATS, INTEGER_RANGES
-from graftlm.core.grammar.keywords import ANNOTATIONS, KNOWN, OF_TYPE, REFUSED, TYPES
+from graftlm.core.grammar.keywords import ANNOTATIONS, KNOWN, OF_TYPE, REFUSED, TYPES, implied_types
 from graftlm.core.grammar.references import References, escape
 from graftlm.core.grammar.shape_algebra import ShapeAlgebra
 from graftlm.core.grammar.shapes import (
     ANYTHING,
     EVERY_TYPE,
     NOTHING,
-    Anything,
     Array,
     Boolean,
     ExactlyOne,
@@ -115,12 +114,20 @@ class SchemaReader:
                 parts.append(_APPLICATORS[keyword](self, schema, pointer))
         shape: Shape = ANYTHING
         for part in parts:
-            shape = self.algebra.intersect(shape, part)
+            shape = self._meet(shape, part, pointer)
         shape = self._restrict(shape, schema, pointer)
         if "unevaluatedProperties" in schema:
             inner = self._read(schema["unevaluatedProperties"], f"{pointer}/unevaluatedProperties")
-            shape = self._evaluate_rest(shape, inner)
+            shape = self.algebra.with_rest(shape, inner)
         return union(shape, Null()) if schema.get("nullable") is True else shape
+
+    def _meet(self, a: Shape, b: Shape, pointer: str) -> Shape:
+        try:
+            return self.algebra.intersect(a, b)
+        except GrammarError as error:
+            if error.pointer is not None:
+                raise
+            raise GrammarError(f"{pointer or '/'}: {error}", pointer=pointer) from error
 
     def _own_position(self, schema: Schema) -> str | None:
         """The keyword at whose place the schema's own properties come among those of its applicators."""
@@ -140,7 +147,7 @@ class SchemaReader:
 
     def _read_types(self, schema: Schema, pointer: str) -> Shape:
         """The schema's own keywords about types, one shape for each type."""
-        given = schema.get("type", self._implied_types(schema))
+        given = schema["type"] if "type" in schema else implied_types(schema, self._options.strict)
         types = [given] if isinstance(given, str) else given
         if not isinstance(types, list) or not types:
             raise GrammarError(f"{pointer}/type: {given!r} is not a type", pointer=f"{pointer}/type")
@@ -153,12 +160,6 @@ class SchemaReader:
             self._read_type(name, schema, pointer) for name in types if name != "integer" or "number" not in types
         ]
         return union(*shapes) if tuple(shapes) != EVERY_TYPE else ANYTHING
-
-    def _implied_types(self, schema: Schema) -> list[str]:
-        spoken_of = [name for name, words in OF_TYPE.items() if any(word in schema for word in words)]
-        if self._options.strict and len(spoken_of) == 1 and not {"enum", "const"} & set(schema):
-            return spoken_of
-        return ["null", "boolean", "number", "string", "array", "object"]
 
     def _read_type(self, name: str, schema: Schema, pointer: str) -> Shape:
         match name:
@@ -173,7 +174,16 @@ class SchemaReader:
             case "object":
                 return self._read_members(schema, pointer)
             case _:
-                return assertions.number(schema, pointer, integer=name == "integer")
+                return self._read_number(schema, pointer, integer=name == "integer")
+
+    def _read_number(self, schema: Schema, pointer: str, integer: bool) -> Number:
+        shape = assertions.number(schema, pointer, integer)
+        try:
+            numbers.number(shape)
+        except GrammarError as error:
+            self.refuse(pointer, "multipleOf", str(error))
+            return replace(shape, multiple_of=())
+        return shape
 
     def _read_text(self, schema: Schema, pointer: str) -> Text:
         shape = assertions.text(schema, pointer)
@@ -265,6 +275,7 @@ class SchemaReader:
             max_properties=high,
             names=names,
             closed="additionalProperties" in schema,
+            pointer=pointer,
         )
         for dependency in self._dependencies(schema, pointer):
             members = self.algebra.intersect(members, dependency)
@@ -296,7 +307,7 @@ class SchemaReader:
     def _read_all(self, schema: Schema, pointer: str) -> Shape:
         shape: Shape = ANYTHING
         for i, item in enumerate(self._list(schema, "allOf", pointer)):
-            shape = self.algebra.intersect(shape, self._read(item, f"{pointer}/allOf/{i}"))
+            shape = self._meet(shape, self._read(item, f"{pointer}/allOf/{i}"), f"{pointer}/allOf/{i}")
         return shape
 
     def _read_any(self, schema: Schema, pointer: str) -> Shape:
@@ -363,23 +374,6 @@ class SchemaReader:
                     pointer=f"{pointer}/{keyword}",
                 )
         return shape
-
-    def _evaluate_rest(self, shape: Shape, rest: Shape) -> Shape:
-        """Let members that nothing spoke of be `rest`, in each alternative."""
-        match shape:
-            case Reference(target):
-                return self._evaluate_rest(self.shape(target), rest)
-            case Union(alternatives):
-                return union(*(self._evaluate_rest(part, rest) for part in alternatives))
-            case ExactlyOne(alternatives, pointer):
-                narrowed = tuple(self._evaluate_rest(part, rest) for part in alternatives)
-                return ExactlyOne(narrowed, pointer, rivals=shape.excluded)
-            case Object() if not shape.closed:
-                return replace(shape, additional=rest, closed=True)
-            case Anything():
-                return union(*(self._evaluate_rest(part, rest) for part in EVERY_TYPE))
-            case _:
-                return shape
 
     def _certainly_nothing(self, shape: Shape) -> bool:
         return not isinstance(shape, Reference) and self.algebra.is_nothing(shape)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 
 OF_TYPE: dict[str, tuple[str, ...]] = {
@@ -38,3 +41,11 @@ REFUSED: dict[str, str] = {
 """Keywords that no engine here can keep, and what to write instead."""
 
 KNOWN = frozenset({*GENERAL, *ANNOTATIONS, *REFUSED, *(word for words in OF_TYPE.values() for word in words)})
+
+
+def implied_types(schema: Mapping[str, Any], strict: bool) -> list[str]:
+    """The types that a schema without `type` admits: all, but in strict mode the one that its keywords speak of."""
+    spoken_of = [name for name, words in OF_TYPE.items() if any(word in schema for word in words)]
+    if strict and len(spoken_of) == 1 and not {"enum", "const"} & set(schema):
+        return spoken_of
+    return ["null", "boolean", "number", "string", "array", "object"]

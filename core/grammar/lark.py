@@ -10,6 +10,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast, product
 from graftlm.core.grammar.ast import Node
 
+MAX_SERIES = 400  # llguidance follows each item inside the one before, and its stack ends somewhere
 SURROGATES = ((0xD800, 0xDFFF),)
 
 
@@ -84,6 +85,11 @@ class _Writer:
 
     def _series(self, node: ast.Series) -> str:
         """Right-linear rules, two for each place: with nothing written before it, and with something."""
+        if len(node.items) > MAX_SERIES:
+            raise GrammarError(
+                f"{len(node.items)} members that may be left out, the limit of a context-free grammar is {MAX_SERIES}; "
+                "require some of them or nest them"
+            )
         separator = self._rule(node.separator)
         last = len(node.items) - 1
         first_names = [self._fresh() for _ in node.items]

@@ -17,7 +17,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast, json_text, numbers, product, text_language
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule, Series
 from graftlm.core.grammar.json_schema import SchemaReader
-from graftlm.core.grammar.references import escape
+from graftlm.core.grammar.satisfiability import blame, unending
 from graftlm.core.grammar.shapes import (
     ANYTHING,
     NOTHING as NO_SHAPE,
@@ -38,6 +38,7 @@ from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 MAX_PATTERNS = 4
 MAX_SELECTIONS = 128
+MAX_NODES = 50_000  # a definition that takes more when it is written out wherever it is used becomes a rule
 _BLANKS = ast.repeat(ast.chars(" \t\n\r"), 0, 20)
 
 
@@ -87,16 +88,17 @@ class Lowering:
         self._colon = ast.concat(blanks, ast.literal(":"), after)
         self._targets: dict[str, Node] = {}
         self._open: list[str] = []
+        self._sizes: dict[int, tuple[Node, int]] = {}
         self._shapes: dict[Shape, Node] = {}
 
     def lower(self) -> Lowered:
         """The JSON text of the whole document. Raises GrammarError when no value satisfies it."""
         root = self._reader.shape("")
         if self._algebra.is_nothing(self._close(root)):
-            pointer, reason = self._blame(root, "")
+            pointer, reason = blame(root, "", self._algebra, self._close)
             raise GrammarError(f"{pointer or '/'}: nothing can satisfy this: {reason}", pointer=pointer)
         node = self._reference(Reference(""))
-        for name in _unending(self._rules):
+        for name in unending(self._rules):
             target = name.removeprefix(self._prefix).removeprefix(" ")
             raise GrammarError(
                 f"{target or '/'}: nothing can satisfy this: the definition contains itself and has no way to end; "
@@ -135,7 +137,7 @@ class Lowering:
             finally:
                 self._open.pop()
             name = self._rule_name(target)
-            if name in self._rules:
+            if self._context_free or name in self._rules or self._size(node) > MAX_NODES:
                 self._rules[name] = node
                 node = Rule(name)
             self._targets[target] = node
@@ -143,6 +145,22 @@ class Lowering:
 
     def _rule_name(self, target: str) -> str:
         return f"{self._prefix} {target}"
+
+    def _size(self, node: Node) -> int:
+        """How many nodes there are below `node`, shared ones counted each time."""
+        key = id(node)
+        if key not in self._sizes:
+            match node:
+                case ast.Concat(items) | ast.Alternation(items):
+                    size = 1 + sum(map(self._size, items))
+                case ast.Repeat(item, _, _):
+                    size = 1 + self._size(item)
+                case Series(items, separator):
+                    size = 1 + sum(self._size(item) + self._size(separator) for item, _ in items)
+                case _:
+                    size = 1
+            self._sizes[key] = (node, size)  # with the node, so that its id stays its own
+        return self._sizes[key][1]
 
     def _close(self, shape: Shape) -> Shape:
         """Strict mode: an object that declares members and says nothing of others has no others."""
@@ -270,7 +288,6 @@ class Lowering:
         low, high = shape.min_properties, shape.max_properties
         pairs = [(pair, int(needed), 1) for _, needed, pair in declared]
         num_required = sum(needed for _, needed, _ in pairs)
-        num_optional = len(pairs) - num_required
         open_end = others != NOTHING
         if low <= num_required and (high is None or (not open_end and high >= len(pairs))):
             return self._series([*pairs, *([(others, 0, None)] if open_end else [])])
@@ -280,29 +297,21 @@ class Lowering:
             return self._series([*pairs, *([(others, 0, None)] if open_end else [])], nonempty=True)
         if open_end and low > num_required + 1:
             # two members of one name count once, and nothing regular tells names apart
-            self._reader.refuse(
-                "", "minProperties", f"minProperties {low} over names that the schema does not list cannot be kept; "
-                "declare and require the properties",
-            )  # fmt: skip
+            message = f"minProperties {low} over names that the schema does not list cannot be kept"
+            self._reader.refuse(shape.pointer, "minProperties", f"{message}; declare and require the properties")
             low = num_required
-        return self._selections(pairs, others, num_required, num_optional, low, high)
+        return self._selections(shape, pairs, others, low)
 
-    def _selections(
-        self,
-        pairs: list[tuple[Node, int, int]],
-        others: Node,
-        num_required: int,
-        num_optional: int,
-        low: int,
-        high: int | None,
-    ) -> Node:
+    def _selections(self, shape: Object, pairs: list[tuple[Node, int, int]], others: Node, low: int) -> Node:
         """Each admissible choice of optional members on its own."""
+        high = shape.max_properties
+        num_required = sum(needed for _, needed, _ in pairs)
+        num_optional = len(pairs) - num_required
         optional = [i for i, (_, needed, _) in enumerate(pairs) if not needed]
         if 2**num_optional > MAX_SELECTIONS:
-            self._reader.refuse(
-                "", "maxProperties", f"bounds on the number of properties with {num_optional} optional ones cannot be "
-                "kept; require more of them or drop minProperties and maxProperties",
-            )  # fmt: skip
+            keyword = "minProperties" if high is None else "maxProperties"
+            message = f"bounds on the number of properties with {num_optional} optional ones cannot be kept"
+            self._reader.refuse(shape.pointer, keyword, f"{message}; require more of them or drop the bounds")
             return self._series([*pairs, *([(others, 0, None)] if others != NOTHING else [])])
         ways = []
         for size in range(num_optional + 1):
@@ -335,10 +344,8 @@ class Lowering:
     def _other_members(self, shape: Object, names: list[str]) -> Node:
         """One member whose name is not declared: each set of patterns that it may fit, or none of them."""
         if len(shape.patterns) > MAX_PATTERNS:
-            self._reader.refuse(
-                "", "patternProperties", f"{len(shape.patterns)} patterns in one object, the limit is {MAX_PATTERNS}; "
-                "join patterns that have the same schema",
-            )  # fmt: skip
+            message = f"{len(shape.patterns)} patterns in one object, the limit is {MAX_PATTERNS}"
+            self._reader.refuse(shape.pointer, "patternProperties", f"{message}; join patterns with equal schemas")
             return NOTHING
         if not shape.patterns and self._algebra.is_nothing(shape.additional):
             return NOTHING
@@ -391,51 +398,3 @@ class Lowering:
         opening = self._token(ast.concat(ast.literal(left), self._blanks))
         closing = self._token(ast.concat(self._blanks, ast.literal(right)))
         return ast.concat(opening, inside, closing)
-
-    def _blame(self, shape: Shape, pointer: str) -> tuple[str, str]:
-        """The deepest required place at which nothing is possible, and why."""
-        shape = self._close(self._reader.shape(shape.target) if isinstance(shape, Reference) else shape)
-        if isinstance(shape, Object):
-            for name in shape.required:
-                member = self._algebra.member(shape, name)
-                if not self._algebra.is_nothing(member):
-                    continue
-                if shape.property(name) is None and member == NO_SHAPE:
-                    return f"{pointer}/required", (
-                        f"required property {name!r} is not declared and the object allows no others; declare it in "
-                        "properties or set additionalProperties"
-                    )
-                return self._blame(member, f"{pointer}/properties/{escape(name)}")
-        if isinstance(shape, Array):
-            for i, item in enumerate(shape.prefix[: shape.min_items]):
-                if self._algebra.is_nothing(item):
-                    return self._blame(item, f"{pointer}/prefixItems/{i}")
-            if shape.min_items > len(shape.prefix) and self._algebra.is_nothing(shape.items):
-                return self._blame(shape.items, f"{pointer}/items")
-        return pointer, "its keywords exclude every value"
-
-
-def _unending(rules: dict[str, Node]) -> list[str]:
-    """The rules that derive no finite text."""
-    ending: set[str] = set()
-    while True:
-        more = {name for name, body in rules.items() if name not in ending and _can_end(body, ending)}
-        if not more:
-            return [name for name in rules if name not in ending]
-        ending |= more
-
-
-def _can_end(node: Node, ending: set[str]) -> bool:
-    match node:
-        case Rule(name):
-            return name in ending
-        case ast.Concat(items):
-            return all(_can_end(item, ending) for item in items)
-        case ast.Alternation(items):
-            return any(_can_end(item, ending) for item in items)
-        case ast.Repeat(item, minimum, _):
-            return minimum == 0 or _can_end(item, ending)
-        case Series(items, _, nonempty):
-            return not nonempty or any(_can_end(item, ending) for item, _ in items)
-        case _:
-            return True

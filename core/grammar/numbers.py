@@ -1,7 +1,7 @@
 """Numbers within bounds, and multiples of a number, as regular languages over their decimal text.
 
-Free numbers have every spelling that JSON has. Bounded ones, and multiples, are written without an exponent and
-without "-0": with an exponent the language would not be regular.
+Free numbers have every spelling that JSON has; integers but "-0". Bounded ones, and multiples, are written without an
+exponent and without "-0": with an exponent the language would not be regular.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ POINT = ast.literal(".")
 NATURAL = ast.alternation(ZERO, ast.concat(NONZERO, ast.star(DIGIT)))
 FRACTION = ast.optional(ast.concat(POINT, ast.plus(DIGIT)))
 EXPONENT = ast.optional(ast.concat(ast.chars("eE"), ast.optional(ast.chars("+-")), ast.plus(DIGIT)))
-INTEGER = ast.concat(ast.optional(ast.literal("-")), NATURAL)
-NUMBER = ast.concat(INTEGER, FRACTION, EXPONENT)
+INTEGER = ast.alternation(ZERO, ast.concat(ast.optional(ast.literal("-")), NONZERO, ast.star(DIGIT)))
+NUMBER = ast.concat(ast.optional(ast.literal("-")), NATURAL, FRACTION, EXPONENT)
 MAX_RESIDUES = 2_000
 
 

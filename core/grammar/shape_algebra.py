@@ -12,6 +12,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import text_language
 from graftlm.core.grammar.shapes import (
     ANYTHING,
+    EVERY_TYPE,
     NOTHING,
     Anything,
     Array,
@@ -40,9 +41,9 @@ class ShapeAlgebra:
     """
 
     def __init__(self, resolve: Resolve) -> None:
-        self._resolve = resolve
+        self.resolve = resolve
         self._meeting: set[tuple[Shape, Shape]] = set()
-        self._visiting: set[str] = set()
+        self._known_empty: dict[str, bool] = {}
 
     def intersect(self, a: Shape, b: Shape) -> Shape:
         """The values in both. Raises GrammarError where no finite shape says so."""
@@ -80,13 +81,10 @@ class ShapeAlgebra:
             case Literals(texts):
                 return not texts
             case Reference(target):
-                if target in self._visiting:
-                    return False
-                self._visiting.add(target)
-                try:
-                    return self.is_nothing(self._resolve(target))
-                finally:
-                    self._visiting.discard(target)
+                if target not in self._known_empty:
+                    self._known_empty[target] = False  # what contains itself: not certain
+                    self._known_empty[target] = self.is_nothing(self.resolve(target))
+                return self._known_empty[target]
             case Number():
                 return _no_number(shape)
             case Text():
@@ -112,7 +110,7 @@ class ShapeAlgebra:
                 found = [i for i, part in enumerate(shape.excluded) if self.admits(part, value)]
                 return len(found) == 1 and self.admits(shape.alternatives[found[0]], value)
             case Reference(target):
-                return self.admits(self._resolve(target), value)
+                return self.admits(self.resolve(target), value)
             case Literals(texts):
                 return any(same_value(parse_value(text), value) for text in texts)
             case Null():
@@ -127,6 +125,23 @@ class ShapeAlgebra:
                 return isinstance(value, list) and self._admits_array(shape, value)
             case Object():
                 return isinstance(value, dict) and self._admits_object(shape, value)
+
+    def with_rest(self, shape: Shape, rest: Shape) -> Shape:
+        """Let members that nothing spoke of be `rest`, in each alternative."""
+        match shape:
+            case Reference(target):
+                return self.with_rest(self.resolve(target), rest)
+            case Union(alternatives):
+                return union(*(self.with_rest(part, rest) for part in alternatives))
+            case ExactlyOne(alternatives, pointer):
+                narrowed = tuple(self.with_rest(part, rest) for part in alternatives)
+                return ExactlyOne(narrowed, pointer, rivals=shape.excluded)
+            case Object() if not shape.closed:
+                return replace(shape, additional=rest, closed=True)
+            case Anything():
+                return union(*(self.with_rest(part, rest) for part in EVERY_TYPE))
+            case _:
+                return shape
 
     def member(self, shape: Object, name: str) -> Shape:
         """What the value of member `name` must be in `shape`; NOTHING where it may not occur."""
@@ -154,8 +169,8 @@ class ShapeAlgebra:
         self._meeting.add((a, b))
         try:
             return self.intersect(
-                self._resolve(a.target) if isinstance(a, Reference) else a,
-                self._resolve(b.target) if isinstance(b, Reference) else b,
+                self.resolve(a.target) if isinstance(a, Reference) else a,
+                self.resolve(b.target) if isinstance(b, Reference) else b,
             )
         finally:
             self._meeting.discard((a, b))
@@ -205,6 +220,7 @@ class ShapeAlgebra:
             max_properties=_least(a.max_properties, b.max_properties),
             names=allowed,
             closed=a.closed or b.closed,
+            pointer=a.pointer or b.pointer,
         )
 
     def _intersect_patterns(self, a: Object, b: Object) -> tuple[tuple[tuple[str, Shape], ...], Shape]:

@@ -102,6 +102,7 @@ class Object:
 
     closed   whether the schema said what other members may be; where it did not, strict mode allows none.
     names    what every name must be, where the schema said so.
+    pointer  where the schema has it.
     """
 
     properties: tuple[tuple[str, Shape], ...] = ()
@@ -112,6 +113,7 @@ class Object:
     max_properties: int | None = None
     names: Shape | None = None
     closed: bool = False
+    pointer: str = field(default="", compare=False)
 
     def property(self, name: str) -> Shape | None:
         return next((shape for key, shape in self.properties if key == name), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast, json_text, product, regex
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.formats import FORMATS
@@ -36,12 +37,15 @@ def node(shape: Text) -> Node:
 
 
 def is_empty(shape: Text) -> bool:
-    """Whether no text has this shape."""
+    """Whether it is certain that no text has this shape."""
     parts = _parts(shape)
     if not parts:
         return shape.max_length is not None and shape.min_length > shape.max_length
     combined = _combined(parts, shape)
-    return isinstance(combined, ast.Intersection) and product.is_empty(combined)
+    try:
+        return isinstance(combined, ast.Intersection) and product.is_empty(combined)
+    except GrammarError:  # too large to say
+        return False
 
 
 def admits(shape: Text, text: str) -> bool:

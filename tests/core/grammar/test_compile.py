@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,35 @@ def test_a_schema_over_the_states_of_an_automaton_goes_to_llguidance() -> None:
     grammar = compiled(schema, limits=Limits(states=1_000))
     assert grammar.engine == "llguidance"
     assert allows(grammar, '"a' + "b" * 14 + '"') and not allows(grammar, '"' + "b" * 15 + '"')
+
+
+def test_a_pattern_and_a_length_too_large_for_a_product_go_to_llguidance() -> None:
+    grammar = compiled({"type": "string", "pattern": "^([a-z]+ ?)*$", "maxLength": 4000})
+    assert grammar.engine == "llguidance"
+    assert allows(grammar, f'"{"ab " * 1300}"') and not allows(grammar, f'"{"ab " * 1340}"')
+
+
+def test_definitions_that_double_each_other_cost_no_more_than_their_number() -> None:
+    definitions: dict[str, Any] = {"d0": {"type": "integer"}}
+    for i in range(1, 40):
+        pair = {"a": {"$ref": f"#/$defs/d{i - 1}"}, "b": {"$ref": f"#/$defs/d{i - 1}"}}
+        definitions[f"d{i}"] = {"type": "object", "properties": pair, "required": ["a", "b"]}
+    assert compiled({"$defs": definitions, "$ref": "#/$defs/d4"}).engine == "fsm"
+    assert compiled({"$defs": definitions, "$ref": "#/$defs/d39"}).engine == "llguidance"
+
+
+def test_definitions_that_nest_too_deep_are_an_error() -> None:
+    definitions: dict[str, Any] = {"d0": {"type": "integer"}}
+    for i in range(1, 2000):
+        definitions[f"d{i}"] = {"type": "array", "items": {"$ref": f"#/$defs/d{i - 1}"}}
+    with pytest.raises(GrammarError, match="nests too deep"):
+        compiled({"$defs": definitions, "$ref": "#/$defs/d1999"})
+
+
+def test_more_optional_members_than_a_context_free_grammar_can_follow_are_an_error() -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(500)}}
+    with pytest.raises(GrammarError, match="500 members that may be left out, the limit"):
+        compiled(schema)
 
 
 def test_a_constraint_over_the_size_is_refused() -> None:

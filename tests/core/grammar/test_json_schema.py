@@ -263,6 +263,23 @@ def test_a_pydantic_class_is_a_closed_object_in_its_own_order() -> None:
         ({"$ref": "https://example.org/a.json"}, "/$ref", "nothing is fetched"),
         ({"$ref": "#"}, "", "contains itself and has no way to end"),
         ({"type": "number", "multipleOf": 0}, "/multipleOf", "not above 0"),
+        ({"items": {"type": "integer", "multipleOf": 999_983}}, "/items/multipleOf", "999,983 states"),
+        (
+            {"items": {"type": "object", "minProperties": 3}},
+            "/items/minProperties",
+            "names that the schema does not list",
+        ),
+        ({"items": {"oneOf": [{"type": "null"}, {}]}}, "/items/oneOf", "both alternative 0 and 1"),
+        (
+            {
+                "allOf": [
+                    {"patternProperties": {"^a": INTEGER}, "additionalProperties": False},
+                    {"patternProperties": {"^b": INTEGER}},
+                ]
+            },
+            "/allOf/1",
+            "different patternProperties",
+        ),
         (closed(["a", "b"], a=INTEGER), "/required", "'b' is not declared"),
         ({"allOf": [INTEGER, STRING]}, "", "nothing can satisfy"),
         (closed(a=closed(b={"allOf": [INTEGER, STRING]})), "/properties/a/properties/b", "nothing can satisfy"),

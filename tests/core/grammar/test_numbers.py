@@ -22,7 +22,7 @@ def matches(node: Node, text: str) -> bool:
     return product.matches(node, text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.booleans(), BOUNDS, BOUNDS, st.booleans(), st.booleans(), st.lists(TEXTS, min_size=20, max_size=40))
 def test_a_text_is_within_bounds_when_its_value_is(
     integer: bool, low: Decimal | None, high: Decimal | None, after: bool, before: bool, texts: list[str]
@@ -55,6 +55,12 @@ def test_a_free_number_has_every_spelling_of_json() -> None:
         assert matches(node, text), text
     for text in ("01", ".5", "1.", "+1", "1e", "-", "0x1", "NaN"):
         assert not matches(node, text), text
+
+
+def test_a_free_integer_has_one_zero() -> None:
+    node = numbers.number(Number(integer=True))
+    assert [text for text in ("0", "7", "-7", "10") if not matches(node, text)] == []
+    assert [text for text in ("-0", "01", "-", "1.0", "1e3") if matches(node, text)] == []
 
 
 def test_bounds_on_large_numbers_stay_small() -> None:
