@@ -26,7 +26,7 @@ def run(options: Options) -> Sequence[Row]:
             runtime=runtime,
             temperature=0,
             max_tokens=max_tokens,
-            additional_kwargs={"ignore_eos": True},
+            additional_kwargs={"min_tokens": max_tokens},
             **settings,
         )
         theirs = HuggingFaceLLM(
