@@ -7,27 +7,18 @@ and gives a partial result, and exp(lse)-weighted sums of partial results are ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from graftlm.kernels.attention import LayerSpec, Plan, Row, SlotRange
+from graftlm.kernels.attention import LayerSpec, Plan, Row
 from graftlm.kernels.kv_store import KVStore
-
-Span = tuple[int, int]
-"""Slots first, ..., last - 1."""
+from graftlm.kernels.span_layout import Bundle, Group, Level, Span, Work, lay_out, spans_of
 
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _QUERY_BLOCK = 512
 """Queries of a windowed chunk that are attended at once; bounds the mask."""
-_GATHER_TOKENS = 256
-"""Longest span that is gathered with others into one padded call rather than read in place."""
-_GATHER_BYTES = 1 << 20
-"""Of K gathered at once: what stays in a core's cache."""
-_MIN_FILL = 0.7
-"""The least share of a padded call that is not padding."""
 
 
 class Partial(NamedTuple):
@@ -74,68 +65,6 @@ def merge(a: Partial, b: Partial) -> Partial:
     return Partial(out.addcmul_(b.out.float(), (b.lse - lse).exp_()[..., None]), lse)
 
 
-def spans_of(extents: Sequence[SlotRange], first: int, last: int) -> list[Span]:
-    """Where tokens [first, last) of a sequence lie."""
-    spans: list[Span] = []
-    offset = 0
-    for extent in extents:
-        start, stop = extent.start, extent.stop
-        low, high = max(first - offset, 0), min(last - offset, stop - start)
-        if low < high:
-            spans.append((start + low, start + high))
-        offset += stop - start
-    return spans
-
-
-@dataclass(frozen=True)
-class _Bundle:
-    """Short spans of neighbouring decode rows, read by one call.
-
-    slots    int64 [num_rows * width]: each span, filled up with its first slot
-    bias     [num_rows, 1, 1, width], dtype of the queries: 0 for a token, -inf for filling; None if nothing is
-    """
-
-    num_rows: int
-    width: int
-    slots: torch.Tensor
-    bias: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class _Level:
-    """The j-th span of every decode row that has one. `index` into the decode rows; None: all of them, in order.
-
-    A reading is a span that is read in place, or a bundle of several.
-    """
-
-    readings: list[Span | _Bundle]
-    num_rows: int
-    index: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Queries that share `spans`, to be read once for all of them. `index` into the step's queries."""
-
-    spans: list[Span]
-    index: torch.Tensor
-
-
-@dataclass(frozen=True)
-class _Work:
-    """A plan as one kind of layer sees it: without a window, or with a window of one size.
-
-    decode  where the queries of the rows with one new token are; None if every query is such a one.
-    levels  their spans, without those of `groups`.
-    chunks  rows of several new tokens, and how many of their tokens a group already covers.
-    """
-
-    decode: torch.Tensor | None
-    levels: list[_Level]
-    chunks: list[tuple[Row, int]]
-    groups: list[_Group]
-
-
 class TorchAttention:
     """The attention kernel for CPUs, and the definition that other kernels are compared with."""
 
@@ -144,7 +73,7 @@ class TorchAttention:
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self._plan: Plan | None = None
-        self._work: dict[tuple[int | None, bool], _Work] = {}
+        self._work: dict[tuple[int | None, bool], Work] = {}
         self._scratch = Scratch(store.dtype)
 
     def supports(self, layer: LayerSpec) -> str | None:
@@ -196,7 +125,7 @@ class _LayerPass:
     scratch: Scratch
 
     def run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: _Work, sinks: torch.Tensor | None
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: Work, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         """Attend all queries. Shapes as in Attention.forward."""
         num_tokens, num_heads, _ = q.shape
@@ -226,7 +155,7 @@ class _LayerPass:
             out = out.float() * torch.sigmoid(lse - sinks.float())[..., None]
         return out.to(q.dtype)
 
-    def decode(self, q: torch.Tensor, levels: list[_Level]) -> Partial:
+    def decode(self, q: torch.Tensor, levels: list[Level]) -> Partial:
         """One query per row. q [n, Hq, Dk] -> out [n, Hq, Dv], lse [n, Hq]."""
         result: Partial | None = None
         for level in levels:
@@ -244,7 +173,7 @@ class _LayerPass:
         assert result is not None
         return result
 
-    def read_each(self, q: torch.Tensor, level: _Level) -> Partial:
+    def read_each(self, q: torch.Tensor, level: Level) -> Partial:
         """Query i attends to the level's i-th span. q [n, Hq, Dk] -> out [n, Hq, Dv], lse [n, Hq]."""
         num_rows, num_heads, k_dim = q.shape
         num_kv_heads = self.k_store.shape[1]
@@ -252,7 +181,7 @@ class _LayerPass:
         parts: list[Partial] = []
         first = 0
         for reading in level.readings:
-            if isinstance(reading, _Bundle):
+            if isinstance(reading, Bundle):
                 parts.append(self.read_bundle(grouped[first : first + reading.num_rows], reading))
                 first += reading.num_rows
             else:
@@ -271,7 +200,7 @@ class _LayerPass:
             return Partial(*_flash(q, k, v, 0.0, False, scale=self.scale))
         return attend(q, k, v, scale=self.scale, softcap=self.softcap)
 
-    def read_bundle(self, q: torch.Tensor, bundle: _Bundle) -> Partial:
+    def read_bundle(self, q: torch.Tensor, bundle: Bundle) -> Partial:
         """Each query sees its own span. q [n, Hkv, G, Dk] -> out [n, Hkv, G, Dv], lse [n, Hkv, G]."""
         k = self.scratch.gather(0, self.k_store, bundle)
         v = self.scratch.gather(1, self.v_store, bundle)
@@ -339,7 +268,7 @@ class _LayerPass:
             )
         return Partial(torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts]))
 
-    def add_group(self, result: Partial, q: torch.Tensor, group: _Group) -> Partial:
+    def add_group(self, result: Partial, q: torch.Tensor, group: Group) -> Partial:
         """Let the group's queries see the tokens they share, read once for all of them."""
         num_heads, k_dim = q.shape[1:]
         num_kv_heads = self.k_store.shape[1]
@@ -373,7 +302,7 @@ class Scratch:
     def __init__(self, dtype: torch.dtype) -> None:
         self._buffers = [torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype)]
 
-    def gather(self, which: int, store: torch.Tensor, bundle: _Bundle) -> torch.Tensor:
+    def gather(self, which: int, store: torch.Tensor, bundle: Bundle) -> torch.Tensor:
         """The bundle's K or V: [num_rows, Hkv, width, D], until the next call with the same `which`."""
         _, num_kv_heads, dim = store.shape
         num_slots = bundle.slots.shape[0]
@@ -390,78 +319,3 @@ def _view(store: torch.Tensor, first: int, last: int) -> torch.Tensor:
     _, num_kv_heads, dim = store.shape
     per_slot, per_head, _ = store.stride()
     return store.as_strided((1, num_kv_heads, last - first, dim), (0, per_head, per_slot, 1), first * per_slot)
-
-
-def bundled(spans: list[Span], bytes_per_slot: int, dtype: torch.dtype) -> list[Span | _Bundle]:
-    """`spans` in order, runs of short ones of like length joined into bundles."""
-    readings: list[Span | _Bundle] = []
-    run: list[Span] = []
-    longest = filled = 0
-    for span in [*spans, (0, _GATHER_TOKENS + 1)]:
-        length = span[1] - span[0]
-        width = max(longest, length)
-        count = len(run) + 1
-        fits = (
-            length <= _GATHER_TOKENS
-            and width * count * bytes_per_slot <= _GATHER_BYTES
-            and filled + length >= _MIN_FILL * width * count
-        )
-        if fits:
-            run.append(span)
-            longest, filled = width, filled + length
-            continue
-        readings += [_bundle(run, longest, dtype)] if len(run) > 1 else run
-        if length <= _GATHER_TOKENS:
-            run, longest, filled = [span], length, length
-        else:
-            readings.append(span)
-            run, longest, filled = [], 0, 0
-    return readings[:-1]
-
-
-def _bundle(spans: list[Span], width: int, dtype: torch.dtype) -> _Bundle:
-    first = torch.tensor([span[0] for span in spans])[:, None]
-    length = torch.tensor([span[1] - span[0] for span in spans])[:, None]
-    column = torch.arange(width)[None]
-    beyond = column >= length
-    slots = torch.where(beyond, first, first + column).view(-1)
-    bias = None
-    if bool(beyond.any()):
-        bias = torch.zeros(len(spans), 1, 1, width, dtype=dtype).masked_fill_(beyond[:, None, None], float("-inf"))
-    return _Bundle(len(spans), width, slots, bias)
-
-
-def lay_out(plan: Plan, window: int | None, bytes_per_slot: int | None, dtype: torch.dtype) -> _Work:
-    """Sort a step's rows into decode rows, chunks and groups for layers with this window.
-
-    Short spans are bundled if `bytes_per_slot` of K are given.
-    """
-    rows = plan.rows
-    covered = [0] * len(rows)
-    groups: list[_Group] = []
-    for shared in plan.shared:
-        if window is not None and max(rows[i].past + rows[i].num_new for i in shared.rows) > window:
-            continue  # these rows no longer see all of it: each reads what it sees by itself
-        for i in shared.rows:
-            covered[i] = shared.length
-        queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].start + rows[i].num_new)]
-        spans = spans_of(shared.extents, 0, shared.length)
-        groups.append(_Group(spans, torch.tensor(queries, device=plan.out_slots.device)))
-    singles = [(row, c) for row, c in zip(rows, covered, strict=True) if row.num_new == 1]
-    chunks = [(row, c) for row, c in zip(rows, covered, strict=True) if row.num_new > 1]
-    spans_of_rows = [
-        spans_of(row.extents, c if window is None else max(c, row.past + 1 - window), row.past + 1)
-        for row, c in singles
-    ]
-    levels: list[_Level] = []
-    for depth in range(max(map(len, spans_of_rows), default=0)):
-        having = [i for i, spans in enumerate(spans_of_rows) if len(spans) > depth]
-        whole = len(having) == len(singles)
-        index = None if whole else torch.tensor(having, device=plan.out_slots.device)
-        spans = [spans_of_rows[i][depth] for i in having]
-        readings: list[Span | _Bundle] = (
-            list(spans) if bytes_per_slot is None else bundled(spans, bytes_per_slot, dtype)
-        )
-        levels.append(_Level(readings, len(spans), index))
-    starts = torch.tensor([row.start for row, _ in singles], device=plan.out_slots.device)
-    return _Work(starts if chunks else None, levels, chunks, groups)

@@ -9,7 +9,8 @@ import torch
 from graftlm.kernels import torch_attention
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from graftlm.kernels.torch_attention import Partial, TorchAttention, attend, bundled, merge, spans_of
+from graftlm.kernels.span_layout import Bundle, bundled, spans_of
+from graftlm.kernels.torch_attention import Partial, TorchAttention, attend, merge
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ def test_spans_are_the_slots_of_a_run_of_tokens() -> None:
 def test_short_spans_of_like_length_are_bundled_and_long_ones_are_read_in_place() -> None:
     short, long = [(0, 10), (20, 30), (40, 48)], (100, 900)
     bundle, alone, last = bundled([*short, long, (1000, 1001)], 64, torch.float32)
-    assert isinstance(bundle, torch_attention._Bundle)
+    assert isinstance(bundle, Bundle)
     assert (bundle.num_rows, bundle.width) == (3, 10)
     assert bundle.slots.view(3, 10)[2].tolist() == [40, 41, 42, 43, 44, 45, 46, 47, 40, 40]
     assert (alone, last) == (long, (1000, 1001))
