@@ -1,8 +1,8 @@
 """Guidance's engine over a runtime: each grammar is one request in the continuous batch.
 
-Guidance hands over a whole grammar per call. Its parser (llguidance) runs beside the sequence as the request's
-matcher, so that all threads on one engine share every forward while captures, stops, token limits and temperatures
-stay the parser's own.
+Guidance hands over a whole grammar per call. Where it is regular, the compressed automaton is the request's matcher;
+elsewhere guidance's own parser (llguidance) runs beside the sequence. Either way all threads on one engine share every
+forward, and captures, stops, token limits and temperatures are what guidance makes of them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,40 @@ from typing import Any
 
 import llguidance
 import numpy as np
-from guidance._schema import EngineResponse, GenToken, GenTokenExtra, LLInterpreterResponse, TokenUsage
+from guidance._ast import GrammarNode
+from guidance._schema import EngineResponse, GenToken, GenTokenExtra, TokenUsage
 from guidance.chat import ChatMLTemplate
 from guidance.models._engine import Engine, EngineState, LogitsOutput
 from guidance.models._transformers import TransformersTokenizer
 
 from graftlm.adapters.guidance_chat import chat_template_of
+from graftlm.adapters.guidance_fsm import FsmParser
+from graftlm.adapters.guidance_lowering import Regular, lower
 from graftlm.adapters.guidance_parser import Parser, Progress
 from graftlm.core.config import SamplingParams
-from graftlm.core.errors import RequestTooLong
+from graftlm.core.constraint import vocabulary_of
+from graftlm.core.errors import GrammarError, RequestTooLong
+from graftlm.core.grammar.cache import compile_cached
+from graftlm.core.grammar.fsm import FsmGrammar
+from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Completion, Request, TokenLogprob
 from graftlm.core.runtime import Runtime
+
+
+class Grammar:
+    """A grammar node on its way to the engine, and what is made of it on the way."""
+
+    def __init__(self, node: GrammarNode) -> None:
+        self.node = node
+
+    @property
+    def text(self) -> str:
+        """In llguidance's Lark."""
+        return self.node.ll_grammar()
+
+    @property
+    def regular(self) -> Regular | None:
+        return lower(self.node)
 
 
 class GraftState(EngineState):
@@ -83,24 +106,24 @@ class GraftEngine(Engine):
     def __call__(
         self,
         state: EngineState,
-        grammar: str,
+        grammar: str | Grammar,
         ensure_bos_token: bool = True,
         sampling_params: Any = None,
         step_config: Any = None,
     ) -> Generator[EngineResponse, None, TokenUsage]:
         """Extend the prompt by the grammar: yield what each step brought, return the usage.
 
+        A grammar given as a node, which `GraftModel` does, runs on the compressed automaton where it is regular.
+
         Closing the generator cancels the request and frees its KV.
         """
         if step_config is not None or "get_logits" in vars(self) or type(self).get_logits is not GraftEngine.get_logits:
-            usage: TokenUsage = yield from super().__call__(
-                state, grammar, ensure_bos_token, sampling_params, step_config
-            )
+            text = grammar if isinstance(grammar, str) else grammar.text
+            usage: TokenUsage = yield from super().__call__(state, text, ensure_bos_token, sampling_params, step_config)
             return usage
         started = time.monotonic()
         usage = TokenUsage(round_trips=1, ff_tokens=0)
-        prompt = self.tokenizer.encode(state.prompt.encode())
-        parser, first = self._parser(grammar, prompt, ensure_bos_token)
+        parser, first = self._parser(grammar, state.prompt, ensure_bos_token)
         yield from self._responses(parser, (), first)
         while not parser.stopped:
             yield from self._run(parser, sampling_params, usage, live=not isinstance(state, GraftState) or state.live)
@@ -108,23 +131,51 @@ class GraftEngine(Engine):
         usage.total_latency_ms += (time.monotonic() - started) * 1000
         return usage
 
-    def _parser(self, grammar: str, prompt: list[int], ensure_bos_token: bool) -> tuple[Parser, tuple[int, ...]]:
+    def _parser(
+        self, grammar: str | Grammar, prompt: str, ensure_bos_token: bool
+    ) -> tuple[Parser | FsmParser, tuple[int, ...]]:
         """A parser that stands behind the prompt, and the tokens it put there: forced, or healed."""
-        tokenizer = self.tokenizer
-        interpreter = llguidance.LLInterpreter(
-            tokenizer._ll_tokenizer, grammar, self.enable_backtrack, self.enable_ff_tokens, log_level=1
-        )
-        tokens = interpreter.process_prompt(prompt)
-        same = next((i for i, (a, b) in enumerate(zip(prompt, tokens, strict=False)) if a != b), None)
-        put = tuple(tokens[min(len(prompt), len(tokens)) if same is None else same :])
-        bos = tokenizer.bos_token_id
-        if ensure_bos_token and bos is not None and tokens[:1] != [bos]:
-            tokens = tokenizer.recode([bos, *tokens])
-        parser = Parser(interpreter, tokenizer.eos_token_id)
-        parser.start(tokens)
-        return parser, put
+        given = self.tokenizer.encode(prompt.encode())
+        regular = None if isinstance(grammar, str) else grammar.regular
+        compiled = None if regular is None else self._compiled(regular)
+        parser: Parser | FsmParser
+        if regular is not None and compiled is not None:
+            parser = FsmParser(regular, compiled)
+            forced = compiled.run(compiled.dfa.start)[0]
+            whole = self.tokenizer.encode(prompt.encode() + forced) if forced else given
+            with_bos = self._with_bos(whole, ensure_bos_token)
+            parser.start(with_bos, forced)
+            tokens = parser.tokens[len(with_bos) > len(whole) :]
+        else:
+            text = grammar if isinstance(grammar, str) else grammar.text
+            interpreter = llguidance.LLInterpreter(
+                self.tokenizer._ll_tokenizer, text, self.enable_backtrack, self.enable_ff_tokens, log_level=1
+            )
+            tokens = interpreter.process_prompt(given)
+            parser = Parser(interpreter, self.tokenizer.eos_token_id)
+            parser.start(self._with_bos(tokens, ensure_bos_token))
+        if not parser.tokens:
+            parser.tokens = [self.tokenizer.eos_token_id]  # the beginning of a text, for models without a BOS
+        same = next((i for i, (a, b) in enumerate(zip(given, tokens, strict=False)) if a != b), len(given))
+        return parser, tuple(tokens[same:])
 
-    def _run(self, parser: Parser, sampling_params: Any, usage: TokenUsage, *, live: bool) -> Iterator[EngineResponse]:
+    def _with_bos(self, tokens: list[int], ensure_bos_token: bool) -> list[int]:
+        bos = self.tokenizer.bos_token_id
+        if not ensure_bos_token or bos is None or tokens[:1] == [bos]:
+            return tokens
+        return list(self.tokenizer.recode([bos, *tokens]))
+
+    def _compiled(self, regular: Regular) -> FsmGrammar | None:
+        """The automaton of a regular grammar; None where it would have too many states."""
+        try:
+            grammar = compile_cached(Composite(regular.node), vocabulary_of(self.runtime.tokenizer)).compiled
+        except GrammarError:
+            return None
+        return grammar if isinstance(grammar, FsmGrammar) else None
+
+    def _run(
+        self, parser: Parser | FsmParser, sampling_params: Any, usage: TokenUsage, *, live: bool
+    ) -> Iterator[EngineResponse]:
         """One request: to the end of the text, or to where the parser goes back in it."""
         request = Request(list(parser.tokens), self._sampling(parser, sampling_params))
         parser.run_in(request)
@@ -145,7 +196,7 @@ class GraftEngine(Engine):
         yield from self._responses(parser, done.logprobs or () if not live else ())
         _count(usage, parser, done, (time.monotonic() - began) * 1000)
 
-    def _settle(self, parser: Parser, request: Request, done: Completion) -> None:
+    def _settle(self, parser: Parser | FsmParser, request: Request, done: Completion) -> None:
         """Tell the parser of what ended the request beside it: an end-of-text token, or the context."""
         if parser.finished:
             return
@@ -161,7 +212,7 @@ class GraftEngine(Engine):
             limit=self.runtime.max_model_len,
         )
 
-    def _sampling(self, parser: Parser, given: Any) -> SamplingParams:
+    def _sampling(self, parser: Parser | FsmParser, given: Any) -> SamplingParams:
         options: dict[str, Any] = {k: v for k, v in (given or {}).items() if v is not None}
         if self._seeds is not None:
             with self._seeds_lock:
@@ -171,7 +222,7 @@ class GraftEngine(Engine):
         return SamplingParams.from_options(constraint=parser, max_tokens=None, **options)
 
     def _responses(
-        self, parser: Parser, logprobs: Sequence[TokenLogprob], put: tuple[int, ...] | None = None
+        self, parser: Parser | FsmParser, logprobs: Sequence[TokenLogprob], put: tuple[int, ...] | None = None
     ) -> Iterator[EngineResponse]:
         """What the parser told since the last call, one response per step."""
         steps, parser.steps = parser.steps, []
@@ -205,18 +256,18 @@ class GraftEngine(Engine):
 
 
 def _response(step: Progress, tokens: list[GenToken]) -> EngineResponse:
-    told = LLInterpreterResponse.model_validate_json(step.report).progress.to_engine_call_response()
+    text, captures, log_probs = step.told()
     return EngineResponse(
-        new_bytes=told.new_bytes,
+        new_bytes=text,
         backtrack_bytes=b"",
-        capture_groups=told.capture_groups,
-        capture_group_log_probs=told.capture_group_log_probs,
+        capture_groups=captures,
+        capture_group_log_probs=log_probs,
         backtrack=0,
         tokens=tokens,
     )
 
 
-def _count(usage: TokenUsage, parser: Parser, done: Completion, latency_ms: float) -> None:
+def _count(usage: TokenUsage, parser: Parser | FsmParser, done: Completion, latency_ms: float) -> None:
     """Count as guidance's own engines do: every sampled token is a forward pass, forced ones ride along."""
     native = done.usage
     sampled = native.completion_tokens - native.forced_tokens

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Self
 
-from guidance._ast import ImageUrl, LiteralNode, RoleEnd, RoleStart
+from guidance._ast import GrammarNode, ImageUrl, LiteralNode, RoleEnd, RoleStart
 from guidance.models._base._interpreter import UnsupportedNodeError
 from guidance.models._base._model import _event_queues
 from guidance.models._engine import EngineInterpreter
 from guidance.trace import OutputAttr, TextOutput
 
-from graftlm.adapters.guidance_engine import GraftEngine, GraftState
+from graftlm.adapters.guidance_engine import GraftEngine, GraftState, Grammar
+from graftlm.adapters.guidance_lowering import leading_text
+
+
+class _Handed:
+    """A node that EngineInterpreter hands on as it is, where other nodes are written as text first."""
+
+    def __init__(self, node: GrammarNode) -> None:
+        self._node = node
+
+    def ll_grammar(self) -> Grammar:
+        return Grammar(self._node)
 
 
 class GraftInterpreter(EngineInterpreter):
@@ -48,9 +59,13 @@ class GraftInterpreter(EngineInterpreter):
         """Append text. Its tokens are computed with the next grammar, as one prompt."""
         yield from self._append(node.value)
 
-    def grammar(self, node: Any, **kwargs: Any) -> Iterator[OutputAttr]:
+    def grammar(self, node: GrammarNode, **kwargs: Any) -> Iterator[OutputAttr]:
+        """Append the text that a grammar begins with, and run the rest of it as one request."""
         self.state.live = self.watched or bool(_event_queues.get())
-        yield from super().grammar(node, **kwargs)
+        text, rest = leading_text(node)
+        if text:
+            yield from self._append(text)
+        yield from super().grammar(_Handed(rest), **kwargs)
 
     def image_url(self, node: ImageUrl, **kwargs: Any) -> Iterator[OutputAttr]:
         raise UnsupportedNodeError(interpreter=self, node=node)  # before it is downloaded

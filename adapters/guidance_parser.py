@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import llguidance
 import numpy as np
+from guidance._schema import LLInterpreterResponse
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.matcher import MaskRow
@@ -19,16 +20,27 @@ _GOOD_ENDS = ("NoExtension", "EndOfSentence")
 
 @dataclass(frozen=True)
 class Progress:
-    """What one step brought: the parser's own report as JSON text, and the tokens that it accepted.
+    """What one step brought: the tokens that were accepted, and what they mean.
 
     `issued` says whether the first of `tokens` was sampled; the others were forced. `num_backtracked` earlier tokens
-    are no longer part of the text, nor is a sampled token that is not the first of `tokens`.
+    are no longer part of the text, nor is a sampled token that is not the first of `tokens`. Text and captures are
+    told outright, or stand in llguidance's `report`, which is read where they are wanted.
     """
 
-    report: str
     tokens: tuple[int, ...]
     issued: bool = False
     num_backtracked: int = 0
+    report: str | None = None
+    text: bytes = b""
+    captures: dict[str, Any] = field(default_factory=dict)
+    log_probs: dict[str, Any] = field(default_factory=dict)
+
+    def told(self) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
+        """New bytes, captures and their log-probabilities."""
+        if self.report is None:
+            return self.text, self.captures, self.log_probs
+        told = LLInterpreterResponse.model_validate_json(self.report).progress.to_engine_call_response()
+        return told.new_bytes, told.capture_groups, told.capture_group_log_probs
 
 
 class Parser:
@@ -163,7 +175,7 @@ class Parser:
         if mask is not None:
             self._mask = np.frombuffer(mask, np.uint8)
         self._apply_temperature()
-        self.steps.append(Progress(report, tokens, issued, num_backtracked))
+        self.steps.append(Progress(tokens, issued, num_backtracked, report))
 
     def _apply_temperature(self) -> None:
         """Rules of one grammar may have temperatures of their own: the request has that of its next token."""

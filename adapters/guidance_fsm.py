@@ -1,0 +1,168 @@
+"""A regular guidance grammar on the compressed automaton, stepped the way guidance steps its parser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+
+from graftlm.adapters.guidance_lowering import Regular
+from graftlm.adapters.guidance_parser import Progress
+from graftlm.core.grammar.fsm import FsmGrammar
+from graftlm.core.grammar.healing import heal
+from graftlm.core.grammar.matcher import MaskRow
+from graftlm.core.request import Request
+
+
+class FsmParser:
+    """Where one sequence stands: see `graftlm.adapters.guidance_parser.Parser`, whose place this takes.
+
+    Healing may take the prompt's last tokens back; `_prefix` are their bytes, which the first tokens must spell.
+    """
+
+    def __init__(self, regular: Regular, grammar: FsmGrammar) -> None:
+        self.tokens: list[int] = []
+        self.steps: list[Progress] = []
+        self.stopped = False
+        self.num_forced = 0
+        self._regular = regular
+        self._grammar = grammar
+        self._place = grammar.dfa.start
+        self._prefix = b""
+        self._text = bytearray()
+        self._expected: list[int] = []
+
+    def start(self, tokens: list[int], forced: bytes) -> None:
+        """Begin behind `tokens`, the canonical ids of the prompt and of `forced`, the grammar's first bytes."""
+        vocabulary, dfa = self._grammar.vocabulary, self._grammar.dfa
+        _, after = self._grammar.run(dfa.start)
+        # a special token has no bytes: what is before it cannot be part of a longer token
+        first = 1 + max((i for i, token in enumerate(tokens) if not vocabulary.tokens[token]), default=-1)
+        kept = tokens[:first] + heal(vocabulary, dfa, after, tokens[first:])
+        taken_back = vocabulary.decode(tokens[len(kept) :])
+        written = forced[: max(len(forced) - len(taken_back), 0)]
+        self._prefix = taken_back[: max(len(taken_back) - len(forced), 0)]
+        self.tokens = kept
+        self._advance(written)
+        self.stopped = dfa.is_final(self._place)
+        self.steps.append(self._progress(bytes(written), ()))
+
+    def run_in(self, request: Request) -> None:
+        """Take the place of the matcher in `request`, whose prompt is `tokens`."""
+        request.sampling = replace(request.sampling, temperature=self._regular.temperature)
+
+    def end_of_text(self, token_id: int) -> None:
+        """An end-of-text token was sampled, which only happens where the text may end."""
+        self.stopped = True
+        self.steps.append(self._progress(b"", ()))
+
+    def check_end(self) -> None:
+        """An automaton never stops outside its language."""
+
+    # -- Matcher -----------------------------------------------------------------------------------------------
+
+    def matcher(self) -> Self:
+        return self
+
+    def fill_mask(self, row: MaskRow) -> bool:
+        if self._prefix:
+            self._fill_healing_mask(row)
+            return True
+        if self.accepting:
+            return False
+        row[:] = self._grammar.masks.row(self._place)
+        return True
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        for i, token_id in enumerate(token_ids):
+            if self.stopped:
+                return i
+            issued = self._expected[:1] != [token_id]
+            self._expected = [] if issued else self._expected[1:]
+            if not self._take(token_id, issued):
+                if not self.accepting:
+                    return i
+                self.end_of_text(token_id)  # as guidance has it: what the grammar does not allow ends the text
+        return len(token_ids)
+
+    def forced(self, context: Sequence[int]) -> list[int]:
+        if self.stopped or self._prefix:
+            return []
+        self._expected = list(self._grammar.forced(self._place, int(context[-1]) if len(context) else -1))
+        return list(self._expected)
+
+    def forced_bytes(self) -> bytes:
+        return b"" if self.stopped or self._prefix else self._grammar.run(self._place)[0]
+
+    def rollback(self, num_tokens: int) -> None:
+        raise ValueError("a guidance grammar is never taken back; its request does not close on its length")
+
+    def fork(self) -> FsmParser:
+        twin = FsmParser(self._regular, self._grammar)
+        twin.__dict__.update(self.__dict__)
+        twin.tokens, twin.steps, twin._text = list(self.tokens), list(self.steps), bytearray(self._text)
+        return twin
+
+    def min_tokens_to_accept(self) -> int:
+        return 0
+
+    def ending(self, context: Sequence[int]) -> list[int]:
+        return []
+
+    @property
+    def accepting(self) -> bool:
+        return not self._prefix and bool(self._grammar.dfa.accepting[self._place[0]])
+
+    @property
+    def finished(self) -> bool:
+        return self.stopped
+
+    @property
+    def state(self) -> int | None:
+        return None
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _take(self, token_id: int, issued: bool) -> bool:
+        data = self._grammar.vocabulary.tokens[token_id] if token_id < self._grammar.vocabulary.vocab_size else b""
+        shared = min(len(data), len(self._prefix))
+        if not data or data[:shared] != self._prefix[:shared]:
+            return False
+        written = data[shared:]
+        if not self._advance(written):
+            return False
+        self._prefix = self._prefix[shared:]
+        self.tokens.append(token_id)
+        self.num_forced += not issued
+        self.stopped = not self._prefix and self._grammar.dfa.is_final(self._place)
+        self.steps.append(self._progress(written, (token_id,), issued=issued))
+        return True
+
+    def _advance(self, data: bytes) -> bool:
+        after = self._grammar.dfa.walk(self._place, bytes(data))
+        if after is None:
+            return False
+        self._place = after
+        self._text += data
+        return True
+
+    def _progress(self, written: bytes, tokens: tuple[int, ...], *, issued: bool = False) -> Progress:
+        captures: dict[str, Any] = {}
+        scores: dict[str, Any] = {}
+        if self.stopped:
+            captures, scores = self._regular.read(self._text.decode())
+        return Progress(tokens, issued, text=written, captures=captures, log_probs=scores)
+
+    def _fill_healing_mask(self, row: MaskRow) -> None:
+        """The tokens that spell the prefix, or begin it, or go on behind it."""
+        vocabulary, dfa, prefix = self._grammar.vocabulary, self._grammar.dfa, self._prefix
+        allowed = np.zeros(32 * len(row), np.uint8)
+        for token_id, data in enumerate(vocabulary.tokens):
+            if not data or data[0] != prefix[0]:
+                continue
+            shared = min(len(data), len(prefix))
+            if data[:shared] == prefix[:shared] and dfa.walk(self._place, data[shared:]) is not None:
+                allowed[token_id] = 1
+        row[:] = np.packbits(allowed, bitorder="little").view(np.int32)
