@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from guidance import gen, json as gen_json, one_or_more, regex as regex_node, select, string, substring
+from guidance import gen, json as gen_json, regex as regex_node, select, string, substring
 from guidance.library import capture
 
 from graftlm.adapters.guidance_lowering import leading_text, lower
