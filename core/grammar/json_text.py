@@ -79,7 +79,8 @@ def string(text: str) -> Node:
 
 def other_names(names: Iterable[str]) -> Node:
     """Any spelled text but `names`: follows their trie and leaves it somewhere."""
-    return _other({tuple(name) for name in names})
+    tails = {tuple(name) for name in names}
+    return _other(tails) if tails else ast.star(TEXT_CHAR)
 
 
 def _other(tails: set[tuple[str, ...]]) -> Node:
@@ -88,7 +89,7 @@ def _other(tails: set[tuple[str, ...]]) -> Node:
         if tail:
             heads.setdefault(tail[0], set()).add(tail[1:])
     away = spelling(ast.complement((ord(head), ord(head)) for head in heads))
-    ways = [ast.concat(away, ast.star(NAME_CHAR))]
+    ways = [ast.concat(away, ast.star(TEXT_CHAR))]
     ways += [ast.concat(spelling([(ord(head), ord(head))]), _other(rest)) for head, rest in heads.items()]
     return ast.alternation(*ways, *([] if () in tails else [ast.EMPTY]))
 

@@ -144,7 +144,10 @@ class LlguidanceMatcher:
 
     @property
     def finished(self) -> bool:
-        return self._stopped or self._matcher.is_stopped()
+        if self._stopped or not self._matcher.is_stopped():
+            return self._stopped
+        self._check()  # what gave up has stopped as well
+        return True
 
     @property
     def state(self) -> int | None:

@@ -184,6 +184,8 @@ def _as_schema(schema: Any) -> Any:
     from pydantic.errors import PydanticUserError
 
     try:
+        if hasattr(schema, "model_json_schema"):
+            return schema.model_json_schema()
         if isinstance(schema, TypeAdapter):
             return schema.json_schema()
         return TypeAdapter(schema).json_schema()
