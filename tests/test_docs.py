@@ -55,7 +55,7 @@ def run_page(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-@pytest.mark.filterwarnings("default")  # the frameworks' own warnings are not what a page is about
+@pytest.mark.filterwarnings("ignore")  # the frameworks' own warnings are not what a page is about
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(page)

@@ -31,7 +31,7 @@ def call(*arguments: str, stdin: str | None = None) -> str:
 def test_plugins_lists_the_built_ins() -> None:
     (first, *_) = json.loads(call("plugins", "--json"))
     assert first["plugin"] == "graftlm"
-    assert {"kind": "attention", "name": "torch", "description": "PyTorch, any CPU"} in first["offers"]
+    assert ("attention", "torch") in {(offer["kind"], offer["name"]) for offer in first["offers"]}
     assert "torch" in call("plugins")
 
 
