@@ -45,6 +45,8 @@ class Choices:
         for option in given:
             if not isinstance(option, str):
                 raise GrammarError(f"a choice is text, not {type(option).__name__} ({option!r}); convert it with str()")
+            if any("\ud800" <= char <= "\udfff" for char in option):
+                raise GrammarError(f"choice {option!r} holds a lone surrogate, which UTF-8 cannot write; remove it")
         if not given:
             raise GrammarError("choices is empty; give at least one option")
         if len(set(given)) != len(given):

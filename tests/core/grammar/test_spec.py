@@ -76,7 +76,13 @@ def test_a_schema_nested_too_deep_is_refused_and_not_a_recursion_error() -> None
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [([], "empty"), (["a", "a"], "'a' is given twice"), ("yes", "pass a list"), ([1], "not int")],
+    [
+        ([], "empty"),
+        (["a", "a"], "'a' is given twice"),
+        (["\ud800"], "lone surrogate"),
+        ("yes", "pass a list"),
+        ([1], "not int"),
+    ],
 )
 def test_choices_must_be_different_texts(options: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
