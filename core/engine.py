@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.errors import EngineError, GraftError, RequestCancelled, RequestTimeout, RequestTooLong
+from graftlm.core.errors import ConfigError, EngineError, GraftError, RequestCancelled, RequestTimeout, RequestTooLong
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.plan import StepPlan, build_plan
 from graftlm.core.prefix_cache import PrefixCache
@@ -169,6 +169,12 @@ class LocalEngine:
 
     def _admit(self, sequence: Sequence) -> None:
         num_prompt = sequence.num_prompt_tokens
+        highest = int(max(sequence.prompt_ids.max(), *(sequence.request.score_ids or [0])))
+        if highest >= self.spec.num_embeddings:
+            raise ConfigError(
+                f"the prompt has token id {highest:,}, the model knows {self.spec.num_embeddings:,} ids; "
+                "use ids of the model's own tokenizer"
+            )
         generates = not sequence.scoring and not sequence.request.want_logits
         limit = self.max_model_len - (1 if generates else 0)
         if num_prompt > limit:

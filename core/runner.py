@@ -15,6 +15,7 @@ from graftlm.core.prefix_cache import SnapshotLane
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from graftlm.core.model import LoadedModel
     from graftlm.core.qualify import AttentionFactory
@@ -36,6 +37,7 @@ class Runner(Protocol):
 class RunnerSpec:
     """A runner and what the engine must know to feed it.
 
+    num_embeddings  token ids that the model knows, at least vocab_size
     lane        set where the runner keeps prefixes itself (the serial lane).
     min_forced  the shortest run of forced tokens worth a longer step on this device.
     close       puts the model back into the state in which it was handed over.
@@ -45,6 +47,7 @@ class RunnerSpec:
     num_slots: int
     max_model_len: int
     vocab_size: int
+    num_embeddings: int
     lane: SnapshotLane | None = None
     min_forced: int = 1
     close: Callable[[], None] = lambda: None
@@ -72,7 +75,15 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
             runner = GraphRunner(
                 paged, attention, max_batch=config.max_batch, max_len=loaded.max_model_len, scratch=num_slots
             )
-    return RunnerSpec(runner, num_slots, loaded.max_model_len, loaded.vocab_size, close=loaded.release)
+    return RunnerSpec(
+        runner, num_slots, loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded), close=loaded.release
+    )
+
+
+def _num_embeddings(loaded: LoadedModel) -> int:
+    embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[operator]
+    weight = getattr(embeddings, "weight", None)
+    return max(loaded.vocab_size, weight.shape[0] if weight is not None else 0)
 
 
 def _attention(

@@ -270,6 +270,7 @@ def test_copies_share_the_engine() -> None:
         ("x", {"choices": []}, ConfigError, "choices is empty"),
         ("x", {"choices": ["a", "a"]}, ConfigError, "duplicates"),
         ([7] * 600, {}, RequestTooLong, r"600 tokens, the context is 512"),
+        ([7, 99_999], {}, ConfigError, r"token id 99,999, the model knows 272 ids"),
     ],
 )
 def test_bad_input_names_value_limit_and_remedy(
