@@ -94,7 +94,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SCHEMAS, st.lists(VALUES, min_size=10, max_size=20), st.booleans())
 def test_what_is_accepted_is_valid(schema: Any, values: list[Any], strict: bool) -> None:
     try:

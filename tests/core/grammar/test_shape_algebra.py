@@ -65,7 +65,7 @@ def unreachable(target: str) -> Shape:
     raise AssertionError(target)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SHAPES, SHAPES, st.lists(VALUES, min_size=8, max_size=16))
 def test_a_value_is_in_both_shapes_when_it_is_in_their_intersection(a: Shape, b: Shape, values: list[Any]) -> None:
     algebra = ShapeAlgebra(unreachable)
