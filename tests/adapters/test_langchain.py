@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import signal
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -197,6 +199,35 @@ async def test_cancelling_a_task_frees_what_it_held(llm: ChatGraftLM) -> None:
         await task
     await llm.ainvoke("another")
     assert llm.runtime_for().stats().slots_in_use == 0
+
+
+def test_an_interrupt_leaves_the_engine_usable_and_frees_what_was_held(llm: ChatGraftLM) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.invoke("hello", max_tokens=3900, ignore_eos=True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert llm.invoke("another").content
+    assert llm.runtime_for().stats().slots_in_use == 0
+
+
+def test_a_local_model_makes_no_connection(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a connection was made")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    local = ChatGraftLM(model=str(tmp_path), max_tokens=3, temperature=0)
+    assert local.invoke("hello").usage_metadata is not None
+    local.runtime_for().close()
 
 
 # -- messages ----------------------------------------------------------------------------------------------------
