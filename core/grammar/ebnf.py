@@ -73,9 +73,7 @@ class _Writer:
         names = [self._fresh() for _ in node.rows]
         for state, row in enumerate(node.rows):
             if any(high > 0x7F for _, high, _ in row):
-                raise GrammarError(
-                    "a combination of patterns beyond ASCII cannot be written in EBNF; use one of them"
-                )
+                raise GrammarError("a combination of patterns beyond ASCII cannot be written in EBNF; use one of them")
             ways = [f"{_set(((low, high),))} {names[target]}" for low, high, target in row]
             ways += ['""'] if state in node.accepting else []
             self._lines.append(f"{names[state]} ::= {' | '.join(ways)}")
