@@ -60,7 +60,8 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         from graftlm.core.serial import SerialRunner
 
         serial = SerialRunner(loaded)
-        return RunnerSpec(serial, num_slots, loaded.max_model_len, loaded.vocab_size, lane=serial, close=loaded.release)
+        sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
+        return RunnerSpec(serial, num_slots, *sizes, lane=serial, close=loaded.release)
     from graftlm.core.model import KVStore, PagedRunner
 
     store = KVStore(loaded.kv_layout, num_slots + 1, loaded.dtype, loaded.device)  # the last slot is scratch
