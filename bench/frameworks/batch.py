@@ -27,7 +27,6 @@ def run(options: Options) -> Sequence[Row]:
             "tokens",
             baseline=prompts.num_unique,
             ratio=stats.computed_tokens / prompts.num_unique,
-            floor=1.05,
             at_most=True,
         ),
     ]

@@ -56,8 +56,10 @@ def run(options: Options) -> Sequence[Row]:
     for kind in options.choose(KINDS[:3], KINDS):
         reference = tiny_model(kind)
         expected = [greedy_reference(reference, prompt, NUM_NEW) for prompt in asked]
-        for name, (way, settings) in WAYS.items():
+        equal = 0
+        for way, settings in WAYS.values():
             with Runtime(tiny_model(kind), tokenizer=byte_tokenizer(), dtype="float32", **settings) as engine:
-                equal = sum(a == b for a, b in zip(way(engine, asked), expected, strict=True))
-            rows.append(Row("equality", f"{kind}, {name}", equal, f"of {len(asked)} equal", floor=len(asked)))
+                equal += sum(a == b for a, b in zip(way(engine, asked), expected, strict=True))
+        total = len(asked) * len(WAYS)
+        rows.append(Row("equality", f"{kind}: {', '.join(WAYS)}", equal, f"of {total} equal", floor=total))
     return rows
