@@ -25,7 +25,8 @@ from guidance.models._transformers import TransformersTokenizer
 from graftlm.adapters.guidance_chat import chat_template_of
 from graftlm.adapters.guidance_fsm import FsmParser
 from graftlm.adapters.guidance_lowering import Regular, lower
-from graftlm.adapters.guidance_parser import Parser, Progress
+from graftlm.adapters.guidance_parser import Parser
+from graftlm.adapters.guidance_scores import Scores
 from graftlm.core.config import SamplingParams
 from graftlm.core.constraint import vocabulary_of
 from graftlm.core.errors import GrammarError, RequestTooLong
@@ -114,7 +115,6 @@ class GraftEngine(Engine):
         """Extend the prompt by the grammar: yield what each step brought, return the usage.
 
         A grammar given as a node, which `GraftModel` does, runs on the compressed automaton where it is regular.
-
         Closing the generator cancels the request and frees its KV.
         """
         if step_config is not None or "get_logits" in vars(self) or type(self).get_logits is not GraftEngine.get_logits:
@@ -124,9 +124,13 @@ class GraftEngine(Engine):
         started = time.monotonic()
         usage = TokenUsage(round_trips=1, ff_tokens=0)
         parser, first = self._parser(grammar, state.prompt, ensure_bos_token)
-        yield from self._responses(parser, (), first)
+        scores = Scores(self.runtime.tokenizer.token_bytes)
+        scores.put(first)
+        given = [self._token(token_id, is_input=True) for token_id in first]
+        yield from self._responses(parser, scores, (), given)
+        live = not isinstance(state, GraftState) or state.live
         while not parser.stopped:
-            yield from self._run(parser, sampling_params, usage, live=not isinstance(state, GraftState) or state.live)
+            yield from self._run(parser, scores, sampling_params, usage, live=live)
         parser.check_end()
         usage.total_latency_ms += (time.monotonic() - started) * 1000
         return usage
@@ -174,7 +178,7 @@ class GraftEngine(Engine):
         return grammar if isinstance(grammar, FsmGrammar) else None
 
     def _run(
-        self, parser: Parser | FsmParser, sampling_params: Any, usage: TokenUsage, *, live: bool
+        self, parser: Parser | FsmParser, scores: Scores, sampling_params: Any, usage: TokenUsage, *, live: bool
     ) -> Iterator[EngineResponse]:
         """One request: to the end of the text, or to where the parser goes back in it."""
         request = Request(list(parser.tokens), self._sampling(parser, sampling_params))
@@ -183,7 +187,7 @@ class GraftEngine(Engine):
         if live:
             with self.runtime.submit_stream(request) as chunks:
                 for chunk in chunks:
-                    yield from self._responses(parser, chunk.logprobs or ())
+                    yield from self._responses(parser, scores, chunk.logprobs or ())
                 done = chunks.completion
         else:
             future = self.runtime.submit(request)
@@ -193,7 +197,7 @@ class GraftEngine(Engine):
                 future.cancel()
         assert done is not None
         self._settle(parser, request, done)
-        yield from self._responses(parser, done.logprobs or () if not live else ())
+        yield from self._responses(parser, scores, done.logprobs or () if not live else ())
         _count(usage, parser, done, (time.monotonic() - began) * 1000)
 
     def _settle(self, parser: Parser | FsmParser, request: Request, done: Completion) -> None:
@@ -217,28 +221,37 @@ class GraftEngine(Engine):
         if self._seeds is not None:
             with self._seeds_lock:
                 options["seed"] = self._seeds.getrandbits(62)
-        if self._enable_token_probabilities:
-            options |= {"logprobs": True, "top_logprobs": self._top_k if self._enable_top_k else 0}
-        return SamplingParams.from_options(constraint=parser, max_tokens=None, **options)
+        top = self._top_k if self._enable_top_k else 0
+        return SamplingParams.from_options(
+            constraint=parser, max_tokens=None, logprobs=True, top_logprobs=top, **options
+        )
 
     def _responses(
-        self, parser: Parser | FsmParser, logprobs: Sequence[TokenLogprob], put: tuple[int, ...] | None = None
+        self,
+        parser: Parser | FsmParser,
+        scores: Scores,
+        logprobs: Sequence[TokenLogprob],
+        given: Sequence[GenToken] = (),
     ) -> Iterator[EngineResponse]:
-        """What the parser told since the last call, one response per step."""
+        """What the parser told since the last call, one response per step; the first one begins with `given`."""
         steps, parser.steps = parser.steps, []
         known = iter(logprobs)
         for step in steps:
-            tokens: list[GenToken] = [self._token(i, is_input=True) for i in put or ()]
-            tokens += self._tokens(step, known)
-            yield _response(step, tokens)
-
-    def _tokens(self, step: Progress, logprobs: Iterator[TokenLogprob]) -> list[GenToken]:
-        tokens: list[GenToken] = []
-        for i, token_id in enumerate(step.tokens):
-            scored = next((entry for entry in logprobs if entry.token_id == token_id), None)
-            generated = i == 0 and step.issued
-            tokens.append(self._token(token_id, scored, is_generated=generated, is_force_forwarded=not generated))
-        return tokens
+            tokens = list(given)
+            given = ()
+            for i, (token_id, scored) in enumerate(scores.step(step, known)):
+                generated = i == 0 and step.issued
+                shown = scored if self._enable_token_probabilities else None
+                tokens.append(self._token(token_id, shown, is_generated=generated, is_force_forwarded=not generated))
+            text, captures = step.told()
+            yield EngineResponse(
+                new_bytes=text,
+                backtrack_bytes=b"",
+                capture_groups=captures,
+                capture_group_log_probs=scores.of(captures),
+                backtrack=0,
+                tokens=tokens,
+            )
 
     def _token(self, token_id: int, scored: TokenLogprob | None = None, **flags: bool) -> GenTokenExtra:
         prob = math.nan if scored is None or scored.logprob is None else math.exp(scored.logprob)
@@ -253,18 +266,6 @@ class GraftEngine(Engine):
             ],
             **flags,
         )
-
-
-def _response(step: Progress, tokens: list[GenToken]) -> EngineResponse:
-    text, captures, log_probs = step.told()
-    return EngineResponse(
-        new_bytes=text,
-        backtrack_bytes=b"",
-        capture_groups=captures,
-        capture_group_log_probs=log_probs,
-        backtrack=0,
-        tokens=tokens,
-    )
 
 
 def _count(usage: TokenUsage, parser: Parser | FsmParser, done: Completion, latency_ms: float) -> None:

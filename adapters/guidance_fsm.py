@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -149,11 +149,8 @@ class FsmParser:
         return True
 
     def _progress(self, written: bytes, tokens: tuple[int, ...], *, issued: bool = False) -> Progress:
-        captures: dict[str, Any] = {}
-        scores: dict[str, Any] = {}
-        if self.stopped:
-            captures, scores = self._regular.read(self._text.decode())
-        return Progress(tokens, issued, text=written, captures=captures, log_probs=scores)
+        captures = self._regular.read(self._text.decode()) if self.stopped else {}
+        return Progress(tokens, issued, text=written, captures=captures)
 
     def _fill_healing_mask(self, row: MaskRow) -> None:
         """The tokens that spell the prefix, or begin it, or go on behind it."""

@@ -47,20 +47,19 @@ class Regular:
     captures: tuple[Capture, ...]
     temperature: float
 
-    def read(self, text: str) -> tuple[dict[str, bytes | list[bytes]], dict[str, float | list[float]]]:
-        """Captures and their log-probabilities, which Guidance's own engines leave at 0, in order of the text."""
+    def read(self, text: str) -> dict[str, bytes | list[bytes]]:
+        """The captures in a text of the language."""
         found = self.pattern.fullmatch(text)
+        assert found is not None, "the automaton let through what the pattern does not match"
         values: dict[str, bytes | list[bytes]] = {}
-        scores: dict[str, float | list[float]] = {}
-        for capture in self.captures if found is not None else ():
-            value = (found.group(capture.group) or "").encode() if found is not None else b""
+        for capture in self.captures:
+            value = (found.group(capture.group) or "").encode()
             if capture.append:
-                old, old_scores = values.get(capture.name), scores.get(capture.name)
+                old = values.get(capture.name)
                 values[capture.name] = [*(old if isinstance(old, list) else []), value]
-                scores[capture.name] = [*(old_scores if isinstance(old_scores, list) else []), 0.0]
             else:
-                values[capture.name], scores[capture.name] = value, 0.0
-        return values, scores
+                values[capture.name] = value
+        return values
 
 
 def leading_text(node: GrammarNode) -> tuple[str, GrammarNode]:

@@ -33,14 +33,13 @@ class Progress:
     report: str | None = None
     text: bytes = b""
     captures: dict[str, Any] = field(default_factory=dict)
-    log_probs: dict[str, Any] = field(default_factory=dict)
 
-    def told(self) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
-        """New bytes, captures and their log-probabilities."""
+    def told(self) -> tuple[bytes, dict[str, Any]]:
+        """New bytes, and captures: bytes by name, or lists of them."""
         if self.report is None:
-            return self.text, self.captures, self.log_probs
+            return self.text, self.captures
         told = LLInterpreterResponse.model_validate_json(self.report).progress.to_engine_call_response()
-        return told.new_bytes, told.capture_groups, told.capture_group_log_probs
+        return told.new_bytes, told.capture_groups
 
 
 class Parser:

@@ -29,7 +29,7 @@ def prose(num_words: int, seed: int) -> str:
 
 def character(lm: Any, seed: int) -> Any:
     """A character sheet: JSON written around what is generated."""
-    lm += f"The following is a character profile for a game, number {seed}. {prose(60, seed)}\n{{\n"
+    lm += f"The following is a character profile for a game. {prose(120, 0)}\nCharacter number {seed}:\n{{\n"
     lm += '    "id": "' + gen("id", regex="[a-z0-9]{8}") + '",\n    "description": "'
     lm += gen("description", stop='"', max_tokens=20) + '",\n    "age": ' + gen("age", regex="[1-9][0-9]?")
     lm += ',\n    "armor": "' + select(["leather", "chainmail", "plate"], name="armor") + '",\n    "weapon": "'
@@ -40,18 +40,18 @@ def character(lm: Any, seed: int) -> Any:
 
 def react(lm: Any, seed: int) -> Any:
     """A loop of thoughts, tools and observations on one transcript."""
-    lm += f"Answer with tools. {prose(150, seed)}\nQuestion {seed}: what is it?\n"
+    lm += f"Answer with tools. {prose(200, 0)}\nQuestion {seed}: what is it?\n"
     for step in range(4):
         lm += f"Thought {step}: " + gen(f"thought{step}", stop="\n", max_tokens=12) + "\n"
         lm += "Act: " + select(list(TOOLS), name=f"act{step}") + "[" + gen(f"arg{step}", regex="[a-z]{3,8}") + "]\n"
-        lm += f"Observation: {prose(30, 100 * seed + step)}\n"
+        lm += f"Observation: {prose(10, 100 * seed + step)}\n"
     return lm
 
 
 def branches(lm: Any, seed: int) -> list[Any]:
     """Ten short questions about one text."""
-    base = lm + f"Text {seed}: {prose(400, seed)}\n"
-    return [base + f"Question {i}: {WORDS[i]}? Answer: " + gen("a", regex="[a-z]{4,10}") for i in range(10)]
+    base = lm + f"Text: {prose(300, 0)}\nReader {seed}.\n"
+    return [base + f"Question {i}: {WORDS[i]}? Answer: " + gen("a", regex="[a-z ]{12,30}") for i in range(10)]
 
 
 def threaded(program: Callable[[Any, int], Any], lm: Any, num_threads: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import re
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from guidance._ast import ImageBlob, ImageUrl
 from guidance.library import capture, special_token
 
 from graftlm.adapters.guidance import GraftModel
+from graftlm.adapters.guidance_engine import Grammar
 from graftlm.core.errors import ConfigError, RequestTooLong
 from graftlm.core.runtime import Runtime
 from tests.adapters.guidance_plugin import tame_model, trained_tokenizer
@@ -75,6 +77,17 @@ def test_transcripts_and_captures_are_those_of_guidances_own_loop(model: GraftMo
     captures = ours._interpreter.state.captures
     values = {k: [one["value"] for one in v] if isinstance(v, list) else v["value"] for k, v in captures.items()}
     assert values == {key: theirs[key] for key in values} and values
+
+
+def test_the_log_probability_of_a_capture_is_that_of_its_tokens(runtime: Runtime) -> None:
+    lm = GraftModel(runtime=runtime, echo=False) + "measured: "
+    engine = lm._interpreter.engine
+    engine._enable_token_probabilities = True
+    for grammar in (Grammar(gen("x", regex="[a-z]{6}")), gen("x", max_tokens=6).ll_grammar()):
+        steps = list(engine(lm._interpreter.state, grammar))
+        tokens = [token for step in steps for token in step.tokens if token.is_generated]
+        (score,) = (step.capture_group_log_probs["x"] for step in steps if "x" in step.capture_groups)
+        assert score == pytest.approx(sum(math.log(token.prob) for token in tokens)) and score < 0
 
 
 def test_what_is_generated_matches_its_grammar(model: GraftModel) -> None:
