@@ -193,7 +193,7 @@ def cold(runtime: Runtime, work: Callable[[], Any]) -> Callable[[], Any]:
 
 def run(options: Options) -> Sequence[Row]:
     model = options.model or "sprout"
-    devset = examples(options.choose(24, 150))
+    devset = examples(options.choose(8, 150))
     rows: list[Row] = []
     with Runtime(model) as runtime:
         folder = _folder(model)
@@ -228,7 +228,7 @@ def run(options: Options) -> Sequence[Row]:
 
 
 def search_row(options: Options, runtime: Runtime, lm: dspy.LM, plain: dspy.LM) -> Row:
-    trainset, candidates = examples(options.choose(8, 40)), options.choose(1, 5)
+    trainset, candidates = examples(options.choose(4, 40)), options.choose(1, 5)
     calls: list[int] = []
 
     def search(model: dspy.LM) -> None:
