@@ -120,7 +120,7 @@ def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gr
     try:
         return Grammar("fsm", _automaton(language, vocabulary, options), language.issues)
     except GrammarError as error:
-        if not isinstance(spec, JsonSchema):
+        if not isinstance(spec, JsonSchema | Composite):
             raise
         # too many states: llguidance explores them only as the text needs them. What is empty, it shows at the start
         try:
