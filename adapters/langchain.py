@@ -239,7 +239,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         is {"raw": message, "parsed": object or None, "parsing_error": error or None}.
         """
         with langchain_errors():
-            json_schema = _json_schema(schema, strict)
+            json_schema = _json_schema(schema)
         form = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
         pydantic = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
         parser: BaseOutputParser[Any]
@@ -323,7 +323,7 @@ def _openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
         ) from error
 
 
-def _json_schema(schema: Schema, strict: bool | None) -> dict[str, Any]:
+def _json_schema(schema: Schema) -> dict[str, Any]:
     if isinstance(schema, dict) and "title" not in schema and "name" not in schema and "function" not in schema:
         schema = {"title": "Answer", **schema}
     try:
