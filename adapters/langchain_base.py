@@ -31,6 +31,7 @@ class GraftSettings(BaseModel):
     runtime_options  options for that one, such as `dtype` or `cache`; those that mean nothing else in
                      LangChain may also be given as keywords.
     max_tokens       None for all that the context leaves.
+    base_url         an endpoint in place of a local model; the key is `api_key`, else GRAFTLM_API_KEY.
     max_retries      kept for swapping constructors: a local engine has nothing to retry.
     """
 
