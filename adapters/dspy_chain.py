@@ -23,11 +23,12 @@ class Grammar(Protocol):
 class Chain:
     """Texts that `grammars` match one after the other. No token spans two of them."""
 
-    def __init__(self, grammars: Sequence[Grammar]) -> None:
+    def __init__(self, grammars: Sequence[Grammar], eos_token_ids: Sequence[int]) -> None:
         self._grammars = list(grammars)
+        self._eos_token_ids = tuple(eos_token_ids)
 
     def matcher(self) -> ChainMatcher:
-        return ChainMatcher([grammar.matcher() for grammar in self._grammars])
+        return ChainMatcher([grammar.matcher() for grammar in self._grammars], self._eos_token_ids)
 
 
 class ChainMatcher:
@@ -36,8 +37,9 @@ class ChainMatcher:
     Stands in one link; where that is accepting, the next one may begin as well.
     """
 
-    def __init__(self, links: list[Matcher]) -> None:
+    def __init__(self, links: list[Matcher], eos_token_ids: tuple[int, ...]) -> None:
         self._links = links
+        self._eos_token_ids = eos_token_ids
         self._at = 0
         self._taken: list[int] = []  # the link of each consumed token
         self._later = [0] * len(links)  # tokens that the links behind each one need
@@ -45,13 +47,16 @@ class ChainMatcher:
             self._later[i - 1] = self._later[i] + links[i].min_tokens_to_accept()
 
     def fill_mask(self, row: MaskRow) -> bool:
-        first, *others = self._open()
-        some = self._links[first].fill_mask(row)
-        for i in others:
-            more = np.zeros_like(row)
-            some = self._links[i].fill_mask(more) and some
-            row |= more
-        return some
+        row[:] = 0
+        for i in self._open():
+            allowed = np.zeros_like(row)
+            if not self._links[i].fill_mask(allowed):
+                allowed[:] = -1
+            if i < len(self._links) - 1:  # its own end is not the chain's
+                for token_id in self._eos_token_ids:
+                    allowed.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
+            row |= allowed
+        return True
 
     def advance(self, token_ids: Sequence[int]) -> int:
         for num_consumed, token_id in enumerate(token_ids):
@@ -70,7 +75,7 @@ class ChainMatcher:
         self._at = self._taken[-1] if self._taken else 0
 
     def fork(self) -> ChainMatcher:
-        twin = ChainMatcher([link.fork() for link in self._links])
+        twin = ChainMatcher([link.fork() for link in self._links], self._eos_token_ids)
         twin._at, twin._taken, twin._later = self._at, self._taken.copy(), self._later
         return twin
 

@@ -149,7 +149,7 @@ class _Door:
         if known is None:
             known = self._grammars[scaffold] = [submit_compile(language, vocabulary) for language in scaffold.links]
         if len(known) > 1:
-            return Chain([future.result() for future in known])
+            return Chain([future.result() for future in known], vocabulary.eos_token_ids)
         (future,) = known
         return future.result() if future.done() and future.exception() is None else scaffold.links[0]
 

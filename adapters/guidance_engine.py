@@ -11,6 +11,7 @@ import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -127,7 +128,7 @@ class GraftEngine(Engine):
         scores = Scores(self.runtime.tokenizer.token_bytes)
         scores.put(first)
         given = [self._token(token_id, is_input=True) for token_id in first]
-        yield from self._responses(parser, scores, (), given)
+        yield from self._responses(parser, scores, deque(), given=given)
         live = not isinstance(state, GraftState) or state.live
         while not parser.stopped:
             yield from self._run(parser, scores, sampling_params, usage, live=live)
@@ -184,10 +185,14 @@ class GraftEngine(Engine):
         request = Request(list(parser.tokens), self._sampling(parser, sampling_params))
         parser.run_in(request)
         began = time.monotonic()
+        logprobs: deque[TokenLogprob] = deque()
+        num_read = 0
         if live:
             with self.runtime.submit_stream(request) as chunks:
                 for chunk in chunks:
-                    yield from self._responses(parser, scores, chunk.logprobs or ())
+                    num_read += len(chunk.token_ids)
+                    logprobs.extend(chunk.logprobs or ())
+                    yield from self._responses(parser, scores, logprobs, up_to=num_read)
                 done = chunks.completion
         else:
             future = self.runtime.submit(request)
@@ -195,9 +200,10 @@ class GraftEngine(Engine):
                 done = future.result()
             finally:
                 future.cancel()
+            logprobs.extend(done.logprobs or ())
         assert done is not None
         self._settle(parser, request, done)
-        yield from self._responses(parser, scores, done.logprobs or () if not live else ())
+        yield from self._responses(parser, scores, logprobs)
         _count(usage, parser, done, (time.monotonic() - began) * 1000)
 
     def _settle(self, parser: Parser | FsmParser, request: Request, done: Completion) -> None:
@@ -230,16 +236,20 @@ class GraftEngine(Engine):
         self,
         parser: Parser | FsmParser,
         scores: Scores,
-        logprobs: Sequence[TokenLogprob],
+        logprobs: deque[TokenLogprob],
+        *,
+        up_to: int | None = None,
         given: Sequence[GenToken] = (),
     ) -> Iterator[EngineResponse]:
-        """What the parser told since the last call, one response per step; the first one begins with `given`."""
-        steps, parser.steps = parser.steps, []
-        known = iter(logprobs)
-        for step in steps:
+        """What the parser told since the last call, one response per step; the first one begins with `given`.
+
+        With `up_to`, only what it told of the request's first so many tokens: it runs ahead of who reads the chunks.
+        """
+        while parser.steps and (up_to is None or parser.steps[0].at <= up_to):
+            step = parser.steps.pop(0)
             tokens = list(given)
             given = ()
-            for i, (token_id, scored) in enumerate(scores.step(step, known)):
+            for i, (token_id, scored) in enumerate(scores.step(step, logprobs)):
                 generated = i == 0 and step.issued
                 shown = scored if self._enable_token_probabilities else None
                 tokens.append(self._token(token_id, shown, is_generated=generated, is_force_forwarded=not generated))

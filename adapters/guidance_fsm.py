@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from graftlm.adapters.guidance_lowering import Regular
 from graftlm.adapters.guidance_parser import Progress
+from graftlm.core.grammar.dfa import Place
 from graftlm.core.grammar.fsm import FsmGrammar
 from graftlm.core.grammar.healing import heal
 from graftlm.core.grammar.matcher import MaskRow
+from graftlm.core.grammar.vocabulary import Vocabulary
 from graftlm.core.request import Request
 
 
@@ -27,6 +31,7 @@ class FsmParser:
         self.steps: list[Progress] = []
         self.stopped = False
         self.num_forced = 0
+        self._num_written = 0
         self._regular = regular
         self._grammar = grammar
         self._place = grammar.dfa.start
@@ -51,6 +56,7 @@ class FsmParser:
 
     def run_in(self, request: Request) -> None:
         """Take the place of the matcher in `request`, whose prompt is `tokens`."""
+        self._num_written = 0
         request.sampling = replace(request.sampling, temperature=self._regular.temperature)
 
     def end_of_text(self, token_id: int) -> None:
@@ -79,6 +85,7 @@ class FsmParser:
         for i, token_id in enumerate(token_ids):
             if self.stopped:
                 return i
+            self._num_written += 1
             issued = self._expected[:1] != [token_id]
             self._expected = [] if issued else self._expected[1:]
             if not self._take(token_id, issued):
@@ -150,16 +157,41 @@ class FsmParser:
 
     def _progress(self, written: bytes, tokens: tuple[int, ...], *, issued: bool = False) -> Progress:
         captures = self._regular.read(self._text.decode()) if self.stopped else {}
-        return Progress(tokens, issued, text=written, captures=captures)
+        return Progress(tokens, issued, text=written, captures=captures, at=self._num_written)
 
     def _fill_healing_mask(self, row: MaskRow) -> None:
         """The tokens that spell the prefix, or begin it, or go on behind it."""
-        vocabulary, dfa, prefix = self._grammar.vocabulary, self._grammar.dfa, self._prefix
-        allowed = np.zeros(32 * len(row), np.uint8)
-        for token_id, data in enumerate(vocabulary.tokens):
-            if not data or data[0] != prefix[0]:
-                continue
-            shared = min(len(data), len(prefix))
-            if data[:shared] == prefix[:shared] and dfa.walk(self._place, data[shared:]) is not None:
-                allowed[token_id] = 1
-        row[:] = np.packbits(allowed, bitorder="little").view(np.int32)
+        rows = _healing_rows.setdefault(self._grammar, {})
+        key = (self._place, self._prefix)
+        if key not in rows:
+            allowed = np.zeros(32 * len(row), np.uint8)
+            allowed[self._healing_tokens()] = 1
+            rows[key] = np.packbits(allowed, bitorder="little").view(np.int32)
+        row[:] = rows[key]
+
+    def _healing_tokens(self) -> list[int]:
+        grammar, prefix = self._grammar, self._prefix
+        tokens, ids = _sorted_tokens(grammar.vocabulary)
+        found: list[int] = []
+        for length in range(1, len(prefix)):
+            first, end = bisect_left(tokens, prefix[:length]), bisect_right(tokens, prefix[:length])
+            found += ids[first:end]
+        for i in range(bisect_left(tokens, prefix), len(tokens)):
+            if not tokens[i].startswith(prefix):
+                break
+            if grammar.dfa.walk(self._place, tokens[i][len(prefix) :]) is not None:
+                found.append(ids[i])
+        return found
+
+
+_healing_rows: WeakKeyDictionary[FsmGrammar, dict[tuple[Place, bytes], MaskRow]] = WeakKeyDictionary()
+_sorted: WeakKeyDictionary[Vocabulary, tuple[list[bytes], list[int]]] = WeakKeyDictionary()
+
+
+def _sorted_tokens(vocabulary: Vocabulary) -> tuple[list[bytes], list[int]]:
+    """The vocabulary's texts in order, and the id of each."""
+    known = _sorted.get(vocabulary)
+    if known is None:
+        order = sorted((data, i) for i, data in enumerate(vocabulary.tokens) if data)
+        known = _sorted[vocabulary] = ([data for data, _ in order], [i for _, i in order])
+    return known

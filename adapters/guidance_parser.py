@@ -33,6 +33,8 @@ class Progress:
     report: str | None = None
     text: bytes = b""
     captures: dict[str, Any] = field(default_factory=dict)
+    at: int = 0
+    """How many tokens of the request had been written when this was told."""
 
     def told(self) -> tuple[bytes, dict[str, Any]]:
         """New bytes, and captures: bytes by name, or lists of them."""
@@ -56,6 +58,7 @@ class Parser:
         self.steps: list[Progress] = []
         self.stopped = False
         self.num_forced = 0
+        self._num_written = 0
         self._interpreter = interpreter
         self._eos_token_id = eos_token_id
         self._request: Request | None = None
@@ -72,6 +75,7 @@ class Parser:
     def run_in(self, request: Request) -> None:
         """Take the place of the matcher in `request`, whose prompt is `tokens`."""
         self._request = request
+        self._num_written = 0
         self._rebuild = False
         self._forced = []
         self._apply_temperature()
@@ -104,6 +108,7 @@ class Parser:
 
     def advance(self, token_ids: Sequence[int]) -> int:
         for i, token_id in enumerate(token_ids):
+            self._num_written += 1
             if self._forced and self._forced[0] == token_id:
                 del self._forced[0]  # accepted already, together with the token before it
             elif self.finished:
@@ -174,7 +179,7 @@ class Parser:
         if mask is not None:
             self._mask = np.frombuffer(mask, np.uint8)
         self._apply_temperature()
-        self.steps.append(Progress(tokens, issued, num_backtracked, report))
+        self.steps.append(Progress(tokens, issued, num_backtracked, report, at=self._num_written))
 
     def _apply_temperature(self) -> None:
         """Rules of one grammar may have temperatures of their own: the request has that of its next token."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from graftlm.adapters.guidance_parser import Progress
@@ -26,14 +27,14 @@ class Scores:
         for token_id in tokens:
             self._add(token_id, 0.0)
 
-    def step(self, step: Progress, scored: Iterator[TokenLogprob]) -> list[tuple[int, TokenLogprob | None]]:
+    def step(self, step: Progress, scored: deque[TokenLogprob]) -> list[tuple[int, TokenLogprob | None]]:
         """Take the tokens of a step; give each with its entry of `scored`, which follows the sequence."""
         for _ in range(min(step.num_backtracked, len(self._tokens))):
             self._tokens.pop()
         del self._text[self._tokens[-1][0] if self._tokens else 0 :]
         found: list[tuple[int, TokenLogprob | None]] = []
         for i, token_id in enumerate(step.tokens):
-            entry = next((one for one in scored if one.token_id == token_id), None)
+            entry = _next(scored, token_id)
             sampled = i == 0 and step.issued and entry is not None and entry.logprob is not None
             self._add(token_id, entry.logprob or 0.0 if sampled and entry is not None else 0.0)
             found.append((token_id, entry))
@@ -61,3 +62,12 @@ class Scores:
                 total += logprob
             start = end
         return total
+
+
+def _next(scored: deque[TokenLogprob], token_id: int) -> TokenLogprob | None:
+    """The entry of the next such token; those before it were sampled, but not accepted."""
+    while scored:
+        entry = scored.popleft()
+        if entry.token_id == token_id:
+            return entry
+    return None
