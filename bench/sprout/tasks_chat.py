@@ -60,9 +60,10 @@ CAPITALS = dict(
     pair.split("=")
     for pair in words(
         "France=Paris Germany=Berlin Italy=Rome Spain=Madrid Portugal=Lisbon Austria=Vienna Poland=Warsaw "
-        "Greece=Athens Norway=Oslo Sweden=Stockholm Finland=Helsinki Denmark=Copenhagen Ireland=Dublin England=London "
-        "Hungary=Budapest Japan=Tokyo China=Beijing India=Delhi Egypt=Cairo Kenya=Nairobi Peru=Lima Cuba=Havana Canada=Ottawa "
-        "Russia=Moscow Turkey=Ankara Thailand=Bangkok Vietnam=Hanoi Belgium=Brussels Croatia=Zagreb Latvia=Riga"
+        "Greece=Athens Norway=Oslo Sweden=Stockholm Finland=Helsinki Denmark=Copenhagen Ireland=Dublin "
+        "England=London Hungary=Budapest Japan=Tokyo China=Beijing India=Delhi Egypt=Cairo Kenya=Nairobi Peru=Lima "
+        "Cuba=Havana Canada=Ottawa Russia=Moscow Turkey=Ankara Thailand=Bangkok Vietnam=Hanoi Belgium=Brussels "
+        "Croatia=Zagreb Latvia=Riga"
     )
 )
 _PARTING = (
