@@ -48,8 +48,8 @@ def nodes(count: int, words: int = 80) -> list[NodeWithScore]:
     return [NodeWithScore(node=TextNode(text=f"chunk {i} " + "word " * words), score=1.0) for i in range(count)]
 
 
-def synthesizer(llm: GraftLLM, mode: Any, **options: Any) -> Any:
-    helper = PromptHelper(context_window=800, num_output=8, tokenizer=lambda text: list(text.encode()))
+def synthesizer(llm: Any, mode: Any, window: int = 800, **options: Any) -> Any:
+    helper = PromptHelper(context_window=window, num_output=8, tokenizer=lambda text: list(text.encode()))
     return get_response_synthesizer(llm=llm, response_mode=mode, prompt_helper=helper, **options)
 
 
@@ -256,6 +256,20 @@ def test_async_synthesizers_reach_full_batches_and_say_the_same(llm: GraftLLM, m
     answer = synthesizer(llm, mode, use_async=True).synthesize("what?", nodes(8))
     assert llm.runtime_for().stats().largest_batch == batch
     assert str(answer) == str(expected)
+
+
+@pytest.mark.parametrize("mode", ["refine", "compact", "tree_summarize"])
+def test_synthesizers_say_what_they_say_on_plain_transformers(llm: GraftLLM, mode: Any) -> None:
+    plain = pytest.importorskip("llama_index.llms.huggingface").HuggingFaceLLM(
+        model=tiny_model(max_position_embeddings=8192),
+        tokenizer=byte_tokenizer(),
+        context_window=8192,
+        max_new_tokens=8,
+        generate_kwargs={"do_sample": False},
+    )
+    text = GraftLLM(runtime=llm.runtime, temperature=0, max_tokens=8, is_chat_model=False)
+    answers = [str(synthesizer(engine, mode, window=1800).synthesize("what?", nodes(4))) for engine in (text, plain)]
+    assert answers[0] == answers[1] != ""
 
 
 def test_a_tree_over_many_chunks_never_overruns_the_context(llm: GraftLLM) -> None:
