@@ -10,7 +10,6 @@ from graftlm.core.config import SamplingParams
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.compile import Grammar
-
     from graftlm.core.grammar.vocabulary import Vocabulary
     from graftlm.core.tokenizer import Tokenizer
 

@@ -28,7 +28,8 @@ class KVStore:
     v[layer]  [num_slots, num_kv_heads, v_dim]
 
     On a CPU the memory is ordered by KV head first, so that one head's tokens lie in one run and stream a quarter
-    faster; elsewhere by slot first. Strides tell; shapes are the same. Slots hold garbage until they are written; nobody reads a slot that no token was stored in.
+    faster; elsewhere by slot first. Strides tell; shapes are the same. Slots hold garbage until they are written;
+    nobody reads a slot that no token was stored in.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 import pytest
+from hypothesis import given, settings, strategies as st
+
 from graftlm.core.errors import EngineError
 from graftlm.core.pages import Extent, PagePool, clip_range, coalesce
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def test_allocation_takes_one_extent_where_one_fits() -> None:

@@ -1,9 +1,9 @@
 import numpy as np
+from hypothesis import given, settings, strategies as st
+
 from graftlm.core.config import CacheConfig
 from graftlm.core.pages import Extent
 from graftlm.core.radix import RadixTree, eviction_key
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def ids(*tokens: int) -> np.ndarray:
