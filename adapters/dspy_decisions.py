@@ -64,13 +64,15 @@ def decision_form(annotation: Any) -> tuple[Form, list[str]] | None:
     """The form and labels of one of DSPy's evidence types; None for any other type."""
     if not inspect.isclass(annotation) or annotation.__module__ != evidence_type.__module__:
         return None
-    form = annotation.__name__.removesuffix("Evidence")
-    if form == "Noul":
+    evidence: Any = annotation
+    name = evidence.__name__.removesuffix("Evidence")
+    if name == "Noul":
         return "Noul", ["True", "False"]
-    if form not in ("Choice", "Score"):
+    forms: dict[str, Form] = {"Choice": "Choice", "Score": "Score"}
+    if name not in forms:
         return None
-    options = annotation.model_fields["probabilities"].annotation.model_fields.values()
-    return form, [option.alias for option in options]
+    options = evidence.model_fields["probabilities"].annotation.model_fields.values()
+    return forms[name], [option.alias for option in options]
 
 
 def measure(
@@ -83,7 +85,7 @@ def measure(
     reply = Measured(list(prompt))
     for decides, group in groupby(pieces, lambda piece: isinstance(piece, Decision)):
         if decides:
-            for decision in group:
+            for decision in (piece for piece in group if isinstance(piece, Decision)):
                 _decide(runtime, reply, decision)
             continue
         for language in joined(piece for piece in group if isinstance(piece, Lowered)):

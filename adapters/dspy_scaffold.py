@@ -26,7 +26,7 @@ from graftlm.adapters.dspy_pieces import joined, literal, lower_schema
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast, regex
 from graftlm.core.grammar.lowering import Lowered
-from graftlm.core.grammar.spec import Composite
+from graftlm.core.grammar.spec import Composite, JsonSchema
 
 Kind = Literal["text", "regex", "choices", "schema", "decision"]
 
@@ -106,6 +106,25 @@ class Scaffold:
         """All replies, one language after the other; there must be no decision among the fields."""
         return joined([piece for piece in self.pieces() if isinstance(piece, Lowered)])
 
+    @property
+    def separate_links(self) -> list[Composite | JsonSchema]:
+        """The same with each schema by itself, so that one too large for an automaton leaves the others theirs."""
+        return _separate(self.pieces(), self.fields)
+
+
+def _separate(pieces: list[Lowered | Decision], fields: tuple[Field, ...]) -> list[Composite | JsonSchema]:
+    """The pieces of a scaffold with each schema by itself."""
+    links: list[Composite | JsonSchema] = []
+    run: list[Lowered] = []
+    schemas = {2 * i + 1: JsonSchema(field.value) for i, field in enumerate(fields) if field.kind == "schema"}
+    for i, piece in enumerate(pieces):
+        if i in schemas:
+            links += [*joined(run), schemas[i]]
+            run = []
+        elif isinstance(piece, Lowered):
+            run.append(piece)
+    return [*links, *joined(run)]
+
 
 def text_value(max_chars: int | None = None) -> ast.Node:
     """Text that does not contain "[[ ##", the beginning of a header.
@@ -151,7 +170,7 @@ _PATTERNS: dict[Any, str] = {int: INTEGER, float: NUMBER, datetime.date: DATE}
 
 
 def _schema_field(name: str, annotation: Any, info: FieldInfo) -> Field:
-    constrained = Annotated[annotation, *info.metadata] if info.metadata else annotation
+    constrained: Any = Annotated[annotation, *info.metadata] if info.metadata else annotation
     try:
         schema = TypeAdapter(constrained).json_schema()
         issues = lower_schema(schema).issues

@@ -65,7 +65,8 @@ class GraftInterpreter(EngineInterpreter):
         text, rest = leading_text(node)
         if text:
             yield from self._append(text)
-        yield from super().grammar(_Handed(rest), **kwargs)
+        handed: Any = _Handed(rest)
+        yield from super().grammar(handed, **kwargs)
 
     def image_url(self, node: ImageUrl, **kwargs: Any) -> Iterator[OutputAttr]:
         raise UnsupportedNodeError(interpreter=self, node=node)  # before it is downloaded

@@ -68,8 +68,9 @@ def leading_text(node: GrammarNode) -> tuple[str, GrammarNode]:
         return "", node
     nodes = list(_flat(node))
     text = ""
-    while len(nodes) > 1 and isinstance(nodes[0], LiteralNode):
-        text += nodes.pop(0).value
+    while len(nodes) > 1 and isinstance(first := nodes[0], LiteralNode):
+        text += first.value
+        del nodes[0]
     return (text, nodes[0] if len(nodes) == 1 else JoinNode(tuple(nodes))) if text else ("", node)
 
 
