@@ -24,7 +24,7 @@ from graftlm import Completion, Request, Runtime, Usage
 from graftlm.adapters.langchain import ChatGraftLM
 
 CASE = "langchain"
-BATCH_SIZES = (1, 8, 64)
+BATCH_SIZES = (1, 4, 16)
 
 
 class Job(BaseModel):
@@ -58,8 +58,9 @@ def shared_system_prompt(options: Options, runtime: Runtime, theirs: PreTrainedM
         runtime.clear_cache()
         answers["graftlm"] = [message.content for message in llm.batch(chats)]
 
+    some = prompts[: num_chats // 4]
     best = min(
-        BATCH_SIZES, key=lambda size: timed(lambda: text_pipeline(theirs, tokenizer, max_tokens, size).batch(prompts))
+        BATCH_SIZES, key=lambda size: timed(lambda: text_pipeline(theirs, tokenizer, max_tokens, size).batch(some))
     )
     text = text_pipeline(theirs, tokenizer, max_tokens, best)
     chat = chat_pipeline(theirs, tokenizer, max_tokens)
@@ -90,12 +91,20 @@ def shared_system_prompt(options: Options, runtime: Runtime, theirs: PreTrainedM
 
 
 def extraction(options: Options, runtime: Runtime, theirs: PreTrainedModel, tokenizer: Any) -> list[Row]:
-    """Structured output from many passages; the baseline asks for JSON and parses what comes."""
-    items = (_items() * 64)[: options.choose(8, 64)]
+    """Structured output from many passages after four examples; the baseline asks for JSON and parses what comes."""
+    examples, items = _inputs()
+    items = (items * 64)[: options.choose(8, 64)]
     max_tokens = 48
-    prompt = ChatPromptTemplate.from_messages(
-        [("human", "{passage}\n\nExtract a JSON object about {name} with the keys name and job.")]
-    )
+    ask = "{passage}\n\nExtract a JSON object about {name} with the keys name and job."
+    shots = [
+        message
+        for shot in examples
+        for message in (
+            ("human", ask.format(**shot)),
+            ("ai", f'{{{{"name":"{shot["name"]}","job":"{shot["answer"]}"}}}}'),
+        )
+    ]
+    prompt = ChatPromptTemplate.from_messages([*shots, ("human", ask)])
     ours = prompt | ChatGraftLM(runtime=runtime, temperature=0, max_tokens=max_tokens).with_structured_output(Job)
     chat = chat_pipeline(theirs, tokenizer, max_tokens, min_new_tokens=1)
     baseline = prompt | chat | PydanticOutputParser(pydantic_object=Job)
@@ -190,11 +199,11 @@ def _chats(what: str, count: int, times: dict[str, Timing], baseline: str, floor
     return rate_row(CASE, what, "chats/s", count, times["graftlm"], times[baseline], floor=floor, shape=shape)
 
 
-def _items() -> list[dict[str, str]]:
-    """Passages about people, with a name and the right job."""
+def _inputs() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Examples and passages about people, each with a name and the right job."""
     path = Path(graftlm.__file__).parent / "demo" / "inputs.json"
-    items: list[dict[str, str]] = json.loads(path.read_text())["langchain"]["items"]
-    return items
+    told = json.loads(path.read_text())["langchain"]
+    return told["examples"], told["items"]
 
 
 def _dicts(chat: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
