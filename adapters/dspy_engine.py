@@ -25,10 +25,10 @@ from graftlm.adapters.dspy_inflight import InFlight
 from graftlm.adapters.dspy_scaffold import Scaffold
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.constraint import vocabulary_of
-from graftlm.core.errors import GraftError
-from graftlm.core.grammar.cache import submit_compile
-from graftlm.core.grammar.compile import Grammar
+from graftlm.core.errors import GraftError, GrammarError
+from graftlm.core.grammar.cache import compile_cached
 from graftlm.core.grammar.lowering import Lowered
+from graftlm.core.grammar.spec import Composite, JsonSchema
 from graftlm.core.request import Chunk, Completion, Request
 from graftlm.core.runtime import Runtime
 from graftlm.core.tool_grammar import tool_constraint
@@ -62,7 +62,7 @@ class _Door:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._in_flight: InFlight[Completion] = InFlight()
-        self._grammars: WeakKeyDictionary[Scaffold, list[Future[Grammar]]] = WeakKeyDictionary()
+        self._grammars: WeakKeyDictionary[Scaffold, Any] = WeakKeyDictionary()
 
     @property
     def model_string(self) -> str:
@@ -143,15 +143,36 @@ class _Door:
         return max(1, min(wanted or wire.DEFAULT_MAX_TOKENS, room))
 
     def _grammar(self, scaffold: Scaffold) -> Any:
-        """The scaffold's grammar once it is compiled, else what it is compiled from: hashing that takes longer."""
-        vocabulary = vocabulary_of(self.runtime.tokenizer)
+        """The scaffold's grammar; blocks while it is compiled, once.
+
+        As one automaton where there can be one; else as a chain, in which recursive or very large schemas are
+        llguidance's. Raises GrammarError where neither can be.
+        """
         known = self._grammars.get(scaffold)
         if known is None:
-            known = self._grammars[scaffold] = [submit_compile(language, vocabulary) for language in scaffold.links]
-        if len(known) > 1:
-            return Chain([future.result() for future in known], vocabulary.eos_token_ids)
-        (future,) = known
-        return future.result() if future.done() and future.exception() is None else scaffold.links[0]
+            known = self._grammars[scaffold] = self._compile(scaffold)
+        return known
+
+    def _compile(self, scaffold: Scaffold) -> Any:
+        vocabulary = vocabulary_of(self.runtime.tokenizer)
+        links: list[Composite | JsonSchema] = list(scaffold.links)
+        if len(links) == 1:
+            separate = scaffold.separate_links
+            try:
+                whole = compile_cached(links[0], vocabulary)
+                if whole.engine == "fsm" or len(separate) == 1:
+                    return whole
+            except GrammarError:
+                if len(separate) == 1:
+                    raise
+            links = separate
+        grammars = [compile_cached(link, vocabulary, on_unsupported="warn") for link in links]
+        return Chain(grammars, vocabulary.eos_token_ids)
+
+    def _must_compile(self, request: lm15.Request) -> bool:
+        """Whether preparing the request takes longer than an event loop should wait."""
+        text = wire.native_extensions(request.config).get("scaffold")
+        return text is not None and Scaffold.from_json(text) not in self._grammars
 
     def _submit(self, call: _Call) -> Future[Completion]:
         if call.key is None:
@@ -199,14 +220,16 @@ class AsyncEngine(_Door):
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
         with _translated():
-            call = self._prepare(request)
+            slow = self._must_compile(request)
+            call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request)
             if call.pieces:
                 return await asyncio.to_thread(self._measured, call)
             return self._answer(call, await asyncio.wrap_future(self._submit(call)))
 
     async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:
         with _translated():
-            call = self._prepare(request)
+            slow = self._must_compile(request)
+            call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request)
             events = _Events(call)
             yield events.start()
             async for chunk in self.runtime.submit_astream(call.request(stream=True)):

@@ -35,6 +35,10 @@ class Address(pydantic.BaseModel):
     number: Literal[1, 2]
 
 
+class Code(pydantic.BaseModel):
+    text: str = pydantic.Field(pattern="^[ab]*a[ab]{16}$")
+
+
 class Node(pydantic.BaseModel):
     value: int = pydantic.Field(ge=0, le=9)
     children: list[Node] = pydantic.Field(max_length=1)
@@ -212,6 +216,18 @@ def test_optional_nested_and_constrained_types_parse(lm: GraftLM) -> None:
     for i in range(2):
         answer = dspy.Predict(Odd)(question=f"q{i}", config={"max_tokens": 350})
         assert 1 <= answer.rating <= 5 and isinstance(answer.tree, Node) and isinstance(answer.table, dict)
+
+
+def test_a_schema_too_large_for_an_automaton_leaves_the_other_fields_theirs(lm: GraftLM) -> None:
+    class Large(dspy.Signature):
+        question: str = dspy.InputField()
+        note: str = dspy.OutputField()
+        code: Code = dspy.OutputField()
+
+    answer = dspy.Predict(Large)(question="x", config={"max_tokens": 200})
+    assert isinstance(answer.code, Code) and isinstance(answer.note, str)
+    again = asyncio.run(dspy.Predict(Large).acall(question="y", config={"max_tokens": 200}))
+    assert isinstance(again.code, Code)
 
 
 def test_a_type_without_a_grammar_becomes_text_with_a_warning() -> None:
