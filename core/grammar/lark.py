@@ -39,6 +39,9 @@ class _Writer:
             return self._terminal_use(node)
         match node:
             case ast.Rule(name):
+                if name not in self._names:
+                    known = ", ".join(self._names) or "none"
+                    raise GrammarError(f"rule {name!r} is named but not given; given: {known}")
                 return self._names[name]
             case ast.Concat(items):
                 return self._concat(self._runs(items))
