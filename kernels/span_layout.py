@@ -18,6 +18,8 @@ _GATHER_BYTES = 1 << 20
 """Of K gathered at once: what stays in a core's cache."""
 _MIN_FILL = 0.7
 """The least share of a padded call that is not padding."""
+_SHORT_CHUNK = 32
+"""Most new tokens of a row that are read with what comes before them, under a mask, in one call."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,33 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """A row of several new tokens.
+
+    covered  how many of its tokens a group already covers
+    spans    where the others lie: all of them if there is a `bias`, else those before the new ones
+    bias     [num_new, length of the last span], dtype of the queries: 0 where a query sees a key, else -inf; set if
+             the new tokens are few and lie in one span
+    """
+
+    row: Row
+    covered: int
+    spans: list[Span]
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class Work:
     """A plan as one kind of layer sees it: without a window, or with a window of one size.
 
     decode  where the queries of the rows with one new token are; None if every query is such a one.
     levels  their spans, without those of `groups`.
-    chunks  rows of several new tokens, and how many of their tokens a group already covers.
+    chunks  rows of several new tokens.
     """
 
     decode: torch.Tensor | None
     levels: list[Level]
-    chunks: list[tuple[Row, int]]
+    chunks: list[Chunk]
     groups: list[Group]
 
 
@@ -121,10 +139,23 @@ def _bundle(spans: list[Span], width: int, dtype: torch.dtype) -> Bundle:
     return Bundle(len(spans), width, slots, bias)
 
 
+def _chunk(row: Row, covered: int, one_call: bool, dtype: torch.dtype) -> Chunk:
+    num_new = row.num_new
+    if one_call and num_new <= _SHORT_CHUNK:
+        spans = spans_of(row.extents, covered, row.past + num_new)
+        length = spans[-1][1] - spans[-1][0]
+        if length >= num_new:
+            unseen = torch.ones(num_new, length, dtype=torch.bool).triu_(length - num_new + 1)
+            return Chunk(
+                row, covered, spans, torch.zeros(num_new, length, dtype=dtype).masked_fill_(unseen, -torch.inf)
+            )
+    return Chunk(row, covered, spans_of(row.extents, covered, row.past), None)
+
+
 def lay_out(plan: Plan, window: int | None, bytes_per_slot: int | None, dtype: torch.dtype) -> Work:
     """Sort a step's rows into decode rows, chunks and groups for layers with this window.
 
-    Short spans are bundled if `bytes_per_slot` of K are given.
+    Short spans are bundled, and short chunks read in one call, if `bytes_per_slot` of K are given.
     """
     rows = plan.rows
     covered = [0] * len(rows)
@@ -138,7 +169,8 @@ def lay_out(plan: Plan, window: int | None, bytes_per_slot: int | None, dtype: t
         spans = spans_of(shared.extents, 0, shared.length)
         groups.append(Group(spans, torch.tensor(queries, device=plan.out_slots.device)))
     singles = [(row, c) for row, c in zip(rows, covered, strict=True) if row.num_new == 1]
-    chunks = [(row, c) for row, c in zip(rows, covered, strict=True) if row.num_new > 1]
+    one_call = bytes_per_slot is not None
+    chunks = [_chunk(row, c, one_call, dtype) for row, c in zip(rows, covered, strict=True) if row.num_new > 1]
     spans_of_rows = [
         spans_of(row.extents, c if window is None else max(c, row.past + 1 - window), row.past + 1)
         for row, c in singles

@@ -14,7 +14,7 @@ import torch
 
 from graftlm.kernels.attention import LayerSpec, Plan, Row
 from graftlm.kernels.kv_store import KVStore
-from graftlm.kernels.span_layout import Bundle, Group, Level, Span, Work, lay_out, spans_of
+from graftlm.kernels.span_layout import Bundle, Chunk, Group, Level, Span, Work, lay_out, spans_of
 
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _QUERY_BLOCK = 512
@@ -142,9 +142,9 @@ class _LayerPass:
                 part = self.decode(q.index_select(0, work.decode), work.levels)
                 result.out[work.decode] = part.out.to(out_dtype)
                 result.lse[work.decode] = part.lse
-            for row, covered in work.chunks:
-                here = slice(row.start, row.start + row.num_new)
-                part = self.chunk(q[here], k[here], v[here], row, covered)
+            for chunk in work.chunks:
+                here = slice(chunk.row.start, chunk.row.start + chunk.row.num_new)
+                part = self.chunk(q[here], k[here], v[here], chunk)
                 result.out[here] = part.out
                 result.lse[here] = part.lse
         for group in work.groups:
@@ -212,23 +212,29 @@ class _LayerPass:
         first, last = span
         return _view(self.k_store, first, last), _view(self.v_store, first, last)
 
-    def chunk(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: Row, covered: int) -> Partial:
-        """Several new tokens of one row, without its first `covered` tokens. q [n, Hq, Dk] -> [n, Hq, Dv], [n, Hq]."""
+    def chunk(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunk: Chunk) -> Partial:
+        """Several new tokens of one row, without those that a group covers. q [n, Hq, Dk] -> [n, Hq, Dv], [n, Hq]."""
         num_new, num_heads, k_dim = q.shape
         num_kv_heads = k.shape[1]
         group = num_heads // num_kv_heads
-        if self.window is not None and row.past + num_new > self.window:
-            return self.windowed_chunk(q, row, self.window)
+        if self.window is not None and chunk.row.past + num_new > self.window:
+            return self.windowed_chunk(q, chunk.row, self.window)
         heads = q.view(num_new, num_kv_heads, group, k_dim).permute(1, 2, 0, 3)  # [Hkv, G, n, Dk]
-        result = attend(
-            heads,
-            k.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, k_dim),
-            v.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, v.shape[-1]),
-            scale=self.scale,
-            causal=True,
-            softcap=self.softcap,
-        )
-        spans = spans_of(row.extents, covered, row.past)
+        spans = chunk.spans
+        if chunk.bias is not None:
+            assert _flash is not None
+            *spans, own = spans
+            keys, values = (x.transpose(0, 1).expand(-1, group, -1, -1) for x in self.views(own))
+            result = Partial(*_flash(heads, keys, values, 0.0, False, attn_mask=chunk.bias, scale=self.scale))
+        else:
+            result = attend(
+                heads,
+                k.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, k_dim),
+                v.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, v.shape[-1]),
+                scale=self.scale,
+                causal=True,
+                softcap=self.softcap,
+            )
         folded = heads.reshape(1, num_kv_heads, group * num_new, k_dim) if spans else heads
         for span in spans:
             out, lse = self.read(folded, span)

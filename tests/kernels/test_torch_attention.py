@@ -127,6 +127,8 @@ def check(
 DECODE = make_plan([(20, 1, (Range(0, 21),)), (3, 1, (Range(30, 34),)), (0, 1, (Range(40, 41),))])
 CHUNK = make_plan([(0, 17, (Range(5, 22),))])
 EXTEND = make_plan([(9, 12, (Range(50, 60), Range(3, 14)))])
+EXTEND_LONG = make_plan([(21, 40, (Range(50, 60), Range(3, 14), Range(100, 140)))])
+EXTEND_SHORT = make_plan([(30, 5, (Range(200, 235),)), (280, 2, (Range(300, 582),))])
 MIXED = make_plan(
     [
         (40, 1, (Range(0, 20), Range(30, 51))),
@@ -151,6 +153,8 @@ PLANS = {
     "decode": DECODE,
     "chunk": CHUNK,
     "extend": EXTEND,
+    "extend long": EXTEND_LONG,
+    "extend short": EXTEND_SHORT,
     "mixed": MIXED,
     "long": LONG,
     "shared": SHARED,
