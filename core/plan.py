@@ -39,7 +39,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """Decode rows whose first `length` tokens lie in the same slots, to be read once for all of them.
+    """Rows whose first `length` tokens lie in the same slots, to be read once for all of them.
 
     `rows` are indices into StepPlan.rows, `extents` the slots of the shared tokens.
     """
@@ -125,12 +125,13 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
 
 
 def find_shared(rows: list[PlanRow], *, min_length: int = 64) -> tuple[SharedPrefix, ...]:
-    """Partition decode rows so that the most KV reads are saved: (rows - 1) x shared tokens, summed over groups.
+    """Partition rows so that the most KV reads are saved: (rows - 1) x shared tokens, summed over groups.
 
-    Only locked radix prefixes of at least `min_length` tokens count.
+    Only locked radix prefixes of at least `min_length` tokens count. Rows that append forced tokens share as those
+    with one new token do.
     """
-    decode = [i for i, row in enumerate(rows) if row.num_new == 1 and row.sequence.num_shared >= min_length]
-    return tuple(_partition(rows, decode, 0, min_length)[1])
+    sharing = [i for i, row in enumerate(rows) if row.sequence.num_shared >= min_length]
+    return tuple(_partition(rows, sharing, 0, min_length)[1])
 
 
 def _partition(rows: list[PlanRow], members: list[int], offset: int, min_length: int) -> tuple[int, list[SharedPrefix]]:

@@ -100,16 +100,16 @@ class DeviceStep:
             host["slots"][num_tokens : num_tokens + size - num_rows] = self.scratch
             host["ids"][num_tokens : num_tokens + size - num_rows] = 0
             host["positions"][num_tokens : num_tokens + size - num_rows] = 0
-        shared = best_prefix(plan.shared)
+        num_decode = int(np.argmax(counts > 1)) if (counts > 1).any() else num_rows
+        shared = best_prefix(plan.shared, num_decode)
         host["num_members"][0] = host["prefix_len"][0] = 0
         if shared is not None:
-            members = np.asarray(shared.rows, np.int32)
+            members = np.asarray([row for row in shared.rows if row < num_decode], np.int32)
             host["members"][: len(members)] = members
             host["starts"][members] = shared.length
             host["num_members"][0], host["prefix_len"][0] = len(members), shared.length
         self._device.copy_(self._host, non_blocking=True)
         self._send_table(rows, size)
-        num_decode = int(np.argmax(counts > 1)) if (counts > 1).any() else num_rows
         return Layout(num_rows, num_decode, int(counts.max()), shared is not None)
 
     def fill_scratch(self, num_rows: int) -> None:
@@ -150,11 +150,11 @@ class CapturableAttention(Attention, Protocol):
         ...
 
 
-def best_prefix(shared: Sequence[Shared]) -> Shared | None:
-    """The shared prefix that saves the most reads, if it saves enough to be worth its own pass."""
-    best = max(shared, key=_saved, default=None)
-    return best if best is not None and _saved(best) >= MIN_PREFIX_READS else None
+def best_prefix(shared: Sequence[Shared], num_decode: int) -> Shared | None:
+    """The shared prefix that saves the first `num_decode` rows the most reads, if enough to be worth its own pass."""
 
+    def saved(prefix: Shared) -> int:
+        return (sum(row < num_decode for row in prefix.rows) - 1) * prefix.length
 
-def _saved(shared: Shared) -> int:
-    return (len(shared.rows) - 1) * shared.length
+    best = max(shared, key=saved, default=None)
+    return best if best is not None and saved(best) >= MIN_PREFIX_READS else None
