@@ -58,7 +58,7 @@ def tree_summarize(options: Options, runtime: Runtime, ours: GraftLLM, theirs: H
 
 def four_questions(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
     """Four questions about one context, one after the other, as a user would ask them."""
-    nodes = _nodes(8, options.choose(100, 300))
+    nodes = _nodes(8, options.choose(100, 180))  # they fit into one prompt
     questions = ["Who is it about?", "Where does it happen?", "When was it?", "Why did they do it?"]
     answers: dict[str, str] = {}
 
