@@ -4,7 +4,6 @@ import asyncio
 import copy
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,13 +40,10 @@ def llm(runtime: Runtime) -> ChatGraftLM:
 # -- construction ------------------------------------------------------------------------------------------------
 
 
-def test_constructing_is_quick_and_loads_nothing() -> None:
-    ChatGraftLM(model="sprout")
-    started = time.process_time()
-    models = [ChatGraftLM(model="sprout") for _ in range(20)]
-    assert (time.process_time() - started) / 20 < 0.005
+def test_constructing_loads_nothing_and_models_of_one_name_share_a_runtime() -> None:
+    models = [ChatGraftLM(model="./no-such-folder") for _ in range(2)]
     assert models[0].runtime_for() is models[1].runtime_for()
-    assert "not loaded" in repr(models[0].runtime_for()) or models[0].runtime_for()._engine is not None
+    assert "not loaded" in repr(models[0].runtime_for())
 
 
 def test_an_unknown_constructor_keyword_names_its_neighbour() -> None:
