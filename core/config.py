@@ -34,15 +34,18 @@ def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> Non
 class CacheConfig:
     """The KV pool and the radix tree over it.
 
-    max_tokens  slots in the pool; None sizes it from `max_bytes` or from free memory.
-    max_bytes   size of the pool in bytes; the smaller of both wins when both are given.
-    eviction    "lru", "lfu" or a sort key `Node -> comparable`: the smallest leaf goes first.
-    page_size   tokens per page; matching is by whole pages.
-    enabled     False computes every prompt anew.
+    max_tokens    slots in the pool.
+    max_bytes     size of the pool in bytes.
+    memory_share  part of the memory that the weights leave free, above 0 and at most 1. The least of these three
+                  counts; where none is given, 0.85 on a GPU, and 0.25 on a CPU for at most 64 full contexts.
+    eviction      "lru", "lfu" or a sort key `Node -> comparable`: the smallest leaf goes first.
+    page_size     tokens per page; matching is by whole pages.
+    enabled       False computes every prompt anew.
     """
 
     max_tokens: int | None = None
     max_bytes: int | None = None
+    memory_share: float | None = None
     eviction: Literal["lru", "lfu"] | EvictionKey = "lru"
     page_size: int = 1
     enabled: bool = True
@@ -51,6 +54,8 @@ class CacheConfig:
         for name in ("max_tokens", "max_bytes"):
             value = getattr(self, name)
             _check(value is None or value >= 1, f"{name} is {value}; it must be at least 1, or None")
+        share = self.memory_share
+        _check(share is None or 0 < share <= 1, f"memory_share is {share}; it must lie in (0, 1], or be None")
         _check(
             callable(self.eviction) or self.eviction in ("lru", "lfu"),
             f"eviction is {self.eviction!r}; use 'lru', 'lfu' or a function of a radix node",

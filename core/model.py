@@ -17,6 +17,7 @@ from torch import nn
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fuse import Fusions, fuse
+from graftlm.core.memory import check_weights_fit
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, Reference, discover, qualify
 from graftlm.core.tokenizer import Tokenizer
@@ -109,6 +110,7 @@ def load_model(
         source = resolve(model)
         name = os.fspath(model)
         hf_model = _read_weights(source, config, device)
+    check_weights_fit(name, hf_model, device)
     hf_model = hf_model.to(device).eval()
     wrapped = _tokenizer(tokenizer, source, config)
     generation = getattr(hf_model, "generation_config", None)
@@ -196,9 +198,18 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device is {name!r}; use 'auto', 'cpu', 'cuda' or 'cuda:N'") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {name!r}, but torch sees no GPU here; use device='cpu'")
+    if device.type == "cuda":
+        _check_gpu(name, device)
     return device
+
+
+def _check_gpu(name: str, device: torch.device) -> None:
+    if not torch.cuda.is_available():
+        why = "" if torch.version.cuda else ", and this torch was built without CUDA"
+        raise ConfigError(f"device is {name!r}, but torch sees no GPU here{why}; use device='cpu'")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise ConfigError(f"device is {name!r}, torch sees {count} GPU(s) here; use 'cuda:0' to 'cuda:{count - 1}'")
 
 
 def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | Literal["auto"]:

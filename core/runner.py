@@ -1,15 +1,15 @@
-"""One forward of a model, and how much KV there is room for."""
+"""Who runs a model's forward: which runner, over which kernels, on a KV pool of which size."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from graftlm.core.config import CacheConfig, EngineConfig
+from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
+from graftlm.core.memory import pool_size
 from graftlm.core.plan import StepPlan
 from graftlm.core.prefix_cache import SnapshotLane
 
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from graftlm.core.qualify import AttentionFactory
     from graftlm.kernels.attention import Attention
     from graftlm.kernels.kv_store import KVStore
-
-DEFAULT_CONTEXTS = 64  # full contexts that the default CPU pool holds at most
-GPU_MEMORY_SHARE = 0.85  # of what the weights leave free
-MEMORY_SHARE = 0.25  # of free memory, for the default CPU pool
 
 
 class Runner(Protocol):
@@ -109,40 +105,3 @@ def _attention(
             return attention
         reasons.append(f"{name}: {reason}")
     raise ConfigError(f"no attention can run {loaded.name}: {'; '.join(reasons)}; use attention='auto'")
-
-
-def pool_size(loaded: LoadedModel, cache: CacheConfig) -> int:
-    """Slots in the pool: what the configuration says, else a share of free memory."""
-    bytes_per_token = max(loaded.bytes_per_token, 1)
-    limits = []
-    if cache.max_tokens is not None:
-        limits.append(cache.max_tokens)
-    if cache.max_bytes is not None:
-        limits.append(cache.max_bytes // bytes_per_token)
-    if not limits:
-        limits.append(_default_slots(loaded, bytes_per_token))
-    num_slots = min(limits) // cache.page_size * cache.page_size
-    if num_slots < 2:
-        raise ConfigError(
-            f"the KV pool would hold {num_slots} tokens; one token takes {bytes_per_token:,} bytes: "
-            "raise CacheConfig.max_tokens or max_bytes"
-        )
-    return num_slots
-
-
-def _default_slots(loaded: LoadedModel, bytes_per_token: int) -> int:
-    import psutil
-
-    if loaded.device.type == "cuda":
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(loaded.device)
-        slots = int(free * GPU_MEMORY_SHARE) // bytes_per_token
-        if slots < 2:
-            raise ConfigError(
-                f"{free / 1e9:.1f} GB of GPU memory are free beside the weights, too little for a KV pool; "
-                "use a smaller model or dtype, or end what else uses the GPU"
-            )
-        return slots
-    share = int(psutil.virtual_memory().available * MEMORY_SHARE) // bytes_per_token
-    return max(min(share, DEFAULT_CONTEXTS * loaded.max_model_len), min(loaded.max_model_len, math.ceil(share)))
