@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from operator import attrgetter
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class PlanRow:
+class PlanRow(NamedTuple):
     """One sequence in one step: tokens [past, past + num_new) of it, at query rows [start, start + num_new).
 
     extents     slots of tokens [0, past + num_new), in order, neighbours joined.
@@ -59,6 +59,8 @@ class StepPlan:
     logits_rows  int64 [num_logits]   the query rows whose logits are wanted, in row order
     num_logits_per_row  for each PlanRow, how many of `logits_rows` are its own (0, 1, or more when scoring)
     kind         "decode" when every row has one new token, else "mixed"
+    fed          int32 [num_tokens]: which of the tokens that the last step drew is this token, -1 for an id that is
+                 known here; None where all are known
     """
 
     rows: tuple[PlanRow, ...]
@@ -69,14 +71,14 @@ class StepPlan:
     num_logits_per_row: tuple[int, ...]
     kind: Literal["decode", "mixed"]
     shared: tuple[SharedPrefix, ...] = field(default=())
+    fed: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
         return int(self.input_ids.shape[0])
 
 
-@dataclass(frozen=True)
-class ScheduledRow:
+class ScheduledRow(NamedTuple):
     """What the scheduler decided for one sequence: compute its next `num_new` tokens."""
 
     sequence: Sequence
@@ -90,38 +92,121 @@ def slots_of(extents: Iterable[Extent], first: int, last: int) -> np.ndarray:
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
+class Holding:
+    """All slots that a sequence holds, neighbours joined; kept with the sequence for as long as they stay the same.
+
+    `before` counts the tokens ahead of the last extent: where a sequence grows, only that one changes.
+    """
+
+    __slots__ = ("_shared", "_own", "_num_own", "_last", "extents", "before")
+
+    def __init__(self, sequence: Sequence) -> None:
+        own = sequence.own
+        self._shared, self._own, self._num_own = sequence.shared, own, len(own)
+        self._last = own[-1] if own else None
+        self.extents = tuple(coalesce([*sequence.shared, *own]))
+        self.before = sum(stop - start for start, stop in self.extents[:-1])
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> Holding:
+        held: Holding | None = sequence.holding
+        if held is None or not held._holds(sequence):
+            held = sequence.holding = cls(sequence)
+        return held
+
+    def _holds(self, sequence: Sequence) -> bool:
+        own = sequence.own
+        return (
+            self._own is own
+            and self._shared is sequence.shared
+            and self._num_own == len(own)
+            and (not own or own[-1] is self._last)
+        )
+
+    def clipped(self, num_tokens: int) -> tuple[Extent, ...]:
+        """The slots of the first `num_tokens` tokens."""
+        if num_tokens <= self.before:
+            return tuple(clip_range(self.extents, 0, num_tokens))
+        start, stop = self.extents[-1]
+        end = start + num_tokens - self.before
+        return self.extents if end == stop else (*self.extents[:-1], Extent(start, end))
+
+    def slot(self, position: int) -> int:
+        """The slot of one token."""
+        if position >= self.before:
+            return self.extents[-1][0] + position - self.before
+        return slot_at(self.extents, position)
+
+
+def slot_at(extents: Iterable[Extent], position: int) -> int:
+    """The slot of token `position` of a sequence that lives in `extents`."""
+    for start, stop in extents:
+        if position < stop - start:
+            return start + position
+        position -= stop - start
+    raise IndexError(f"no slot for token {position} beyond the last")
+
+
 def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan:
     """Lay out the rows of one step: those with one new token, then the others."""
     import torch
 
     rows: list[PlanRow] = []
-    input_ids: list[int] = []
-    positions: list[np.ndarray] = []
-    out_slots: list[np.ndarray] = []
+    fed: list[int] = []
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
     logits_rows: list[int] = []
-    start = 0
-    scheduled = sorted(scheduled, key=lambda item: item.num_new > 1)  # kernels want the decode rows first
-    for item in scheduled:
+    scheduled = sorted(scheduled, key=_is_chunk)  # kernels want the decode rows first
+    for start, item in enumerate(scheduled):
+        if item.num_new > 1:
+            break
+        sequence = item.sequence
+        past, held = sequence.num_computed, Holding.of(sequence)
+        rows.append(PlanRow(sequence, start, 1, past, held.clipped(past + 1)))
+        known = past < len(sequence.tokens)
+        ids.append(sequence.tokens[past] if known else 0)
+        fed.append(-1 if known else sequence.drawn_at)
+        positions.append(past)
+        slots.append(held.slot(past))
+        if item.num_logits:
+            logits_rows.append(start)
+    num_decode = start = len(rows)
+    pieces = [(np.array(ids, np.int64), np.array(positions, np.int64), np.array(slots, np.int64))]
+    for item in scheduled[num_decode:]:
         sequence, num_new = item.sequence, item.num_new
         past = sequence.num_computed
-        extents = tuple(clip_range(coalesce([*sequence.shared, *sequence.own]), 0, past + num_new))
+        stop = past + num_new
+        extents = Holding.of(sequence).clipped(stop)
         rows.append(PlanRow(sequence, start, num_new, past, extents))
-        input_ids.extend(sequence.tokens[past : past + num_new])
-        positions.append(np.arange(past, past + num_new, dtype=np.int64))
-        out_slots.append(slots_of(extents, past, past + num_new))
+        prompt = sequence.prompt_ids
+        new = prompt[past:stop] if stop <= len(prompt) else np.array(sequence.tokens[past:stop], np.int64)
+        pieces.append((new, np.arange(past, stop), slots_of(extents, past, stop)))
         logits_rows.extend(range(start + num_new - item.num_logits, start + num_new))
         start += num_new
-    decode = all(row.num_new == 1 for row in rows)
+    input_ids, all_positions, out_slots = (np.concatenate(part, dtype=np.int64) for part in zip(*pieces, strict=True))
+    sources = None
+    if any(source >= 0 for source in fed):
+        sources = np.full(start, -1, np.int32)
+        sources[:num_decode] = fed
     return StepPlan(
         rows=tuple(rows),
-        input_ids=torch.tensor(input_ids, dtype=torch.int64),
-        positions=torch.from_numpy(np.concatenate(positions)),
-        out_slots=torch.from_numpy(np.concatenate(out_slots)),
+        input_ids=torch.from_numpy(input_ids),
+        positions=torch.from_numpy(all_positions),
+        out_slots=torch.from_numpy(out_slots),
         logits_rows=torch.tensor(logits_rows, dtype=torch.int64),
-        num_logits_per_row=tuple(item.num_logits for item in scheduled),
-        kind="decode" if decode else "mixed",
+        num_logits_per_row=tuple(map(_num_logits, scheduled)),
+        kind="decode" if num_decode == len(rows) else "mixed",
         shared=find_shared(rows) if share_decode else (),
+        fed=sources,
     )
+
+
+def _is_chunk(item: ScheduledRow) -> bool:
+    return item.num_new > 1
+
+
+_num_logits = attrgetter("num_logits")
 
 
 def find_shared(rows: list[PlanRow], *, min_length: int = 64) -> tuple[SharedPrefix, ...]:
@@ -139,8 +224,7 @@ def _partition(rows: list[PlanRow], members: list[int], offset: int, min_length:
     by_slot: dict[int, list[int]] = {}
     for index in members:
         if rows[index].sequence.num_shared > offset:
-            (slot, _), *_ = clip_range(rows[index].extents, offset, offset + 1)
-            by_slot.setdefault(slot, []).append(index)
+            by_slot.setdefault(slot_at(rows[index].extents, offset), []).append(index)
     saved = 0
     groups: list[SharedPrefix] = []
     for group in by_slot.values():

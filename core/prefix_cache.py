@@ -102,7 +102,8 @@ class PrefixCache:
             if sequence.num_computed >= sequence.num_prompt_tokens:
                 self.lane.publish(sequence)
             return
-        length = sequence.num_computed - sequence.num_computed % self.tree.page_size
+        known = min(sequence.num_computed, sequence.num_tokens)  # a key of the tree is made of ids
+        length = known - known % self.tree.page_size
         if not self.enabled or length <= sequence.num_shared:
             return
         inserted = self.tree.insert(

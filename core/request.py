@@ -146,9 +146,11 @@ SequenceStatus = Literal["waiting", "running", "finished"]
 class Sequence:
     """One token sequence on its way through the engine; a request with n > 1 has n of them.
 
-    `tokens` is the prompt followed by what was generated. KV of tokens[:num_computed] is in the pool:
-    the first `num_shared` of them in locked radix nodes (`node` and its ancestors), the rest in slots
-    that this sequence owns (`own`), which may reach further than num_computed.
+    `tokens` is the prompt followed by what was generated, as far as it is known here: `num_ahead` further tokens are
+    drawn, or being drawn, by steps whose results have not been read yet; `drawn_at` is where the newest of them is
+    among the tokens that its step drew. KV of the first `num_computed` tokens is in the pool, or will be once the
+    steps that were launched have run: the first `num_shared` of them in locked radix nodes (`node` and its
+    ancestors), the rest in slots that this sequence owns (`own`), which may reach further than num_computed.
     """
 
     request: Request
@@ -158,6 +160,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     status: SequenceStatus = "waiting"
     num_computed: int = 0
+    num_ahead: int = 0
+    drawn_at: int = -1
     num_shared: int = 0
     num_reused: int = 0
     num_cached: int | None = None
@@ -184,6 +188,8 @@ class Sequence:
     stopped_by: str | int | None = None
     logits: np.ndarray | None = None
     pinned: Node | None = field(default=None, repr=False)
+    holding: Any = field(default=None, repr=False)
+    """Where its KV lies, as the plan last laid it out (`graftlm.core.plan.Holding`)."""
     lane: Any = None
     """What the runner keeps for this sequence (the serial lane's own cache)."""
 
@@ -197,7 +203,7 @@ class Sequence:
 
     @property
     def ids(self) -> np.ndarray:
-        """All tokens, int32 [num_tokens]."""
+        """All known tokens, int32 [num_tokens]."""
         if len(self.tokens) == len(self.prompt_ids):
             return self.prompt_ids
         return np.fromiter(self.tokens, np.int32, len(self.tokens))
@@ -217,7 +223,7 @@ class Sequence:
     @property
     def num_pending(self) -> int:
         """Tokens whose KV is still to be computed; 1 for a row that only decodes."""
-        return len(self.tokens) - self.num_computed
+        return len(self.tokens) + self.num_ahead - self.num_computed
 
     @property
     def output_ids(self) -> list[int]:
@@ -232,7 +238,7 @@ class Sequence:
         """The first position whose logits are wanted."""
         if self.request.score_ids is not None:
             return len(self.prompt_ids) - len(self.request.score_ids)
-        return len(self.tokens) - 1
+        return len(self.tokens) + self.num_ahead - 1
 
     @property
     def ready(self) -> bool:
@@ -241,8 +247,13 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be generated."""
+        """Tokens that may still be generated after the known ones."""
         return self.max_new_tokens - self.num_generated
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the tokens that are being drawn are the last ones, whatever they are."""
+        return self.num_ahead > 0 and self.num_ahead >= self.remaining
 
     @property
     def capacity(self) -> int:

@@ -115,6 +115,8 @@ class Scheduler:
                 budget -= row.num_new
 
     def _next_row(self, sequence: Sequence, budget: int) -> ScheduledRow | None:
+        if sequence.exhausted:
+            return None
         past, pending = sequence.num_computed, sequence.num_pending
         num_new = min(pending if sequence.ready else pending - 1, budget)
         if num_new <= 0:
