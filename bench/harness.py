@@ -81,11 +81,14 @@ class Timing:
         return statistics.median(self.samples)
 
 
-def timed(function: Callable[[], Any]) -> float:
-    """Seconds that one call takes."""
+def timed(function: Callable[[], Any], name: str | None = None) -> float:
+    """Seconds that one call takes; with a `name`, stderr shows them as they come."""
     started = time.perf_counter()
     function()
-    return time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    if name is not None:
+        print(f"  {name}: {seconds:.2f} s", file=sys.stderr, flush=True)
+    return seconds
 
 
 def paired(functions: Mapping[str, Callable[[], Any]], repeats: int, warm: bool = True) -> dict[str, Timing]:
@@ -99,7 +102,7 @@ def paired(functions: Mapping[str, Callable[[], Any]], repeats: int, warm: bool 
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():
-            samples[name].append(timed(function))
+            samples[name].append(timed(function, name))
     return {name: Timing(tuple(times)) for name, times in samples.items()}
 
 
@@ -153,7 +156,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
     for column in ("value", "unit", "baseline", "ratio", "floor", "reached"):
         drawn.add_column(column, justify="left" if column == "unit" else "right")
     for row in rows:
-        spread = f" ({_number(row.low)}–{_number(row.high)})" if row.low is not None else ""
+        spread = f" ({_number(row.low)}–{_number(row.high)})" if row.low != row.high and row.low is not None else ""
         reached = {None: "", True: "[green]yes[/green]", False: "[red]no[/red]"}[row.reached]
         floor = "" if row.floor is None else f"{'≤' if row.at_most else '≥'} {row.floor:g}"
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
@@ -164,7 +167,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
 
 
 def main(package: str, arguments: Sequence[str]) -> int:
-    """Run the cases of one folder; exit status 1 if a floor is missed."""
+    """Run the cases of one folder; exit status 1 if a floor is missed. `langchain` stands for all `langchain_...`."""
     known = cases(package)
     parser = argparse.ArgumentParser(prog=f"python -m bench {package}", description=f"Cases: {', '.join(known)}.")
     parser.add_argument("cases", nargs="*", metavar="case", help="which cases; all if none is named")
@@ -173,12 +176,16 @@ def main(package: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--model", help="a Hugging Face name or local path in place of the case's own models")
     parser.add_argument("--json", type=Path, dest="output", help="write figures, commit and machine to this file")
     given = parser.parse_args(arguments)
-    if unknown := [case for case in given.cases if case not in known]:
-        parser.error(f"no case {unknown[0]!r}; known: {', '.join(known)}")
+    chosen: list[str] = []
+    for case in given.cases:
+        named = [name for name in known if name == case] or [name for name in known if name.startswith(f"{case}_")]
+        if not named:
+            parser.error(f"no case {case!r}; known: {', '.join(known)}")
+        chosen += named
     options = Options(given.quick, given.repeats, given.model)
     console = Console(width=None if sys.stdout.isatty() else 150)
     rows: list[Row] = []
-    for name in given.cases or known:
+    for name in chosen or known:
         with console.status(f"{package} {name}"):
             rows += importlib.import_module(known[name]).run(options)
     console.print(table(rows, f"{package}, {origin()['commit']}"))

@@ -13,7 +13,7 @@ from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, pipeline
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from bench.harness import Options
+from bench.harness import Options, timed
 from graftlm import Runtime
 from graftlm.core.embedded import sprout_folder
 
@@ -57,10 +57,29 @@ def text_pipeline(model: PreTrainedModel, tokenizer: Any, max_tokens: int, batch
     return HuggingFacePipeline(pipeline=pipe, batch_size=batch_size)
 
 
+def fastest_text_pipeline(
+    model: PreTrainedModel, tokenizer: Any, max_tokens: int, prompts: Sequence[str], **options: Any
+) -> tuple[Any, int]:
+    """HuggingFacePipeline at its best batch size for `prompts`, found on a part of them, and that size."""
+    some = list(prompts[:: max(1, len(prompts) // 16)])
+    sizes = [size for size in (1, 4, 16) if size <= len(some)]
+    made = {size: text_pipeline(model, tokenizer, max_tokens, size, **options) for size in sizes}
+    best = min(sizes, key=lambda size: timed(lambda: made[size].batch(some), f"batch_size={size}, {len(some)} prompts"))
+    return made[best], best
+
+
 def chat_pipeline(model: PreTrainedModel, tokenizer: Any, max_tokens: int, **options: Any) -> ChatHuggingFace:
     """LangChain's ChatHuggingFace, which runs one conversation at a time."""
     llm = text_pipeline(model, tokenizer, max_tokens, 1, **options)
     return ChatHuggingFace(llm=llm, tokenizer=tokenizer)
+
+
+def rendered(tokenizer: Any, chat: Sequence[tuple[str, str]]) -> str:
+    """The prompt of a chat in LangChain's short form, as ChatHuggingFace renders it."""
+    roles = {"human": "user", "ai": "assistant"}
+    messages = [{"role": roles.get(role, role), "content": text} for role, text in chat]
+    prompt: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return prompt
 
 
 def continuous_batching(model: PreTrainedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,22 @@ def test_a_report_says_command_commit_and_machine(tmp_path: Path) -> None:
     report = json.loads(path.read_text())
     assert {"command", "commit", "at", "machine", "rows"} <= set(report)
     assert report["rows"][0]["what"] == "import graftlm"
+
+
+def test_the_start_of_a_name_stands_for_all_cases_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def load(module: str) -> SimpleNamespace:
+        return SimpleNamespace(run=lambda options: ran.append(module) or [])
+
+    monkeypatch.setattr(harness.importlib, "import_module", load)
+    harness.main("frameworks", ["langchain", "batch"])
+    assert [name.removeprefix("bench.frameworks.") for name in ran] == [
+        "langchain_agent",
+        "langchain_batch",
+        "langchain_extraction",
+        "batch",
+    ]
 
 
 def test_an_unknown_case_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
