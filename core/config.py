@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from graftlm.core.errors import ConfigError
@@ -28,6 +29,23 @@ def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> Non
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown {what} {name!r}{hint}")
+
+
+def _as_tuple(value: Any, name: str, kind: str) -> tuple[Any, ...]:
+    if isinstance(value, str) or not (value is None or isinstance(value, Iterable)):
+        raise ConfigError(f"{name} is {value!r}; give {kind}")
+    return tuple(value or ())
+
+
+def _as_bias(given: Any) -> dict[int, float]:
+    """Token ids to what is added to their logits; ids may be text, as in JSON."""
+    try:
+        bias = {int(token): float(value) for token, value in given.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"logit_bias is {given!r}; give token ids and what to add to their logits") from error
+    wrong = next((token for token, value in bias.items() if math.isnan(value)), None)
+    _check(wrong is None, f"logit_bias of token {wrong} is nan; give a number")
+    return bias
 
 
 @dataclass(frozen=True)
@@ -137,6 +155,11 @@ class EngineConfig:
         return cls(**options)
 
 
+_WHOLE = ("max_tokens", "min_tokens", "top_k", "n", "seed", "top_logprobs")
+_REAL = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "timeout")
+_OPTIONAL = frozenset({"max_tokens", "seed", "timeout"})
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request is decoded.
@@ -175,13 +198,35 @@ class SamplingParams:
     close_on_length: bool | None = None
 
     def __post_init__(self) -> None:
-        stop: Any = self.stop
-        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _as_tuple(stop, "stop", "text or a list of texts"))
+        object.__setattr__(
+            self, "stop_token_ids", _as_tuple(self.stop_token_ids, "stop_token_ids", "a list of token ids")
+        )
         if self.choices is not None:
-            object.__setattr__(self, "choices", tuple(self.choices))
+            object.__setattr__(self, "choices", _as_tuple(self.choices, "choices", "a list of texts"))
+        self._check_types()
         self._check_ranges()
         self._check_constraint()
+
+    def _check_types(self) -> None:
+        for name in _WHOLE:
+            value = getattr(self, name)
+            optional = name in _OPTIONAL and value is None
+            _check(optional or isinstance(value, Integral), f"{name} is {value!r}; it must be a whole number")
+        for name in _REAL:
+            value = getattr(self, name)
+            optional = name in _OPTIONAL and value is None
+            _check(
+                optional or (isinstance(value, Real) and math.isfinite(value)),
+                f"{name} is {value!r}; it must be a finite number",
+            )
+        for token_id in self.stop_token_ids:
+            _check(isinstance(token_id, Integral), f"stop_token_ids holds {token_id!r}; it must hold token ids")
+        for option in self.choices or ():
+            _check(isinstance(option, str), f"choices holds {option!r}; it must hold text")
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
 
     def _check_ranges(self) -> None:
         _check(
@@ -193,10 +238,7 @@ class SamplingParams:
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
         )
-        _check(
-            math.isfinite(self.temperature) and self.temperature >= 0,
-            f"temperature is {self.temperature}; it must be 0 (greedy) or more",
-        )
+        _check(self.temperature >= 0, f"temperature is {self.temperature}; it must be 0 (greedy) or more")
         _check(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]")
         _check(self.top_k >= -1, f"top_k is {self.top_k}; it must be at least 1, or 0 to switch it off")
         _check(0 <= self.min_p <= 1, f"min_p is {self.min_p}; it must lie in [0, 1]")

@@ -1,0 +1,70 @@
+"""What a user sets is checked where it is built: values, kinds and ranges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
+from graftlm.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": "12"}, "max_tokens is '12'; it must be a whole number"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5"),
+        ({"n": None}, "n is None"),
+        ({"temperature": "0"}, "temperature is '0'; it must be a finite number"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": -1}, r"temperature is -1; it must be 0 \(greedy\) or more"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty is inf"),
+        ({"top_p": 0}, r"top_p is 0; it must lie in \(0, 1\]"),
+        ({"stop": 5}, "stop is 5; give text or a list of texts"),
+        ({"stop": [""]}, "stop strings must be non-empty text"),
+        ({"stop": [5]}, "stop strings must be non-empty text"),
+        ({"stop_token_ids": 5}, "stop_token_ids is 5"),
+        ({"stop_token_ids": ["5"]}, "stop_token_ids holds '5'"),
+        ({"choices": "yes"}, "choices is 'yes'; give a list of texts"),
+        ({"choices": [1, 2]}, "choices holds 1; it must hold text"),
+        ({"choices": []}, "choices is empty"),
+        ({"logit_bias": {"a": 1}}, "logit_bias is {'a': 1}"),
+        ({"logit_bias": [1]}, r"logit_bias is \[1\]"),
+        ({"logit_bias": {3: float("nan")}}, "logit_bias of token 3 is nan"),
+        ({"regex": "a", "choices": ["b"]}, "regex and choices were both given"),
+        ({"min_tokens": 9, "max_tokens": 3}, r"min_tokens \(9\) is above max_tokens \(3\)"),
+        ({"timeout": 0}, "timeout is 0; it must be above 0 seconds"),
+    ],
+)
+def test_a_wrong_sampling_value_is_named_with_what_it_must_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SamplingParams.from_options(**options)
+
+
+def test_numbers_of_numpy_and_ids_as_text_are_taken() -> None:
+    params = SamplingParams(max_tokens=np.int64(3), temperature=np.float32(0.5), logit_bias={"7": -100})  # type: ignore[dict-item]
+    assert params.max_tokens == 3
+    assert params.logit_bias == {7: -100.0}
+
+
+def test_one_stop_string_is_a_list_of_one() -> None:
+    assert SamplingParams(stop="\n").stop == ("\n",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: CacheConfig(max_tokens=0), "max_tokens is 0; it must be at least 1"),
+        (lambda: CacheConfig(eviction="oldest"), "eviction is 'oldest'; use 'lru', 'lfu'"),  # type: ignore[arg-type]
+        (lambda: SchedulerConfig(policy="best"), "policy is 'best'; use 'lpm'"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(dtype="int3"), "dtype is 'int3'; use 'auto'"),
+        (lambda: EngineConfig(max_batch=0), "max_batch is 0"),
+        (lambda: EngineConfig.from_options(max_bach=3), "did you mean 'max_batch'"),
+    ],
+)
+def test_a_wrong_engine_value_is_named_with_what_it_must_be(build: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()
