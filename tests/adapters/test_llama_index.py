@@ -183,7 +183,7 @@ async def test_cancelling_an_async_stream_frees_what_it_held(llm: GraftLLM) -> N
 
     started = asyncio.Event()
     task = asyncio.create_task(read())
-    await started.wait()
+    await asyncio.wait([task, asyncio.create_task(started.wait())], return_when=asyncio.FIRST_COMPLETED)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
