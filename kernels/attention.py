@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -82,6 +82,32 @@ class LayerSpec:
     sinks: bool = False
 
 
+@dataclass(frozen=True)
+class PackedQKV:
+    """Queries, keys and values as one product gives them: the heads of q, then of k, then of v, not yet rotated.
+
+    qkv     [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], last dimension dense
+    cos     [num_tokens, rotary_dim <= head_dim], both halves equal; sin likewise. The rest of a head is not rotated
+    q_norm  [head_dim], weight of an RMSNorm of each head before it is rotated; k_norm likewise; both or none
+    """
+
+    qkv: torch.Tensor
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    cos: torch.Tensor
+    sin: torch.Tensor
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    eps: float = 0.0
+
+    def split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]; views."""
+        heads = self.qkv.view(self.qkv.shape[0], -1, self.head_dim)
+        kv = self.num_heads + self.num_kv_heads
+        return heads[:, : self.num_heads], heads[:, self.num_heads : kv], heads[:, kv:]
+
+
 class Attention(Protocol):
     """Causal attention over the KV store, for a ragged batch.
 
@@ -121,4 +147,23 @@ class Attention(Protocol):
         plan   the prepared one; None when a graph is captured, which only a `graph_safe` kernel is asked for
         -> [num_tokens, num_heads, v_dim], dtype of q. Softmax in float32.
         """
+        ...
+
+
+@runtime_checkable
+class PackedAttention(Attention, Protocol):
+    """An attention kernel that takes q, k and v as one product gives them, and rotates and stores them at once."""
+
+    def forward_packed(
+        self,
+        layer: int,
+        packed: PackedQKV,
+        plan: Plan | None,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `forward`. Overwrites `packed.qkv`."""
         ...

@@ -30,15 +30,24 @@ class KVStore:
     On a CPU the memory is ordered by KV head first, so that one head's tokens lie in one run and stream a quarter
     faster; elsewhere by slot first. Strides tell; shapes are the same. Slots hold garbage until they are written;
     nobody reads a slot that no token was stored in.
+
+    scales  for a store in float8: per layer float32 [2, num_kv_heads], it holds k / scales[layer][0] and
+            v / scales[layer][1]; None for every other
     """
 
     def __init__(
-        self, layout: Sequence[LayerKV], num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        layout: Sequence[LayerKV],
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        scales: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self.layout = tuple(layout)
         self.num_slots = num_slots
         self.dtype = dtype
         self.device = torch.device(device)
+        self.scales = scales
         self.k = [self._allocate(layer.num_kv_heads, layer.k_dim) for layer in self.layout]
         self.v = [self._allocate(layer.num_kv_heads, layer.v_dim) for layer in self.layout]
 

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from graftlm.kernels.attention import LayerSpec, Plan
+from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
 from graftlm.kernels.device_step import DeviceStep, Layout
+from graftlm.kernels.flash_prefill import FlashStep, flash_prefill
 from graftlm.kernels.kv_store import KVStore
-from graftlm.kernels.triton_decode import DecodeRows, PrefixRows, Workspace, decode_attention, num_splits
+from graftlm.kernels.triton_decode import (
+    DecodeRows,
+    PrefixRows,
+    Scales,
+    Workspace,
+    decode_attention,
+    num_prefix_splits,
+    num_splits,
+)
 from graftlm.kernels.triton_elementwise import store_kv
-from graftlm.kernels.triton_extend import ExtendRows, extend_attention
+from graftlm.kernels.triton_extend import ExtendRows, ExtendTile, extend_attention
+from graftlm.kernels.triton_packed_qkv import rotate_store
 
 MAX_HEAD_DIM = 256
-PREFIX_SPLITS = 16
+UNIFORM_TILE = ExtendTile(64, 32, 4, 2)
+"""Of every row in strict mode, whether it decodes or is prefilled."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What one layer's attention asks for beside q, k and v; see Attention.forward."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 class TritonAttention:
-    """Decode rows through split KV, the rest through extend; lengths and tables are read on the device.
+    """Decode rows through split KV, the others through extend, or through torch's flash attention where that is faster.
 
-    Decode rows come first in a plan. `bind` sets where steps are read from: a captured graph reads the buffers it was
-    captured with.
+    Lengths and tables are read on the device. Decode rows come first in a plan. `bind` sets where steps are read from:
+    a captured graph reads the buffers it was captured with.
+
+    strict  every row goes through one kernel with one tiling, so that a token's result is the same, to the last bit,
+            in every batch, however it was cut into steps. Set before the first step.
+    flash   whether prefill may go through torch's flash attention.
     """
 
     graph_safe = True
@@ -27,11 +54,14 @@ class TritonAttention:
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self.device = store.device
+        self.strict = False
+        self.flash = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
         self.num_sms = 1
         if self.device.type == "cuda":
             self.num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._step: DeviceStep | None = None
         self._layout: Layout | None = None
+        self._flash_step: FlashStep | None = None
         self._workspaces: dict[tuple[int, int, int, int], Workspace] = {}
 
     def supports(self, layer: LayerSpec) -> str | None:
@@ -39,13 +69,13 @@ class TritonAttention:
             return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
         if max(layer.k_dim, layer.v_dim) > MAX_HEAD_DIM:
             return f"a head has {max(layer.k_dim, layer.v_dim)} dimensions, the kernels go up to {MAX_HEAD_DIM}"
-        if self.store.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            return f"the KV store is {self.store.dtype}; use float32, float16 or bfloat16"
+        if self.store.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn):
+            return f"the KV store is {self.store.dtype}; use float32, float16, bfloat16 or float8_e4m3fn"
         return None
 
     def bind(self, step: DeviceStep, layout: Layout) -> None:
         """Read steps from `step`, which holds one of this layout."""
-        self._step, self._layout = step, layout
+        self._step, self._layout, self._flash_step = step, layout, None
 
     def prepare(self, plan: Plan) -> None:
         """Send the plan to buffers of its own size."""
@@ -58,7 +88,10 @@ class TritonAttention:
                 sizes = (max(sizes[0], step.max_rows), max(sizes[1], step.max_tokens), max(sizes[2], step.max_len))
             rows, tokens, length = (1 << (size - 1).bit_length() for size in sizes)
             step = DeviceStep(rows, tokens, length, 0, self.device)
-        self.bind(step, step.write(plan))
+        layout = step.write(plan)
+        self.bind(step, layout)
+        if self.flash and not self.strict and layout.num_decode < layout.num_rows:
+            self._flash_step = FlashStep.of(plan, layout.num_decode, self.device)
 
     def forward(
         self,
@@ -73,62 +106,116 @@ class TritonAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert self._step is not None
+        store_kv(k, v, self.store.k[layer], self.store.v[layer], self._step.slots, *self._scale_pair(layer))
+        return self._attend(layer, q, k, v, Scoring(scale, window, softcap, sinks))
+
+    def forward_packed(
+        self,
+        layer: int,
+        packed: PackedQKV,
+        plan: Plan | None,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert self._step is not None
+        k_store, v_store = self.store.k[layer], self.store.v[layer]
+        q, k, v = rotate_store(packed, k_store, v_store, self._step.slots, *self._scale_pair(layer))
+        return self._attend(layer, q, k, v, Scoring(scale, window, softcap, sinks))
+
+    def _scales(self, layer: int) -> Scales | None:
+        scales = self.store.scales
+        return None if scales is None else Scales(scales[layer][0], scales[layer][1])
+
+    def _scale_pair(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        scales = self._scales(layer)
+        return (None, None) if scales is None else (scales.k, scales.v)
+
+    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+        """Attend all rows, whose K and V are in the store."""
+        layout = self._layout
+        assert layout is not None
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        num_decode = 0 if self.strict else layout.num_decode
+        if num_decode == layout.num_rows:
+            return self._decode(layer, q[:num_decode], scoring)
+        flash = self._flash_step
+        if flash is not None and self._fits_flash(q, v, scoring, flash):
+            here = slice(flash.first, None)
+            k_store, v_store = self.store.k[layer], self.store.v[layer]
+            prefilled = flash_prefill(
+                q[here], k[here], v[here], k_store, v_store, flash,
+                scale=scoring.scale, window=scoring.window, sinks=scoring.sinks, scales=self._scales(layer),
+            )  # fmt: skip
+            return torch.cat([self._decode(layer, q[:num_decode], scoring), prefilled]) if num_decode else prefilled
+        out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+        self._extend(layer, q, out, num_decode, scoring)
+        if num_decode:
+            out[:num_decode] = self._decode(layer, q[:num_decode], scoring)
+        return out
+
+    @staticmethod
+    def _fits_flash(q: torch.Tensor, v: torch.Tensor, scoring: Scoring, step: FlashStep) -> bool:
+        return (
+            q.dtype in (torch.bfloat16, torch.float16)
+            and q.shape[-1] == v.shape[-1]
+            and q.shape[-1] % 8 == 0
+            and scoring.softcap is None
+            and (scoring.window is None or not step.cached)
+        )
+
+    def _extend(self, layer: int, q: torch.Tensor, out: torch.Tensor, num_decode: int, scoring: Scoring) -> None:
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
-        k_store, v_store = self.store.k[layer], self.store.v[layer]
-        store_kv(k, v, k_store, v_store, step.slots)
-        q = q if q.stride(-1) == 1 else q.contiguous()
-        num_decode, num_rows = layout.num_decode, layout.num_rows
-        parts: list[torch.Tensor] = []
-        if num_decode:
-            parts.append(self._decode(q[:num_decode], k_store, v_store, step, layout, scale, window, softcap, sinks))
-        if num_decode < num_rows:
-            rows = ExtendRows(
+        rows = slice(num_decode, layout.num_rows)
+        extend_attention(
+            q,
+            self.store.k[layer],
+            self.store.v[layer],
+            ExtendRows(
                 step.table,
-                step.rows[num_decode:num_rows],
-                step.lens[num_decode:num_rows],
-                step.indptr[num_decode : num_rows + 1],
+                step.rows[rows],
+                step.lens[rows],
+                step.indptr[num_decode : layout.num_rows + 1],
                 layout.max_new,
-            )
-            extended = extend_attention(
-                q, k_store, v_store, rows, scale=scale, window=window, softcap=softcap, sinks=sinks
-            )
-            parts.append(extended[num_decode:] if num_decode else extended)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            ),
+            scale=scoring.scale,
+            window=scoring.window,
+            softcap=scoring.softcap,
+            sinks=scoring.sinks,
+            scales=self._scales(layer),
+            tile=UNIFORM_TILE if self.strict else None,
+            uniform=self.strict,
+            out=out,
+        )
 
-    def _decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        step: DeviceStep,
-        layout: Layout,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _decode(self, layer: int, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+        step, layout = self._step, self._layout
+        assert step is not None and layout is not None
+        k, v = self.store.k[layer], self.store.v[layer]
         num_rows, num_heads, _ = q.shape
         splits = num_splits(num_rows, k.shape[1], self.num_sms)
         rows = slice(0, num_rows)
         # a window may end before the shared prefix does: then each row reads what it sees by itself
-        shared = layout.prefix and window is None
-        starts = step.starts if shared else step.zeros
-        prefix = PrefixRows(step.prefix_len, step.members[rows], step.num_members) if shared else None
-        prefix_splits = PREFIX_SPLITS if shared else 0
+        shared = layout.prefix and scoring.window is None
+        prefix_splits = num_prefix_splits(num_rows, num_heads, k.shape[1], self.num_sms) if shared else 0
         return decode_attention(
             q,
             k,
             v,
-            DecodeRows(step.table, step.rows[rows], step.lens[rows], starts[rows]),
+            DecodeRows(step.table, step.rows[rows], step.lens[rows], (step.starts if shared else step.zeros)[rows]),
             self._workspace(num_rows, num_heads, v.shape[2], splits + prefix_splits),
             splits=splits,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-            prefix=prefix,
+            scale=scoring.scale,
+            window=scoring.window,
+            softcap=scoring.softcap,
+            sinks=scoring.sinks,
+            prefix=PrefixRows(step.prefix_len, step.members[rows], step.num_members) if shared else None,
             prefix_splits=max(prefix_splits, 1),
+            scales=self._scales(layer),
         )
 
     def _workspace(self, num_rows: int, num_heads: int, v_dim: int, num_parts: int) -> Workspace:

@@ -57,7 +57,8 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     n = x.shape[-1] // 2
     rows = x.reshape(-1, 2 * n)
     out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
-    _silu_mul[(rows.shape[0], triton.cdiv(n, 1024))](rows, out, n, BLOCK=1024, num_warps=4)
+    block = 4096 if rows.shape[0] > 256 else 1024  # large steps want few programs, small ones many
+    _silu_mul[(rows.shape[0], triton.cdiv(n, block))](rows, out, n, BLOCK=block, num_warps=block // 256)
     return out.view(*x.shape[:-1], n)
 
 
@@ -108,31 +109,50 @@ def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
 
 
 @triton.jit
+def saturate(x):
+    """Keep to what float8_e4m3fn can hold."""
+    return tl.minimum(tl.maximum(x, -448.0), 448.0)
+
+
+@triton.jit
 def _store_kv(
-    k, v, k_store, v_store, slots, k_token, k_head, v_token, v_head, ks_slot, ks_head, vs_slot, vs_head,
-    D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
+    k, v, k_store, v_store, slots, k_scale, v_scale,
+    k_token, k_head, v_token, v_head, ks_slot, ks_head, vs_slot, vs_head,
+    D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + token).to(tl.int64)
     d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
     key = tl.load(k + token * k_token + head * k_head + d, mask=d < D)
-    tl.store(k_store + slot * ks_slot + head * ks_head + d, key.to(k_store.dtype.element_ty), mask=d < D)
     value = tl.load(v + token * v_token + head * v_head + e, mask=e < E)
+    if SCALED:
+        key = saturate(key.to(tl.float32) / tl.load(k_scale + head))
+        value = saturate(value.to(tl.float32) / tl.load(v_scale + head))
+    tl.store(k_store + slot * ks_slot + head * ks_head + d, key.to(k_store.dtype.element_ty), mask=d < D)
     tl.store(v_store + slot * vs_slot + head * vs_head + e, value.to(v_store.dtype.element_ty), mask=e < E)
 
 
 def store_kv(
-    k: torch.Tensor, v: torch.Tensor, k_store: torch.Tensor, v_store: torch.Tensor, slots: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_store: torch.Tensor,
+    v_store: torch.Tensor,
+    slots: torch.Tensor,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Write each token's K and V at its slot, in the store's dtype.
 
-    k      [num_tokens, num_kv_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]; last dimension dense
-    slots  int32 or int64 [num_tokens]
+    k        [num_tokens, num_kv_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]; last dimension dense
+    slots    int32 or int64 [num_tokens]
+    k_scale  float32 [num_kv_heads]: the store holds k / k_scale, in float8; v_scale likewise
     """
     num_tokens, num_heads, k_dim = k.shape
     v_dim = v.shape[2]
     _store_kv[(num_tokens, num_heads)](
-        k, v, k_store, v_store, slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        k, v, k_store, v_store, slots, k_scale if k_scale is not None else k, v_scale if v_scale is not None else v,
+        k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         k_store.stride(0), k_store.stride(1), v_store.stride(0), v_store.stride(1),
-        D=k_dim, D_PAD=triton.next_power_of_2(k_dim), E=v_dim, E_PAD=triton.next_power_of_2(v_dim), num_warps=1,
+        D=k_dim, D_PAD=triton.next_power_of_2(k_dim), E=v_dim, E_PAD=triton.next_power_of_2(v_dim),
+        SCALED=k_scale is not None, num_warps=1,
     )  # fmt: skip
