@@ -1,4 +1,5 @@
-"""Fusions for GPUs: parallel projections as one product, norm, activation and rotary embedding as one kernel each.
+"""Fusions for GPUs: parallel projections as one product, norm, activation and rotary embedding as one kernel each,
+and whole layers on top of these (fuse_layers.py).
 
 Each replacement is run beside what it replaces on random input and left out if they differ, so a model with other
 arithmetic under the same names (Gemma's norm, say) keeps its own. Modules that a quantizer put in place are left alone.
@@ -16,20 +17,28 @@ import torch
 from torch import nn
 
 from graftlm.core.fuse import Fusions
+from graftlm.core.fuse_layers import SKINNY_DTYPES, Product, Recognised, fuse_layers, is_silu
 from graftlm.kernels.triton_elementwise import rms_norm, rotate, silu_mul
+from graftlm.kernels.triton_skinny import MAX_ROWS, Norm, skinny_product
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between old and new on random input; half precision rounds once more or less."""
 
 
-def fuse_gpu(model: nn.Module) -> Fusions:
-    """Replace in `model` what has a faster equal on a GPU. One layer's weights are held twice while they are packed."""
+def fuse_gpu(model: nn.Module, *, skinny: int | None = None) -> Fusions:
+    """Replace in `model` what has a faster equal on a GPU. One layer's weights are held twice while they are packed.
+
+    skinny  most rows whose products take in what is around them; None takes the measured rule.
+    """
     fusions = Fusions()
+    found = Recognised({}, {}, set())
     with torch.no_grad():
         for module in list(model.modules()):
-            if not _pack_qkv(module, fusions):
-                _pack_gate_up(module, fusions) or _fuse_norm(module, fusions)
+            if not _pack_qkv(module, fusions, found):
+                _pack_gate_up(module, fusions, found) or _fuse_norm(module, fusions, found)
         _fuse_rotary(model, fusions)
+        fuse_layers(model, found, fusions, _agree, skinny=skinny)
+        _fuse_head(model, fusions)
     return fusions
 
 
@@ -90,7 +99,7 @@ def _plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear]
     return linears if same else None
 
 
-def _pack_qkv(module: nn.Module, fusions: Fusions) -> bool:
+def _pack_qkv(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
     names = ("q_proj", "k_proj", "v_proj")
     linears = _plain_linears(module, names)
     if linears is None:
@@ -106,21 +115,22 @@ def _pack_qkv(module: nn.Module, fusions: Fusions) -> bool:
         setattr(module, name, packed if index == 0 else PackedPart(packed, index))
     fusions.add(partial(_restore, module, dict(zip(names, linears, strict=True)), packed))
     fusions.num_packed += 1
+    found.products[module] = Product(packed.weight, packed.bias)
     return True
 
 
-def _pack_gate_up(module: nn.Module, fusions: Fusions) -> bool:
+def _pack_gate_up(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
     linears = _plain_linears(module, ("gate_proj", "up_proj"))
     down, activation = getattr(module, "down_proj", None), getattr(module, "act_fn", None)
     if linears is None or not isinstance(down, nn.Module) or activation is None:
         return False
     packed = PackedProjections(linears)
     width = linears[0].out_features
-    is_silu = isinstance(activation, nn.SiLU) or "silu" in type(activation).__name__.lower()
+    silu = is_silu(activation)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         both = nn.functional.linear(x, packed.weight, packed.bias)
-        hidden = silu_mul(both) if is_silu else activation(both[..., :width]) * both[..., width:]
+        hidden = silu_mul(both) if silu else activation(both[..., :width]) * both[..., width:]
         out: torch.Tensor = down(hidden)
         return out
 
@@ -129,10 +139,13 @@ def _pack_gate_up(module: nn.Module, fusions: Fusions) -> bool:
     _release(linears)
     fusions.add(partial(packed.unpack, linears))
     fusions.num_packed += 1
+    found.products[module] = Product(packed.weight, packed.bias)
+    if silu:
+        found.gated.add(module)
     return True
 
 
-def _fuse_norm(module: nn.Module, fusions: Fusions) -> bool:
+def _fuse_norm(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, torch.Tensor) or eps is None:
@@ -142,7 +155,25 @@ def _fuse_norm(module: nn.Module, fusions: Fusions) -> bool:
         return rms_norm(x, weight, eps)
 
     probe = torch.randn(2, 3, weight.shape[0], device=weight.device).to(weight.dtype)
-    return _replace_forward(module, forward, probe, fusions)
+    if not _replace_forward(module, forward, probe, fusions):
+        return False
+    found.norms[module] = Norm(weight, eps)
+    return True
+
+
+def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
+    """Read the weights of the logits as fast as the memory gives them, for few rows."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if type(head) is not nn.Linear or head.weight.dtype not in SKINNY_DTYPES:
+        return
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if rows.shape[0] > MAX_ROWS:
+            return nn.functional.linear(x, head.weight, head.bias)
+        return skinny_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
+
+    _replace_forward(head, forward, _probe(head, head.in_features), fusions)
 
 
 def _fuse_rotary(model: nn.Module, fusions: Fusions) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from graftlm.core.errors import ModelError
+from graftlm.kernels.attention import PackedAttention, PackedQKV
 
 if TYPE_CHECKING:
     from graftlm.core.model import LoadedModel
@@ -42,15 +43,34 @@ class AttentionCall(NamedTuple):
     sinks: torch.Tensor | None
 
 
+class PackedCall(NamedTuple):
+    """The same from a layer that leaves rotating and storing to the kernel."""
+
+    module: nn.Module
+    packed: PackedQKV
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
 Step = Callable[[AttentionCall], torch.Tensor]
 """Answers a call with [num_tokens, num_heads, v_dim]."""
+
+PackedStep = Callable[[PackedCall], torch.Tensor]
 
 
 class _Current(threading.local):
     step: Step | None = None
+    packed: PackedStep | None = None
 
 
 _current = _Current()
+
+
+def packed_step() -> PackedStep | None:
+    """What answers packed calls in the step at hand; None outside of a step, or if its kernel takes none."""
+    return _current.packed
 
 
 def attention_function(
@@ -106,15 +126,15 @@ class AttentionSwitch:
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
 
     @contextmanager
-    def __call__(self, step: Step) -> Iterator[None]:
+    def __call__(self, step: Step, packed: PackedStep | None = None) -> Iterator[None]:
         before = [config._attn_implementation_internal for config in self._configs]
         for config in self._configs:
             config._attn_implementation_internal = IMPLEMENTATION
-        _current.step = step
+        _current.step, _current.packed = step, packed
         try:
             yield
         finally:
-            _current.step = None
+            _current.step = _current.packed = None
             for config, implementation in zip(self._configs, before, strict=True):
                 config._attn_implementation_internal = implementation
 
@@ -134,6 +154,7 @@ class PagedRunner:
         self._layer_of = loaded.layer_of
         self._switch = AttentionSwitch(loaded.model)
         self._keeps = accepts_logits_to_keep(loaded.model)
+        self._takes_packed = isinstance(attention, PackedAttention)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Compute the step: stores the KV of all its tokens.
@@ -174,8 +195,20 @@ class PagedRunner:
                 sinks=call.sinks,
             )
 
+        def packed(call: PackedCall) -> torch.Tensor:
+            assert isinstance(attention, PackedAttention)
+            return attention.forward_packed(
+                layer_of[call.module],
+                call.packed,
+                plan,
+                scale=call.scale,
+                window=call.window,
+                softcap=call.softcap,
+                sinks=call.sinks,
+            )
+
         keep = {"logits_to_keep": rows} if self._keeps and rows is not None else {}
-        with torch.inference_mode(), self._switch(step):
+        with torch.inference_mode(), self._switch(step, packed if self._takes_packed else None):
             logits: torch.Tensor = self._model(
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **keep
             ).logits[0]

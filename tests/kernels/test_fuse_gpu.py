@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from graftlm.core.config import EngineConfig
 from graftlm.core.fuse_gpu import PackedProjections, fuse_gpu
-from tests.models import random_prompt, tiny_model
+from graftlm.core.fuse_layers import FusedLayer
+from graftlm.core.model import load_model
+from graftlm.kernels.triton_attention import TritonAttention
+from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -38,4 +42,25 @@ def test_a_norm_with_other_arithmetic_keeps_its_own() -> None:
     fusions = fuse_gpu(model)
     norms = [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]
     assert norms and not any("forward" in vars(m) for m in norms)  # it scales by 1 + weight
+    fusions.undo()
+
+
+@pytest.mark.parametrize("skinny", [0, 16])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "phi3", "qwen3_moe", "gpt2"])
+def test_whole_layers_run_fused_in_the_paged_lane(kind: str, skinny: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device: fuse_gpu(model, skinny=skinny))
+    model = tiny_model(kind)
+    config = EngineConfig(device=DEVICE.type, max_model_len=8)
+    loaded = load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
+    assert loaded.lane == "paged"  # its ragged logits are those of the model before anything was fused
+    layers = [m for m in model.modules() if type(m).__name__.endswith("DecoderLayer")]
+    assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
+    loaded.release()
+    assert not any("forward" in vars(m) for m in model.modules())
+
+
+def test_a_layer_with_another_sum_keeps_its_own_forward() -> None:
+    model = tiny_model("granite", residual_multiplier=0.5).to(DEVICE)
+    fusions = fuse_gpu(model)
+    assert not any(isinstance(layer.forward, FusedLayer) for layer in model.model.layers)
     fusions.undo()

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.triton_elementwise import rms_norm, rotate, silu_mul, store_kv
 from graftlm.kernels.triton_mask import apply_mask, walk_mask
+from graftlm.kernels.triton_packed_qkv import rotate_store
+from graftlm.kernels.triton_skinny import Norm, skinny_product
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16]
@@ -97,3 +100,47 @@ def test_walking_an_automaton_allows_exactly_the_tokens_that_stay_in_it() -> Non
     walk_mask(logits, torch.tensor([0, 1], **int32), torch.tensor([0, 1], **int32), *tables)
     kept = [[tokens[i] for i in row.isfinite().nonzero().flatten()] for row in logits]
     assert kept == [[b"a", b"ab", b"abab"], [b"b", b"ba"]]
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("head_dim", "rotary"), [(64, 64), (80, 80), (96, 32)])
+@pytest.mark.parametrize("num_tokens", [5, 260])
+def test_heads_are_normed_rotated_and_stored(head_dim: int, rotary: int, norm: bool, num_tokens: int) -> None:
+    heads, kv_heads = 3, 1
+    qkv = random(num_tokens, (heads + 2 * kv_heads) * head_dim)
+    q, k, v = (x.clone() for x in PackedQKV(qkv, heads, kv_heads, head_dim, qkv, qkv).split())
+    angle = random(num_tokens, rotary // 2)
+    cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
+    weights = (random(head_dim), random(head_dim)) if norm else (None, None)
+    packed = PackedQKV(qkv, heads, kv_heads, head_dim, cos, sin, *weights, 1e-5)
+    stores = [torch.full((num_tokens + 2, kv_heads, head_dim), 7.0, device=DEVICE) for _ in "kv"]
+    slots = torch.randperm(num_tokens, device=DEVICE).int() + 1
+    found = rotate_store(packed, *stores, slots)
+
+    def expected(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if weight is not None:
+            x = torch.nn.functional.rms_norm(x, (head_dim,), weight, 1e-5)
+        turned, rest = x[..., :rotary], x[..., rotary:]
+        a, b = turned.chunk(2, -1)
+        return torch.cat([turned * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None], rest], -1)
+
+    wanted = (expected(q, weights[0]), expected(k, weights[1]), v)
+    assert all(close(a, b, torch.float32) for a, b in zip(found, wanted, strict=True))
+    assert all(close(s[slots.long()], w, torch.float32) for s, w in zip(stores, wanted[1:], strict=True))
+    assert all((s[[0, -1]] == 7).all() for s in stores)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 3, 16])
+def test_a_skinny_product_takes_in_the_norm_the_gate_and_the_sum(num_rows: int, dtype: torch.dtype) -> None:
+    x, weight, bias = random(num_rows, 96, dtype=dtype), random(2 * 40, 96, dtype=dtype), random(80, dtype=dtype)
+    scale = random(96, dtype=dtype)
+    normed = torch.nn.functional.rms_norm(x.double(), (96,), scale.double(), 1e-5)
+    out = skinny_product(x, weight, bias, norm=Norm(scale, 1e-5))
+    assert close(out, normed @ weight.double().T + bias.double(), dtype)
+    gate, up = (normed @ weight.double().T).chunk(2, -1)
+    out = skinny_product(x, weight, norm=Norm(scale, 1e-5), gated=True)
+    assert close(out, torch.nn.functional.silu(gate) * up, dtype)
+    residual = random(num_rows, 80, dtype=dtype)
+    total = residual.double() + x.double() @ weight.double().T
+    assert skinny_product(x, weight, residual=residual) is residual and close(residual, total, dtype)
