@@ -12,7 +12,10 @@ GROUPS = {
     "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
     "grammar": "constraints: masks, jump-forward, schemas",
     "sprout": "the embedded model: right answers by task",
+    "gpu": "one GPU beside vLLM, SGLang and plain transformers: decode, reuse, chats, JSON, prefill",
 }
+OWN_MAIN = {"sprout": "bench.sprout.evaluate", "gpu": "bench.gpu.compare"}
+"""Groups that are no table of cases."""
 
 
 def main() -> int:
@@ -23,8 +26,8 @@ def main() -> int:
             print(f"  {name:12}{what}", file=sys.stderr)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
     group, rest = arguments[0], arguments[1:]
-    if group == "sprout":
-        return int(importlib.import_module("bench.sprout.evaluate").main(rest) or 0)
+    if group in OWN_MAIN:
+        return int(importlib.import_module(OWN_MAIN[group]).main(rest) or 0)
     return harness.main(group, rest)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import pkgutil
 import shlex
 import statistics
@@ -124,14 +125,18 @@ def rate_row(case: str, what: str, unit: str, amount: float, ours: Timing, their
 
 
 def origin() -> dict[str, Any]:
-    """Command, commit, time and machine of this run."""
+    """Command, commit, time and machine of this run. A copy without its history takes the commit from $COMMIT."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        try:
+            return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        except FileNotFoundError:
+            return ""
 
+    commit = git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
     return {
         "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
-        "commit": git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else ""),
+        "commit": commit or os.environ.get("COMMIT", "unknown"),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe(),
     }

@@ -1,0 +1,215 @@
+"""The comparison on a GPU, without one: workloads on a scripted engine, limits and ratios by hand, missing engines."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from bench.gpu import compare, measure, report
+from bench.gpu.limits import Decoder, Limits, Rates, limits, pairs
+from bench.gpu.model import CONFIG, learn_tokenizer
+from bench.gpu.workloads import Answer, Draw, Ids, Sizes, decode, sections
+
+SMALL = Sizes().divided(16, (3, 250))
+
+
+class Scripted:
+    """Answers with as many tokens as are asked for, and remembers what it was asked since the last flush."""
+
+    def __init__(self, short_by: int = 0) -> None:
+        self.short_by = short_by
+        self.calls: list[tuple[list[Ids], int, bool]] = []
+        self.seen: set[tuple[int, ...]] = set()
+
+    def generate(self, prompts: Sequence[Ids], max_tokens: int, schema: dict[str, Any] | None = None) -> list[Answer]:
+        self.calls.append(([list(p) for p in prompts], max_tokens, schema is not None))
+        answers = [Answer([9] * (max_tokens - self.short_by), self._cached(p), '{"a": 1}') for p in prompts]
+        self.seen |= {tuple(p) for p in prompts}
+        return answers
+
+    def flush(self) -> None:
+        self.seen.clear()
+
+    def _cached(self, prompt: Ids) -> int:
+        return max((len(s) for s in self.seen if tuple(prompt[: len(s)]) == s), default=0)
+
+
+def test_prompts_depend_on_the_seed_alone() -> None:
+    assert Draw(100, Sizes()).ids(4) == Draw(100, Sizes()).ids(4) != Draw(101, Sizes()).ids(4)
+    assert Draw(100, Sizes()).several(2, 3) == [[r[0], r[1], r[2]] for r in Draw(100, Sizes()).several(2, 3)]
+
+
+def test_each_section_asks_what_its_name_says() -> None:
+    asked: dict[str, list[tuple[int, int, int, bool]]] = {}
+    for name, section in sections(replace(Sizes(), rounds=1)).items():
+        engine = Scripted()
+        section(engine)
+        asked[name] = [(len(prompts), len(prompts[0]), new, schema) for prompts, new, schema in engine.calls]
+    assert asked["a64"] == [(64, 512, 1, False), (64, 512, 128, False)]
+    assert asked["b"] == [(256, 2064, 16, False)]
+    assert asked["c"] == [(64, 656, 64, False), (64, 736, 64, False), (64, 816, 64, False)]
+    assert asked["d"] == [(32, 256 + 320 * turn, 64, False) for turn in range(4)]
+    assert asked["e"] == [(1, 64, 96, True), (64, 128, 96, True), (64, 128, 96, False)]
+    assert asked["f"] == [(8, 8192, 1, False)]
+
+
+def test_branches_and_turns_go_on_from_what_was_written() -> None:
+    found = {name: section(Scripted()) for name, section in sections(SMALL).items()}
+    said, answered = SMALL.said, SMALL.answer
+    cached = sum(said + turn * (said + answered) for turn in range(3))  # the whole prompt of the turn before
+    asked = sum(said + turn * (said + answered) for turn in range(4))
+    assert found["d"]["hit_rate"] == pytest.approx(cached / asked)
+    assert found["c"]["requests_per_s"] > 0
+    assert found["e"]["whole_texts"] == found["e"]["texts"] == SMALL.documents
+
+
+def test_an_engine_that_writes_too_little_has_no_decode_figure() -> None:
+    with pytest.raises(ValueError, match="7 tokens were written, 8 were asked for"):
+        decode(Scripted(short_by=1), SMALL, batch=1)
+
+
+def test_a_failing_section_leaves_the_others_their_figures(tmp_path: Path) -> None:
+    kept = measure.Report(tmp_path / "figures.json", "vllm")
+
+    def refuse() -> dict[str, float]:
+        raise NotImplementedError("not here")
+
+    kept.run("a1", lambda: {"ms_per_step": 4.0})
+    kept.run("e", refuse)
+    kept.run("f", lambda: {"ms_per_step": 1 / 0})
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert found["figures"] == {"a1": {"ms_per_step": 4.0}}
+    assert found["errors"] == {"e": "not here", "f": "ZeroDivisionError: division by zero"}
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "expected"),
+    [
+        ("a64", None, True),
+        ("a64", "a,b", True),
+        ("a64", "a16", False),
+        ("strict", "s", False),
+        ("start", "strict", False),
+    ],
+)
+def test_sections_are_chosen_by_letter_or_name(name: str, only: str | None, expected: bool) -> None:
+    assert measure.wanted(name, only) is expected
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+
+def test_a_llama_of_eight_billion_weights_is_counted_as_such() -> None:
+    decoder = Decoder.of(CONFIG)
+    assert decoder.layers + 2 * decoder.head == pytest.approx(8.03e9, rel=1e-3)  # embeddings are as large as the head
+    assert decoder.kv_bytes == 131_072
+
+
+def test_a_step_takes_the_longer_of_reading_and_multiplying_then_reads_its_cache() -> None:
+    card = Limits(Decoder(layers=100, head=50, kv_bytes=10, attention=4), Rates(bytes_per_s=10, operations_per_s=100))
+    assert card.products(1, 1) == 300 / 10  # 150 weights of two bytes, read once
+    assert card.products(20, 20) == 2 * 150 * 20 / 100
+    assert card.step(1, num_cached=7) == 30 + 7 * 10 / 10
+    assert card.prefill(1, num_pairs=25, num_logits=0) == 20 + 25 * 4 / 100
+
+
+def test_a_token_looks_at_itself_and_all_before_it() -> None:
+    assert pairs(past=0, new=3) == 1 + 2 + 3
+    assert pairs(past=10, new=2) == 11 + 12
+
+
+def test_the_limits_on_the_card_of_the_notes_are_those_written_there() -> None:
+    best = limits(Decoder.of(CONFIG), Rates(4.3e12, 790e12), Sizes())
+    steps = [best[f"a{batch}"]["ms_per_step"] for batch in (1, 16, 64, 256)]
+    assert steps == pytest.approx([3.51, 3.77, 4.61, 9.36], abs=0.01)
+    assert best["b"]["requests_per_s"] == pytest.approx(594, abs=1)
+
+
+# -- the table ----------------------------------------------------------------------------------------------------
+
+FOUND: dict[str, Any] = {
+    "engines": {
+        "graftlm": {"figures": {"a1": {"ms_per_step": 4.0}, "f": {"tokens_per_s": 40_000}}, "errors": {}},
+        "vllm": {"figures": {"a1": {"ms_per_step": 5.0}, "f": {"tokens_per_s": 38_000}}, "errors": {}},
+        "sglang": {"figures": {"a1": {"ms_per_step": 4.8}}, "errors": {"f": "ValueError: no"}},
+        "hf": {"figures": {}, "errors": {"start": "not measured"}},
+    },
+    "limits": {"a1": {"ms_per_step": 3.5}, "f": {"tokens_per_s": 50_000}},
+}
+
+
+def test_ratios_say_how_many_times_as_fast_we_are() -> None:
+    found = {figure.what: (to_peer, of_limit) for figure, _, to_peer, of_limit in report.rows(FOUND)}
+    assert found["decode, batch 1"] == (pytest.approx(1.2), pytest.approx(0.875))
+    assert found["prefill 8 x 8,192"] == (pytest.approx(40 / 38), pytest.approx(0.8))
+
+
+def test_the_table_says_what_is_missing_and_that_peers_are_cut_down() -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    report.show(FOUND, console)
+    text = console.export_text()
+    assert "sglang, f: ValueError: no" in text and "hf, start: not measured" in text
+    assert "cut-down builds, not the stock packages" in text
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.main(["--engines", "graftlm"])
+    assert "run this on a machine with an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_an_unknown_engine_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.main(["--engines", "trt"])
+    assert "no engine 'trt'; known: graftlm, vllm, sglang, hf" in capsys.readouterr().err
+
+
+def test_a_peer_sees_its_own_tree_and_the_benchmark_only(tmp_path: Path) -> None:
+    (tmp_path / "site_vllm").mkdir()
+    environment = {"PYTHONPATH": "/elsewhere"}
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert compare.place("vllm", tmp_path, environment, scratch) is None
+    site, bench = environment["PYTHONPATH"].split(os.pathsep)
+    assert site == str(tmp_path / "site_vllm") and os.listdir(bench) == ["bench"]
+    assert "no site_sglang" in (compare.place("sglang", tmp_path, environment, scratch) or "")
+    assert "--peers" in (compare.place("vllm", None, environment, scratch) or "")
+
+
+def test_a_trial_run_on_any_machine_measures_us_and_names_what_is_missing(tmp_path: Path) -> None:
+    written = tmp_path / "figures.json"
+    arguments = ["--tiny", "--engines", "graftlm,vllm", "--only", "a1,e", "--json", str(written)]
+    assert compare.main(arguments) == 0
+    found = json.loads(written.read_text())
+    assert set(found["engines"]["graftlm"]["figures"]) == {"start", "warm-up", "a1", "e"}
+    assert found["engines"]["graftlm"]["figures"]["e"]["whole_texts"] == SMALL.documents
+    assert found["engines"]["vllm"]["errors"]["start"].startswith("not measured")
+    assert found["caveat"] == report.CAVEAT
+
+
+def test_figures_of_an_earlier_run_join_the_table(tmp_path: Path) -> None:
+    earlier, written = tmp_path / "earlier.json", tmp_path / "figures.json"
+    earlier.write_text(json.dumps(FOUND))
+    assert compare.main(["--tiny", "--engines", "", "--add", str(earlier), "--json", str(written)]) == 0
+    assert json.loads(written.read_text())["engines"] == FOUND["engines"]
+
+
+def test_a_tokenizer_is_learnt_from_text_at_hand(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(" the cat sat on the mat and the hat" * 20)
+    tokenizer = learn_tokenizer([tmp_path], pieces=270, specials=8)
+    assert len(tokenizer) == 278
+    assert tokenizer.decode(tokenizer.encode(" the hat")) == " the hat"
+    assert tokenizer.eos_token_id == 271
