@@ -12,7 +12,7 @@ ARGS ?=
 setup: $(INSTALLED)
 
 # Interpreters are tried by running them: a version manager's shim may exist without its Python.
-$(INSTALLED): pyproject.toml constraints-dev.txt
+$(INSTALLED): pyproject.toml constraints-dev.txt tests/newest-langchain.txt
 	@if ! $(PYTHON) -c '' 2>/dev/null; then \
 	  for python in python3.11 python3.12 python3; do \
 	    if $$python -c 'import ensurepip, sys; sys.exit(sys.version_info[:2] not in {(3, 11), (3, 12)})' 2>/dev/null; \
@@ -25,6 +25,8 @@ $(INSTALLED): pyproject.toml constraints-dev.txt
 	@echo 'Installing GraftLM and its development packages into $(VENV) (a few minutes the first time)'
 	@# -qq: warnings stay out (pip repeats one for each unused package location), errors stay in.
 	@$(PYTHON) -m pip install -qq --disable-pip-version-check -c constraints-dev.txt -e '.[dev]'
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check --upgrade --no-deps \
+	  --target $(VENV)/newest -r tests/newest-langchain.txt
 	@touch $@
 
 test: setup

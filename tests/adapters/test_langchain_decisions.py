@@ -10,6 +10,7 @@ from langchain_core.messages import HumanMessage
 
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, tiny_model
+from tests.test_docs import ROOT, blocks
 
 decisions = pytest.importorskip("langchain_core.decisions", reason="decision models came with langchain-core 1.8")
 from graftlm.adapters.langchain import GraftDecisionModel  # noqa: E402
@@ -63,12 +64,21 @@ def test_a_labels_probability_is_that_of_the_model_writing_it(model: Any, runtim
 def test_async_and_sync_agree_and_messages_may_be_the_state(model: Any) -> None:
     request = {"state": [HumanMessage("It is down.")], "questions": QUESTIONS}
     answer = asyncio.run(model.ainvoke(request))
-    assert answer.choices["team"].probabilities == pytest.approx(model.invoke(request).choices["team"].probabilities)
+    # the second call finds the prompt cached, and a prefill in other pieces rounds otherwise
+    expected = pytest.approx(model.invoke(request).choices["team"].probabilities, rel=1e-4)
+    assert answer.choices["team"].probabilities == expected
 
 
 def test_json_with_messages_inside_may_be_the_state(model: Any) -> None:
     state = {"plan": "free", "chat": [HumanMessage("hi")], "count": 3}
     assert model.invoke({"state": state, "questions": {"urgent": QUESTIONS["urgent"]}}).nouls
+
+
+def test_the_example_of_the_page_runs() -> None:
+    (example,) = [b for b in blocks(ROOT / "docs/langchain.md") if b.skip == "needs langchain-core 1.8"]
+    names: dict[str, Any] = {}
+    exec(example.code, names)
+    assert set(names["response"].choices["team"].probabilities) == {"billing", "technical"}
 
 
 def test_questions_about_images_and_none_at_all_raise(model: Any) -> None:

@@ -6,7 +6,6 @@ Skipped are what a text model has no inputs for (pdf, audio, images) and what a 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -15,13 +14,10 @@ from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-import graftlm
 from graftlm.adapters.langchain import ChatGraftLM
 from graftlm.core.runtime import Runtime
 from tests.models import IM_END, byte_tokenizer, tiny_model
 
-SPROUT = Path(graftlm.__file__).parent / "sprout" / "config.json"
-needs_sprout = pytest.mark.skipif(not SPROUT.exists(), reason="the embedded model is not part of this checkout")
 random_weights = pytest.mark.xfail(reason="random weights cannot copy a value or decide to call a tool")
 
 
@@ -116,13 +112,11 @@ class TestTinyIntegration(_Tiny, ChatModelIntegrationTests):
         super().test_agent_loop(model)
 
 
-@needs_sprout
 class TestSproutUnit(_Sprout, ChatModelUnitTests):
     @property
     def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
         return {"GRAFTLM_API_KEY": "api_key"}, {"model": "sprout"}, {"api_key": "api_key"}
 
 
-@needs_sprout
 class TestSproutIntegration(_Sprout, ChatModelIntegrationTests):
     pass
