@@ -117,6 +117,7 @@ class EngineConfig:
     engine, loader   who runs the model and who reads it, by names that `graftlm plugins` lists.
     shared_prefix_decode  read a prefix that rows of a step share once for all of them.
     jump_forward     append what a grammar forces without asking the model.
+    overlap          launch a step before the tokens of the last one are known; None does so on a GPU.
     """
 
     device: str = "auto"
@@ -135,6 +136,7 @@ class EngineConfig:
     loader: str = "hf"
     shared_prefix_decode: bool = True
     jump_forward: bool = True
+    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         _check(

@@ -1,14 +1,12 @@
-"""The engine: schedule, forward, sample, commit. One thread calls it."""
+"""The engine: schedule, launch, land. One thread calls it."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, EngineError, GraftError, RequestCancelled, RequestTimeout, RequestTooLong
@@ -17,13 +15,15 @@ from graftlm.core.plan import StepPlan, build_plan
 from graftlm.core.prefix_cache import PrefixCache
 from graftlm.core.radix import Node
 from graftlm.core.request import Completion, Request, Sequence, SequenceGroup, TokenLogprob, Usage
-from graftlm.core.sampler import Sampled, Sampler, SampleRow, score_logprobs
-from graftlm.core.scheduler import Scheduler
+from graftlm.core.sampler import Sampled
+from graftlm.core.scheduler import HEADROOM, Scheduler
+from graftlm.core.step_sampler import Outcome, StepSampler
 from graftlm.core.writer import Writer
 
 if TYPE_CHECKING:
     import torch
 
+    from graftlm.core.device_sampler import Drawn
     from graftlm.core.runner import Runner, RunnerSpec
     from graftlm.core.tokenizer import Tokenizer
 
@@ -44,8 +44,29 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(eq=False)
+class Flight:
+    """A step that was launched and whose results have not been committed.
+
+    drawn  its tokens, drawn on the device without the host's doing; None where the host samples from `logits`.
+    """
+
+    plan: StepPlan
+    logits: torch.Tensor
+    drawn: Drawn | None
+
+
 class LocalEngine:
-    """A model in this process. A step reads as its own summary."""
+    """A model in this process.
+
+    A step is scheduled, laid out and launched, and it lands when its tokens are there: they are committed. On a device
+    that draws tokens itself the next step is launched first and the last one lands while the next one runs. Lengths
+    are known without the tokens, which go from step to step on the device. All that a step stores is stored in the
+    order of the launches: slots given back while a step still writes to them are written again only after it, and a
+    prompt is published as soon as its step was launched. A row whose text turns out to have ended has run once too
+    often; that token is dropped. What the host must know a token for (a grammar, penalties, log-probabilities) lands
+    before the next step is scheduled.
+    """
 
     def __init__(
         self,
@@ -65,8 +86,8 @@ class LocalEngine:
         self.vocab_size = spec.vocab_size
         self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane)
         self.scheduler = Scheduler(config, self.cache, clock)
-        self.sampler = Sampler(spec.vocab_size, tokenizer.eos_token_ids)
         self.writer = Writer(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
+        self.sampler = StepSampler(tokenizer, self.writer, spec.vocab_size, spec.drawer)
         self.counters = Counters()
         self.wake = wake
         self.clock = clock
@@ -75,11 +96,11 @@ class LocalEngine:
         self._timed: dict[int, SequenceGroup] = {}
         self._unopened: list[Sequence] = []
         self._seeds = random.Random(config.seed)
-        self._masks = np.zeros((0, (spec.vocab_size + 31) // 32), np.int32)
+        self._flight: Flight | None = None
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle
+        return self.scheduler.idle and self._flight is None
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a request; one that can never run is refused to its listener."""
@@ -103,25 +124,22 @@ class LocalEngine:
         """Run one step; False if nothing could run."""
         self._expire()
         self._open_grammars()
+        if self._flight is not None and self.cache.num_available < HEADROOM * len(self.scheduler.running):
+            self._land()  # what has ended makes room, and nothing is retracted whose token is on its way
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         for sequence, error in self.scheduler.failures:
             self._fail_group(sequence, error)
         self.scheduler.failures.clear()
         if not scheduled:
-            return False
+            return self._land()
         plan = build_plan(scheduled, share_decode=self.config.shared_prefix_decode)
-        planned = time.perf_counter()
-        try:
-            logits = self.runner.forward(plan)
-            ran = time.perf_counter()
-            sampled = self._sample(plan, logits)
-        except Exception as error:  # whatever a model or kernel raises belongs to the requests of this step
-            self._fail_step(plan, error)
-            return True
-        chosen = time.perf_counter()
-        self._commit(plan, sampled)
-        self._count_step(plan, started, planned, ran, chosen)
+        self.counters.schedule_s += time.perf_counter() - started
+        flight = self._launch(plan)
+        self._land()
+        self._flight = flight
+        if flight is not None and flight.drawn is None:
+            self._land()
         # free + cached + in use == all slots, and nobody uses any now
         assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
         return True
@@ -231,69 +249,60 @@ class LocalEngine:
                 timeout = group.request.sampling.timeout
                 self._end_group(group, RequestTimeout(f"the request did not finish within its {timeout} s timeout"))
 
-    # -- a step's results --------------------------------------------------------------------------------------
+    # -- a step ------------------------------------------------------------------------------------------------
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> list[list[Sampled] | GraftError | None]:
-        """Per plan row: its samples, the error that stops it, or None where nothing is sampled."""
-        results: list[list[Sampled] | GraftError | None] = [None] * len(plan.rows)
-        picked: list[int] = []
-        rows: list[SampleRow] = []
-        targets: list[int] = []
-        constrained = sum(bool(row.sequence.grammar or row.sequence.matcher) for row in plan.rows)  # forks: a matcher
-        if constrained > len(self._masks):
-            self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
-        offset = used = 0
-        for index, (row, num_logits) in enumerate(zip(plan.rows, plan.num_logits_per_row, strict=True)):
-            sequence = row.sequence
-            if sequence.scoring:
-                self._score(sequence, row.past, logits[offset : offset + num_logits])
-            elif num_logits and sequence.request.want_logits:
-                sequence.logits = logits[offset].float().numpy(force=True).copy()
-            elif num_logits:
-                self.writer.begin(sequence)
-                mask = None
-                if sequence.matcher is not None:
-                    mask, used = self._mask(sequence, used)
-                forks = sequence.sampling.n if self._forks(sequence) else 1
-                picked.append(offset)
-                rows.append(SampleRow(sequence, mask, forks))
-                targets.append(index)
-            offset += num_logits
-        if rows:
-            chosen = logits if len(picked) == len(logits) else logits[picked]
-            for target, outcome in zip(targets, self.sampler.sample(chosen, rows), strict=True):
-                results[target] = outcome
-        return results
-
-    def _mask(self, sequence: Sequence, used: int) -> tuple[np.ndarray | None, int]:
-        assert sequence.matcher is not None
-        row = self._masks[used]
-        row[:] = 0
-        width = (len(self.tokenizer.token_bytes) + 31) // 32
-        return (row, used + 1) if sequence.matcher.fill_mask(row[:width]) else (None, used)
-
-    def _score(self, sequence: Sequence, past: int, logits: torch.Tensor) -> None:
-        ids = sequence.request.score_ids
-        assert ids is not None
-        first = max(past - sequence.first_logit, 0)
-        if len(logits):
-            sequence.scores.extend(score_logprobs(logits, ids[first : first + len(logits)]))
-
-    @staticmethod
-    def _forks(sequence: Sequence) -> bool:
-        group = sequence.group
-        return group is not None and len(group.sequences) < sequence.sampling.n
-
-    def _commit(self, plan: StepPlan, sampled: list[list[Sampled] | GraftError | None]) -> None:
-        """Append what was sampled, publish finished prefills, end what has ended."""
-        for row, outcome in zip(plan.rows, sampled, strict=True):
-            sequence = row.sequence
-            if sequence.status != "running":
-                continue  # its group ended earlier in this commit
-            self._count_prompt(sequence, row.past, row.kv_len)
-            sequence.num_computed = row.kv_len
-            if row.past < sequence.num_prompt_tokens:
+    def _launch(self, plan: StepPlan) -> Flight | None:
+        """Start a step; None if it failed. Its prompts' KV is published: whoever reads it is launched later."""
+        started = time.perf_counter()
+        try:
+            logits = self.runner.forward(plan)
+            drawn = self.sampler.ahead(plan, logits)
+        except Exception as error:  # whatever a model or kernel raises belongs to the requests of this step
+            self._fail_step(plan, error)
+            return None
+        num_drawn = 0
+        for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
+            sequence, past, kv_len = row.sequence, row.past, row.kv_len
+            sequence.num_computed = kv_len
+            self._count_prompt(sequence, past, kv_len)
+            if past < sequence.num_prompt_tokens:
                 self.cache.publish(sequence)
+            if drawn is not None and num_logits:
+                sequence.num_ahead += 1
+                sequence.drawn_at = num_drawn
+                num_drawn += 1
+        self._count_step(plan, time.perf_counter() - started)
+        return Flight(plan, logits, drawn)
+
+    def _land(self) -> bool:
+        """Commit the step that is under way; False if there is none."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return False
+        plan, drawn, counters = flight.plan, flight.drawn, self.counters
+        started = time.perf_counter()
+        try:
+            outcomes = self.sampler.sample(plan, flight.logits) if drawn is None else self.sampler.landed(plan, drawn)
+        except Exception as error:
+            self._fail_step(plan, error)
+            return True
+        chosen = time.perf_counter()
+        self._commit(flight, outcomes)
+        if drawn is None:
+            counters.sample_s += chosen - started
+        else:
+            counters.forward_s += chosen - started
+        counters.commit_s += time.perf_counter() - chosen
+        return True
+
+    def _commit(self, flight: Flight, outcomes: list[Outcome]) -> None:
+        """Append what was sampled, end what has ended."""
+        plan, ahead = flight.plan, flight.drawn is not None
+        for row, num_logits, outcome in zip(plan.rows, plan.num_logits_per_row, outcomes, strict=True):
+            sequence = row.sequence
+            if not num_logits or sequence.status == "finished":
+                continue  # a chunk of a prompt; or it ended while this step was under way
+            sequence.num_ahead -= ahead
             if isinstance(outcome, GraftError):
                 self._fail_group(sequence, outcome)
             elif outcome is not None:
@@ -392,18 +401,16 @@ class LocalEngine:
             sequence.num_cached = min(sequence.num_reused, sequence.num_prompt_tokens)
             self.counters.prompt_tokens += sequence.num_prompt_tokens
             self.counters.cached_tokens += sequence.num_cached
-        self.counters.computed_tokens += max(0, min(kv_len, sequence.num_prompt_tokens) - past)
+        if past < sequence.num_prompt_tokens:
+            self.counters.computed_tokens += min(kv_len, sequence.num_prompt_tokens) - past
 
-    def _count_step(self, plan: StepPlan, started: float, planned: float, ran: float, chosen: float) -> None:
+    def _count_step(self, plan: StepPlan, launch_s: float) -> None:
         counters = self.counters
         counters.steps += 1
         counters.largest_batch = max(counters.largest_batch, len(plan.rows))
         counters.retracted = self.scheduler.num_retracted
         counters.shared_prefix_steps += bool(plan.shared)
-        counters.schedule_s += planned - started
-        counters.forward_s += ran - planned
-        counters.sample_s += chosen - ran
-        counters.commit_s += time.perf_counter() - chosen
+        counters.forward_s += launch_s
 
 
 def build_local(

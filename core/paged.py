@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from graftlm.core.errors import ModelError
 from graftlm.kernels.attention import PackedAttention, PackedQKV
+from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
     from graftlm.core.model import LoadedModel
@@ -144,12 +145,22 @@ def accepts_logits_to_keep(model: nn.Module) -> bool:
     return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
-class PagedRunner:
-    """One forward of a loaded model over the KV store."""
+def feed(input_ids: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """Where a source is not -1, take that token of `drawn` instead of the id. input_ids, sources  [num_tokens]"""
+    return torch.where(sources >= 0, drawn[sources.clamp(min=0)], input_ids)
 
-    def __init__(self, loaded: LoadedModel, attention: Attention) -> None:
+
+class PagedRunner:
+    """One forward of a loaded model over the KV store.
+
+    drawn  int64 [max_rows], on the device: the tokens that the last step drew, for steps that are laid out before
+           these are known (`StepPlan.fed`).
+    """
+
+    def __init__(self, loaded: LoadedModel, attention: Attention, drawn: torch.Tensor | None = None) -> None:
         self.loaded = loaded
         self.attention = attention
+        self.drawn = drawn
         self._model = loaded.model
         self._layer_of = loaded.layer_of
         self._switch = AttentionSwitch(loaded.model)
@@ -167,8 +178,16 @@ class PagedRunner:
         rows = plan.logits_rows if num_logits else torch.tensor([plan.num_tokens - 1])
         with torch.inference_mode():
             self.attention.prepare(plan)
-            logits = self.run(plan.input_ids.to(device), plan.positions.to(device), plan, rows.to(device))
+            input_ids = self._fed(plan, send(plan.input_ids, device))
+            logits = self.run(input_ids, send(plan.positions, device), plan, send(rows, device))
             return logits[:num_logits]
+
+    def _fed(self, plan: StepPlan, input_ids: torch.Tensor) -> torch.Tensor:
+        """The step's ids, those that the last step drew among them."""
+        if plan.fed is None:
+            return input_ids
+        assert self.drawn is not None
+        return feed(input_ids, send(plan.fed, input_ids.device), self.drawn)
 
     def run(
         self, input_ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan | None, rows: torch.Tensor | None

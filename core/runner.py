@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from graftlm.core.device_sampler import DeviceSampler
     from graftlm.core.model import LoadedModel
     from graftlm.core.qualify import AttentionFactory
     from graftlm.kernels.attention import Attention
@@ -36,6 +37,8 @@ class RunnerSpec:
     num_embeddings  token ids that the model knows, at least vocab_size
     lane        set where the runner keeps prefixes itself (the serial lane).
     min_forced  the shortest run of forced tokens worth a longer step on this device.
+    drawer      draws tokens on the device, so that a step may be launched before the last one's tokens are known here;
+                None where every step's tokens are sampled before the next one.
     close       puts the model back into the state in which it was handed over.
     """
 
@@ -46,6 +49,7 @@ class RunnerSpec:
     num_embeddings: int
     lane: SnapshotLane | None = None
     min_forced: int = 1
+    drawer: DeviceSampler | None = None
     close: Callable[[], None] = lambda: None
 
 
@@ -58,11 +62,14 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         serial = SerialRunner(loaded)
         sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
         return RunnerSpec(serial, num_slots, *sizes, lane=serial, close=loaded.release)
+    from graftlm.core.device_sampler import DeviceSampler
     from graftlm.core.model import KVStore, PagedRunner
 
     store = KVStore(loaded.kv_layout, num_slots + 1, loaded.dtype, loaded.device)  # the last slot is scratch
     attention = _attention(loaded, config, kernels, store)
-    paged = PagedRunner(loaded, attention)
+    overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
+    drawer = DeviceSampler(config.max_batch, loaded.device) if overlap else None
+    paged = PagedRunner(loaded, attention, drawer.tokens if drawer is not None else None)
     runner: Runner = paged
     if loaded.device.type == "cuda":
         from graftlm.core.graphs import GraphRunner
@@ -73,7 +80,13 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
                 paged, attention, max_batch=config.max_batch, max_len=loaded.max_model_len, scratch=num_slots
             )
     return RunnerSpec(
-        runner, num_slots, loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded), close=loaded.release
+        runner,
+        num_slots,
+        loaded.max_model_len,
+        loaded.vocab_size,
+        _num_embeddings(loaded),
+        drawer=drawer,
+        close=loaded.release,
     )
 
 

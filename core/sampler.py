@@ -1,8 +1,4 @@
-"""Logits to tokens: filters, penalties, masks, per-request randomness and log-probabilities.
-
-What a row gets depends on that row alone. Its randomness is a hash of (seed, tokens generated so far, sample index),
-so a seeded answer is the same in any batch.
-"""
+"""Logits to tokens: penalties, masks, draws and log-probabilities. What a row gets depends on that row alone."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from graftlm.core.draw import Needs, draw, drawing
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 
 if TYPE_CHECKING:
@@ -23,14 +20,8 @@ if TYPE_CHECKING:
 FEW_WORDS = 256
 """A mask with at most this many non-zero words is sampled over its allowed ids alone."""
 
-NUCLEUS_WIDTHS = (64, 1024)
-"""How many of the likeliest tokens a top-p row looks at before it sorts the whole vocabulary."""
 
-_MASK_64 = (1 << 64) - 1
-
-
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """One row of logits and what is wanted of it.
 
     mask         int32 [ceil(vocab_size / 32)], bit set = allowed; None allows all.
@@ -42,8 +33,7 @@ class SampleRow:
     num_samples: int = 1
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A drawn token. `logprob` (natural log, of the model's own distribution) and `top` are there if asked for."""
 
     token_id: int
@@ -72,23 +62,29 @@ class Sampler:
         answers: list[list[Sampled] | GraftError] = [[] for _ in rows]
         allowed = [None if row.mask is None else _few_ids(row.mask, logits.shape[1]) for row in rows]
         edited = self._edit(logits, rows, allowed, answers)
-        groups: dict[_Needs, list[int]] = {}
+        groups: dict[Needs, list[int]] = {}
         for i, row in enumerate(rows):
             if not isinstance(answers[i], GraftError):
-                groups.setdefault(_Needs.of(row, few=allowed[i] is not None), []).append(i)
+                groups.setdefault(needs_of(row, few=allowed[i] is not None), []).append(i)
         drawn: dict[int, list[int]] = {}
         for needs, members in groups.items():
             group = [rows[i] for i in members]
             values, ids = _values(edited, members, group, [allowed[i] for i in members])
             peaks = values.amax(dim=1)
             finite = torch.isfinite(peaks).tolist()
-            columns = draw(values, peaks, group, needs)
+            sequences = [row.sequence for row in group]
+            num_samples = max(row.num_samples for row in group)
+            if needs.greedy:
+                columns = values.argmax(dim=1, keepdim=True).expand(-1, num_samples)
+            else:
+                params, uniforms = drawing(sequences, num_samples)
+                columns = draw(values, peaks, params.to(values.device), uniforms.to(values.device), needs)
             picked = (columns if ids is None else ids.gather(1, columns)).tolist()
             for i, row, tokens, is_finite, peak in zip(members, group, picked, finite, peaks.tolist(), strict=True):
                 if is_finite:
                     drawn[i] = tokens[: row.num_samples]
                 else:
-                    answers[i] = _undrawable(row, peak)
+                    answers[i] = nothing_allowed(row.sequence) if peak == -np.inf else not_finite()
         self._report(logits, rows, drawn, answers)
         return answers
 
@@ -154,24 +150,6 @@ class Sampler:
             answers[i] = [Sampled(token, logprob, top) for token, logprob in pairs]
 
 
-class _Needs(NamedTuple):
-    """What decides how a row is computed; rows with equal needs are computed together."""
-
-    few: bool
-    masked: bool
-    greedy: bool
-    top_k: int
-    top_p: bool
-    min_p: bool
-
-    @classmethod
-    def of(cls, row: SampleRow, *, few: bool) -> _Needs:
-        s = row.sequence.sampling
-        if s.greedy:
-            return cls(few, row.mask is not None, True, 0, False, False)
-        return cls(few, row.mask is not None, False, max(s.top_k, 0), s.top_p < 1, s.min_p > 0)
-
-
 @dataclass
 class _Edits:
     """Changes of single logits, gathered over the batch and applied at once."""
@@ -215,17 +193,24 @@ def _places(edits: list[tuple[int, NDArray[np.int64]]], device: torch.device) ->
     return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
 
-def _is_plain(row: SampleRow) -> bool:
-    """Whether the likeliest token of the untouched logits is all that is wanted."""
+def needs_of(row: SampleRow, *, few: bool) -> Needs:
+    return Needs.of(row.sequence.sampling, few=few, masked=row.mask is not None)
+
+
+def is_unedited(row: SampleRow) -> bool:
+    """Whether the row's logits are drawn from as they are, but for a mask, and nothing is reported of them."""
     s = row.sequence.sampling
     return (
-        s.temperature == 0
-        and row.mask is None
-        and row.num_samples == 1
-        and s.repetition_penalty == 1
+        s.repetition_penalty == 1
         and not (s.logprobs or s.top_logprobs or s.frequency_penalty or s.presence_penalty or s.logit_bias)
-        and (s.min_tokens == 0 or row.sequence.num_generated >= s.min_tokens)
+        and (s.min_tokens == 0 or row.sequence.num_generated + row.sequence.num_ahead >= s.min_tokens)
     )
+
+
+def _is_plain(row: SampleRow) -> bool:
+    """Whether the likeliest token of the untouched logits is all that is wanted."""
+    greedy = row.sequence.sampling.temperature == 0
+    return greedy and row.mask is None and row.num_samples == 1 and is_unedited(row)
 
 
 def _sample_plain(logits: torch.Tensor) -> list[list[Sampled] | GraftError]:
@@ -236,18 +221,16 @@ def _sample_plain(logits: torch.Tensor) -> list[list[Sampled] | GraftError]:
     tokens = columns.squeeze(1).tolist()
     if bool(finite.all()):
         return [[Sampled(token)] for token in tokens]
-    return [[Sampled(token)] if ok else _not_finite() for token, ok in zip(tokens, finite.tolist(), strict=True)]
+    return [[Sampled(token)] if ok else not_finite() for token, ok in zip(tokens, finite.tolist(), strict=True)]
 
 
-def _not_finite() -> EngineError:
+def not_finite() -> EngineError:
     return EngineError("the model's logits are not finite; load it in a wider dtype (dtype='float32')")
 
 
-def _undrawable(row: SampleRow, peak: float) -> EngineError:
-    if peak != -np.inf:
-        return _not_finite()
+def nothing_allowed(sequence: Sequence) -> EngineError:
     return EngineError(
-        f"no token is allowed after {row.sequence.num_generated} generated tokens: the constraint, logit_bias and "
+        f"no token is allowed after {sequence.num_generated} generated tokens: the constraint, logit_bias and "
         "min_tokens exclude the whole vocabulary; loosen one of them"
     )
 
@@ -297,97 +280,6 @@ def unpack_masks(masks: list[NDArray[np.int32]], vocab_size: int, device: torch.
     words = torch.from_numpy(packed).to(device)  # an eighth of the bytes; unpacked where they are used
     shifts = torch.arange(32, dtype=torch.int32, device=device)
     return ((words[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :vocab_size]
-
-
-def draw(values: torch.Tensor, peaks: torch.Tensor, rows: list[SampleRow], needs: _Needs) -> torch.Tensor:
-    """Draw columns of `values`.
-
-    values  float32 [num_rows, width], -inf where not allowed;  peaks  [num_rows], their maxima
-    -> int64 [num_rows, largest num_samples]
-    """
-    num_samples = max(row.num_samples for row in rows)
-    if needs.greedy:
-        return values.argmax(dim=1, keepdim=True).expand(-1, num_samples)
-    params = torch.tensor(
-        [(s.temperature, s.top_p, s.min_p) for s in (row.sequence.sampling for row in rows)],
-        dtype=torch.float32,
-        device=values.device,
-    )
-    uniforms = torch.tensor(
-        [[_uniform(row.sequence, j) for j in range(num_samples)] for row in rows], device=values.device
-    )
-    scaled = (values - peaks[:, None]) / params[:, 0:1]  # at most 0, so exp does not overflow
-    if needs.top_k:  # sorted even where all tokens stay: the order must not depend on the group's width
-        best = scaled.topk(min(needs.top_k, scaled.shape[1]), dim=1)
-        return best.indices.gather(1, _draw_sorted(best.values, best.values.exp().sum(dim=1), params, uniforms, needs))
-    if needs.top_p:
-        return _draw_nucleus(scaled, params, uniforms, needs)
-    if needs.min_p:
-        scaled = scaled.masked_fill(scaled < params[:, 2:3].log(), -torch.inf)
-    return _inverse_cdf(scaled.exp(), uniforms)
-
-
-def _draw_nucleus(scaled: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor, needs: _Needs) -> torch.Tensor:
-    """Draw by top-p: sort only as much of each row as its nucleus may reach into."""
-    total = scaled.exp().sum(dim=1)
-    columns = torch.empty(uniforms.shape, dtype=torch.int64, device=scaled.device)
-    left = torch.arange(len(scaled), device=scaled.device)
-    for width in (*NUCLEUS_WIDTHS, scaled.shape[1]):
-        width = min(width, scaled.shape[1])
-        best = scaled[left].topk(width, dim=1)
-        reached = best.values.exp().sum(dim=1) >= params[left, 1] * total[left]
-        if width == scaled.shape[1]:
-            reached = torch.ones_like(reached)
-        done = left[reached]
-        chosen = _draw_sorted(best.values[reached], total[done], params[done], uniforms[done], needs)
-        columns[done] = best.indices[reached].gather(1, chosen)
-        left = left[~reached]
-        if not len(left):
-            break
-    return columns
-
-
-def _draw_sorted(
-    scaled: torch.Tensor, total: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor, needs: _Needs
-) -> torch.Tensor:
-    """Draw from rows sorted downwards; `total` is the weight that top_p is a share of."""
-    weights = scaled.exp()
-    if needs.top_p:
-        before = weights.cumsum(dim=1) - weights  # a token stays while those before it do not reach top_p
-        weights = weights.masked_fill(before >= params[:, 1:2] * total[:, None], 0)
-        weights[:, 0] = scaled[:, 0].exp()
-    if needs.min_p:
-        weights = weights.masked_fill(scaled < params[:, 2:3].log(), 0)
-    return _inverse_cdf(weights, uniforms)
-
-
-def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The first columns whose cumulative weight passes the uniforms.
-
-    weights  [num_rows, width];  uniforms  [num_rows, n], in [0, 1)  -> int64 [num_rows, n]
-    """
-    cumulative = weights.cumsum(dim=1)
-    total = cumulative[:, -1:]
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    return torch.searchsorted(cumulative, torch.minimum(uniforms * total, below_total), right=True).clamp_(
-        max=weights.shape[1] - 1
-    )
-
-
-def _uniform(sequence: Sequence, offset: int) -> float:
-    """The random number in [0, 1) of this sequence's next token, a multiple of 2^-24."""
-    x = sequence.seed & _MASK_64
-    for value in (sequence.num_generated, sequence.index + offset):
-        x = _splitmix64((x ^ _splitmix64(value)) & _MASK_64)
-    return (x >> 40) / (1 << 24)
-
-
-def _splitmix64(x: int) -> int:
-    """Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014."""
-    x = (x + 0x9E3779B97F4A7C15) & _MASK_64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return x ^ (x >> 31)
 
 
 def score_logprobs(logits: torch.Tensor, ids: Seq[int]) -> list[float]:

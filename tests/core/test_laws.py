@@ -62,8 +62,9 @@ def one_call(runtime: Runtime, dice: random.Random, greedy: list[tuple[list[int]
         {"cache": CacheConfig(max_tokens=4000)},
         {"cache": CacheConfig(max_tokens=520), "max_batch": 6, "max_step_tokens": 48},
         {"cache": CacheConfig(max_tokens=2000, page_size=8, eviction="lfu"), "max_step_tokens": 64},
+        {"cache": CacheConfig(max_tokens=1500), "max_batch": 6, "max_step_tokens": 48, "overlap": True},
     ],
-    ids=["roomy", "tight", "pages"],
+    ids=["roomy", "tight", "pages", "overlap"],
 )
 def test_a_mixed_load_from_eight_threads_ends_leaks_nothing_and_changes_no_answer(options: dict[str, object]) -> None:
     greedy: list[tuple[list[int], Completion]] = []

@@ -1,0 +1,116 @@
+"""Tokens drawn where the logits are: their ids feed the next step there and reach the host later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from graftlm.core.draw import Needs, draw, drawing
+from graftlm.core.errors import GraftError
+from graftlm.core.sampler import Sampled, SampleRow, is_unedited, needs_of, not_finite, nothing_allowed, unpack_masks
+from graftlm.kernels.transfer import Arriving, send
+
+NOT_FINITE, NOTHING_ALLOWED = -1, -2
+
+
+class Drawn:
+    """The tokens of a step, perhaps still being drawn."""
+
+    def __init__(self, rows: Seq[SampleRow], codes: torch.Tensor | None) -> None:
+        self._rows = rows
+        self._codes = None if codes is None else Arriving(codes)
+
+    def result(self) -> list[list[Sampled] | GraftError]:
+        """Wait for the tokens: for each row the one it drew, or why there is none."""
+        if self._codes is None:
+            return []
+        codes: list[int] = self._codes.wait().tolist()
+        if min(codes) >= 0:
+            return [[Sampled(code)] for code in codes]
+        return [
+            [Sampled(code)] if code >= 0 else not_finite() if code == NOT_FINITE else nothing_allowed(row.sequence)
+            for code, row in zip(codes, self._rows, strict=True)
+        ]
+
+
+class DeviceSampler:
+    """Draws one token for each of up to `max_rows` rows by the definitions of `graftlm.core.draw`, waiting for nothing.
+
+    tokens  int64 [max_rows], on the device: what the newest step drew, in the order of its rows. The next step reads
+            its input from there. A row that could not be drawn has token 0.
+    """
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self.device = device
+        self.tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
+
+    def takes(self, row: SampleRow) -> bool:
+        """Whether `draw` can draw this row: one token, of logits as they are or masked, without sorting them all."""
+        sampling = row.sequence.sampling
+        sorts = sampling.temperature > 0 and sampling.top_p < 1 and sampling.top_k <= 0
+        return row.num_samples == 1 and not sorts and is_unedited(row)
+
+    def draw(self, logits: torch.Tensor, rows: Seq[SampleRow]) -> Drawn:
+        """Draw a token for each row; `takes` each of them.
+
+        logits  [num_rows, vocab_size]; what masks forbid is overwritten with -inf
+        """
+        if not rows:
+            return Drawn(rows, None)
+        with torch.inference_mode():
+            self._mask(logits, rows)
+            if all(row.sequence.sampling.temperature == 0 for row in rows):
+                codes = _greedy(logits)
+            else:
+                codes = self._by_groups(logits, rows)
+            torch.clamp(codes, min=0, out=self.tokens[: len(rows)])
+            return Drawn(rows, codes)
+
+    def _mask(self, logits: torch.Tensor, rows: Seq[SampleRow]) -> None:
+        members = [i for i, row in enumerate(rows) if row.mask is not None]
+        if not members:
+            return
+        masks = [row.mask for row in rows if row.mask is not None]
+        if self.device.type == "cuda":
+            from graftlm.kernels.triton_mask import apply_mask
+
+            apply_mask(logits, send(np.stack(masks), self.device), send(np.array(members, np.int32), self.device))
+        else:
+            allowed = unpack_masks(masks, logits.shape[1], self.device)
+            logits[members] = logits[members].masked_fill(~allowed, -torch.inf)
+
+    def _by_groups(self, logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
+        groups: dict[Needs, list[int]] = {}
+        for i, row in enumerate(rows):
+            groups.setdefault(needs_of(row, few=False)._replace(masked=False), []).append(i)
+        codes = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        for needs, members in groups.items():
+            whole = len(members) == len(rows)
+            index = None if whole else send(np.array(members), self.device)
+            values = logits if index is None else logits.index_select(0, index)
+            group = _greedy(values) if needs.greedy else self._drawn(values.float(), [rows[i] for i in members], needs)
+            if index is None:
+                return group
+            codes.index_copy_(0, index, group)
+        return codes
+
+    def _drawn(self, values: torch.Tensor, rows: Seq[SampleRow], needs: Needs) -> torch.Tensor:
+        params, uniforms = drawing([row.sequence for row in rows])
+        peaks = values.amax(dim=1)
+        columns = draw(values, peaks, send(params, self.device), send(uniforms, self.device), needs)
+        return _codes(columns[:, 0], peaks)
+
+
+def _greedy(logits: torch.Tensor) -> torch.Tensor:
+    if logits.device.type == "cpu":
+        logits = logits.float()
+    columns = logits.argmax(dim=1, keepdim=True)
+    return _codes(columns[:, 0], logits.gather(1, columns)[:, 0])
+
+
+def _codes(tokens: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+    """The tokens, or a code below 0 where there is none. peaks  [num_rows]: the largest logit of each row"""
+    failures = torch.where(peaks == -torch.inf, NOTHING_ALLOWED, NOT_FINITE)
+    return torch.where(torch.isfinite(peaks), tokens, failures)

@@ -1,0 +1,137 @@
+"""Drawing a token from logits: temperature, top-k, top-p, min-p, and the randomness of each sequence.
+
+The randomness of a token is a hash of (seed, tokens generated before it, sample index), so a seeded answer is the same
+in any batch, on any device that draws by these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from graftlm.core.config import SamplingParams
+    from graftlm.core.request import Sequence
+
+NUCLEUS_WIDTHS = (64, 1024)
+"""How many of the likeliest tokens a top-p row looks at before it sorts the whole vocabulary."""
+
+_MASK_64 = (1 << 64) - 1
+
+
+class Needs(NamedTuple):
+    """What decides how a row is computed; rows with equal needs are computed together."""
+
+    few: bool
+    masked: bool
+    greedy: bool
+    top_k: int
+    top_p: bool
+    min_p: bool
+
+    @classmethod
+    def of(cls, sampling: SamplingParams, *, few: bool, masked: bool) -> Needs:
+        if sampling.temperature == 0:
+            return cls(few, masked, True, 0, False, False)
+        return cls(few, masked, False, max(sampling.top_k, 0), sampling.top_p < 1, sampling.min_p > 0)
+
+
+def drawing(sequences: Seq[Sequence], num_samples: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `draw` takes of the rows themselves, on the CPU.
+
+    -> float32 [num_rows, 3]: temperature, top_p, min_p; float32 [num_rows, num_samples]: uniforms
+    """
+    wanted = [s.request.sampling for s in sequences]
+    params = np.array([(s.temperature, s.top_p, s.min_p) for s in wanted], np.float32)
+    return torch.from_numpy(params), torch.from_numpy(uniforms_of(sequences, num_samples))
+
+
+def draw(
+    values: torch.Tensor, peaks: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor, needs: Needs
+) -> torch.Tensor:
+    """Draw columns of `values`.
+
+    values    float32 [num_rows, width], -inf where not allowed;  peaks  [num_rows], their maxima
+    params    float32 [num_rows, 3]: temperature, top_p, min_p
+    uniforms  float32 [num_rows, num_samples], in [0, 1)
+    -> int64 [num_rows, num_samples]
+    """
+    scaled = (values - peaks[:, None]) / params[:, 0:1]  # at most 0, so exp does not overflow
+    if needs.top_k:  # sorted even where all tokens stay: the order must not depend on the group's width
+        best = scaled.topk(min(needs.top_k, scaled.shape[1]), dim=1)
+        return best.indices.gather(1, _draw_sorted(best.values, best.values.exp().sum(dim=1), params, uniforms, needs))
+    if needs.top_p:
+        return _draw_nucleus(scaled, params, uniforms, needs)
+    if needs.min_p:
+        scaled = scaled.masked_fill(scaled < params[:, 2:3].log(), -torch.inf)
+    return _inverse_cdf(scaled.exp(), uniforms)
+
+
+def _draw_nucleus(scaled: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor, needs: Needs) -> torch.Tensor:
+    """Draw by top-p: sort only as much of each row as its nucleus may reach into."""
+    total = scaled.exp().sum(dim=1)
+    columns = torch.empty(uniforms.shape, dtype=torch.int64, device=scaled.device)
+    left = torch.arange(len(scaled), device=scaled.device)
+    for width in (*NUCLEUS_WIDTHS, scaled.shape[1]):
+        width = min(width, scaled.shape[1])
+        best = scaled[left].topk(width, dim=1)
+        reached = best.values.exp().sum(dim=1) >= params[left, 1] * total[left]
+        if width == scaled.shape[1]:
+            reached = torch.ones_like(reached)
+        done = left[reached]
+        chosen = _draw_sorted(best.values[reached], total[done], params[done], uniforms[done], needs)
+        columns[done] = best.indices[reached].gather(1, chosen)
+        left = left[~reached]
+        if not len(left):
+            break
+    return columns
+
+
+def _draw_sorted(
+    scaled: torch.Tensor, total: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor, needs: Needs
+) -> torch.Tensor:
+    """Draw from rows sorted downwards; `total` is the weight that top_p is a share of."""
+    weights = scaled.exp()
+    if needs.top_p:
+        before = weights.cumsum(dim=1) - weights  # a token stays while those before it do not reach top_p
+        weights = weights.masked_fill(before >= params[:, 1:2] * total[:, None], 0)
+        weights[:, 0] = scaled[:, 0].exp()
+    if needs.min_p:
+        weights = weights.masked_fill(scaled < params[:, 2:3].log(), 0)
+    return _inverse_cdf(weights, uniforms)
+
+
+def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The first columns whose cumulative weight passes the uniforms.
+
+    weights  [num_rows, width];  uniforms  [num_rows, n], in [0, 1)  -> int64 [num_rows, n]
+    """
+    cumulative = weights.cumsum(dim=1)
+    total = cumulative[:, -1:]
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    return torch.searchsorted(cumulative, torch.minimum(uniforms * total, below_total), right=True).clamp_(
+        max=weights.shape[1] - 1
+    )
+
+
+def uniforms_of(sequences: Seq[Sequence], num_samples: int) -> NDArray[np.float32]:
+    """The random numbers of the sequences' next tokens, in [0, 1), multiples of 2^-24. [num_rows, num_samples]"""
+    x = np.array([s.seed & _MASK_64 for s in sequences], np.uint64)[:, None]
+    position = np.array([s.num_generated + s.num_ahead for s in sequences], np.uint64)[:, None]
+    index = np.array([s.index for s in sequences], np.uint64)[:, None] + np.arange(num_samples).astype(np.uint64)
+    x = _splitmix64(x ^ _splitmix64(position))
+    x = _splitmix64(x ^ _splitmix64(index))
+    return ((x >> np.uint64(40)) / np.float64(1 << 24)).astype(np.float32)
+
+
+def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,263 @@
+"""Steps that are launched before the last one's tokens are known give the tokens of steps that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from graftlm.core.config import CacheConfig, SamplingParams
+from graftlm.core.device_sampler import DeviceSampler, Drawn
+from graftlm.core.errors import EngineError, RequestCancelled
+from graftlm.core.plan import StepPlan
+from graftlm.core.request import Chunk, Completion, Request, SequenceGroup
+from graftlm.core.runtime import Runtime
+from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
+
+NEW = 12
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": NEW, "ignore_eos": True}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["red", "green"]}},
+    "required": ["a", "b"],
+}
+
+
+def runtime(kind: str = "llama", **options: Any) -> Runtime:
+    options.setdefault("cache", CacheConfig(max_tokens=4096))
+    options.setdefault("overlap", True)
+    return Runtime(tiny_model(kind), tokenizer=byte_tokenizer(), **options)
+
+
+def family(num: int, shared: int = 40, own: int = 9) -> list[list[int]]:
+    start = random_prompt(shared, seed=1)
+    return [start + random_prompt(own + i % 5, seed=100 + i) for i in range(num)]
+
+
+def mixed_load() -> list[Request]:
+    """Every kind of request that a step can hold, of prompts that share a beginning."""
+    kinds: list[dict[str, Any]] = [
+        GREEDY,
+        {"temperature": 0.8, "seed": 3, "max_tokens": 9, "ignore_eos": True},
+        {"temperature": 1.1, "seed": 4, "top_k": 7, "max_tokens": 15, "ignore_eos": True},
+        {"temperature": 1.0, "seed": 5, "top_p": 0.8, "max_tokens": 11},
+        {"temperature": 1.0, "seed": 6, "min_p": 0.05, "max_tokens": 10},
+        {"temperature": 0.9, "seed": 7, "top_k": 20, "top_p": 0.9, "max_tokens": 10},
+        {"temperature": 0, "max_tokens": 14, "repetition_penalty": 1.3, "ignore_eos": True},
+        {"temperature": 0, "max_tokens": 6, "logprobs": True, "ignore_eos": True},
+        {"temperature": 1.0, "seed": 8, "max_tokens": 7, "n": 3},
+        {"temperature": 1.0, "seed": 9, "max_tokens": 40, "json_schema": SCHEMA},
+        {"temperature": 0, "max_tokens": 8, "regex": "[a-f]{3,6}"},
+        {"temperature": 1.0, "seed": 10, "max_tokens": 20, "min_tokens": 5},
+        {"temperature": 0, "max_tokens": 30, "stop": ("e", "\x11")},
+    ]
+    prompts = family(3 * len(kinds))
+    return [Request(prompt, SamplingParams(**kinds[i % len(kinds)])) for i, prompt in enumerate(prompts)]
+
+
+def said(completion: Completion) -> list[tuple[list[int], str, str]]:
+    return [(c.token_ids, c.text, c.finish_reason) for c in completion.completions or [completion]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cache": CacheConfig(max_tokens=2048, enabled=False)},
+        {"max_step_tokens": 16, "max_batch": 8},
+        {"cache": CacheConfig(max_tokens=160), "max_batch": 4},
+        {"cache": CacheConfig(max_tokens=2048, page_size=16)},
+    ],
+    ids=["plain", "no cache", "chunked", "evicting", "pages of 16"],
+)
+def test_greedy_tokens_equal_transformers(kind: str, options: dict[str, Any]) -> None:
+    prompts = family(7) + [random_prompt(23, seed=5)]
+    expected = [greedy_reference(tiny_model(kind), p, NEW) for p in prompts]
+    with runtime(kind, **options) as rt:
+        for _ in range(2):
+            assert [c.token_ids for c in rt.generate(prompts, **GREEDY)] == expected
+        rt._thread.call(lambda engine: engine.check())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_step_tokens": 24, "max_batch": 6}, {"cache": CacheConfig(max_tokens=400), "max_batch": 12}],
+    ids=["roomy", "chunked", "tight"],
+)
+def test_a_mixed_load_gets_the_answers_of_steps_that_wait(options: dict[str, Any]) -> None:
+    answers = []
+    for overlap in (False, True):
+        with runtime(overlap=overlap, **options) as rt:
+            answers.append([said(future.result()) for future in rt.submit_many(mixed_load())])
+            rt._thread.call(lambda engine: engine.check())
+            stats = rt.stats()
+            assert (stats.slots_in_use, stats.slots_free + stats.slots_cached) == (0, stats.slots_total)
+    assert answers[0] == answers[1]
+
+
+def test_a_cold_batch_computes_its_shared_prefix_once() -> None:
+    prompts = family(32, shared=200, own=10)
+    with runtime() as rt:
+        rt.generate(prompts, **GREEDY)
+        stats = rt.stats()
+    assert stats.computed_tokens <= 1.01 * (200 + sum(len(p) - 200 for p in prompts))
+
+
+def test_what_was_said_is_cached_with_its_last_known_token() -> None:
+    prompt = random_prompt(30)
+    with runtime() as rt:
+        said = rt.generate(prompt, **GREEDY).token_ids
+        longer = [*prompt, *said, 7]
+        again = rt.generate(longer, **GREEDY)
+    assert again.usage.cached_tokens >= len(longer) - 2
+    assert again.token_ids == greedy_reference(tiny_model(), longer, NEW)
+
+
+# -- one step at a time -------------------------------------------------------------------------------------------
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.completion: Completion | None = None
+        self.error: BaseException | None = None
+
+    def on_chunk(self, chunk: Chunk) -> None: ...
+
+    def on_finish(self, completion: Completion) -> None:
+        self.completion = completion
+
+    def on_error(self, error: BaseException) -> None:
+        self.error = error
+
+
+def stepping(rt: Runtime, body: Callable[[Any], None]) -> None:
+    """Run `body` on the engine's thread, which takes no steps of its own meanwhile."""
+    rt.load()
+    rt._thread.call(body)
+
+
+def queue(rt: Runtime, engine: Any, prompt: list[int], **sampling: Any) -> tuple[Listener, SequenceGroup]:
+    listener = Listener()
+    group = rt._group(Request(prompt, SamplingParams(**sampling)), listener, 0.0)
+    engine.add(group)
+    return listener, group
+
+
+def test_a_step_is_launched_before_the_last_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    with runtime() as rt:
+
+        def body(engine: Any) -> None:
+            forward, result = engine.runner.forward, Drawn.result
+
+            def launched(plan: StepPlan) -> torch.Tensor:
+                events.append("launch")
+                return forward(plan)
+
+            def read(drawn: Drawn) -> Any:
+                events.append("read")
+                return result(drawn)
+
+            monkeypatch.setattr(engine.runner, "forward", launched)
+            monkeypatch.setattr(Drawn, "result", read)
+            queue(rt, engine, random_prompt(9), temperature=0, max_tokens=3, ignore_eos=True)
+            while not engine.idle:
+                engine.step()
+
+        stepping(rt, body)
+    # three tokens need three steps: the last one is known to be the last
+    assert events == ["launch", "launch", "read", "launch", "read", "read"]
+
+
+def test_a_text_that_ends_has_run_one_step_more_and_leaks_nothing() -> None:
+    prompt = random_prompt(11, seed=2)
+    tokens = greedy_reference(tiny_model(), prompt, NEW)
+    end = tokens[4]
+    with runtime() as rt:
+        done = rt.generate(prompt, temperature=0, max_tokens=NEW, stop_token_ids=[end], ignore_eos=True)
+        stats = rt.stats()
+        rt._thread.call(lambda engine: engine.check())
+    expected = tokens[: tokens.index(end) + 1]
+    assert done.token_ids == expected
+    assert stats.steps == len(expected) + 1
+    assert stats.slots_in_use == 0
+
+
+def test_cancelling_while_a_token_is_on_its_way_frees_the_slots_and_others_go_on() -> None:
+    prompts = family(2, shared=20)
+    outcome: list[Any] = []
+    with runtime() as rt:
+
+        def body(engine: Any) -> None:
+            cancelled, group = queue(rt, engine, prompts[0], **GREEDY)
+            kept, _ = queue(rt, engine, prompts[1], **GREEDY)
+            for _ in range(5):
+                engine.step()
+            assert group.sequences[0].num_ahead == 1
+            engine.cancel(group.request.id)
+            engine.check()
+            while not engine.idle:
+                engine.step()
+                engine.check()
+            outcome.extend([cancelled, kept])
+
+        stepping(rt, body)
+    cancelled, kept = outcome
+    assert isinstance(cancelled.error, RequestCancelled) and cancelled.completion is None
+    assert kept.completion.token_ids == greedy_reference(tiny_model(), prompts[1], NEW)
+
+
+def test_a_sequence_retracted_with_a_token_on_its_way_keeps_it() -> None:
+    prompt = random_prompt(14, seed=9)
+    outcome: list[Listener] = []
+    with runtime() as rt:
+
+        def body(engine: Any) -> None:
+            listener, group = queue(rt, engine, prompt, **GREEDY)
+            for _ in range(4):
+                engine.step()
+            (sequence,) = group.sequences
+            assert sequence.num_ahead == 1
+            engine.scheduler._retract(sequence)
+            while not engine.idle:
+                engine.step()
+                engine.check()
+            outcome.append(listener)
+
+        stepping(rt, body)
+    assert outcome[0].completion is not None
+    assert outcome[0].completion.token_ids == greedy_reference(tiny_model(), prompt, NEW)
+
+
+def test_a_failing_launch_fails_its_requests_and_the_next_ones_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = random_prompt(9)
+    with runtime() as rt:
+        runner = rt.load()._thread.engine.runner
+        with monkeypatch.context() as patched:
+            patched.setattr(runner, "forward", lambda plan: 1 / 0)
+            with pytest.raises(EngineError, match="ZeroDivisionError"):
+                rt.generate(prompt, **GREEDY)
+        assert rt.generate(prompt, **GREEDY).token_ids == greedy_reference(tiny_model(), prompt, NEW)
+        rt._thread.call(lambda engine: engine.check())
+
+
+def test_logits_that_are_not_finite_fail_their_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = DeviceSampler.draw
+
+    def broken(self: DeviceSampler, logits: torch.Tensor, rows: Any) -> Drawn:
+        logits = logits.clone()
+        logits[[i for i, row in enumerate(rows) if row.sequence.tokens[0] == 5]] = float("nan")
+        return draw(self, logits, rows)
+
+    monkeypatch.setattr(DeviceSampler, "draw", broken)
+    with runtime() as rt:
+        bad, good = rt.submit_many(
+            [Request([5, 6, 7], SamplingParams(**GREEDY)), Request([6, 7], SamplingParams(**GREEDY))]
+        )
+        with pytest.raises(EngineError, match="not finite"):
+            bad.result()
+        assert good.result().token_ids == greedy_reference(tiny_model(), [6, 7], NEW)
+        rt._thread.call(lambda engine: engine.check())
