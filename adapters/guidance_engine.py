@@ -13,6 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import llguidance
@@ -27,6 +30,7 @@ from graftlm.adapters.guidance_chat import chat_template_of
 from graftlm.adapters.guidance_fsm import FsmParser
 from graftlm.adapters.guidance_lowering import Regular, lower
 from graftlm.adapters.guidance_parser import Parser
+from graftlm.adapters.guidance_prompt import Known, PromptTokens
 from graftlm.adapters.guidance_scores import Scores
 from graftlm.core.config import SamplingParams
 from graftlm.core.constraint import vocabulary_of
@@ -36,6 +40,8 @@ from graftlm.core.grammar.fsm import FsmGrammar
 from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Completion, Request, TokenLogprob
 from graftlm.core.runtime import Runtime
+
+_seeds: ContextVar[random.Random | None] = ContextVar("graftlm_guidance_seeds", default=None)
 
 
 class Grammar:
@@ -55,9 +61,18 @@ class Grammar:
 
 
 class GraftState(EngineState):
-    """The transcript so far. `live` says that every step is to be told as it comes, not all at the end."""
+    """The transcript so far; `known` are the ids of its beginning."""
 
-    live: bool = True
+    known: Known = Known()
+
+
+@dataclass
+class Written:
+    """What one grammar wrote. `captures` are the variables of each step with their log-probabilities, in order."""
+
+    text: bytes = b""
+    captures: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    usage: TokenUsage = field(default_factory=lambda: TokenUsage(round_trips=1, ff_tokens=0))
 
 
 class GraftEngine(Engine):
@@ -95,6 +110,7 @@ class GraftEngine(Engine):
         )
         self.runtime = runtime
         self._vocab_size = tokenizer._vocab_size
+        self._prompts = PromptTokens(tokenizer, runtime.tokenizer)
         self._seeds = None if seed is None else random.Random(seed)
         self._seeds_lock = threading.Lock()
 
@@ -118,37 +134,80 @@ class GraftEngine(Engine):
         A grammar given as a node, which `GraftModel` does, runs on the compressed automaton where it is regular.
         Closing the generator cancels the request and frees its KV.
         """
-        if step_config is not None or "get_logits" in vars(self) or type(self).get_logits is not GraftEngine.get_logits:
+        if step_config is not None or self.get_logits_replaced:
             text = grammar if isinstance(grammar, str) else grammar.text
             usage: TokenUsage = yield from super().__call__(state, text, ensure_bos_token, sampling_params, step_config)
             return usage
         started = time.monotonic()
         usage = TokenUsage(round_trips=1, ff_tokens=0)
-        parser, first = self._parser(grammar, state.prompt, ensure_bos_token)
+        parser, first = self._parser(grammar, state, ensure_bos_token)
         scores = Scores(self.runtime.tokenizer.token_bytes)
         scores.put(first)
         given = [self._token(token_id, is_input=True) for token_id in first]
         yield from self._responses(parser, scores, deque(), given=given)
-        live = not isinstance(state, GraftState) or state.live
         while not parser.stopped:
-            yield from self._run(parser, scores, sampling_params, usage, live=live)
+            yield from self._stream(parser, scores, sampling_params, usage)
         parser.check_end()
         usage.total_latency_ms += (time.monotonic() - started) * 1000
         return usage
 
+    def write(self, state: GraftState, grammar: Grammar, sampling_params: Any) -> Written:
+        """What `__call__` yields step by step, at once, without what is only there to be watched. Blocks."""
+        started = time.monotonic()
+        written = Written()
+        parser, first = self._parser(grammar, state, True)
+        scores = Scores(self.runtime.tokenizer.token_bytes)
+        scores.put(first)
+        self._gather(parser, scores, deque(), written)
+        while not parser.stopped:
+            began = time.monotonic()
+            request = self._request(parser, sampling_params)
+            future = self.runtime.submit(request)
+            try:
+                done = future.result()
+            finally:
+                future.cancel()
+            self._settle(parser, request, done)
+            self._gather(parser, scores, deque(done.logprobs or ()), written)
+            _count(written.usage, parser, done, (time.monotonic() - began) * 1000)
+        parser.check_end()
+        written.usage.total_latency_ms += (time.monotonic() - started) * 1000
+        return written
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """What is started in this context takes its seeds from here, in whatever order it comes to run."""
+        if self._seeds is None:
+            yield
+            return
+        with self._seeds_lock:
+            token = _seeds.set(random.Random(self._seeds.getrandbits(62)))
+        try:
+            yield
+        finally:
+            _seeds.reset(token)
+
+    @property
+    def get_logits_replaced(self) -> bool:
+        """Whether someone watches or replaces `get_logits`, so that guidance's own loop has to call it."""
+        return "get_logits" in vars(self) or type(self).get_logits is not GraftEngine.get_logits
+
     def _parser(
-        self, grammar: str | Grammar, prompt: str, ensure_bos_token: bool
+        self, grammar: str | Grammar, state: EngineState, ensure_bos_token: bool
     ) -> tuple[Parser | FsmParser, tuple[int, ...]]:
         """A parser that stands behind the prompt, and the tokens it put there: forced, or healed."""
-        given = self.tokenizer.encode(prompt.encode())
+        known = state.known if isinstance(state, GraftState) else Known()
+        given, known = self._prompts.encode(state.prompt, known)
+        if isinstance(state, GraftState):
+            state.known = known
         regular = None if isinstance(grammar, str) else grammar.regular
         compiled = None if regular is None else self._compiled(regular)
         parser: Parser | FsmParser
         if regular is not None and compiled is not None:
             parser = FsmParser(regular, compiled)
             forced = compiled.run(compiled.dfa.start)[0]
-            whole = self.tokenizer.encode(prompt.encode() + forced) if forced else given
-            with_bos = self._with_bos(whole, ensure_bos_token)
+            whole = self._behind(state.prompt, forced, known) if forced else given
+            with_bos = self._prompts.with_bos(whole) if ensure_bos_token else whole
             parser.start(with_bos, forced)
             tokens = parser.tokens[len(with_bos) > len(whole) :]
         else:
@@ -158,17 +217,20 @@ class GraftEngine(Engine):
             )
             tokens = interpreter.process_prompt(given)
             parser = Parser(interpreter, self.tokenizer.eos_token_id)
-            parser.start(self._with_bos(tokens, ensure_bos_token))
+            parser.start(self._prompts.with_bos(tokens) if ensure_bos_token else tokens)
         if not parser.tokens:
             parser.tokens = [self.tokenizer.eos_token_id]  # the beginning of a text, for models without a BOS
+        if tokens[: len(given)] == given:
+            return parser, tuple(tokens[len(given) :])
         same = next((i for i, (a, b) in enumerate(zip(given, tokens, strict=False)) if a != b), len(given))
         return parser, tuple(tokens[same:])
 
-    def _with_bos(self, tokens: list[int], ensure_bos_token: bool) -> list[int]:
-        bos = self.tokenizer.bos_token_id
-        if not ensure_bos_token or bos is None or tokens[:1] == [bos]:
-            return tokens
-        return list(self.tokenizer.recode([bos, *tokens]))
+    def _behind(self, prompt: str, forced: bytes, known: Known) -> list[int]:
+        """The ids of the prompt with the grammar's first bytes behind it."""
+        try:
+            return self._prompts.encode(prompt + forced.decode(), known)[0]
+        except UnicodeDecodeError:  # they end within a character
+            return self.tokenizer.encode(prompt.encode() + forced)
 
     def _compiled(self, regular: Regular) -> FsmGrammar | None:
         """The automaton of a regular grammar; None where it would have too many states."""
@@ -178,33 +240,42 @@ class GraftEngine(Engine):
             return None
         return grammar if isinstance(grammar, FsmGrammar) else None
 
-    def _run(
-        self, parser: Parser | FsmParser, scores: Scores, sampling_params: Any, usage: TokenUsage, *, live: bool
+    def _stream(
+        self, parser: Parser | FsmParser, scores: Scores, sampling_params: Any, usage: TokenUsage
     ) -> Iterator[EngineResponse]:
         """One request: to the end of the text, or to where the parser goes back in it."""
-        request = Request(list(parser.tokens), self._sampling(parser, sampling_params))
-        parser.run_in(request)
+        request = self._request(parser, sampling_params)
         began = time.monotonic()
         logprobs: deque[TokenLogprob] = deque()
         num_read = 0
-        if live:
-            with self.runtime.submit_stream(request) as chunks:
-                for chunk in chunks:
-                    num_read += len(chunk.token_ids)
-                    logprobs.extend(chunk.logprobs or ())
-                    yield from self._responses(parser, scores, logprobs, up_to=num_read)
-                done = chunks.completion
-        else:
-            future = self.runtime.submit(request)
-            try:
-                done = future.result()
-            finally:
-                future.cancel()
-            logprobs.extend(done.logprobs or ())
+        with self.runtime.submit_stream(request) as chunks:
+            for chunk in chunks:
+                num_read += len(chunk.token_ids)
+                logprobs.extend(chunk.logprobs or ())
+                yield from self._responses(parser, scores, logprobs, up_to=num_read)
+            done = chunks.completion
         assert done is not None
         self._settle(parser, request, done)
         yield from self._responses(parser, scores, logprobs)
         _count(usage, parser, done, (time.monotonic() - began) * 1000)
+
+    def _gather(
+        self, parser: Parser | FsmParser, scores: Scores, logprobs: deque[TokenLogprob], written: Written
+    ) -> None:
+        """Add what the parser told since the last call."""
+        for step in parser.steps:
+            scores.step(step, logprobs)
+            text, captures = step.told()
+            written.text += text
+            if captures:
+                written.captures.append((captures, scores.of(captures)))
+        parser.steps.clear()
+
+    def _request(self, parser: Parser | FsmParser, sampling_params: Any) -> Request:
+        """Go on with the parser's text; the parser is the request's constraint."""
+        request = Request(parser.tokens.copy(), self._sampling(parser, sampling_params))
+        parser.run_in(request)
+        return request
 
     def _settle(self, parser: Parser | FsmParser, request: Request, done: Completion) -> None:
         """Tell the parser of what ended the request beside it: an end-of-text token, or the context."""
@@ -224,9 +295,10 @@ class GraftEngine(Engine):
 
     def _sampling(self, parser: Parser | FsmParser, given: Any) -> SamplingParams:
         options: dict[str, Any] = {k: v for k, v in (given or {}).items() if v is not None}
-        if self._seeds is not None:
+        seeds = _seeds.get() or self._seeds
+        if seeds is not None:
             with self._seeds_lock:
-                options["seed"] = self._seeds.getrandbits(62)
+                options["seed"] = seeds.getrandbits(62)
         top = self._top_k if self._enable_top_k else 0
         return SamplingParams.from_options(
             constraint=parser, max_tokens=None, logprobs=True, top_logprobs=top, **options

@@ -19,6 +19,8 @@ from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 from graftlm.core.request import Request
 
+_HEALED = 16  # tokens at the end; healing takes fewer back
+
 
 class FsmParser:
     """Where one sequence stands: see `graftlm.adapters.guidance_parser.Parser`, whose place this takes.
@@ -44,7 +46,8 @@ class FsmParser:
         vocabulary, dfa = self._grammar.vocabulary, self._grammar.dfa
         _, after = self._grammar.run(dfa.start)
         # a special token has no bytes: what is before it cannot be part of a longer token
-        first = 1 + max((i for i, token in enumerate(tokens) if not vocabulary.tokens[token]), default=-1)
+        first = next((i + 1 for i in range(len(tokens) - 1, -1, -1) if not vocabulary.tokens[tokens[i]]), 0)
+        first = max(first, len(tokens) - _HEALED)
         kept = tokens[:first] + heal(vocabulary, dfa, after, tokens[first:])
         taken_back = vocabulary.decode(tokens[len(kept) :])
         written = forced[: max(len(forced) - len(taken_back), 0)]

@@ -9,6 +9,7 @@ from guidance._ast import GrammarNode, ImageUrl, LiteralNode, RoleEnd, RoleStart
 from guidance.models._base._interpreter import UnsupportedNodeError
 from guidance.models._base._model import _event_queues
 from guidance.models._engine import EngineInterpreter
+from guidance.models._engine._interpreter import recode_special_tokens
 from guidance.trace import OutputAttr, TextOutput
 
 from graftlm.adapters.guidance_engine import GraftEngine, GraftState, Grammar
@@ -61,12 +62,31 @@ class GraftInterpreter(EngineInterpreter):
 
     def grammar(self, node: GrammarNode, **kwargs: Any) -> Iterator[OutputAttr]:
         """Append the text that a grammar begins with, and run the rest of it as one request."""
-        self.state.live = self.watched or bool(_event_queues.get())
         text, rest = leading_text(node)
         if text:
             yield from self._append(text)
-        handed: Any = _Handed(rest)
-        yield from super().grammar(handed, **kwargs)
+        followed = self.watched or bool(_event_queues.get())
+        if followed or self.step_config is not None or self.engine.get_logits_replaced:
+            handed: Any = _Handed(rest)
+            yield from super().grammar(handed, **kwargs)
+        else:
+            yield from self._write(rest, kwargs.get("sampling_params"))
+
+    def _write(self, node: GrammarNode, sampling_params: Any) -> Iterator[OutputAttr]:
+        """Run a grammar that nobody follows token by token: its text is one output."""
+        state = self.state
+        written = self.engine.write(state, Grammar(node), sampling_params)
+        state.add_usage(written.usage)
+        text = recode_special_tokens(self.engine.tokenizer, written.text).decode()
+        state.prompt += text
+        yield TextOutput(value=text, is_generated=True)
+        for captures, scores in written.captures:
+            for name, value in captures.items():
+                if isinstance(value, list):
+                    for one, score in zip(value, scores[name], strict=True):
+                        yield state.apply_capture(name, one.decode(), log_prob=score, is_append=True)
+                else:
+                    yield state.apply_capture(name, value.decode(), log_prob=scores[name], is_append=False)
 
     def image_url(self, node: ImageUrl, **kwargs: Any) -> Iterator[OutputAttr]:
         raise UnsupportedNodeError(interpreter=self, node=node)  # before it is downloaded

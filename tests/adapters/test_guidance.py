@@ -173,7 +173,6 @@ def test_an_error_in_a_streamed_program_comes_out(model: GraftModel) -> None:
 
 def test_an_abandoned_generator_frees_its_kv(model: GraftModel, runtime: Runtime) -> None:
     interpreter = (model + "x")._interpreter
-    interpreter.state.live = True
     steps = interpreter.engine(interpreter.state, gen("x", max_tokens=500).ll_grammar())
     next(steps), next(steps)
     steps.close()
