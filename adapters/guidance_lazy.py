@@ -1,0 +1,81 @@
+"""Appending without waiting: what is appended to a lazy model object runs beside the program.
+
+Each appending is a task. It starts when the one it goes on from is done, in that one's thread if it is the first to
+follow and in another one else: a chain keeps one thread, and branches off one base run side by side, in one batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context, copy_context
+from functools import cache
+from typing import Any
+
+_logger = logging.getLogger(__name__)
+_following = threading.Lock()
+MAX_THREADS = 256
+
+
+class Task:
+    """`append(base, item)` in the background. `before` is the task that makes `base`, if that is not done yet."""
+
+    def __init__(self, append: Callable[[Any, Any], Any], base: Any, item: Any, context: Context) -> None:
+        self._append = append
+        self._base = base
+        self._item = item
+        self._context = context
+        self._made: Future[Any] = Future()
+        self._followers: list[Task] | None = []
+        self._read = False
+
+    @classmethod
+    def start(cls, append: Callable[[Any, Any], Any], base: Any, item: Any, before: Task | None) -> Task:
+        """Begin as soon as `base` is there. Context variables are those of the calling thread, now."""
+        task = cls(append, base, item, copy_context())
+        if before is None or not before._followed_by(task):
+            _threads().submit(task._run)
+        return task
+
+    def result(self) -> Any:
+        """Wait for what the appending made; raises what it raised, or what kept `base` from being made."""
+        self._read = True
+        return self._made.result()
+
+    def _followed_by(self, task: Task) -> bool:
+        """Let `task` start at the end of this one; False if that is past."""
+        with _following:
+            if self._followers is None:
+                return False
+            self._followers.append(task)
+            return True
+
+    def _run(self) -> None:
+        task: Task | None = self
+        while task is not None:
+            task._make()
+            with _following:
+                followers, task._followers = task._followers or [], None
+            for other in followers[1:]:
+                _threads().submit(other._run)
+            task = followers[0] if followers else None
+
+    def _make(self) -> None:
+        try:
+            made = self._context.run(self._append, self._base, self._item)
+        except BaseException as error:
+            self._made.set_exception(error)
+        else:
+            self._made.set_result(made)
+        self._base = self._item = None
+
+    def __del__(self) -> None:
+        if not self._read and self._made.done() and (error := self._made.exception()) is not None:
+            _logger.warning("what was appended to a lazy model failed, and nobody read it: %r", error)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="graftlm-guidance")
