@@ -1,6 +1,7 @@
 """The LangChain tests again, on the newest langchain-core and langchain.
 
-`make setup` puts these beside the environment's own, into .venv/newest; tests/newest-langchain.txt says why. A process of its own sees them first and runs everything but the standard suite of random weights.
+`make setup` puts these beside the environment's own, into .venv/newest; tests/newest-langchain.txt says why. A process
+of its own sees them first and runs everything but the standard suite of random weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ NEWEST = Path(sys.prefix) / "newest"
 
 @pytest.mark.skipif(not NEWEST.is_dir(), reason="`make setup` puts the newest langchain-core into .venv/newest")
 def test_the_newest_langchain_core_passes_the_same_tests() -> None:
-    (version,) = {folder.name.split("-")[1].removesuffix(".dist") for folder in NEWEST.glob("langchain_core-*.dist-info")}
+    (installed,) = NEWEST.glob("langchain_core-*.dist-info")
+    version = installed.name.removeprefix("langchain_core-").removesuffix(".dist-info")
     files = sorted({*(ROOT / "tests/adapters").glob("test_langchain*.py")} - {Path(__file__)})
     program = (
         "import langchain_core, pytest, sys; print(langchain_core.__version__); sys.exit(pytest.main(sys.argv[1:]))"
