@@ -49,7 +49,7 @@ def _store_partial(out, lse, row, head_ok, e, e_ok, m, total, acc, E: tl.constex
     tl.store(lse + row, tl.where(has, m + tl.log2(safe), -1e30), mask=head_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "num_prefix", "num_parts", "window"])
 def _decode(
     q, k, v, table, rows, lens, starts, part_out, part_lse, counters, sinks, k_scale, v_scale, out,
     scale, softcap, window, q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, out_row, out_head,
@@ -147,7 +147,7 @@ def _join(
     tl.store(out + head * out_head + e[None, :], joined.to(out.dtype.element_ty), mask=(e < E)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "num_parts"])
 def _decode_prefix(
     q, k, v, table, rows, members, prefix_lens, part_out, part_lse, k_scale, v_scale, scale, softcap,
     q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, num_members, num_splits, num_parts,

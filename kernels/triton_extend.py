@@ -17,7 +17,7 @@ from graftlm.kernels.triton_decode import Scales
 from graftlm.kernels.triton_softmax import LOG2E, add_sink, attend_block, precision
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def _extend(
     q, k, v, table, rows, lens, indptr, sinks, k_scale, v_scale, out, scale, softcap, window,
     q_token, q_head, k_slot, k_head, v_slot, v_head, table_row, out_token, out_head,

@@ -17,7 +17,7 @@ def _round(x, KIND: tl.constexpr):
     return x.to(KIND).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rotate_store(
     qkv, cos, sin, q_weight, k_weight, k_store, v_store, k_scale, v_scale, slots, num_tokens, eps,
     qkv_token, table_token, ks_slot, ks_head, vs_slot, vs_head,

@@ -20,12 +20,44 @@ MAX_ROWS = 16
 
 
 @triton.jit
+def _take(
+    w, w_up, x, norm, first, num_rows, k_total, x_row, acc, acc_up, squares,
+    ROWS: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the products of one block of weights with inputs [first, first + K)."""
+    k = first + tl.arange(0, K)
+    k_ok = k < k_total
+    if ROWS == 1:
+        value = tl.load(x + k, mask=k_ok, other=0.0).to(tl.float32)
+        if NORM:
+            squares += value * value
+            value *= tl.load(norm + k, mask=k_ok, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * value[None, :]
+        if GATED:
+            acc_up += w_up.to(tl.float32) * value[None, :]
+    else:
+        r = tl.arange(0, ROWS)
+        rows = tl.load(x + r[:, None] * x_row + k[None, :], mask=(r < num_rows)[:, None] & k_ok[None, :], other=0.0)
+        if NORM:
+            value = rows.to(tl.float32)
+            squares += tl.sum(value * value, 1)
+            rows = (value * tl.load(norm + k, mask=k_ok, other=0.0).to(tl.float32)[None, :]).to(w.dtype)
+        acc = tl.dot(w, tl.trans(rows), acc, input_precision=PRECISION)
+        if GATED:
+            acc_up = tl.dot(w_up, tl.trans(rows), acc_up, input_precision=PRECISION)
+    return acc, acc_up, squares
+
+
+@triton.jit(do_not_specialize=["num_rows"])
 def _skinny(
     x, weight, bias, norm, residual, out, num_rows, n_total, k_total, eps, x_row, weight_row, out_row, residual_row,
     ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs): all of their weights, for all rows."""
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
     n, r = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, ROWS)
     n_ok, r_ok = n < n_total, r < num_rows
     here = weight + n.to(tl.int64)[:, None] * weight_row
@@ -38,30 +70,26 @@ def _skinny(
         acc = tl.zeros([N, ROWS], tl.float32)
         acc_up = tl.zeros([N, ROWS], tl.float32)
         squares = tl.zeros([ROWS], tl.float32)
-    for first in tl.range(0, k_total, K, num_stages=STAGES):
-        k = first + tl.arange(0, K)
-        k_ok = k < k_total
-        ok = n_ok[:, None] & k_ok[None, :]
-        w = tl.load(here + k[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
+    k = tl.arange(0, K)
+    ok = n_ok[:, None] & (k < k_total)[None, :]
+    w = tl.load(here + k[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
+    w_up = w
+    if GATED:
+        w_up = tl.load(there + k[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()  # the first weights are on their way before the inputs are there
+    acc, acc_up, squares = _take(
+        w, w_up, x, norm, 0, num_rows, k_total, x_row, acc, acc_up, squares, ROWS, K, NORM, GATED, PRECISION
+    )
+    for first in tl.range(K, k_total, K, num_stages=STAGES):
+        ok = n_ok[:, None] & (first + k < k_total)[None, :]
+        w = tl.load(here + first + k[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
+        w_up = w
         if GATED:
-            w_up = tl.load(there + k[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
-        if ROWS == 1:
-            value = tl.load(x + k, mask=k_ok, other=0.0).to(tl.float32)
-            if NORM:
-                squares += value * value
-                value *= tl.load(norm + k, mask=k_ok, other=0.0).to(tl.float32)
-            acc += w.to(tl.float32) * value[None, :]
-            if GATED:
-                acc_up += w_up.to(tl.float32) * value[None, :]
-        else:
-            rows = tl.load(x + r[:, None] * x_row + k[None, :], mask=r_ok[:, None] & k_ok[None, :], other=0.0)
-            if NORM:
-                value = rows.to(tl.float32)
-                squares += tl.sum(value * value, 1)
-                rows = (value * tl.load(norm + k, mask=k_ok, other=0.0).to(tl.float32)[None, :]).to(w.dtype)
-            acc = tl.dot(w, tl.trans(rows), acc, input_precision=PRECISION)
-            if GATED:
-                acc_up = tl.dot(w_up, tl.trans(rows), acc_up, input_precision=PRECISION)
+            w_up = tl.load(there + first + k[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
+        acc, acc_up, squares = _take(
+            w, w_up, x, norm, first, num_rows, k_total, x_row, acc, acc_up, squares, ROWS, K, NORM, GATED, PRECISION
+        )
     if ROWS == 1:
         y = tl.sum(acc, 1)[:, None]
         y_up = tl.sum(acc_up, 1)[:, None]
@@ -113,12 +141,14 @@ def skinny_product(
     gated: bool = False,
     residual: torch.Tensor | None = None,
     tile: SkinnyTile | None = None,
+    chained: bool = False,
 ) -> torch.Tensor:
     """x @ weight.T + bias, for up to MAX_ROWS rows.
 
     x         [num_rows, k], last dimension dense; with `norm`, x is normed first
     weight    [n, k], last dimension dense; `gated`: [2 n, k], the gates first, the answer is silu(gate) * other
     residual  [num_rows, n], last dimension dense: the answer is added to it, in place, and it is returned
+    chained   start while the kernel before still runs, where the card can
     -> [num_rows, n], dtype of x; sums in float32
     """
     num_rows, k = x.shape
@@ -130,9 +160,14 @@ def skinny_product(
         num_rows, n, k, norm.eps if norm is not None else 0.0, x.stride(0), weight.stride(0), out.stride(0),
         out.stride(0), ROWS=1 if num_rows == 1 else MAX_ROWS, N=tile.outputs, K=tile.inputs, STAGES=tile.stages,
         NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual is not None,
-        PRECISION=precision(x.dtype), num_warps=tile.warps,
+        PRECISION=precision(x.dtype), num_warps=tile.warps, CHAINED=chained, **launch_options(chained),
     )  # fmt: skip
     return out
+
+
+def launch_options(chained: bool) -> dict[str, bool]:
+    """Options of a launch that may begin before the kernel before it has ended."""
+    return {"launch_pdl": True} if chained else {}
 
 
 def tile_of(num_rows: int, n: int, k: int, gated: bool) -> SkinnyTile:
