@@ -12,9 +12,8 @@ from langchain_core.utils import secret_from_env
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
-from graftlm.core.errors import ConfigError
 from graftlm.core.request import Usage
-from graftlm.core.runtime import Runtime
+from graftlm.core.runtime import Runtime, check_given
 
 SAMPLING = tuple(field.name for field in fields(SamplingParams))
 ENGINE_OPTIONS = tuple(field.name for field in fields(EngineConfig) if field.name not in ("cache", "seed"))
@@ -31,7 +30,8 @@ class GraftSettings(BaseModel):
     runtime_options  options for that one, such as `dtype` or `cache`; those that mean nothing else in
                      LangChain may also be given as keywords.
     max_tokens       None for all that the context leaves.
-    base_url         an endpoint in place of a local model; the key is `api_key`, else GRAFTLM_API_KEY.
+    base_url         an endpoint in place of a local model: not part of this version, a call raises. Its key is
+                     `api_key`, else GRAFTLM_API_KEY.
     max_retries      kept for swapping constructors: a local engine has nothing to retry.
     """
 
@@ -72,11 +72,7 @@ class GraftSettings(BaseModel):
     @model_validator(mode="after")
     def _name_the_model(self) -> GraftSettings:
         if self.runtime is not None:
-            if self.runtime_options:
-                raise ConfigError(
-                    f"runtime= was given together with {', '.join(self.runtime_options)}; "
-                    "set these where the Runtime is built"
-                )
+            check_given(self.runtime, self.runtime_options)
             if "model_name" not in self.model_fields_set:
                 self.model_name = self.runtime.model_name
         self._sampling(None, {})  # a value out of range raises here rather than at the first call

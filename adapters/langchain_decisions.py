@@ -21,7 +21,7 @@ from graftlm.adapters.langchain_messages import native_messages, usage_metadata
 from graftlm.core.errors import ConfigError
 from graftlm.core.messages import Message
 from graftlm.core.request import Usage
-from graftlm.core.runtime import Runtime
+from graftlm.core.runtime import Runtime, check_given
 from graftlm.core.select import Selection, check_choices, submit_select
 
 try:
@@ -60,8 +60,10 @@ class GraftDecisionModel(BaseDecisionModel):
 
     @model_validator(mode="after")
     def _name_the_model(self) -> GraftDecisionModel:
-        if self.runtime is not None and "model" not in self.model_fields_set:
-            self.model = self.runtime.model_name
+        if self.runtime is not None:
+            check_given(self.runtime, self.runtime_options)
+            if "model" not in self.model_fields_set:
+                self.model = self.runtime.model_name
         return self
 
     @property

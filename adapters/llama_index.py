@@ -42,7 +42,7 @@ from graftlm.core import gather
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Request
-from graftlm.core.runtime import Runtime
+from graftlm.core.runtime import Runtime, check_given
 from graftlm.core.tool_grammar import tool_constraint
 from graftlm.core.tools import Tool, ToolFormat
 
@@ -104,11 +104,7 @@ class GraftLLM(StructuredPrediction):
     @model_validator(mode="after")
     def _check(self) -> GraftLLM:
         if self.runtime is not None:
-            if self.runtime_options:
-                raise ConfigError(
-                    f"runtime= was given together with {', '.join(self.runtime_options)}; "
-                    "set these where the Runtime is built"
-                )
+            check_given(self.runtime, self.runtime_options)
             if "model" not in self.model_fields_set:
                 self.model = self.runtime.model_name
         self._sampling({})  # a value out of range raises here rather than at the first call
@@ -137,6 +133,10 @@ class GraftLLM(StructuredPrediction):
         if self.api_base is not None:
             options.update(base_url=self.api_base, api_key=self.api_key)
         return Runtime.shared(self.model, **options)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The model's own token ids of `text`: as `Settings.tokenizer`, LlamaIndex packs prompts by them."""
+        return self.runtime_for().tokenizer.encode_continuation(text)
 
     def _is_chat(self, runtime: Runtime) -> bool:
         return runtime.tokenizer.has_chat_template if self.is_chat_model is None else self.is_chat_model
@@ -264,7 +264,7 @@ class GraftLLM(StructuredPrediction):
             messages.append(message)
         prepared: dict[str, Any] = {"messages": messages, **kwargs}
         if tools:
-            prepared["tools"] = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+            prepared["tools"] = [_openai_tool(tool) for tool in tools]
             if prepared.get("tool_choice") is None:  # LlamaIndex's programs pass None beside tool_required=True
                 prepared["tool_choice"] = "required" if tool_required else "auto"
             prepared.setdefault("parallel_tool_calls", allow_parallel_tool_calls)
@@ -286,6 +286,13 @@ def _wait(runtime: Runtime, request: Request) -> Any:
         return future.result()
     finally:
         future.cancel()  # of use only when the wait was interrupted
+
+
+def _openai_tool(tool: Any) -> dict[str, Any]:
+    if not hasattr(tool, "metadata"):
+        raise ConfigError(f"{tool!r} is no tool; give a BaseTool, such as FunctionTool.from_defaults(a_function)")
+    described: dict[str, Any] = tool.metadata.to_openai_tool(skip_length_check=True)
+    return described
 
 
 def _answer_schema(response_format: Any) -> Any:

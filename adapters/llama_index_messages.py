@@ -45,6 +45,8 @@ def native_messages(messages: Iterable[ChatMessage]) -> list[Message]:
 
 
 def _native(message: ChatMessage, index: int) -> Message:
+    if not isinstance(message, ChatMessage):
+        raise ConfigError(f"message {index} is a {type(message).__name__}; give a ChatMessage")
     parts: list[ContentPart] = []
     calls: list[ToolCall] = []
     for block in message.blocks:

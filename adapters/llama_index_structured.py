@@ -14,6 +14,8 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.types import Model, PydanticProgramMode
 from llama_index_instrumentation import get_dispatcher
 
+from graftlm.core.errors import ConfigError
+
 dispatcher = get_dispatcher(__name__)
 
 
@@ -110,6 +112,8 @@ class StructuredPrediction(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None,
         prompt_args: dict[str, Any],
     ) -> dict[str, Any]:
+        if not hasattr(output_cls, "model_json_schema"):
+            raise ConfigError(f"output_cls is {output_cls!r}; give a pydantic class")
         schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
         response_format = {"type": "json_schema", "json_schema": schema}
         messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))

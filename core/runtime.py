@@ -54,11 +54,7 @@ class Runtime:
         api_key: str | None = None,
         **options: Any,
     ) -> None:
-        if base_url is not None or api_key is not None:
-            raise ConfigError(
-                f"base_url={base_url!r}: remote endpoints are not part of this version; "
-                "give a Hugging Face id, a local folder or a loaded model"
-            )
+        _refuse_endpoints(base_url, api_key)
         if model is None or model == "":
             raise ConfigError("model is empty; give a Hugging Face id, a local folder, a loaded model or 'sprout'")
         self.model = model
@@ -70,8 +66,17 @@ class Runtime:
         weakref.finalize(self, self._thread.stop)
 
     @classmethod
-    def shared(cls, model: Any = "sprout", *, tokenizer: Any = None, **options: Any) -> Runtime:
+    def shared(
+        cls,
+        model: Any = "sprout",
+        *,
+        tokenizer: Any = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        **options: Any,
+    ) -> Runtime:
         """The one runtime of this process for `model` and `options`; closed ones are replaced."""
+        _refuse_endpoints(base_url, api_key)
         name = model if isinstance(model, str) else id(model)
         key = (name, None if tokenizer is None else id(tokenizer), EngineConfig.from_options(**options))
         with cls._shared_lock:
@@ -321,6 +326,24 @@ class Runtime:
             raise self._thread.failure
         if self._thread.closed:
             raise EngineError("the runtime is closed; make a new one")
+
+
+def check_given(runtime: Any, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless what a model object was given as `runtime` is one, and the only word on how it runs."""
+    if not hasattr(runtime, "submit_many"):
+        raise ConfigError(f"runtime is {runtime!r}; give a graftlm.Runtime, or the name of a model as model=")
+    if options:
+        raise ConfigError(
+            f"runtime= was given together with {', '.join(options)}; set these where the Runtime is built"
+        )
+
+
+def _refuse_endpoints(base_url: str | None, api_key: str | None) -> None:
+    if base_url is not None or api_key is not None:
+        raise ConfigError(
+            f"base_url={base_url!r}: remote endpoints are not part of this version; "
+            "give a Hugging Face id, a local folder or a loaded model"
+        )
 
 
 class Pin:

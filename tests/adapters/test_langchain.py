@@ -67,6 +67,13 @@ def test_runtime_and_runtime_options_exclude_each_other(runtime: Runtime) -> Non
         ChatGraftLM(runtime=runtime, dtype="float32")
 
 
+def test_what_is_no_runtime_and_an_endpoint_raise_and_say_what_to_give() -> None:
+    with pytest.raises(ValidationError, match="runtime is 'sprout'; give a graftlm.Runtime"):
+        ChatGraftLM(runtime="sprout")
+    with pytest.raises(ModelInvalidRequestError, match="remote endpoints are not part of this version"):
+        ChatGraftLM(model="sprout", base_url="http://localhost:8000/v1").invoke("hello")
+
+
 def test_a_deep_copy_shares_the_runtime(llm: ChatGraftLM) -> None:
     assert copy.deepcopy(llm).runtime_for() is llm.runtime_for()
     assert llm.model_copy(deep=True).runtime_for() is llm.runtime_for()
@@ -319,6 +326,7 @@ def test_the_text_model_answers_a_list_as_one_batch_without_the_prompts(runtime:
     assert not any(answer.startswith("prompt") for answer in alone)
     assert asyncio.run(text.abatch(["prompt 0", "prompt 1"])) == alone[:2]
     assert "".join(text.stream("prompt 0")) == alone[0]
+    assert text.invoke("prompt 0", stop=[alone[0][2]]) == alone[0][: alone[0].index(alone[0][2])]
 
 
 def test_one_bad_prompt_of_the_text_model_fails_alone(runtime: Runtime) -> None:

@@ -22,6 +22,9 @@ from tests.models import byte_tokenizer, tiny_model
 SYSTEM = "You answer questions about a very long text. " * 10
 
 
+ANSWER = {"title": "Answer", "type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+
+
 class Recorder(BaseCallbackHandler):
     def __init__(self) -> None:
         self.started: list[UUID] = []
@@ -64,10 +67,14 @@ def test_a_batch_of_64_is_one_engine_batch_in_order_with_its_callbacks(llm: Chat
 
 
 def test_a_shared_system_prompt_is_computed_once(llm: ChatGraftLM) -> None:
-    llm.batch([[("system", SYSTEM), ("human", f"question {i}")] for i in range(8)])
+    chats = [[("system", SYSTEM), ("human", f"question {i}")] for i in range(8)]
+    answers = texts(llm.batch(chats))
     stats = llm.runtime_for().stats()
     suffixes = stats.prompt_tokens - 8 * (len(SYSTEM) + 20)
     assert stats.computed_tokens <= (len(SYSTEM) + 40 + suffixes) * 1.01
+    for chat, answer in zip(chats[-2:], answers[-2:], strict=True):
+        llm.runtime_for().clear_cache()
+        assert llm.invoke(chat).content == answer
 
 
 def test_an_async_batch_is_one_engine_batch_and_starts_no_threads(llm: ChatGraftLM) -> None:
@@ -178,14 +185,16 @@ def test_streaming_callbacks_get_their_tokens_in_a_batch(llm: ChatGraftLM) -> No
 
 def test_threads_that_mix_all_kinds_of_calls_do_not_disturb_each_other(llm: ChatGraftLM) -> None:
     def one(i: int) -> str:
-        match i % 3:
+        match i % 4:
+            case 3:
+                return str(llm.with_structured_output(ANSWER).invoke(f"call {i % 8}", max_tokens=30))
             case 0:
-                return str(llm.invoke(f"call {i % 9}").content)
+                return str(llm.invoke(f"call {i % 8}").content)
             case 1:
-                return "".join(str(c.content) for c in llm.stream(f"call {i % 9}"))
+                return "".join(str(c.content) for c in llm.stream(f"call {i % 8}"))
             case _:
-                return texts(llm.batch([f"call {i % 9}", f"other {i}"]))[0]
+                return texts(llm.batch([f"call {i % 8}", f"other {i}"]))[0]
 
-    serial = [one(i) for i in range(9)]
+    serial = [one(i) for i in range(8)]
     with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(one, range(90))) == serial * 10
+        assert list(pool.map(one, range(400))) == serial * 50

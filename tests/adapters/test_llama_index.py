@@ -87,6 +87,18 @@ def test_unknown_and_wrong_parameters_raise_where_they_are_given(llm: GraftLLM) 
         llm.complete("x", max_token=3)
 
 
+def test_what_is_no_runtime_and_an_endpoint_raise_and_say_what_to_give() -> None:
+    with pytest.raises(ValidationError, match="runtime is 'sprout'; give a graftlm.Runtime"):
+        GraftLLM(runtime="sprout")
+    with pytest.raises(ConfigError, match="remote endpoints are not part of this version"):
+        GraftLLM(model="sprout", api_base="http://localhost:8000/v1").complete("x")
+
+
+def test_what_is_no_message_raises(llm: GraftLLM) -> None:
+    with pytest.raises(ConfigError, match="message 1 is a dict; give a ChatMessage"):
+        llm.chat([ChatMessage("x"), {"role": "user", "content": "y"}])
+
+
 # -- the eight methods -------------------------------------------------------------------------------------------
 
 
@@ -166,6 +178,12 @@ def test_one_object_serves_several_event_loops_and_threads(llm: GraftLLM) -> Non
     assert [asyncio.run(llm.acomplete("hello")).text for _ in range(3)] == [expected] * 3
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: asyncio.run(llm.acomplete("hello")).text, range(8))) == [expected] * 8
+
+
+async def test_sync_calls_work_while_a_loop_runs(llm: GraftLLM) -> None:
+    tree = synthesizer(llm, "tree_summarize", use_async=True)
+    expected = await tree.asynthesize("what?", nodes(4))
+    assert str(tree.synthesize("what?", nodes(4))) == str(expected)
 
 
 def test_closing_a_stream_frees_what_it_held(llm: GraftLLM) -> None:
@@ -271,7 +289,7 @@ def test_synthesizers_say_what_they_say_on_plain_transformers(llm: GraftLLM, mod
 
 def test_a_tree_over_many_chunks_never_overruns_the_context(llm: GraftLLM) -> None:
     small = GraftLLM(runtime=llm.runtime, temperature=0, max_tokens=8, context_window=900)
-    helper = PromptHelper.from_llm_metadata(small.metadata, tokenizer=lambda text: list(text.encode()))
+    helper = PromptHelper.from_llm_metadata(small.metadata, tokenizer=small.tokenize)
     tree = get_response_synthesizer(llm=small, response_mode="tree_summarize", prompt_helper=helper, use_async=True)
     assert str(tree.synthesize("what?", nodes(50)))
 
@@ -295,6 +313,22 @@ def test_a_chat_engine_computes_only_what_is_new_in_each_turn(llm: GraftLLM) -> 
         computed = llm.runtime_for().stats().computed_tokens - before
         # the new message, its answer's own tokens where the template writes them otherwise, and the turn's marks
         assert turn == 0 or computed < 80
+
+
+def test_a_chat_engine_that_forgets_its_first_turns_answers_as_without_a_cache(llm: GraftLLM) -> None:
+    def chat(clear: bool) -> list[str]:
+        engine = SimpleChatEngine.from_defaults(
+            llm=llm, memory=ChatMemoryBuffer.from_defaults(token_limit=60, tokenizer_fn=llm.tokenize)
+        )
+        answers = []
+        for turn in range(6):
+            if clear:
+                llm.runtime_for().clear_cache()
+            answers.append(str(engine.chat(f"turn {turn}, go on")))
+        return answers
+
+    assert chat(clear=False) == chat(clear=True)
+    assert llm.runtime_for().stats().cached_tokens > 0
 
 
 def test_extractors_fill_the_batch_up_to_their_workers(llm: GraftLLM) -> None:

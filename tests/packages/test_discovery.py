@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 CASES = {
     "langchain-graftlm": ("from langchain_graftlm import ChatGraftLM, GraftLLM", "langchain_graftlm/__init__.py"),
     "llama-index-llms-graftlm": (
-        "from llama_index.llms.graftlm import GraftLLM, GraftSelector; import llama_index.core",
+        "from llama_index.llms.graftlm import GraftLLM, GraftSelector; import llama_index.core; "
+        "from importlib.util import find_spec; assert find_spec('llama_index.llms.huggingface')",
         "llama_index/llms/graftlm/__init__.py",
     ),
 }
