@@ -25,6 +25,7 @@ from bench.sprout.tokenizer import FastEncoder
 from bench.sprout.wires import PATH, Wires
 
 MAX_DOCUMENTS = 768
+AHEAD = 256  # blocks
 ANSWER_WEIGHT, REST_WEIGHT = 100, 4  # of the loss, in hundredths
 
 
@@ -72,20 +73,19 @@ def _work(
     tokenizer_json: str,
     wires_path: str,
     seed: int,
-    first: int,
-    stride: int,
-    start: int,
     num_tokens: int,
     context: int,
-    ahead: Any,
+    limit: Any,
+    stride: int,
+    index: int,
 ) -> None:
+    """Write every `stride`-th block from `index` on, as far as `limit` allows."""
     from tokenizers import Tokenizer
 
     encoder = FastEncoder(Tokenizer.from_str(tokenizer_json))
     wires = Wires(json.loads(Path(wires_path).read_text(encoding="utf-8")))
-    index = start + first
     while True:
-        while index > ahead.value:
+        while index > limit.value:
             time.sleep(0.02)
         block = make_block(seed, index, num_tokens, context, encoder, wires)
         partial = os.path.join(folder, f"{index}.partial.npz")
@@ -95,7 +95,7 @@ def _work(
 
 
 class Corpus:
-    """Serves blocks in windows: each window is played `reuse` times, in other orders, then dropped."""
+    """Blocks `first`, `first + 1`, … of a seed, made by `num_workers` processes up to AHEAD blocks before use."""
 
     def __init__(
         self,
@@ -105,57 +105,27 @@ class Corpus:
         num_tokens: int,
         context: int,
         num_workers: int,
-        window: int = 128,
-        reuse: int = 2,
-        first_window: int = 0,
+        first: int = 0,
         wires_path: Path = PATH,
     ) -> None:
-        self.window, self.reuse, self.seed = window, reuse, seed
-        self._first = first_window
+        self._next = first
         self._folder = tempfile.mkdtemp(prefix="sprout-")
         spawn = multiprocessing.get_context("spawn")
-        self._ahead = spawn.Value("q", (first_window + 3) * window)
-        self._workers = [
-            spawn.Process(
-                target=_work,
-                daemon=True,
-                args=(
-                    self._folder,
-                    tokenizer_json,
-                    str(wires_path),
-                    seed,
-                    w,
-                    num_workers,
-                    first_window * window,
-                    num_tokens,
-                    context,
-                    self._ahead,
-                ),
-            )
-            for w in range(num_workers)
-        ]
+        self._limit = spawn.Value("q", first + AHEAD)
+        order = (self._folder, tokenizer_json, str(wires_path), seed, num_tokens, context, self._limit, num_workers)
+        self._workers = [spawn.Process(target=_work, daemon=True, args=(*order, first + i)) for i in range(num_workers)]
         for worker in self._workers:
             worker.start()
 
     def __iter__(self) -> Iterator[Block]:
-        window = self._first
         while True:
-            self._ahead.value = (window + 3) * self.window
-            for turn in range(self.reuse):
-                order = np.random.default_rng((self.seed, window, turn)).permutation(self.window)
-                # the first pass takes blocks as they are made, so that training starts early
-                order = np.arange(self.window) if turn == 0 else order
-                for i in order:
-                    yield self._read(window * self.window + int(i))
-            for i in range(self.window):
-                os.unlink(self._path(window * self.window + i))
-            window += 1
+            path = os.path.join(self._folder, f"{self._next}.npz")
+            yield self._read(path)
+            os.unlink(path)
+            self._next += 1
+            self._limit.value = self._next + AHEAD
 
-    def _path(self, index: int) -> str:
-        return os.path.join(self._folder, f"{index}.npz")
-
-    def _read(self, index: int) -> Block:
-        path = self._path(index)
+    def _read(self, path: str) -> Block:
         while not os.path.exists(path):
             if not any(worker.is_alive() for worker in self._workers):
                 raise RuntimeError("all corpus workers ended; see their messages above")

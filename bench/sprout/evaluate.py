@@ -135,7 +135,7 @@ def load(folder: Path, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
     """(model, tokenizer) by plain transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     return model.to(device).eval(), AutoTokenizer.from_pretrained(folder)
 
 

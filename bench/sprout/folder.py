@@ -40,7 +40,7 @@ def write_folder(folder: Path, network: Network, tokenizer: Any) -> None:
     from transformers import GenerationConfig, LlamaForCausalLM
 
     end_of_text, _, im_end = (tokenizer.token_to_id(token) for token in SPECIAL)
-    model = LlamaForCausalLM(network.shape.config(im_end, end_of_text))
+    model: Any = LlamaForCausalLM(network.shape.config(im_end, end_of_text))
     weights = {f"model.{name}": p.detach().cpu() for name, p in network.named_parameters()}
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)

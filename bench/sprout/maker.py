@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from bench.sprout.attributes import BY_KIND, Attribute, Kind
+from bench.sprout.attribute import Attribute, Kind
+from bench.sprout.attributes import BY_KIND
 from bench.sprout.document import Message, Parts, compact
 from bench.sprout.names import Names, Split
 from bench.sprout.wires import Wires

@@ -6,7 +6,15 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
-from bench.sprout import tasks_chat, tasks_dspy, tasks_langchain, tasks_llama_index, tasks_programs, tasks_tools
+from bench.sprout import (
+    tasks_chat,
+    tasks_dspy,
+    tasks_langchain,
+    tasks_lists,
+    tasks_llama_index,
+    tasks_programs,
+    tasks_tools,
+)
 from bench.sprout.document import Document
 from bench.sprout.maker import Maker
 from bench.sprout.names import Split
@@ -21,14 +29,14 @@ MIXTURE: tuple[tuple[Task, float], ...] = (
     (tasks_chat.running_text, 4.0),
     (tasks_chat.recall, 5.0),
     (tasks_chat.small_talk, 2.0),
-    (tasks_chat.listing, 9.0),
+    (tasks_lists.listing, 12.0),
     (tasks_chat.claim, 4.0),
     (tasks_chat.json_object, 5.0),
     (tasks_chat.format_instructions, 1.5),
     (tasks_chat.repeat, 2.0),
     (tasks_dspy.chat_adapter, 5.0),
     (tasks_dspy.json_adapter, 3.0),
-    (tasks_dspy.chain_of_thought, 4.0),
+    (tasks_dspy.chain_of_thought, 5.0),
     (tasks_dspy.react, 1.8),
     (tasks_langchain.retrieval, 4.0),
     (tasks_langchain.few_shot, 3.0),

@@ -21,7 +21,8 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).float()
+    orthogonal: Tensor = x.mT if tall else x
+    return orthogonal.float()
 
 
 class Muon(torch.optim.Optimizer):
@@ -39,7 +40,7 @@ class Muon(torch.optim.Optimizer):
                     by_shape.setdefault(parameter.shape, []).append(parameter)
             for shape, parameters in by_shape.items():
                 # matrices of one shape go through the iteration together
-                grads = [parameter.grad for parameter in parameters]
+                grads = [p.grad for p in parameters if p.grad is not None]
                 buffers = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in parameters]
                 torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
                 updates = torch._foreach_lerp(grads, buffers, group["momentum"])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,10 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: i
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
     """The same by the operator below it."""
-    return torch.ops.aten._flash_attention_forward(q, k, v, starts, starts, longest, longest, 0.0, True, False)[0]
+    out: Tensor = torch.ops.aten._flash_attention_forward(q, k, v, starts, starts, longest, longest, 0.0, True, False)[
+        0
+    ]
+    return out
 
 
 class RMSNorm(nn.Module):
@@ -103,9 +107,11 @@ class Attention(nn.Module):
         self.attend: AttentionFn = masked_attention
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
-        q, k, v = (p(x).view(-1, self.num_heads, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
+        joined = linear_of(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (y.view(-1, self.num_heads, self.head_dim) for y in joined)
         q, k = (rotate(y, cos, sin).to(v.dtype) for y in (q, k))
-        return self.o_proj(self.attend(q, k, v, starts, self.longest).flatten(1))
+        out: Tensor = self.o_proj(self.attend(q, k, v, starts, self.longest).flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -116,7 +122,14 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = linear_of(x, self.gate_proj, self.up_proj)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out
+
+
+def linear_of(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """Several layers of one input as one product: `x` is read once, forward and backward."""
+    return F.linear(x, torch.cat([layer.weight for layer in layers])).chunk(len(layers), -1)
 
 
 class Layer(nn.Module):
@@ -129,7 +142,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, starts)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Network(nn.Module):
@@ -142,11 +156,14 @@ class Network(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
+        self.stream = torch.float32  # what the layers add up in
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         inverse = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
         angles = torch.outer(torch.arange(shape.context).float(), inverse)
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", torch.cat((angles, angles), -1).cos(), persistent=False)
         self.register_buffer("sin", torch.cat((angles, angles), -1).sin(), persistent=False)
 
@@ -159,23 +176,51 @@ class Network(nn.Module):
                 std = 0.0 if last else 0.02 if "embed" in name else parameter.shape[1] ** -0.5
                 parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
-    def use(self, attend: AttentionFn) -> None:
-        for layer in self.layers:
-            layer.self_attn.attend = attend
+    def use(self, attend: AttentionFn, stream: torch.dtype = torch.float32) -> None:
+        self.stream = stream
+        for attention in self.modules():
+            if isinstance(attention, Attention):
+                attention.attend = attend
 
     def hidden(self, tokens: Tensor, positions: Tensor, starts: Tensor) -> Tensor:
-        x = self.embed_tokens(tokens)
+        x: Tensor = lookup(self.embed_tokens.weight, tokens).to(self.stream)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         for layer in self.layers:
             x = layer(x, cos, sin, starts)
-        return self.norm(x)
+        normed: Tensor = self.norm(x)
+        return normed
 
     def forward(self, tokens: Tensor, positions: Tensor, starts: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         logits = F.linear(self.hidden(tokens, positions, starts)[:-1], self.embed_tokens.weight)
-        loss = F.cross_entropy(logits.float(), tokens[1:], reduction="none")
+        # cross entropy without a scatter, which has no fixed order of sums on a GPU
+        logits, wanted = logits.float(), tokens[1:, None]
+        chosen = torch.where(torch.arange(logits.shape[1], device=logits.device) == wanted, logits, 0.0).sum(-1)
+        loss = logits.logsumexp(-1) - chosen
         weight = weights[1:] * (positions[1:] > 0)
         full = (weight >= 0.5).float()
         return (loss * weight).sum() / weight.sum(), torch.stack(((loss * full).sum(), full.sum())).detach()
+
+
+class Lookup(torch.autograd.Function):
+    """Rows of a table whose gradient is a product with one-hot rows: its sums have a fixed order, which adding
+    row by row on a GPU has not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, tokens: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.num_rows = table.shape[0]
+        return table[tokens]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (tokens,) = ctx.saved_tensors
+        grad = grad.bfloat16() if grad.is_cuda else grad
+        one_hot = (torch.arange(ctx.num_rows, device=grad.device)[:, None] == tokens).to(grad.dtype)
+        return (one_hot @ grad).float(), None
+
+
+lookup: Callable[[Tensor, Tensor], Tensor] = Lookup.apply
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -190,7 +235,8 @@ def choose_attention(device: torch.device) -> AttentionFn:
         return masked_attention
     starts = torch.tensor([0, 5, 300, 301, 700, 700, 700], dtype=torch.int32, device=device)
     inputs = [torch.randn(700, 2, 64, device=device, dtype=torch.bfloat16) for _ in range(3)]
-    wanted = _outputs(masked_attention, inputs, starts)
+    with sdpa_kernel(SDPBackend.MATH):
+        wanted = _outputs(masked_attention, inputs, starts)
     problems = []
     for attend in (flash_attention, varlen_attention):
         try:
@@ -208,6 +254,7 @@ def choose_attention(device: torch.device) -> AttentionFn:
 
 def _outputs(attend: AttentionFn, inputs: list[Tensor], starts: Tensor) -> list[Tensor]:
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    out = attend(*leaves, starts, 4096)
+    q, k, v = leaves
+    out = attend(q, k, v, starts, 4096)
     out.float().square().sum().backward()
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]

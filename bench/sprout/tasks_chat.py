@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bench.sprout.attributes import BY_KIND, Attribute, Kind, spoken_list
+from bench.sprout.attribute import Attribute, Kind, spoken_list
+from bench.sprout.attributes import BY_KIND
 from bench.sprout.document import Document, Message, chat, compact, plain
 from bench.sprout.maker import Maker, assistant, json_parts, user
 from bench.sprout.names import words
 from bench.sprout.wires import PLACEHOLDER, fill
-from bench.sprout.world import Passage, World
+from bench.sprout.world import World
 
 _SHAPES = (
     "{p}\n\n{q}",
@@ -216,74 +217,6 @@ def small_talk(make: Maker) -> Document:
     elif dice < 0.8:
         ask, answer = make.rng.choice(_PARTING)
     return chat("small talk", [*make.system(0.4), *messages, user(ask)], answer)
-
-
-def listing(make: Maker) -> Document:
-    """Which people, which facts: lists and extracts from the passage."""
-    kind = make.kind()
-    closed = [a for a in BY_KIND[kind] if a.pool and a.type == "str"]
-    attribute = make.rng.choice(closed)
-    among = {attribute.key: tuple(make.rng.sample(attribute.pool, make.rng.choice((2, 2, 3))))}
-    shared = make.chance(0.6)
-    world = make.world(
-        num_entities=make.rng.randint(2, 4),
-        kind=kind,
-        num_facts=make.rng.choice((3, 4, 6)),
-        attributes=[attribute] if shared else (),
-        among=among,
-    )
-    passage = make.passage(world)
-    variants = ("facts", "facts", "names") + (("who", "who") if shared else ())
-    messages: list[Message] = []
-    question = answer = variant = ""
-    for i in range(make.rng.randint(1, 8) if make.split == "train" else 1):
-        if i:
-            messages.append(assistant(answer))
-        variant = make.rng.choice(variants)
-        question, answer = _list_question(make, world, passage, variant, attribute, among)
-        shape = make.rng.choice(("{p}\n\n{q}", "Text: {p}\n\n{q}", "{q}\n\n{p}"))
-        messages.append(user(question if i else shape.format(p=passage.text, q=question)))
-    return chat("lists and summaries", [*make.system(0.3), *messages], answer, detail=variant)
-
-
-def _list_question(
-    make: Maker, world: World, passage: Passage, variant: str, attribute: Attribute, among: dict[str, tuple[str, ...]]
-) -> tuple[str, str]:
-    """One question whose answer is a list, and the answer."""
-    if variant == "names":
-        question = make.rng.choice(
-            (
-                "List the names in the order in which they appear.",
-                "Who or what is the text about? List all names.",
-                "Name everybody and everything described in the text.",
-            )
-        )
-        return question, ", ".join(subject.name for subject in passage.subjects)
-    if variant == "who":
-        value = make.rng.choice(among[attribute.key])
-        stated = [fact for fact in passage.facts if fact.attribute is attribute]
-        ask = make.rng.choice(
-            ("Who has the {l} {v}? List the names.", "List the names with the {l} {v}.", "Which names have {v} as {l}?")
-        )
-        found = ", ".join(fact.subject.name for fact in stated if fact.value == value)
-        return ask.format(l=attribute.label, v=value), found or "nobody"
-    entity = make.rng.choice(world.entities)
-    lines = make.chance(0.5)
-    asks = _LINE_ASKS if lines else _SUMMARY_ASKS
-    return make.rng.choice(asks).format(n=entity.name), ("\n" if lines else " ").join(passage.about(entity))
-
-
-_LINE_ASKS = (
-    "List the facts about {n}, one per line.",
-    "Which facts about {n} does the text state? One per line.",
-    "Copy every sentence about {n} on a line of its own.",
-)
-_SUMMARY_ASKS = (
-    "Summarize what the text says about {n}.",
-    "What does the text say about {n}?",
-    "Describe {n}.",
-    "Write a short summary about {n}.",
-)
 
 
 def claim(make: Maker) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.sprout.attributes import spoken
+from bench.sprout.attribute import spoken
 from bench.sprout.document import Document, Message, chat, plain
 from bench.sprout.maker import Maker, assistant, json_parts, user
 from bench.sprout.names import words
@@ -236,9 +236,8 @@ def judge(make: Maker) -> Document:
         lowest = min(values)
         grade = "A" if lowest >= 4 else "B" if lowest == 3 else "C"
         if make.chance(0.5):
-            before = [user(opening.format(r=review))] if make.chance(0.6) else []
-            parts = [("Grade: ", False), (grade, True)]
-            return chat("judging", [*system, *before, user(text)], parts, detail=shape)
+            first = [user(opening.format(r=review))] if make.chance(0.6) else []
+            return chat("judging", [*system, *first, user(text)], [("Grade: ", False), (grade, True)], detail=shape)
         return chat("judging", [*system, user(text)], grade, detail=shape)
     request = f"{opening.format(r=review)}\n\nRate from 1 to 5: {', '.join(asked)}."
     if shape == "json":

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from bench.sprout.attributes import spoken_list
+from bench.sprout.attribute import spoken_list
 from bench.sprout.document import Document, Message, chat
 from bench.sprout.maker import Maker, assistant, json_parts, user
 from bench.sprout.names import CITIES

@@ -1,13 +1,15 @@
-"""Train sprout on one GPU: `python -m bench.sprout.train --out FOLDER --minutes 8`.
+"""Train sprout on one GPU: `python -m bench.sprout.train --out FOLDER --tokenizer FOLDER`.
 
-Warm-up, a long constant phase, a decay to zero over the last part. A checkpoint of the state before
-the decay lets a later run go on (`--resume FILE`), with the same or a changed mixture.
+Warm-up, a constant phase, a decay to zero over the last part. `--stop-after MINUTES` ends early and writes the
+whole state; the same command with `--resume STATE` goes on with the next step as if nothing had happened.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -32,20 +34,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the model folder to write")
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with tokenizer.json")
     parser.add_argument("--wires", type=Path, default=PATH, help="the file that bench.sprout.wires wrote")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time from the first step to the last")
-    parser.add_argument("--steps", type=int, help="a fixed number of steps instead: the run is then reproducible")
-    parser.add_argument("--decay", type=float, default=0.3, help="share of the run in which the rate falls to zero")
+    parser.add_argument("--steps", type=int, default=12_000)
+    parser.add_argument("--decay", type=float, default=0.65, help="share of the run in which the rate falls to zero")
     parser.add_argument("--batch", type=int, default=131_072, help="tokens a step")
     parser.add_argument("--lr", type=float, default=0.02, help="Muon's rate")
     parser.add_argument("--adam-lr", type=float, default=0.003, help="the rate of embeddings and norms")
     parser.add_argument("--weight-decay", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--reuse", type=int, default=1, help="how often a block is played")
-    parser.add_argument("--window", type=int, default=128, help="blocks a window")
-    parser.add_argument("--first-window", type=int, default=0, help="where in the stream of blocks to begin")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--resume", type=Path, help="a model folder or checkpoint to go on from")
-    parser.add_argument("--checkpoint", type=Path, help="where to write the state before the decay")
+    parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="write the state and end, done or not")
+    parser.add_argument("--state", type=Path, help="the file for it (default: beside the folder)")
+    parser.add_argument("--resume", type=Path, metavar="STATE", help="go on from such a file")
+    parser.add_argument("--any-order", action="store_true", help="let kernels sum in any order: bits may differ")
     parser.add_argument("--layers", type=int, default=Shape.num_layers)
     parser.add_argument("--hidden", type=int, default=Shape.hidden_size)
     parser.add_argument("--intermediate", type=int, default=Shape.intermediate_size)
@@ -72,7 +72,7 @@ def on_device(blocks: Iterator[Block], device: torch.device, depth: int = 8) -> 
     def copy() -> None:
         try:
             for block in blocks:
-                tensors = (
+                tensors: tuple[Tensor, ...] = (
                     torch.from_numpy(block.tokens.astype("int64")),
                     torch.from_numpy(block.positions()),
                     torch.from_numpy(block.padded_starts()),
@@ -103,119 +103,170 @@ def optimizers(network: Network, args: argparse.Namespace) -> list[torch.optim.O
     ]
 
 
+class Trainer:
+    """A network, its optimizers and how far they have come. `step` counts finished steps."""
+
+    def __init__(self, args: argparse.Namespace, vocab_size: int, device: torch.device) -> None:
+        self.args, self.device, self.step = args, device, 0
+        self.network = Network(
+            Shape(
+                vocab_size=vocab_size,
+                num_layers=args.layers,
+                hidden_size=args.hidden,
+                intermediate_size=args.intermediate,
+                num_heads=args.heads,
+            )
+        )
+        self.network.initialize(args.seed)
+        self.network.to(device)
+        self.network.use(choose_attention(device), stream=torch.bfloat16)
+        self.optimizers = optimizers(self.network, args)
+        self._rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        self._schedule = Schedule(warmup_steps=min(200, args.steps // 10 + 1), decay=args.decay)
+        self._forward = torch.compile(self.network, dynamic=False) if device.type == "cuda" else self.network
+
+    def advance(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """One step: (loss, summed loss and count over the answers' tokens)."""
+        factor = self._schedule.factor(self.step, self.step / self.args.steps)
+        for optimizer, rate in zip(self.optimizers, self._rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * factor
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss, answers = self._forward(*batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss.detach(), answers
+
+    def save(self, path: Path) -> None:
+        """Write all that the next step depends on."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state = {
+            "step": self.step,
+            "run": [self.args.seed, self.args.steps, self.args.batch],
+            "network": self.network.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+        torch.save(state, path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        run = [self.args.seed, self.args.steps, self.args.batch]
+        if state["run"] != run:
+            raise ValueError(f"{path} is of a run with seed, steps, batch {state['run']}, this one has {run}")
+        self.step = state["step"]
+        self.network.load_state_dict(state["network"])
+        for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(stored)
+
+
+def be_deterministic() -> None:
+    """Let every kernel sum in a fixed order: the same seed gives the same bits on the same machine."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 def train(args: argparse.Namespace) -> dict[str, Any]:
+    ends = time.monotonic() + 60 * args.stop_after if args.stop_after else math.inf
+    if not args.any_order:
+        be_deterministic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     tokenizer = load_tokenizer(args.tokenizer)
-    shape = Shape(
-        vocab_size=tokenizer.get_vocab_size(),
-        num_layers=args.layers,
-        hidden_size=args.hidden,
-        intermediate_size=args.intermediate,
-        num_heads=args.heads,
-    )
+    trainer = Trainer(args, tokenizer.get_vocab_size(), device)
+    if args.resume:
+        trainer.load(args.resume)
     corpus = Corpus(
         tokenizer.to_str(),
         seed=args.seed,
         num_tokens=args.batch,
-        context=shape.context,
+        context=trainer.network.shape.context,
         num_workers=args.workers,
-        window=args.window,
-        reuse=args.reuse,
-        first_window=args.first_window,
+        first=trainer.step,
         wires_path=args.wires,
     )
-    network = Network(shape)
-    network.initialize(args.seed)
-    if args.resume:
-        load_weights(network, args.resume)
-    write_folder(args.out, network, tokenizer)  # a mistake in writing shows now rather than after the training
-    network.to(device).use(choose_attention(device))
-    num_params = sum(p.numel() for p in network.parameters())
+    write_folder(args.out, trainer.network, tokenizer)  # a mistake in writing shows now rather than after the training
+    num_params = sum(p.numel() for p in trainer.network.parameters())
     print(f"{num_params / 1e6:.2f} million parameters, {args.workers} corpus workers on {device}", flush=True)
-    forward = torch.compile(network, dynamic=False) if device.type == "cuda" else network
-    steppers = optimizers(network, args)
-    base = [stepper.param_groups[0]["lr"] for stepper in steppers]
-    schedule = Schedule(warmup_steps=min(200, (args.steps or 10_000) // 10 + 1), decay=args.decay)
+    log = Log(args.batch, args.out.parent / f"{args.out.name}-history.jsonl", device)
     batches = on_device(iter(corpus), device)
-    history: list[dict[str, float]] = []
-    saved = args.checkpoint is None
-    started = time.monotonic()
-    step = 0
-    seen = torch.zeros(2, device=device)
-    total = torch.zeros((), device=device)
-    waited = 0.0
-    while True:
-        asked = time.monotonic()
-        batch = next(batches)
-        waited += time.monotonic() - asked
-        if step == 3:  # what came before was compilation
-            started = time.monotonic()
-        progress = step / args.steps if args.steps else (time.monotonic() - started) / (60 * args.minutes)
-        if progress >= 1:
-            break
-        if not saved and progress >= 1 - args.decay:
-            save_weights(network, args.checkpoint)
-            saved = True
-        factor = schedule.factor(step, progress)
-        for stepper, rate in zip(steppers, base, strict=True):
-            stepper.param_groups[0]["lr"] = rate * factor
-        with torch.autocast(device.type, torch.bfloat16):
-            loss, answers = forward(*batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        for stepper in steppers:
-            stepper.step()
-            stepper.zero_grad(set_to_none=True)
-        seen += answers
-        total += loss.detach()
-        step += 1
-        if step % 100 == 0 or step == 5:
-            every = 100 if step % 100 == 0 else 5
-            answer_loss = float(seen[0] / seen[1].clamp(min=1))
-            if not answer_loss == answer_loss:
-                raise RuntimeError(f"the loss is not a number at step {step}")
-            elapsed = time.monotonic() - started
-            history.append({"step": step, "loss": float(total) / every, "answers": answer_loss, "seconds": elapsed})
-            if step % 500 == 0 or step <= 300:
-                print(
-                    f"step {step} loss {history[-1]['loss']:.4f} answers {answer_loss:.4f} rate {factor:.3f} "
-                    f"{step * args.batch / 1e6:.0f}M tokens {elapsed:.0f} s, waited {waited:.0f} s",
-                    flush=True,
-                )
-            seen.zero_()
-            total.zero_()
+    first = trainer.step
+    while trainer.step < args.steps and time.monotonic() < ends:
+        with log.waiting():
+            batch = next(batches)
+        log.add(trainer.step + 1, *trainer.advance(batch))
+        if trainer.step == first + 3:
+            log.start()  # what came before was compilation
     corpus.close()
-    seconds = time.monotonic() - started
-    write_folder(args.out, network, tokenizer)
+    write_folder(args.out, trainer.network, tokenizer)
+    done = trainer.step >= args.steps
+    if not done:
+        trainer.save(args.state or args.out.parent / f"{args.out.name}-state.pt")
     summary = {
         "parameters": num_params,
-        "steps": step,
-        "tokens": step * args.batch,
-        "seconds": round(seconds, 1),
-        "answer_loss": history[-1]["answers"] if history else None,
+        "steps": [first, trainer.step],
+        "done": done,
+        "tokens": trainer.step * args.batch,
+        "seconds": round(log.seconds, 1),
+        "answer_loss": log.answer_loss,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
     }
     print(json.dumps(summary), flush=True)
-    (args.out.parent / f"{args.out.name}-history.json").write_text(json.dumps({"summary": summary, "history": history}))
     return summary
 
 
-def save_weights(network: Network, path: Path) -> None:
-    """The weights in bfloat16, the state to go on from (optimizers warm up again)."""
-    from safetensors.torch import save_file
+class Log:
+    """Loss and time, every hundred steps to a file and every five hundred to the screen."""
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({n: p.detach().bfloat16().cpu().contiguous() for n, p in network.named_parameters()}, path)
+    def __init__(self, tokens_a_step: int, path: Path, device: torch.device) -> None:
+        self._tokens, self._path = tokens_a_step, path
+        self._total = torch.zeros((), device=device)
+        self._answers = torch.zeros(2, device=device)
+        self._count = 0
+        self._waited = 0.0
+        self.answer_loss: float | None = None
+        self.start()
 
+    def start(self) -> None:
+        """Time counts from here."""
+        self._started = time.monotonic()
 
-def load_weights(network: Network, path: Path) -> None:
-    from safetensors.torch import load_file
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
 
-    stored = load_file(path / "model.safetensors" if path.is_dir() else path)
-    network.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in stored.items()})
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        asked = time.monotonic()
+        yield
+        self._waited += time.monotonic() - asked
+
+    def add(self, step: int, loss: Tensor, answers: Tensor) -> None:
+        self._total += loss
+        self._answers += answers
+        self._count += 1
+        if step % 100 and step != 5:
+            return
+        self.answer_loss = float(self._answers[0] / self._answers[1].clamp(min=1))
+        if self.answer_loss != self.answer_loss:
+            raise RuntimeError(f"the loss is not a number at step {step}")
+        mean = float(self._total) / self._count
+        entry = {"step": step, "loss": mean, "answers": self.answer_loss, "seconds": self.seconds}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        if step % 500 == 0 or step <= 300:
+            print(
+                f"step {step} loss {mean:.4f} answers {self.answer_loss:.4f} "
+                f"{step * self._tokens / 1e6:.0f}M tokens {self.seconds:.0f} s, waited {self._waited:.0f} s",
+                flush=True,
+            )
+        self._total.zero_()
+        self._answers.zero_()
+        self._count = 0
 
 
 def main(argv: list[str] | None = None) -> int:

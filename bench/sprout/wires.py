@@ -139,7 +139,7 @@ def _react_templates(rng: random.Random) -> dict[str, dict[str, str]]:
     """dspy.ReAct over "question -> answer" with one to four tools, by the tools' argument types."""
     import dspy
 
-    sets = [(a,) for a in _ARGUMENTS[1:]]
+    sets: list[tuple[tuple[str, ...], ...]] = [(a,) for a in _ARGUMENTS[1:]]
     sets += [tuple(rng.choice(_ARGUMENTS[1:]) for _ in range(n)) for n in (2, 3, 4) for _ in range(16)]
     templates: dict[str, dict[str, str]] = {}
     for tools in sets:
@@ -258,7 +258,7 @@ def _llama_index_templates() -> dict[str, list[dict[str, str]]]:
         for name, prompt in chats.items()
     }
     selector = LLMSingleSelector.from_defaults(llm=MockLLM())._prompt
-    values = {"num_choices": "zzcount", "context_list": "zzchoices", "query_str": "zzquery"}
+    values: dict[str, Any] = {"num_choices": "zzcount", "context_list": "zzchoices", "query_str": "zzquery"}
     templates["li_selector"] = [{"role": "user", "content": selector.format(**values)}]
     templates["li_selector_structured"] = [
         {"role": "user", "content": DEFAULT_SINGLE_SELECT_PROMPT_TMPL.format(**values)}

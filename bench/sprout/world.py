@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.sprout.attributes import BY_KIND, Attribute, Kind, spoken
+from bench.sprout.attribute import Attribute, Kind, spoken
+from bench.sprout.attributes import BY_KIND
 from bench.sprout.names import Names, Split
 
 _FILLER = (
@@ -133,7 +134,7 @@ def make_world(
     names = Names(rng, split)
     count = num_entities or rng.choice((1, 1, 2, 2, 3, 3, 4, 5))
     kinds: list[Kind] = [kind] * count if kind else _kinds(rng, count)
-    common = {k: rng.sample(BY_KIND[k], min(len(BY_KIND[k]), rng.randint(2, 6))) for k in set(kinds)}
+    common = {k: rng.sample(BY_KIND[k], min(len(BY_KIND[k]), rng.randint(2, 6))) for k in dict.fromkeys(kinds)}
     taken: set[str] = set()
     entities = []
     for each in kinds:

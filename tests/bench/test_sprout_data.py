@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.sprout.attributes import ATTRIBUTES, COMMON_ASK, spoken
-from bench.sprout.corpus import ANSWER_WEIGHT, REST_WEIGHT, make_block
+from bench.sprout.attribute import COMMON_ASK, spoken
+from bench.sprout.attributes import ATTRIBUTES
+from bench.sprout.corpus import ANSWER_WEIGHT, REST_WEIGHT, Corpus, make_block
 from bench.sprout.document import Document, chat, plain
-from bench.sprout.maker import json_parts
+from bench.sprout.maker import Maker, json_parts
 from bench.sprout.mixture import FAMILIES, cases, documents
 from bench.sprout.names import Names, split_of
+from bench.sprout.tasks_lists import listing
 from bench.sprout.tokenizer import FastEncoder
 from bench.sprout.wires import TYPES, Wires, build
 from bench.sprout.world import make_world
@@ -149,3 +153,39 @@ def test_a_block_is_full_of_whole_documents_and_repeats_for_the_same_index(wires
     assert (positions[block.starts[:-1]] == 0).all()
     assert positions.max() == np.diff(block.starts).max() - 1
     assert len(block.padded_starts()) == 769 and block.padded_starts()[-1] == 4000
+
+
+def test_a_corpus_that_begins_later_serves_the_blocks_of_one_that_began_before(
+    wires: Wires, tokenizer: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "wires.json"
+    path.write_text(json.dumps(wires.data), encoding="utf-8")
+    fast = FastEncoder(tokenizer.backend_tokenizer)
+    corpus = Corpus(
+        tokenizer.backend_tokenizer.to_str(),
+        seed=1,
+        num_tokens=2000,
+        context=4096,
+        num_workers=2,
+        first=3,
+        wires_path=path,
+    )
+    try:
+        for index, block in zip((3, 4, 5), corpus, strict=False):
+            assert (block.tokens == make_block(1, index, 2000, 4096, fast, wires).tokens).all()
+    finally:
+        corpus.close()
+
+
+def test_unanswerable_questions_and_lists_over_five_subjects_are_among_the_held_out_cases(wires: Wires) -> None:
+    reasoned = cases("DSPy ChainOfThought", 150, wires)
+    assert 3 <= sum("The text does not say it." in document.answer for document in reasoned) <= 25
+    named = [d for d in cases("lists and summaries", 60, wires) if d.detail == "names"]
+    assert max(len(document.answer.split(", ")) for document in named) == 5
+
+
+def test_a_lesson_on_lists_never_asks_for_the_same_list_twice(wires: Wires) -> None:
+    make = Maker(random.Random(3), "train", wires)
+    for _ in range(40):
+        answers = [segment.text for segment in listing(make).segments if segment.learned]
+        assert len(set(answers)) == len(answers)

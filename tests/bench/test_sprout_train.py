@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from bench.sprout.folder import load_tokenizer, write_folder
 from bench.sprout.muon import Muon, orthogonalize
-from bench.sprout.network import Network, Shape, masked_attention
-from bench.sprout.train import Schedule, load_weights, save_weights
+from bench.sprout.network import Network, Shape, lookup, masked_attention
+from bench.sprout.train import Schedule, Trainer, parse
 from graftlm.core.embedded import sprout_folder
 
 SHAPE = Shape(vocab_size=4096, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, context=64)
@@ -97,9 +96,55 @@ def test_the_rate_rises_stays_and_falls_to_zero() -> None:
     ]
 
 
-def test_a_checkpoint_brings_back_the_weights_in_bfloat16(network: Network, tmp_path: Path) -> None:
-    save_weights(network, tmp_path / "state.safetensors")
-    again: Any = Network(SHAPE)
-    load_weights(again, tmp_path / "state.safetensors")
-    assert torch.equal(again.norm.weight, network.norm.weight.bfloat16().float())
-    assert torch.equal(again.embed_tokens.weight, network.embed_tokens.weight.bfloat16().float())
+def test_looked_up_rows_have_the_gradient_of_an_embedding() -> None:
+    table = torch.randn(7, 4, requires_grad=True)
+    tokens = torch.tensor([3, 0, 3, 6, 3])
+    given = torch.randn(5, 4)
+    lookup(table, tokens).backward(given)
+    found, table.grad = table.grad, None
+    torch.nn.functional.embedding(tokens, table).backward(given)
+    assert found is not None and table.grad is not None
+    torch.testing.assert_close(found, table.grad)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_next_token(network: Network) -> None:
+    tokens = torch.randint(0, 4096, (12,), generator=torch.Generator().manual_seed(0))
+    starts = torch.tensor([0, 12], dtype=torch.int32)
+    loss, _ = network(tokens, torch.arange(12), starts, torch.ones(12))
+    logits = hidden(network, tokens, [0, 12]) @ network.embed_tokens.weight.T
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits[:-1], tokens[1:]))
+
+
+def trainer(out: Path, seed: int = 1) -> Trainer:
+    options = "--steps 6 --batch 32 --layers 1 --hidden 16 --intermediate 24 --heads 2"
+    args = parse(["--out", str(out), "--tokenizer", "unused", "--seed", str(seed), *options.split()])
+    return Trainer(args, 64, torch.device("cpu"))
+
+
+def batch(step: int) -> tuple[torch.Tensor, ...]:
+    tokens = torch.randint(0, 64, (32,), generator=torch.Generator().manual_seed(step))
+    return tokens, torch.arange(32), torch.tensor([0, 32], dtype=torch.int32), torch.ones(32)
+
+
+def advance(trainer: Trainer, until: int) -> None:
+    while trainer.step < until:
+        trainer.advance(batch(trainer.step))
+
+
+def test_a_run_taken_up_again_ends_with_the_weights_of_one_that_never_stopped(tmp_path: Path) -> None:
+    whole, first, second = (trainer(tmp_path) for _ in range(3))
+    advance(whole, 6)
+    advance(first, 4)
+    first.save(tmp_path / "state.pt")
+    second.load(tmp_path / "state.pt")
+    advance(second, 6)
+    start = trainer(tmp_path).network.state_dict()
+    for name, weight in whole.network.state_dict().items():
+        assert torch.equal(weight, second.network.state_dict()[name])
+        assert not torch.equal(weight, start[name])
+
+
+def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path, seed=1).save(tmp_path / "state.pt")
+    with pytest.raises(ValueError, match=r"\[1, 6, 32\].*\[2, 6, 32\]"):
+        trainer(tmp_path, seed=2).load(tmp_path / "state.pt")
