@@ -371,11 +371,17 @@ class LocalEngine:
     # -- failures ----------------------------------------------------------------------------------------------
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
+        """End the requests of a step with what went wrong; raises EngineError if the device will run no other step."""
         for row in plan.rows:
-            if row.sequence.status == "running":
+            if row.sequence.status != "finished":
                 failure = EngineError(f"a step of {len(plan.rows)} sequences failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self._fail_group(row.sequence, failure)
+        try:
+            self.spec.check()
+        except Exception:
+            reason = f"{type(error).__name__}: {error}"
+            raise EngineError(f"the device cannot be used any more after {reason}; start a new process") from error
 
     def _fail_group(self, sequence: Sequence, error: BaseException) -> None:
         assert sequence.group is not None

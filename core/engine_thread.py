@@ -108,7 +108,8 @@ class EngineThread:
         try:
             self._loop(engine)
         except BaseException as error:
-            self.failure = EngineError(f"the engine stopped: {type(error).__name__}: {error}")
+            cause = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+            self.failure = EngineError(f"the engine stopped: {cause}")
             self.failure.__cause__ = error
         self._finish(engine)
 
@@ -139,10 +140,14 @@ class EngineThread:
             tasks, self._tasks = self._tasks, deque()
         error = self._end()
         engine.fail_all(error)
-        engine.close()
         self.engine = None
         for task in tasks:
             task(_EndedEngine(error))
+        try:
+            engine.close()
+        except Exception:  # a device that failed cannot be tidied up; the cause is known already
+            if self.failure is None:
+                raise
 
     def _end(self) -> BaseException:
         return self.failure or EngineError("the runtime was closed before the request finished")

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: captured once for a ladder of batch sizes, replayed with new contents."""
+"""Steps of few tokens as CUDA graphs: captured once for a ladder of batch sizes, replayed with new contents."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from graftlm.core.paged import feed
 from graftlm.core.plan import StepPlan
 from graftlm.kernels.device_step import CapturableAttention, DeviceStep, Layout
+from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
     from graftlm.core.paged import PagedRunner
+
+MAX_REPEATED_READS = 1 << 16
+"""Tokens read once more than needed that cost about as much as launching a step kernel by kernel."""
+
+SMALLEST_LADDER = 64
+"""Tokens that the graphs go up to at least: few rows may have several new tokens each."""
 
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
@@ -32,7 +40,7 @@ class Captured:
 
 
 class GraphRunner:
-    """Replays decode steps; hands every other step to the eager runner.
+    """Replays decode steps, and steps of a few new tokens in some rows; hands every other step to the eager runner.
 
     All graphs share one memory pool and one set of input buffers. A step is padded up to the next captured size
     with rows that write to the scratch slot, the last one of the KV store. A model whose forward cannot be captured
@@ -44,24 +52,33 @@ class GraphRunner:
     ) -> None:
         self.eager = eager
         self.attention = attention
-        self.sizes = [size for size in LADDER if size < max_batch] + [min(max_batch, LADDER[-1])]
+        largest = min(max(max_batch, SMALLEST_LADDER), LADDER[-1])
+        self.sizes = [size for size in LADDER if size < largest] + [largest]
         self.step = DeviceStep(self.sizes[-1], self.sizes[-1], max_len, scratch, attention.device)
         self.graphs: dict[Shape, Captured] = {}
         self._capture_all()
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Compute the step. -> logits [num_logits, vocab_size]; valid until the next forward."""
-        num_rows = len(plan.rows)
-        if plan.kind != "decode" or num_rows > self.sizes[-1] or not self.graphs:
+        if not self._fits(plan):
             return self.eager.forward(plan)
-        size = self.sizes[bisect_left(self.sizes, num_rows)]
-        layout = self.step.write(plan, padded_rows=size)
+        size = self.sizes[bisect_left(self.sizes, plan.num_tokens)]
+        layout = self.step.write(plan, padded_rows=size, fed=plan.fed, token_rows=plan.kind != "decode")
         captured = self.graphs[Shape(size, layout.prefix)]
         captured.graph.replay()
-        logits = captured.logits[:num_rows]
-        if len(plan.logits_rows) == num_rows:
-            return logits
-        return logits.index_select(0, plan.logits_rows.to(logits.device))
+        num_logits = len(plan.logits_rows)
+        if num_logits == plan.num_tokens:
+            return captured.logits[:num_logits]
+        return captured.logits.index_select(0, send(plan.logits_rows, captured.logits.device))
+
+    def _fits(self, plan: StepPlan) -> bool:
+        """Whether the step has a graph. A row of several tokens is read once for each of them there."""
+        if not self.graphs or plan.num_tokens > self.sizes[-1]:
+            return False
+        if plan.kind == "decode":
+            return True
+        repeated = sum((row.num_new - 1) * row.kv_len for row in plan.rows)
+        return repeated <= MAX_REPEATED_READS and not self.attention.strict
 
     def _capture_all(self) -> None:
         pool = None
@@ -92,4 +109,8 @@ class GraphRunner:
         return Captured(graph, logits)
 
     def _run(self, num_rows: int) -> torch.Tensor:
-        return self.eager.run(self.step.ids[:num_rows], self.step.positions[:num_rows], None, None)
+        step, drawn = self.step, self.eager.drawn
+        ids = step.ids[:num_rows]
+        if drawn is not None:
+            ids = feed(ids, step.sources[:num_rows], drawn)
+        return self.eager.run(ids, step.positions[:num_rows], None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from graftlm.core.config import EngineConfig
@@ -39,6 +40,7 @@ class RunnerSpec:
     min_forced  the shortest run of forced tokens worth a longer step on this device.
     drawer      draws tokens on the device, so that a step may be launched before the last one's tokens are known here;
                 None where every step's tokens are sampled before the next one.
+    check       raises if the device can no longer be used at all.
     close       puts the model back into the state in which it was handed over.
     """
 
@@ -50,6 +52,7 @@ class RunnerSpec:
     lane: SnapshotLane | None = None
     min_forced: int = 1
     drawer: DeviceSampler | None = None
+    check: Callable[[], object] = lambda: None
     close: Callable[[], None] = lambda: None
 
 
@@ -86,8 +89,17 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         loaded.vocab_size,
         _num_embeddings(loaded),
         drawer=drawer,
+        check=partial(_synchronize, loaded.device),
         close=loaded.release,
     )
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait for all that was launched; after some errors a device fails every call from then on, this one too."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def _num_embeddings(loaded: LoadedModel) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from graftlm.kernels.attention import Attention, Plan, Row, Shared
+from graftlm.kernels.transfer import send
 from graftlm.kernels.triton_table import PIECE, write_table
 
 MIN_PREFIX_READS = 4096  # tokens whose reading a shared prefix must save to be worth its own pass
@@ -33,8 +34,8 @@ class Layout:
 class DeviceStep:
     """Fixed buffers for a step of up to `max_rows` rows and `max_tokens` tokens, filled by one copy.
 
-    table      int32 [max_rows, max_len]   each row's slots
-    rows       int32 [max_rows]            0, 1, 2, ...: which table row each row has
+    table      int32 [max_rows, max_len]   each sequence's slots
+    rows       int32 [max_rows]            which table row each row has
     zeros      int32 [max_rows]            starts of rows that share nothing
     lens       int32 [max_rows]            tokens of each row, new ones included
     starts     int32 [max_rows]            tokens of each row that the shared prefix covers
@@ -42,6 +43,7 @@ class DeviceStep:
     members    int32 [max_rows]            rows that share the prefix
     slots      int32 [max_tokens]          where each new token's KV goes
     ids, positions  int32 [max_tokens]
+    sources    int32 [max_tokens]          which of the tokens that the last step drew is this one; -1 takes `ids`
     num_members, prefix_len  int32 [1]
 
     Rows that pad a step up to a captured size have one token, in the scratch slot.
@@ -50,80 +52,102 @@ class DeviceStep:
     def __init__(self, max_rows: int, max_tokens: int, max_len: int, scratch: int, device: torch.device) -> None:
         self.max_rows, self.max_tokens, self.max_len, self.scratch = max_rows, max_tokens, max_len, scratch
         sizes = {
-            "lens": max_rows, "starts": max_rows, "members": max_rows, "indptr": max_rows + 1,
-            "slots": max_tokens, "ids": max_tokens, "positions": max_tokens, "num_members": 1, "prefix_len": 1,
+            "lens": max_rows, "rows": max_rows, "starts": max_rows, "members": max_rows, "indptr": max_rows + 1,
+            "num_members": 1, "prefix_len": 1,
+            "slots": max_tokens, "ids": max_tokens, "positions": max_tokens, "sources": max_tokens,
         }  # fmt: skip
-        total = sum(sizes.values())
-        pinned = device.type == "cuda"
-        self._host = torch.zeros(total, dtype=torch.int32, pin_memory=pinned)
-        self._device = torch.zeros(total, dtype=torch.int32, device=device)
-        self._views: dict[str, np.ndarray] = {}
-        host = self._host.numpy()
+        self._staging = [_Staging(sizes, device) for _ in range(2)]
+        self._device = torch.zeros(sum(sizes.values()), dtype=torch.int32, device=device)
         offset = 0
         for name, size in sizes.items():
-            self._views[name] = host[offset : offset + size]
             setattr(self, name, self._device[offset : offset + size])
             offset += size
         self.table = torch.zeros(max_rows, max_len, dtype=torch.int32, device=device)
-        self.rows = torch.arange(max_rows, dtype=torch.int32, device=device)
         self.zeros = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._pinned = pinned
 
     lens: torch.Tensor
+    rows: torch.Tensor
     starts: torch.Tensor
     members: torch.Tensor
     indptr: torch.Tensor
     slots: torch.Tensor
     ids: torch.Tensor
     positions: torch.Tensor
+    sources: torch.Tensor
     num_members: torch.Tensor
     prefix_len: torch.Tensor
 
-    def write(self, plan: Plan, *, padded_rows: int = 0) -> Layout:
-        """Send `plan`, padded with scratch rows up to `padded_rows`. The plan's decode rows must come first."""
-        rows = plan.rows
-        num_rows = len(rows)
-        size = max(num_rows, padded_rows)
-        num_tokens = rows[-1].start + rows[-1].num_new
-        host = self._views
-        counts = np.fromiter((row.num_new for row in rows), np.int32, num_rows)
-        past = np.fromiter((row.past for row in rows), np.int32, num_rows)
-        host["lens"][:num_rows] = past + counts
-        host["lens"][num_rows:size] = 1
-        host["starts"][:size] = 0
-        host["indptr"][1 : num_rows + 1] = np.cumsum(counts)
+    def write(
+        self, plan: Plan, *, padded_rows: int = 0, fed: np.ndarray | None = None, token_rows: bool = False
+    ) -> Layout:
+        """Send `plan`, padded with scratch rows up to `padded_rows`. The plan's decode rows must come first.
+
+        fed         int32 [num_tokens], the step's `sources`; None where every id is known
+        token_rows  make a row of every new token: it sees those before it, which are stored before any is attended.
+                    So a step of a few new tokens in some rows is a decode step, of more rows.
+        """
+        num_tokens = plan.rows[-1].start + plan.rows[-1].num_new
+        staging = self._next_staging()
+        host = staging.views
+        counts = np.fromiter((row.num_new for row in plan.rows), np.int32, len(plan.rows))
+        past = np.fromiter((row.past for row in plan.rows), np.int32, len(plan.rows))
         host["indptr"][0] = 0
+        np.cumsum(counts, out=host["indptr"][1 : len(counts) + 1])
         host["slots"][:num_tokens] = plan.out_slots.numpy()
         host["ids"][:num_tokens] = plan.input_ids.numpy()
         host["positions"][:num_tokens] = plan.positions.numpy()
-        if size > num_rows:
-            host["slots"][num_tokens : num_tokens + size - num_rows] = self.scratch
-            host["ids"][num_tokens : num_tokens + size - num_rows] = 0
-            host["positions"][num_tokens : num_tokens + size - num_rows] = 0
-        num_decode = int(np.argmax(counts > 1)) if (counts > 1).any() else num_rows
-        shared = best_prefix(plan.shared, num_decode)
+        host["sources"][:num_tokens] = -1 if fed is None else fed
+        if token_rows:
+            num_rows = num_decode = num_tokens
+            host["lens"][:num_rows] = host["positions"][:num_rows] + 1
+            host["rows"][:num_rows] = np.repeat(np.arange(len(counts)), counts)
+        else:
+            num_rows = len(counts)
+            num_decode = int(np.argmax(counts > 1)) if (counts > 1).any() else num_rows
+            host["lens"][:num_rows] = past + counts
+            host["rows"][:num_rows] = np.arange(num_rows)
+        self._pad(host, num_rows, num_tokens, max(num_rows, padded_rows), len(counts))
+        queries = counts if token_rows else np.where(np.arange(num_rows) < num_decode, counts, 0)
+        shared = best_prefix(plan.shared, queries)
+        host["starts"][: max(num_rows, padded_rows)] = 0
         host["num_members"][0] = host["prefix_len"][0] = 0
         if shared is not None:
-            members = np.asarray([row for row in shared.rows if row < num_decode], np.int32)
+            sharing = np.zeros(len(counts), np.bool_)
+            sharing[list(shared.rows)] = True
+            members = np.flatnonzero(sharing[host["rows"][:num_decode]])
             host["members"][: len(members)] = members
             host["starts"][members] = shared.length
             host["num_members"][0], host["prefix_len"][0] = len(members), shared.length
-        self._device.copy_(self._host, non_blocking=True)
-        self._send_table(rows, size)
-        return Layout(num_rows, num_decode, int(counts.max()), shared is not None)
+        staging.send(self._device)
+        self._send_table(plan.rows, scratch_row=padded_rows > num_rows)
+        return Layout(num_rows, num_decode, 1 if token_rows else int(counts.max()), shared is not None)
 
     def fill_scratch(self, num_rows: int) -> None:
         """Hold a step of `num_rows` scratch rows, to capture a graph with."""
-        host = self._views
-        host["lens"][:num_rows] = 1
-        host["starts"][:num_rows] = host["ids"][:num_rows] = host["positions"][:num_rows] = 0
-        host["slots"][:num_rows] = self.scratch
+        staging = self._next_staging()
+        host = staging.views
+        self._pad(host, 0, 0, num_rows, 0)
+        host["starts"][:num_rows] = 0
         host["indptr"][: num_rows + 1] = np.arange(num_rows + 1)
         host["num_members"][0] = host["prefix_len"][0] = 0
-        self._device.copy_(self._host)
-        self._send_table([], num_rows)
+        staging.send(self._device)
+        self._send_table([], scratch_row=True)
 
-    def _send_table(self, rows: Sequence[Row], size: int) -> None:
+    def _pad(self, host: dict[str, np.ndarray], num_rows: int, num_tokens: int, size: int, table_row: int) -> None:
+        """Make rows up to `size` of one token each, in the scratch slot, which is all of this row of the table."""
+        if size > num_rows:
+            tokens = slice(num_tokens, num_tokens + size - num_rows)
+            host["lens"][num_rows:size], host["rows"][num_rows:size] = 1, table_row
+            host["slots"][tokens], host["sources"][tokens] = self.scratch, -1
+            host["ids"][tokens] = host["positions"][tokens] = 0
+
+    def _next_staging(self) -> _Staging:
+        """The buffer that was sent longer ago, free again."""
+        self._staging.reverse()
+        self._staging[0].wait()
+        return self._staging[0]
+
+    def _send_table(self, rows: Sequence[Row], *, scratch_row: bool) -> None:
         pieces: list[tuple[int, int, int, int]] = []
         for index, row in enumerate(rows):
             column = 0
@@ -131,12 +155,32 @@ class DeviceStep:
                 count = extent.stop - extent.start
                 pieces.append((index, column, extent.start, count))
                 column += count
-        pieces.extend((index, 0, self.scratch, 1) for index in range(len(rows), size))
-        array = np.asarray(pieces, np.int32).reshape(-1, PIECE)
-        sent = torch.from_numpy(array)
-        if self._pinned:
-            sent = sent.pin_memory()
-        write_table(self.table, sent.to(self.table.device, non_blocking=True), int(array[:, 3].max()))
+        if scratch_row:
+            pieces.append((len(rows), 0, self.scratch, 1))
+        array = np.array(pieces, np.int32).reshape(-1, PIECE)
+        write_table(self.table, send(array, self.table.device), int(array[:, 3].max()))
+
+
+class _Staging:
+    """A step on the CPU, on its way to the device."""
+
+    def __init__(self, sizes: dict[str, int], device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=pinned)
+        self._sent = torch.cuda.Event() if pinned else None
+        host = self._host.numpy()
+        offsets = np.cumsum([0, *sizes.values()]).tolist()
+        self.views = {name: host[offset : offset + sizes[name]] for name, offset in zip(sizes, offsets, strict=False)}
+
+    def send(self, device: torch.Tensor) -> None:
+        device.copy_(self._host, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+    def wait(self) -> None:
+        """Wait until the device has read what was sent last."""
+        if self._sent is not None:
+            self._sent.synchronize()
 
 
 @runtime_checkable
@@ -144,17 +188,21 @@ class CapturableAttention(Attention, Protocol):
     """An attention kernel whose steps come from buffers that a CUDA graph can be captured over."""
 
     device: torch.device
+    strict: bool
 
     def bind(self, step: DeviceStep, layout: Layout) -> None:
         """Read steps from `step`, which holds one of this layout."""
         ...
 
 
-def best_prefix(shared: Sequence[Shared], num_decode: int) -> Shared | None:
-    """The shared prefix that saves the first `num_decode` rows the most reads, if enough to be worth its own pass."""
+def best_prefix(shared: Sequence[Shared], num_queries: np.ndarray) -> Shared | None:
+    """The shared prefix that saves decode rows the most reads, if enough to be worth its own pass.
+
+    num_queries  int [num_rows]: how many queries of each row of the plan read it; 0 for rows that do not decode
+    """
 
     def saved(prefix: Shared) -> int:
-        return (sum(row < num_decode for row in prefix.rows) - 1) * prefix.length
+        return (int(num_queries[list(prefix.rows)].sum()) - 1) * prefix.length
 
     best = max(shared, key=saved, default=None)
     return best if best is not None and saved(best) >= MIN_PREFIX_READS else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -261,3 +262,31 @@ def test_logits_that_are_not_finite_fail_their_row_alone(monkeypatch: pytest.Mon
             bad.result()
         assert good.result().token_ids == greedy_reference(tiny_model(), [6, 7], NEW)
         rt._thread.call(lambda engine: engine.check())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("moment", ["launch", "read"])
+def test_a_device_that_stops_working_closes_the_runtime_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool, moment: str
+) -> None:
+    def lost(*_: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with runtime(overlap=overlap) as rt:
+        requests = [Request(random_prompt(9, seed=i), SamplingParams(**GREEDY)) for i in range(5)]
+
+        def break_down(engine: Any) -> None:
+            engine.spec = replace(engine.spec, check=lost, close=lost)
+            if moment == "launch":
+                monkeypatch.setattr(engine.runner, "forward", lost)
+            else:
+                monkeypatch.setattr(engine.sampler, "landed" if overlap else "sample", lost)
+
+        rt._thread.post(break_down)
+        for future in rt.submit_many(requests):
+            with pytest.raises(EngineError, match="illegal memory access"):
+                future.result(timeout=20)
+        rt._thread.join(20)
+        assert rt.closed
+        with pytest.raises(EngineError, match="illegal memory access"):
+            rt.generate("later", **GREEDY)
