@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from llama_index.core import get_response_synthesizer
 from llama_index.core.indices.prompt_helper import PromptHelper
+from llama_index.core.llms import MockLLM
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.huggingface import HuggingFaceLLM
 
+from bench.frameworks._instant import Instant, cpu_ms
 from bench.frameworks._transformers import same_weights
 from bench.harness import Options, Row, paired, rate_row
 from graftlm import Runtime
 from graftlm.adapters.llama_index import GraftLLM
 
 CASE = "llama_index"
+MODES = ("tree_summarize", "accumulate", "compact_accumulate", "refine", "compact", "simple_summarize")
 
 
 def run(options: Options) -> Sequence[Row]:
@@ -36,7 +40,12 @@ def run(options: Options) -> Sequence[Row]:
             generate_kwargs={"do_sample": False, "min_new_tokens": max_tokens},
             **settings,
         )
-        return [*tree_summarize(options, runtime, ours, theirs), *four_questions(options, runtime, ours, theirs)]
+        return [
+            *tree_summarize(options, runtime, ours, theirs),
+            *four_questions(options, runtime, ours, theirs),
+            *synthesizers(options, runtime, ours, theirs),
+            overhead(options, runtime),
+        ]
 
 
 def tree_summarize(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
@@ -72,6 +81,48 @@ def four_questions(options: Options, runtime: Runtime, ours: GraftLLM, theirs: H
         answers[name] = "|".join(str(compact.synthesize(question, nodes)) for question in questions)
 
     return _compare(options, "4 questions about one context", "questions/s", 4, ask, ours, theirs, answers)
+
+
+def synthesizers(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
+    """Each way of answering from eight chunks, async where it can be; how many prompt tokens a run computes."""
+    nodes = _nodes(8, options.choose(60, 200))
+    helper = PromptHelper(context_window=1200, num_output=16, tokenizer=runtime.tokenizer.encode)
+    rows: list[Row] = []
+    for mode in MODES:
+        answers: dict[str, str] = {}
+
+        def synthesize(name: str, llm: Any, mode: Any = mode, answers: dict[str, str] = answers) -> None:
+            runtime.clear_cache()
+            runtime.reset_stats()
+            made = get_response_synthesizer(llm=llm, response_mode=mode, prompt_helper=helper, use_async=True)
+            answers[name] = str(made.synthesize("What do the passages say?", nodes))
+
+        times = paired({"theirs": partial(synthesize, "theirs", theirs), "ours": partial(synthesize, "ours", ours)}, 1)
+        stats = runtime.stats()
+        what = f"{mode} over 8 chunks"
+        rows += [
+            rate_row(CASE, f"{what}, against HuggingFaceLLM", "runs/s", 1, times["ours"], times["theirs"]),
+            Row(
+                CASE,
+                f"{what}: prompt tokens computed, of those given in {stats.requests} calls",
+                stats.computed_tokens,
+                "tokens",
+                baseline=stats.prompt_tokens,
+            ),
+            Row(CASE, f"{what}: answers equal", float(answers["ours"].strip() == answers["theirs"].strip()), "of 1"),
+        ]
+    return rows
+
+
+def overhead(options: Options, runtime: Runtime) -> Row:
+    """What GraftLLM costs per call above LlamaIndex's own mock, with an engine that answers at once."""
+    mock, ours = MockLLM(max_tokens=1), GraftLLM(runtime=Instant(runtime), temperature=0)
+    calls = options.choose(200, 2000)
+    per_call = {
+        name: cpu_ms(lambda llm=llm: llm.complete("hi"), calls) for name, llm in (("mock", mock), ("ours", ours))
+    }
+    what = "cost of the adapter per call above LlamaIndex's own"
+    return Row(CASE, what, per_call["ours"] - per_call["mock"], "ms", floor=0.3, at_most=True)
 
 
 def _compare(
