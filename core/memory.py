@@ -20,7 +20,7 @@ DEFAULT_CONTEXTS = 64  # full contexts that the default CPU pool holds at most
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated on `device`, in bytes."""
+    """Memory that this process can still allocate on `device`, in bytes."""
     import torch
 
     if device.type != "cuda":
@@ -28,8 +28,9 @@ def free_bytes(device: torch.device) -> int:
 
         return int(psutil.virtual_memory().available)
     torch.cuda.empty_cache()  # what torch keeps for later is free too
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free)
+    free, total = torch.cuda.mem_get_info(device)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)(device)  # new in torch 2.8
+    return int(min(free, share * total - torch.cuda.memory_reserved(device)))
 
 
 def check_weights_fit(name: str, model: nn.Module, device: torch.device) -> None:

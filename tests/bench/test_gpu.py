@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench.gpu import compare, measure, report
+from bench.gpu import compare, measure, report, sanitize
 from bench.gpu.limits import Decoder, Limits, Rates, limits, pairs
 from bench.gpu.model import CONFIG, learn_tokenizer
 from bench.gpu.workloads import Answer, Draw, Ids, Sizes, decode, sections
@@ -213,3 +213,28 @@ def test_a_tokenizer_is_learnt_from_text_at_hand(tmp_path: Path) -> None:
     assert len(tokenizer) == 278
     assert tokenizer.decode(tokenizer.encode(" the hat")) == " the hat"
     assert tokenizer.eos_token_id == 271
+
+
+# -- the sanitizer ------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_the_sanitizer_is_told_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sanitize, "find_sanitizer", lambda: None)
+    assert sanitize.main([]) == 2
+    assert "comes with the CUDA toolkit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "word"), [(0, "clean"), (86, "status 86")])
+def test_what_the_sanitizer_counts_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, word: str
+) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\necho '========= ERROR SUMMARY: {status} errors'\nexit {status}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", "")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert sanitize.main(["--tools", "memcheck"]) == status
+    said = capsys.readouterr().out
+    assert f"memcheck: {word}" in said and f"ERROR SUMMARY: {status} errors" in said

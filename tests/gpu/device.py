@@ -1,0 +1,70 @@
+"""Runtimes over tiny models on the GPU, and what their forwards computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graftlm.core.config import CacheConfig
+from graftlm.core.plan import StepPlan
+from graftlm.core.runtime import Runtime
+from tests.models import byte_tokenizer, random_prompt, tiny_model
+
+SHAPES = ["llama", "qwen3", "mistral", "gemma3", "phi3", "gpt2"]
+NEW = 12
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": NEW, "ignore_eos": True}
+
+
+def on_gpu(kind: str = "llama", dtype: torch.dtype = torch.float32, **options: Any) -> Runtime:
+    """A runtime over a tiny model, with a small pool and few graphs, so that it starts in a moment."""
+    options = {"cache": CacheConfig(max_tokens=2048), "max_batch": 8, "device": "cuda"} | options
+    return Runtime(tiny_model(kind).to(dtype), tokenizer=byte_tokenizer(), **options)
+
+
+def family(num: int, shared: int = 40, own: int = 9) -> list[list[int]]:
+    """Prompts that share a beginning, of different lengths."""
+    start = random_prompt(shared, seed=1)
+    return [start + random_prompt(own + i % 5, seed=100 + i) for i in range(num)]
+
+
+def replace_forward(runtime: Runtime, wrap: Callable[[Any, StepPlan], torch.Tensor]) -> None:
+    """Let `wrap(runner, plan)` compute every step; `type(runner).forward(runner, plan)` is what it replaces."""
+    runner = runtime.load()._thread.engine.runner
+    runner.forward = lambda plan: wrap(runner, plan)
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "house": {"enum": ["red", "green"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "alive": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "house", "age", "alive", "tags"],
+    "additionalProperties": False,
+}
+
+
+def satisfies_schema(text: str) -> bool:
+    """Whether `text` is what SCHEMA describes, judged without this library or one for schemas."""
+    value = json.loads(text)
+    return (
+        list(value) == ["name", "house", "age", "alive", "tags"]
+        and isinstance(value["name"], str)
+        and len(value["name"]) <= 12
+        and value["house"] in ("red", "green")
+        and type(value["age"]) is int
+        and 0 <= value["age"] <= 150
+        and type(value["alive"]) is bool
+        and 1 <= len(value["tags"]) <= 3
+        and set(value["tags"]) <= {"a", "b"}
+    )

@@ -1,0 +1,79 @@
+"""What half precision and CUDA graphs change: a little, and nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from graftlm.core.plan import StepPlan
+from tests.gpu.device import GREEDY, NEW, SHAPES, family, on_gpu, relative, replace_forward
+from tests.models import random_prompt, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_bfloat16_logits_of_prefill_and_decode_are_near_those_of_float32(kind: str) -> None:
+    """The reference has the same rounded weights; 2e-2 is what some forty roundings to eight bits add up to."""
+    prompt = random_prompt(150)
+    steps: list[torch.Tensor] = []
+
+    def record(runner: Any, plan: StepPlan) -> torch.Tensor:
+        logits: torch.Tensor = type(runner).forward(runner, plan)
+        steps.append(logits.float().cpu())
+        return logits
+
+    with on_gpu(kind, torch.bfloat16) as runtime:
+        replace_forward(runtime, record)
+        answer = runtime.generate(prompt, **GREEDY).token_ids
+    reference = tiny_model(kind).bfloat16().float()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    found = torch.cat(steps)[:NEW]
+    assert torch.isfinite(found).all()
+    assert relative(found, expected) < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3", "gpt2"])
+def test_replaying_a_graph_computes_what_running_eagerly_does(kind: str, dtype: torch.dtype) -> None:
+    """Eight rows have a graph of their own size, so both take the same kernels; five are padded."""
+    differences: dict[int, list[float]] = {}
+
+    def compare(runner: Any, plan: StepPlan) -> torch.Tensor:
+        assert runner.graphs, "nothing was captured"
+        replayed = type(runner).forward(runner, plan).clone()
+        if plan.kind == "decode":
+            eager = runner.eager.forward(plan)
+            differences.setdefault(len(plan.rows), []).append(relative(replayed, eager))
+        return replayed
+
+    with on_gpu(kind, dtype) as runtime:
+        replace_forward(runtime, compare)
+        runtime.generate(family(8), **GREEDY)
+        runtime.generate(family(5), **GREEDY)
+    assert max(differences[8]) == 0.0
+    assert max(differences[5]) < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_strict_answers_in_bfloat16_depend_neither_on_the_batch_nor_on_the_cache(kind: str) -> None:
+    prompts = family(7, shared=90) + [random_prompt(23, seed=5)]
+    options = GREEDY | {"max_tokens": 40}
+    with on_gpu(kind, torch.bfloat16, strict=True) as runtime:
+        alone = []
+        for prompt in prompts:
+            runtime.clear_cache()
+            alone.append(runtime.generate(prompt, **options).token_ids)
+        cached = [runtime.generate(prompt, **options).token_ids for prompt in prompts]
+        runtime.clear_cache()
+        batched = [c.token_ids for c in runtime.generate(prompts, **options)]
+        again = [c.token_ids for c in runtime.generate(prompts, **options)]
+    with on_gpu(kind, torch.bfloat16, strict=True, max_step_tokens=16) as runtime:
+        chunked = [c.token_ids for c in runtime.generate(prompts, **options)]
+    assert cached == alone
+    assert batched == alone
+    assert again == alone
+    assert chunked == alone
