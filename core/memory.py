@@ -29,7 +29,8 @@ def free_bytes(device: torch.device) -> int:
         return int(psutil.virtual_memory().available)
     torch.cuda.empty_cache()  # what torch keeps for later is free too
     free, total = torch.cuda.mem_get_info(device)
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)(device)  # new in torch 2.8
+    index = torch.cuda.current_device() if device.index is None else device.index
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)(index)  # new in torch 2.8
     return int(min(free, share * total - torch.cuda.memory_reserved(device)))
 
 
