@@ -4,48 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graftlm.kernels.attention import Plan, Row, SlotRange
 
 Span = tuple[int, int]
 """Slots first, ..., last - 1."""
 
-_GATHER_TOKENS = 256
-"""Longest span that is gathered with others into one padded call rather than read in place."""
-_GATHER_BYTES = 1 << 20
-"""Of K gathered at once: what stays in a core's cache."""
-_MIN_FILL = 0.7
-"""The least share of a padded call that is not padding."""
+_FEW = 4
+"""Most new tokens of a row that are read as single queries, each with all that it sees."""
 _SHORT_CHUNK = 32
 """Most new tokens of a row that are read with what comes before them, under a mask, in one call."""
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """Short spans of neighbouring decode rows, read by one call.
+class Reads:
+    """Queries that are read one by one, each over its own spans. At least one span each; the last ends with its token.
 
-    slots    int64 [num_rows * width]: each span, filled up with its first slot
-    bias     [num_rows, 1, 1, width], dtype of the queries: 0 for a token, -inf for filling; None if nothing is
+    query   int64 [n], which of the step's queries
+    indptr  int64 [n + 1], where each one's spans begin
+    spans   int64 [num_spans, 2], slots first, ..., last - 1
     """
 
-    num_rows: int
-    width: int
-    slots: torch.Tensor
-    bias: torch.Tensor | None
+    query: NDArray[np.int64]
+    indptr: NDArray[np.int64]
+    spans: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, queries: Sequence[tuple[int, list[Span]]]) -> Reads:
+        """Of (query, its spans), in any order."""
+        lengths = [len(spans) for _, spans in queries]
+        return cls(
+            np.array([query for query, _ in queries], np.int64),
+            np.cumsum([0, *lengths], dtype=np.int64),
+            np.array([span for _, spans in queries for span in spans], np.int64).reshape(-1, 2),
+        )
 
-@dataclass(frozen=True)
-class Level:
-    """The j-th span of every decode row that has one. `index` into the decode rows; None: all of them, in order.
+    @cached_property
+    def num_keys(self) -> int:
+        """Keys that are read, over all queries."""
+        return int((self.spans[:, 1] - self.spans[:, 0]).sum())
 
-    A reading is a span that is read in place, or a bundle of several.
-    """
+    @cached_property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of `query`, `indptr` and `spans`."""
+        return self.query.ctypes.data, self.indptr.ctypes.data, self.spans.ctypes.data
 
-    readings: list[Span | Bundle]
-    num_rows: int
-    index: torch.Tensor | None
+    def each(self) -> list[tuple[int, list[Span]]]:
+        """(query, its spans) of each."""
+        spans = [(first, last) for first, last in self.spans.tolist()]
+        ends = self.indptr.tolist()
+        return [(q, spans[ends[i] : ends[i + 1]]) for i, q in enumerate(self.query.tolist())]
 
 
 @dataclass(frozen=True)
@@ -76,13 +89,13 @@ class Chunk:
 class Work:
     """A plan as one kind of layer sees it: without a window, or with a window of one size.
 
-    decode  where the queries of the rows with one new token are; None if every query is such a one.
-    levels  their spans, without those of `groups`.
-    chunks  rows of several new tokens.
+    singles  queries that are read one by one, without the spans of `groups`
+    decode   whether these are all queries of the step, one of each row
+    chunks   rows of more new tokens
     """
 
-    decode: torch.Tensor | None
-    levels: list[Level]
+    singles: Reads
+    decode: bool
     chunks: list[Chunk]
     groups: list[Group]
 
@@ -100,62 +113,22 @@ def spans_of(extents: Sequence[SlotRange], first: int, last: int) -> list[Span]:
     return spans
 
 
-def bundled(spans: list[Span], bytes_per_slot: int, dtype: torch.dtype) -> list[Span | Bundle]:
-    """`spans` in order, runs of short ones of like length joined into bundles."""
-    readings: list[Span | Bundle] = []
-    run: list[Span] = []
-    longest = filled = 0
-    for span in [*spans, (0, _GATHER_TOKENS + 1)]:
-        length = span[1] - span[0]
-        width = max(longest, length)
-        count = len(run) + 1
-        fits = (
-            length <= _GATHER_TOKENS
-            and width * count * bytes_per_slot <= _GATHER_BYTES
-            and filled + length >= _MIN_FILL * width * count
-        )
-        if fits:
-            run.append(span)
-            longest, filled = width, filled + length
-            continue
-        readings += [_bundle(run, longest, dtype)] if len(run) > 1 else run
-        if length <= _GATHER_TOKENS:
-            run, longest, filled = [span], length, length
-        else:
-            readings.append(span)
-            run, longest, filled = [], 0, 0
-    return readings[:-1]
-
-
-def _bundle(spans: list[Span], width: int, dtype: torch.dtype) -> Bundle:
-    first = torch.tensor([span[0] for span in spans])[:, None]
-    length = torch.tensor([span[1] - span[0] for span in spans])[:, None]
-    column = torch.arange(width)[None]
-    beyond = column >= length
-    slots = torch.where(beyond, first, first + column).view(-1)
-    bias = None
-    if bool(beyond.any()):
-        bias = torch.zeros(len(spans), 1, 1, width, dtype=dtype).masked_fill_(beyond[:, None, None], float("-inf"))
-    return Bundle(len(spans), width, slots, bias)
-
-
-def _chunk(row: Row, covered: int, one_call: bool, dtype: torch.dtype) -> Chunk:
+def _chunk(row: Row, covered: int, masked: bool, dtype: torch.dtype) -> Chunk:
     num_new = row.num_new
-    if one_call and num_new <= _SHORT_CHUNK:
+    if masked and num_new <= _SHORT_CHUNK:
         spans = spans_of(row.extents, covered, row.past + num_new)
         length = spans[-1][1] - spans[-1][0]
         if length >= num_new:
             unseen = torch.ones(num_new, length, dtype=torch.bool).triu_(length - num_new + 1)
-            return Chunk(
-                row, covered, spans, torch.zeros(num_new, length, dtype=dtype).masked_fill_(unseen, -torch.inf)
-            )
+            bias = torch.zeros(num_new, length, dtype=dtype).masked_fill_(unseen, -torch.inf)
+            return Chunk(row, covered, spans, bias)
     return Chunk(row, covered, spans_of(row.extents, covered, row.past), None)
 
 
-def lay_out(plan: Plan, window: int | None, bytes_per_slot: int | None, dtype: torch.dtype) -> Work:
-    """Sort a step's rows into decode rows, chunks and groups for layers with this window.
+def lay_out(plan: Plan, window: int | None, masked: bool, dtype: torch.dtype) -> Work:
+    """Sort a step's rows into single queries, chunks and groups for layers with this window.
 
-    Short spans are bundled, and short chunks read in one call, if `bytes_per_slot` of K are given.
+    With `masked`, short chunks are read in one call under a mask.
     """
     rows = plan.rows
     covered = [0] * len(rows)
@@ -168,20 +141,14 @@ def lay_out(plan: Plan, window: int | None, bytes_per_slot: int | None, dtype: t
         queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].start + rows[i].num_new)]
         spans = spans_of(shared.extents, 0, shared.length)
         groups.append(Group(spans, torch.tensor(queries, device=plan.out_slots.device)))
-    singles = [(row, c) for row, c in zip(rows, covered, strict=True) if row.num_new == 1]
-    one_call = bytes_per_slot is not None
-    chunks = [_chunk(row, c, one_call, dtype) for row, c in zip(rows, covered, strict=True) if row.num_new > 1]
-    spans_of_rows = [
-        spans_of(row.extents, c if window is None else max(c, row.past + 1 - window), row.past + 1)
-        for row, c in singles
-    ]
-    levels: list[Level] = []
-    for depth in range(max(map(len, spans_of_rows), default=0)):
-        having = [i for i, spans in enumerate(spans_of_rows) if len(spans) > depth]
-        whole = len(having) == len(singles)
-        index = None if whole else torch.tensor(having, device=plan.out_slots.device)
-        spans = [spans_of_rows[i][depth] for i in having]
-        readings: list[Span | Bundle] = list(spans) if bytes_per_slot is None else bundled(spans, bytes_per_slot, dtype)
-        levels.append(Level(readings, len(spans), index))
-    starts = torch.tensor([row.start for row, _ in singles], device=plan.out_slots.device)
-    return Work(starts if chunks else None, levels, chunks, groups)
+    singles: list[tuple[int, list[Span]]] = []
+    chunks: list[Chunk] = []
+    for row, hidden in zip(rows, covered, strict=True):
+        if row.num_new > _FEW:
+            chunks.append(_chunk(row, hidden, masked, dtype))
+            continue
+        for i in range(row.num_new):
+            seen = row.past + i + 1
+            first = hidden if window is None else max(hidden, seen - window)
+            singles.append((row.start + i, spans_of(row.extents, first, seen)))
+    return Work(Reads.of(singles), all(row.num_new == 1 for row in rows), chunks, groups)

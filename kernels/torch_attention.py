@@ -2,19 +2,24 @@
 
 Nothing is padded and no K or V is repeated for grouped queries: the heads of a group become further queries of
 their KV head. A sequence's tokens lie in a few extents of the store; each extent is read in place through a view
-and gives a partial result, and exp(lse)-weighted sums of partial results are exact.
+and gives a partial result, and exp(lse)-weighted sums of partial results are exact. Single queries, those of decode
+rows, go through one compiled loop instead where numba can make it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from graftlm.kernels.attention import LayerSpec, Plan, Row
 from graftlm.kernels.kv_store import KVStore
-from graftlm.kernels.span_layout import Bundle, Chunk, Group, Level, Span, Work, lay_out, spans_of
+from graftlm.kernels.span_layout import Chunk, Group, Reads, Span, Work, lay_out, spans_of
+
+if TYPE_CHECKING:
+    from graftlm.kernels.numba_decode import CompiledDecode
 
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _QUERY_BLOCK = 512
@@ -66,15 +71,24 @@ def merge(a: Partial, b: Partial) -> Partial:
 
 
 class TorchAttention:
-    """The attention kernel for CPUs, and the definition that other kernels are compared with."""
+    """The attention kernel for CPUs, and the definition that other kernels are compared with.
+
+    compiled  whether decode rows may go through the compiled loop rather than its definition in torch
+    """
 
     graph_safe = False
 
-    def __init__(self, store: KVStore) -> None:
+    def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
         self.store = store
         self._plan: Plan | None = None
         self._work: dict[tuple[int | None, bool], Work] = {}
-        self._scratch = Scratch(store.dtype)
+        self._compiles = (
+            compiled
+            and store.device.type == "cpu"
+            and store.dtype in (torch.float32, torch.bfloat16)
+            and importlib.util.find_spec("numba") is not None
+        )
+        self._compiled: dict[tuple[int, int, int, bool], CompiledDecode] = {}
 
     def supports(self, layer: LayerSpec) -> str | None:
         if layer.num_heads % layer.num_kv_heads:
@@ -102,15 +116,31 @@ class TorchAttention:
         if plan is not self._plan:
             self.prepare(plan)
         on_cpu = _flash is not None and q.device.type == "cpu"
-        bundling = on_cpu and softcap is None and q.shape[-1] == v.shape[-1]
-        work = self._work.get((window, bundling))
+        masked = on_cpu and softcap is None and q.shape[-1] == v.shape[-1]
+        work = self._work.get((window, masked))
         if work is None:
-            bytes_per_slot = k[0].numel() * k.itemsize if bundling else None
-            work = self._work[window, bundling] = lay_out(plan, window, bytes_per_slot, q.dtype)
+            work = self._work[window, masked] = lay_out(plan, window, masked, q.dtype)
         k_store, v_store = self.store.k[layer], self.store.v[layer]
-        k_store.index_copy_(0, plan.out_slots, k)
-        v_store.index_copy_(0, plan.out_slots, v)
-        return _LayerPass(k_store, v_store, scale, window, softcap, self._scratch).run(q, k, v, work, sinks)
+        compiled = self._decode_loop(q, k, v, softcap)
+        if compiled is None or not work.decode:
+            k_store.index_copy_(0, plan.out_slots, k)
+            v_store.index_copy_(0, plan.out_slots, v)
+        return _LayerPass(k_store, v_store, scale, window, softcap, compiled).run(q, k, v, work, sinks)
+
+    def _decode_loop(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softcap: float | None
+    ) -> CompiledDecode | None:
+        """The compiled loop for layers of this shape; None where the definition has to do."""
+        if not self._compiles or not q.dtype == k.dtype == v.dtype == self.store.dtype:
+            return None
+        shape = (q.shape[1] // k.shape[1], k.shape[2], v.shape[2], softcap is not None)
+        found = self._compiled.get(shape)
+        if found is None:
+            from graftlm.kernels.numba_decode import CompiledDecode
+
+            group, k_dim, v_dim, capped = shape
+            found = self._compiled[shape] = CompiledDecode(group, k_dim, v_dim, self.store.dtype, capped=capped)
+        return found
 
 
 @dataclass(frozen=True)
@@ -122,31 +152,29 @@ class _LayerPass:
     scale: float
     window: int | None
     softcap: float | None
-    scratch: Scratch
+    compiled: CompiledDecode | None
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: Work, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         """Attend all queries. Shapes as in Attention.forward."""
         num_tokens, num_heads, _ = q.shape
-        v_dim = v.shape[-1]
-        if work.decode is None:
-            result = self.decode(q, work.levels)
+        out_dtype = torch.float32 if work.groups or sinks is not None else q.dtype
+        result = Partial(
+            torch.empty(num_tokens, num_heads, v.shape[-1], dtype=out_dtype, device=q.device),
+            torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device),
+        )
+        if self.compiled is not None:
+            new = (k, v) if work.decode else None
+            stores = (self.k_store, self.v_store)
+            self.compiled.run(q, new, stores, work.singles, self.scale, self.softcap, result.out, result.lse)
         else:
-            out_dtype = torch.float32 if work.groups or sinks is not None else q.dtype
-            result = Partial(
-                torch.empty(num_tokens, num_heads, v_dim, dtype=out_dtype, device=q.device),
-                torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device),
-            )
-            if work.levels:
-                part = self.decode(q.index_select(0, work.decode), work.levels)
-                result.out[work.decode] = part.out.to(out_dtype)
-                result.lse[work.decode] = part.lse
-            for chunk in work.chunks:
-                here = slice(chunk.row.start, chunk.row.start + chunk.row.num_new)
-                part = self.chunk(q[here], k[here], v[here], chunk)
-                result.out[here] = part.out
-                result.lse[here] = part.lse
+            self.read_each(q, work.singles, result)
+        for chunk in work.chunks:
+            here = slice(chunk.row.start, chunk.row.start + chunk.row.num_new)
+            part = self.chunk(q[here], k[here], v[here], chunk)
+            result.out[here] = part.out
+            result.lse[here] = part.lse
         for group in work.groups:
             result = self.add_group(result, q, group)
         out, lse = result
@@ -155,43 +183,17 @@ class _LayerPass:
             out = out.float() * torch.sigmoid(lse - sinks.float())[..., None]
         return out.to(q.dtype)
 
-    def decode(self, q: torch.Tensor, levels: list[Level]) -> Partial:
-        """One query per row. q [n, Hq, Dk] -> out [n, Hq, Dv], lse [n, Hq]."""
-        result: Partial | None = None
-        for level in levels:
-            index = level.index
-            part = self.read_each(q if index is None else q.index_select(0, index), level)
-            if result is None:
-                result = part
-            elif index is None:
-                result = merge(result, part)
-            else:
-                chosen = Partial(result.out.index_select(0, index), result.lse.index_select(0, index))
-                merged = merge(chosen, part)
-                result = Partial(result.out.float().index_copy(0, index, merged.out), result.lse)
-                result.lse.index_copy_(0, index, merged.lse)
-        assert result is not None
-        return result
-
-    def read_each(self, q: torch.Tensor, level: Level) -> Partial:
-        """Query i attends to the level's i-th span. q [n, Hq, Dk] -> out [n, Hq, Dv], lse [n, Hq]."""
-        num_rows, num_heads, k_dim = q.shape
+    def read_each(self, q: torch.Tensor, reads: Reads, result: Partial) -> None:
+        """Set `result` for each query of `reads`: the definition of the compiled loop."""
+        num_heads, k_dim = q.shape[1:]
         num_kv_heads = self.k_store.shape[1]
-        grouped = q.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, k_dim)
-        parts: list[Partial] = []
-        first = 0
-        for reading in level.readings:
-            if isinstance(reading, Bundle):
-                parts.append(self.read_bundle(grouped[first : first + reading.num_rows], reading))
-                first += reading.num_rows
-            else:
-                parts.append(self.read(grouped[first : first + 1], reading))
-                first += 1
-        if len(parts) == 1:
-            out, lse = parts[0]
-        else:
-            out, lse = torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts])
-        return Partial(out.reshape(num_rows, num_heads, -1), lse.reshape(num_rows, num_heads))
+        for query, (first, *others) in reads.each():
+            grouped = q[query].reshape(1, num_kv_heads, num_heads // num_kv_heads, k_dim)
+            part = self.read(grouped, first)
+            for span in others:
+                part = merge(part, self.read(grouped, span))
+            result.out[query] = part.out.reshape(num_heads, -1)
+            result.lse[query] = part.lse.reshape(num_heads)
 
     def read(self, q: torch.Tensor, span: Span) -> Partial:
         """All queries see all of the span. q [1, Hkv, M, Dk] -> out [1, Hkv, M, Dv], lse [1, Hkv, M]."""
@@ -199,13 +201,6 @@ class _LayerPass:
         if _flash is not None and q.device.type == "cpu" and self.softcap is None and k.shape[-1] == v.shape[-1]:
             return Partial(*_flash(q, k, v, 0.0, False, scale=self.scale))
         return attend(q, k, v, scale=self.scale, softcap=self.softcap)
-
-    def read_bundle(self, q: torch.Tensor, bundle: Bundle) -> Partial:
-        """Each query sees its own span. q [n, Hkv, G, Dk] -> out [n, Hkv, G, Dv], lse [n, Hkv, G]."""
-        k = self.scratch.gather(0, self.k_store, bundle)
-        v = self.scratch.gather(1, self.v_store, bundle)
-        assert _flash is not None
-        return Partial(*_flash(q, k, v, 0.0, False, attn_mask=bundle.bias, scale=self.scale))
 
     def views(self, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the span in place: [1, Hkv, N, D]."""
@@ -300,24 +295,6 @@ class _LayerPass:
             result.out.float().index_copy(0, group.index, merged.out),
             result.lse.index_copy(0, group.index, merged.lse),
         )
-
-
-class Scratch:
-    """Memory that bundles are gathered into, kept from call to call: fresh memory costs more than the copy."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._buffers = [torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype)]
-
-    def gather(self, which: int, store: torch.Tensor, bundle: Bundle) -> torch.Tensor:
-        """The bundle's K or V: [num_rows, Hkv, width, D], until the next call with the same `which`."""
-        _, num_kv_heads, dim = store.shape
-        num_slots = bundle.slots.shape[0]
-        size = num_kv_heads * num_slots * dim
-        if self._buffers[which].numel() < size:
-            self._buffers[which] = torch.empty(size, dtype=store.dtype)
-        out = self._buffers[which][:size].view(num_kv_heads, num_slots, dim)
-        torch.index_select(store.transpose(0, 1), 1, bundle.slots, out=out)
-        return out.view(num_kv_heads, bundle.num_rows, bundle.width, dim).transpose(0, 1)
 
 
 def _view(store: torch.Tensor, first: int, last: int) -> torch.Tensor:

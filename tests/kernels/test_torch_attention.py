@@ -9,7 +9,7 @@ import torch
 from graftlm.kernels import torch_attention
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from graftlm.kernels.span_layout import Bundle, bundled, spans_of
+from graftlm.kernels.span_layout import spans_of
 from graftlm.kernels.torch_attention import Partial, TorchAttention, attend, merge
 
 
@@ -99,29 +99,35 @@ def check(
     dtype: torch.dtype = torch.float32,
     tolerance: float = 2e-6,  # float32 sums over some hundred products
 ) -> None:
-    """Run the kernel on random tokens and compare it with the definition."""
+    """Run the kernel on random tokens, decode rows compiled and not, and compare it with the definition."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    store = KVStore([LayerKV(num_kv_heads, dim, v_dim or dim)], 640, dtype)
-    store.k[0].copy_(random(640, num_kv_heads, dim))
-    store.v[0].copy_(random(640, num_kv_heads, v_dim or dim))
     num_tokens = len(plan.out_slots)
     q, k = random(num_tokens, num_heads, dim), random(num_tokens, num_kv_heads, dim)
     v = random(num_tokens, num_kv_heads, v_dim or dim)
-    extra = random(num_heads) if sinks else None
-    options = {"scale": dim**-0.5, "window": window, "softcap": softcap, "sinks": extra}
-    kernel = TorchAttention(store)
-    kernel.prepare(plan)
-    out = kernel.forward(0, q, k, v, plan, **options)
-    assert torch.equal(store.k[0][plan.out_slots], k)
-    assert torch.equal(store.v[0][plan.out_slots], v)
-    expected = reference(q, store, plan, **options)
-    assert out.dtype == dtype
-    assert out.shape == expected.shape
-    assert float((out.double() - expected).norm() / expected.norm()) < tolerance
+    past = random(640, num_kv_heads, dim), random(640, num_kv_heads, v_dim or dim)
+    options = {
+        "scale": dim**-0.5,
+        "window": window,
+        "softcap": softcap,
+        "sinks": random(num_heads) if sinks else None,
+    }
+    for compiled in (True, False):
+        store = KVStore([LayerKV(num_kv_heads, dim, v_dim or dim)], 640, dtype)
+        store.k[0].copy_(past[0])
+        store.v[0].copy_(past[1])
+        kernel = TorchAttention(store, compiled=compiled)
+        kernel.prepare(plan)
+        out = kernel.forward(0, q, k, v, plan, **options)
+        assert torch.equal(store.k[0][plan.out_slots], k)
+        assert torch.equal(store.v[0][plan.out_slots], v)
+        expected = reference(q, store, plan, **options)
+        assert out.dtype == dtype
+        assert out.shape == expected.shape
+        assert float((out.double() - expected).norm() / expected.norm()) < tolerance
 
 
 DECODE = make_plan([(20, 1, (Range(0, 21),)), (3, 1, (Range(30, 34),)), (0, 1, (Range(40, 41),))])
@@ -233,19 +239,6 @@ def test_spans_are_the_slots_of_a_run_of_tokens() -> None:
     assert spans_of(extents, 0, 7) == [(10, 13), (50, 52), (7, 9)]
     assert spans_of(extents, 2, 4) == [(12, 13), (50, 51)]
     assert spans_of(extents, 3, 3) == []
-
-
-def test_short_spans_of_like_length_are_bundled_and_long_ones_are_read_in_place() -> None:
-    short, long = [(0, 10), (20, 30), (40, 48)], (100, 900)
-    bundle, alone, last = bundled([*short, long, (1000, 1001)], 64, torch.float32)
-    assert isinstance(bundle, Bundle)
-    assert (bundle.num_rows, bundle.width) == (3, 10)
-    assert bundle.slots.view(3, 10)[2].tolist() == [40, 41, 42, 43, 44, 45, 46, 47, 40, 40]
-    assert (alone, last) == (long, (1000, 1001))
-
-
-def test_spans_of_very_different_lengths_are_not_padded_to_one() -> None:
-    assert bundled([(0, 5), (10, 210)], 64, torch.float32) == [(0, 5), (10, 210)]
 
 
 def test_query_heads_must_be_a_multiple_of_kv_heads() -> None:
