@@ -17,36 +17,55 @@ import torch
 from torch import nn
 
 from graftlm.core.fuse import Fusions
-from graftlm.core.fuse_layers import SKINNY_DTYPES, Product, Recognised, fuse_layers, is_silu
+from graftlm.core.fuse_layers import ROW_DTYPES, Linear, Product, Recognised, fuse_layers, is_silu
 from graftlm.kernels.triton_elementwise import rms_norm, rotate, silu_mul
-from graftlm.kernels.triton_skinny import MAX_ROWS, Norm, skinny_product
+from graftlm.kernels.triton_product import FixedProduct
+from graftlm.kernels.triton_row import Norm, row_product
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between old and new on random input; half precision rounds once more or less."""
 
 
-def fuse_gpu(model: nn.Module, *, skinny: int | None = None) -> Fusions:
+def fuse_gpu(model: nn.Module, *, single: bool | None = None, strict: bool = False) -> Fusions:
     """Replace in `model` what has a faster equal on a GPU. One layer's weights are held twice while they are packed.
 
-    skinny  most rows whose products take in what is around them; None takes the measured rule.
+    single  whether products of one row take in what is around them; None takes the measured rule.
+    strict  all plain linear layers give each row to the last bit what they would give it alone.
     """
     fusions = Fusions()
+    linear = FixedProduct(next(model.parameters()).device) if strict else None
     found = Recognised({}, {}, set())
     with torch.no_grad():
+        if linear is not None:
+            _fix_linears(model, linear, fusions)
         for module in list(model.modules()):
-            if not _pack_qkv(module, fusions, found):
-                _pack_gate_up(module, fusions, found) or _fuse_norm(module, fusions, found)
+            if not _pack_qkv(module, fusions, found, linear):
+                _pack_gate_up(module, fusions, found, linear) or _fuse_norm(module, fusions, found)
         _fuse_rotary(model, fusions)
-        fuse_layers(model, found, fusions, _agree, skinny=skinny)
-        _fuse_head(model, fusions)
+        fuse_layers(model, found, fusions, _agree, single=single, linear=linear)
+        if linear is None:
+            _fuse_head(model, fusions)
     return fusions
+
+
+def _fix_linears(model: nn.Module, linear: Linear, fusions: Fusions) -> None:
+    """Run every plain linear layer through `linear`."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            setattr(module, "forward", partial(_through, module, linear))  # noqa: B010
+            fusions.add(partial(delattr, module, "forward"))
+
+
+def _through(module: nn.Linear, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    return linear(x, module.weight, module.bias)
 
 
 class PackedProjections(nn.Module):
     """Several linear layers of one input as one product; `parts` are their outputs of the last input."""
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
+    def __init__(self, linears: list[nn.Linear], linear: Linear | None = None) -> None:
         super().__init__()
+        self.linear = linear or nn.functional.linear
         self.sizes = [linear.out_features for linear in linears]
         self.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
         has_bias = linears[0].bias is not None
@@ -56,7 +75,7 @@ class PackedProjections(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.source = x
-        self.parts = nn.functional.linear(x, self.weight, self.bias).split(self.sizes, -1)
+        self.parts = self.linear(x, self.weight, self.bias).split(self.sizes, -1)
         return self.parts[0]
 
     def unpack(self, linears: list[nn.Linear]) -> None:
@@ -99,14 +118,14 @@ def _plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear]
     return linears if same else None
 
 
-def _pack_qkv(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
+def _pack_qkv(module: nn.Module, fusions: Fusions, found: Recognised, linear: Linear | None) -> bool:
     names = ("q_proj", "k_proj", "v_proj")
     linears = _plain_linears(module, names)
     if linears is None:
         return False
     probe = _probe(linears[0], linears[0].in_features)
     old = [linear(probe) for linear in linears]
-    packed = PackedProjections(linears)
+    packed = PackedProjections(linears, linear)
     packed(probe)
     if not all(_agree(a, b) for a, b in zip(old, packed.parts, strict=True)):
         return False
@@ -119,17 +138,17 @@ def _pack_qkv(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
     return True
 
 
-def _pack_gate_up(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
+def _pack_gate_up(module: nn.Module, fusions: Fusions, found: Recognised, linear: Linear | None) -> bool:
     linears = _plain_linears(module, ("gate_proj", "up_proj"))
     down, activation = getattr(module, "down_proj", None), getattr(module, "act_fn", None)
     if linears is None or not isinstance(down, nn.Module) or activation is None:
         return False
-    packed = PackedProjections(linears)
+    packed = PackedProjections(linears, linear)
     width = linears[0].out_features
     silu = is_silu(activation)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        both = nn.functional.linear(x, packed.weight, packed.bias)
+        both = packed.linear(x, packed.weight, packed.bias)
         hidden = silu_mul(both) if silu else activation(both[..., :width]) * both[..., width:]
         out: torch.Tensor = down(hidden)
         return out
@@ -162,18 +181,18 @@ def _fuse_norm(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
 
 
 def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
-    """Read the weights of the logits as fast as the memory gives them, for few rows."""
+    """Read the weights of the logits as fast as the memory gives them, for one row."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if type(head) is not nn.Linear or head.weight.dtype not in SKINNY_DTYPES:
+    if type(head) is not nn.Linear or head.weight.dtype not in ROW_DTYPES:
         return
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        if rows.shape[0] > MAX_ROWS:
+        if rows.shape[0] != 1:
             return nn.functional.linear(x, head.weight, head.bias)
-        return skinny_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
+        return row_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
 
-    _replace_forward(head, forward, _probe(head, head.in_features), fusions)
+    _replace_forward(head, forward, _probe(head, head.in_features)[:, :1], fusions)
 
 
 def _fuse_rotary(model: nn.Module, fusions: Fusions) -> None:

@@ -4,8 +4,8 @@ A layer of the common shape (norm, attention, norm, MLP, each half added to its 
 
     qkv = norm(x) @ Wqkv;  rotate and store;  attend;  x += o @ Wo;  x += (silu and product)(norm(x) @ Wgu) @ Wd
 
-with x overwritten in place, and with norms, gates and sums inside the products while these have few rows. It is used
-in steps of the paged lane only, and only if the layer gave the same on random input; a layer of another shape keeps
+with x overwritten in place, and in steps of one token with norms, gates and sums inside the products. It is used in
+steps of the paged lane only, and only if the layer gave the same on random input; a layer of another shape keeps
 what it has.
 """
 
@@ -25,10 +25,10 @@ from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.torch_attention import attend
 from graftlm.kernels.triton_elementwise import rms_norm, silu_mul
 from graftlm.kernels.triton_packed_qkv import rotate_store
-from graftlm.kernels.triton_skinny import MAX_ROWS, Norm, skinny_product
+from graftlm.kernels.triton_row import Norm, row_product
 
-SKINNY_DTYPES = (torch.bfloat16,)
-"""In float16 the product of an input and a norm's weight, taken before it is scaled down, may overflow."""
+ROW_DTYPES = (torch.bfloat16, torch.float16)
+"""Of models whose steps of one row go through a kernel of their own."""
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -118,14 +118,14 @@ class Scoring:
 class FusedLayer:
     """Takes the place of a layer's forward.
 
-    skinny  most rows whose products take in the norms, gates and sums around them
-    linear  the product of more rows than that; None is torch's own, with the sum in its epilogue
+    single  whether the products of a step of one token take in the norms, gates and sums around them
+    linear  every other product; None is torch's own, with the sum in its epilogue
     """
 
     parts: Parts
     scoring: Scoring
     original: Callable[..., Any]
-    skinny: int
+    single: bool
     linear: Linear | None = None
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -157,22 +157,22 @@ class FusedLayer:
         self._add(x, step(call).reshape(x.shape[0], -1), parts.out)
         if parts.gate_up is None or parts.down is None:
             return x.add_(parts.mlp(rms_norm(x, *parts.before_mlp)[None])[0])
-        if x.shape[0] <= self.skinny:
-            gate = skinny_product(x, *_pair(parts.gate_up), norm=parts.before_mlp, gated=True)
+        if self.single and x.shape[0] == 1:
+            gate = row_product(x, *_pair(parts.gate_up), norm=parts.before_mlp, gated=True)
         else:
             gate = silu_mul(self._after_norm(x, parts.before_mlp, parts.gate_up))
         self._add(x, gate, parts.down)
         return x
 
     def _after_norm(self, x: torch.Tensor, norm: Norm, product: Product) -> torch.Tensor:
-        if x.shape[0] <= self.skinny:
-            return skinny_product(x, *_pair(product), norm=norm)
+        if self.single and x.shape[0] == 1:
+            return row_product(x, *_pair(product), norm=norm)
         return (self.linear or nn.functional.linear)(rms_norm(x, *norm), product.weight, product.bias)
 
     def _add(self, residual: torch.Tensor, x: torch.Tensor, product: Product) -> None:
         """residual += x @ weight.T + bias, in place."""
-        if x.shape[0] <= self.skinny:
-            skinny_product(x, *_pair(product), residual=residual)
+        if self.single and x.shape[0] == 1:
+            row_product(x, *_pair(product), residual=residual)
         elif product.bias is None and self.linear is None:
             residual.addmm_(x, product.weight.t())
         else:
@@ -189,12 +189,12 @@ def fuse_layers(
     fusions: Fusions,
     agree: Callable[[torch.Tensor, torch.Tensor], bool],
     *,
-    skinny: int | None = None,
+    single: bool | None = None,
     linear: Linear | None = None,
 ) -> int:
     """Replace the forward of every layer of the common shape. -> how many.
 
-    skinny  None takes the measured rule.
+    single  None takes the measured rule; see FusedLayer.
     """
     switch = AttentionSwitch(model)
     num_fused = 0
@@ -206,9 +206,8 @@ def fuse_layers(
             parts = found.parts(layer)
             if parts is None:
                 continue
-            if skinny is None:
-                skinny = MAX_ROWS if parts.qkv.weight.dtype in SKINNY_DTYPES and linear is None else 0
-            fused = _fused(layer, rotary, parts, switch, agree, skinny, linear)
+            alone = parts.qkv.weight.dtype in ROW_DTYPES and linear is None if single is None else single
+            fused = _fused(layer, rotary, parts, switch, agree, alone, linear)
             if fused is not None:
                 layer.forward = fused
                 fusions.add(partial(delattr, layer, "forward"))
@@ -222,7 +221,7 @@ def _fused(
     parts: Parts,
     switch: AttentionSwitch,
     agree: Callable[[torch.Tensor, torch.Tensor], bool],
-    skinny: int,
+    single: bool,
     linear: Linear | None,
 ) -> FusedLayer | None:
     """The fused equal of `layer`; None if there is none."""
@@ -234,11 +233,9 @@ def _fused(
         return None
     plain_mlp = replace(parts, gate_up=None, down=None)
     for candidate in [parts, plain_mlp] if parts.gate_up is not None else [parts]:
-        fused = FusedLayer(candidate, probe.scoring, layer.forward, skinny, linear)
-        # with the products that take more in, and with those of longer steps
-        variants = [fused, replace(fused, skinny=0)] if skinny else [fused]
+        fused = FusedLayer(candidate, probe.scoring, layer.forward, single, linear)
         try:
-            if all(probe.same(variant, agree) for variant in variants):
+            if probe.same(fused, agree) and (not single or probe.first().same(fused, agree)):
                 return fused
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
@@ -281,6 +278,13 @@ class Probe:
             return None
         scoring = Scoring(num_heads, num_kv_heads, dim, call.scale, call.window, call.softcap, call.sinks)
         return cls(hidden, cos, sin, out, call, scoring)
+
+    def first(self) -> Probe:
+        """The first token by itself, which sees no other."""
+        q, k, v = (x[:, :, :1] for x in (self.call.q, self.call.k, self.call.v))
+        call = self.call._replace(q=q, k=k, v=v)
+        hidden, cos, sin, expected = (x[:, :1] for x in (self.hidden, self.cos, self.sin, self.expected))
+        return Probe(hidden, cos, sin, expected, call, self.scoring)
 
     def same(self, fused: FusedLayer, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
         """Whether the fused layer gives this output, by way of these queries, keys and values."""

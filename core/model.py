@@ -19,7 +19,7 @@ from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fuse import Fusions, fuse
 from graftlm.core.memory import check_weights_fit
 from graftlm.core.paged import PagedRunner
-from graftlm.core.qualify import AttentionFactory, Reference, discover, qualify
+from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
 from graftlm.core.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.kv_store import KVStore, LayerKV
@@ -133,20 +133,34 @@ def load_model(
         reference = Reference.of(loaded)
     except Exception as error:
         raise ModelError(f"{name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
-    loaded.fusions = _fuse(hf_model, device)
+    loaded.fusions = _fuse(hf_model, device, strict=config.strict)
     if not isinstance(model, nn.Module):
         _leave_files(hf_model, loaded.fusions)
-    _choose_lane(loaded, reference, attention_factory or default_attention(device))
+    factory = attention_factory or default_attention(device)
+    _choose_lane(loaded, reference, factory)
+    if config.strict and loaded.lane == "paged" and device.type == "cuda":
+        _check_strict(loaded, factory)
     return loaded
 
 
-def _fuse(model: nn.Module, device: torch.device) -> Fusions:
+def _check_strict(loaded: LoadedModel, attention_factory: AttentionFactory) -> None:
+    """Warn if strict mode cannot be kept: part of the model computes in an order that depends on the batch."""
+    reason = batch_dependence(loaded, attention_factory)
+    if reason is not None:
+        warnings.warn(
+            f"strict=True does not hold for {loaded.name} in {str(loaded.dtype)[6:]}: {reason}; dtype='float32' makes "
+            "it hold but for ties",
+            stacklevel=3,
+        )
+
+
+def _fuse(model: nn.Module, device: torch.device, *, strict: bool = False) -> Fusions:
     if device.type == "cpu":
         return fuse(model)
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from graftlm.core.fuse_gpu import fuse_gpu
 
-        return fuse_gpu(model)
+        return fuse_gpu(model, strict=strict)
     return Fusions()
 
 

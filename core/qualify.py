@@ -34,6 +34,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 6e-2, tor
 MAX_LEAK = 2e-2
 """The same, between two runs that differ in another sequence only. Mostly exactly 0; experts round by load."""
 
+STRICT_LENGTH = 200
+"""Tokens of the sequence by which strict mode is checked: products of one row, of few and of many."""
+
 AttentionFactory = Callable[[KVStore], Attention]
 
 
@@ -177,6 +180,36 @@ def _difference(loaded: LoadedModel, reference: Reference, attention_factory: At
     if error < limit:
         return None
     return f"a ragged batch differs from the model's own forward by {error:.1e} (limit {limit:.0e})"
+
+
+def batch_dependence(loaded: LoadedModel, attention_factory: AttentionFactory) -> str | None:
+    """How the last bits of a sequence's logits depend on what else is in its steps; None if they do not.
+
+    A sequence alone in one step, and cut into a long chunk, a few tokens and single ones, beside another.
+    """
+    generator = np.random.default_rng(1)
+    high = max(min(loaded.vocab_size, 30_000), 2)
+    longest = min(STRICT_LENGTH, loaded.max_model_len - 1)
+    tokens, other = (generator.integers(0, high, n).tolist() for n in (longest, longest // 2 + 1))
+    places = ([Extent(0, len(tokens))], [Extent(len(tokens), len(tokens) + len(other))])
+    store = KVStore(loaded.kv_layout, len(tokens) + len(other), loaded.dtype, loaded.device)
+    attention = attention_factory(store)
+    setattr(attention, "strict", True)  # noqa: B010
+    runner = PagedRunner(loaded, attention)
+    alone = runner.forward(_plan([tokens], places[:1], [(0, len(tokens))])).clone()
+    cut, few = len(tokens) - 5, len(tokens) - 2
+    pieces = [
+        runner.forward(_plan([other, tokens], places[::-1], [(0, len(other) - 2), (0, cut)]))[len(other) - 2 :].clone(),
+        runner.forward(_plan([other, tokens], places[::-1], [(len(other) - 2, len(other) - 1), (cut, few)]))[
+            1:
+        ].clone(),
+        runner.forward(_plan([tokens, other], places, [(few, few + 1), (len(other) - 1, len(other))]))[:1].clone(),
+        runner.forward(_plan([tokens], places[:1], [(few + 1, len(tokens))])),
+    ]
+    differing = (torch.cat(pieces) != alone).any(-1)
+    if not bool(differing.any()):
+        return None
+    return f"{int(differing.sum())} of {len(tokens)} tokens got other logits in another batch"
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:

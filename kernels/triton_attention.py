@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
+from graftlm.kernels.dense_prefill import DensePrefill, Segment, segments_of
 from graftlm.kernels.device_step import DeviceStep, Layout
-from graftlm.kernels.flash_prefill import FlashStep, flash_prefill
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.triton_decode import (
     DecodeRows,
@@ -24,8 +25,11 @@ from graftlm.kernels.triton_extend import ExtendRows, ExtendTile, extend_attenti
 from graftlm.kernels.triton_packed_qkv import rotate_store
 
 MAX_HEAD_DIM = 256
-UNIFORM_TILE = ExtendTile(64, 32, 4, 2)
-"""Of every row in strict mode, whether it decodes or is prefilled."""
+
+
+def uniform_tile(dtype: torch.dtype) -> ExtendTile:
+    """Of every row in strict mode, whether it decodes or is prefilled."""
+    return ExtendTile(32, 32, 4, 2) if dtype == torch.float32 else ExtendTile(64, 32, 4, 3)
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,14 @@ class Scoring:
 
 
 class TritonAttention:
-    """Decode rows through split KV, the others through extend, or through torch's flash attention where that is faster.
+    """Decode rows through split KV, the others through extend, or through cuDNN where that is faster.
 
     Lengths and tables are read on the device. Decode rows come first in a plan. `bind` sets where steps are read from:
     a captured graph reads the buffers it was captured with.
 
     strict  every row goes through one kernel with one tiling, so that a token's result is the same, to the last bit,
             in every batch, however it was cut into steps. Set before the first step.
-    flash   whether prefill may go through torch's flash attention.
+    dense   what long cold prompts go through.
     """
 
     graph_safe = True
@@ -55,13 +59,14 @@ class TritonAttention:
         self.store = store
         self.device = store.device
         self.strict = False
-        self.flash = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        self.dense = DensePrefill(enabled=self.device.type == "cuda" and torch.backends.cudnn.is_available())
         self.num_sms = 1
         if self.device.type == "cuda":
             self.num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._step: DeviceStep | None = None
         self._layout: Layout | None = None
-        self._flash_step: FlashStep | None = None
+        self._segments: tuple[Segment, ...] = ()
+        self._one_each = torch.arange(1025, dtype=torch.int32, device=self.device)
         self._workspaces: dict[tuple[int, int, int, int], Workspace] = {}
 
     def supports(self, layer: LayerSpec) -> str | None:
@@ -75,7 +80,7 @@ class TritonAttention:
 
     def bind(self, step: DeviceStep, layout: Layout) -> None:
         """Read steps from `step`, which holds one of this layout."""
-        self._step, self._layout, self._flash_step = step, layout, None
+        self._step, self._layout, self._segments = step, layout, ()
 
     def prepare(self, plan: Plan) -> None:
         """Send the plan to buffers of its own size."""
@@ -90,8 +95,8 @@ class TritonAttention:
             step = DeviceStep(rows, tokens, length, 0, self.device)
         layout = step.write(plan)
         self.bind(step, layout)
-        if self.flash and not self.strict and layout.num_decode < layout.num_rows:
-            self._flash_step = FlashStep.of(plan, layout.num_decode, self.device)
+        if not self.strict:
+            self._segments = segments_of(plan.rows, layout.num_decode)
 
     def forward(
         self,
@@ -142,55 +147,50 @@ class TritonAttention:
         num_decode = 0 if self.strict else layout.num_decode
         if num_decode == layout.num_rows:
             return self._decode(layer, q[:num_decode], scoring)
-        flash = self._flash_step
-        if flash is not None and self._fits_flash(q, v, scoring, flash):
-            here = slice(flash.first, None)
-            k_store, v_store = self.store.k[layer], self.store.v[layer]
-            prefilled = flash_prefill(
-                q[here], k[here], v[here], k_store, v_store, flash,
-                scale=scoring.scale, window=scoring.window, sinks=scoring.sinks, scales=self._scales(layer),
-            )  # fmt: skip
-            return torch.cat([self._decode(layer, q[:num_decode], scoring), prefilled]) if num_decode else prefilled
         out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
-        self._extend(layer, q, out, num_decode, scoring)
         if num_decode:
             out[:num_decode] = self._decode(layer, q[:num_decode], scoring)
+        dense = self.dense.takes(q, v, scoring.window, scoring.softcap)
+        if not dense or not any(segment.dense for segment in self._segments):
+            self._extend(layer, q, out, slice(num_decode, layout.num_rows), scoring)
+            return out
+        for segment in self._segments:
+            rows = slice(segment.first_row, segment.last_row)
+            plain = partial(self._extend, layer, q, rows=rows, scoring=scoring)
+            if segment.dense and self.dense.enabled:
+                self.dense.run(q, k, v, segment, out, scale=scoring.scale, sinks=scoring.sinks, plain=plain)
+            else:
+                plain(out)
         return out
 
-    @staticmethod
-    def _fits_flash(q: torch.Tensor, v: torch.Tensor, scoring: Scoring, step: FlashStep) -> bool:
-        return (
-            q.dtype in (torch.bfloat16, torch.float16)
-            and q.shape[-1] == v.shape[-1]
-            and q.shape[-1] % 8 == 0
-            and scoring.softcap is None
-            and (scoring.window is None or not step.cached)
-        )
-
-    def _extend(self, layer: int, q: torch.Tensor, out: torch.Tensor, num_decode: int, scoring: Scoring) -> None:
+    def _extend(self, layer: int, q: torch.Tensor, out: torch.Tensor, rows: slice, scoring: Scoring) -> None:
+        """Attend these rows through the kernel that reads the table."""
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
-        rows = slice(num_decode, layout.num_rows)
         extend_attention(
             q,
             self.store.k[layer],
             self.store.v[layer],
-            ExtendRows(
-                step.table,
-                step.rows[rows],
-                step.lens[rows],
-                step.indptr[num_decode : layout.num_rows + 1],
-                layout.max_new,
-            ),
+            ExtendRows(step.table, step.rows[rows], step.lens[rows], self._indptr(rows), layout.max_new),
             scale=scoring.scale,
             window=scoring.window,
             softcap=scoring.softcap,
             sinks=scoring.sinks,
             scales=self._scales(layer),
-            tile=UNIFORM_TILE if self.strict else None,
+            tile=uniform_tile(q.dtype) if self.strict else None,
             uniform=self.strict,
             out=out,
         )
+
+    def _indptr(self, rows: slice) -> torch.Tensor:
+        """Where the new tokens of these rows are. int32 [number of rows + 1]"""
+        step, layout = self._step, self._layout
+        assert step is not None and layout is not None
+        if layout.num_decode < layout.num_rows:
+            return step.indptr[rows.start : rows.stop + 1]
+        if len(self._one_each) <= layout.num_rows:
+            self._one_each = torch.arange(2 * layout.num_rows + 1, dtype=torch.int32, device=self.device)
+        return self._one_each[: layout.num_rows + 1]
 
     def _decode(self, layer: int, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         step, layout = self._step, self._layout

@@ -13,10 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.triton_launch import begin, chain
 from graftlm.kernels.triton_softmax import LOG2E, add_sink, attend_block, precision
 
 MAX_SPLITS = 64
-JOINED = 16  # parts that are weighed at once when they are joined
+JOINED = 64  # parts of all heads of a group that are weighed at once when they are joined
 PREFIX_QUERIES = 64  # of one program over a shared prefix
 
 
@@ -49,24 +50,26 @@ def _store_partial(out, lse, row, head_ok, e, e_ok, m, total, acc, E: tl.constex
     tl.store(lse + row, tl.where(has, m + tl.log2(safe), -1e30), mask=head_ok)
 
 
-@triton.jit(do_not_specialize=["num_splits", "num_prefix", "num_parts", "window"])
+@triton.jit(do_not_specialize=["num_splits", "min_split", "num_prefix", "num_parts", "window"])
 def _decode(
     q, k, v, table, rows, lens, starts, part_out, part_lse, counters, sinks, k_scale, v_scale, out,
     scale, softcap, window, q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, out_row, out_head,
-    num_splits, num_prefix, num_parts,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    num_splits, min_split, num_prefix, num_parts,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, GROUP_JOIN: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     E: tl.constexpr, E_PAD: tl.constexpr, BLOCK: tl.constexpr, JOINED: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, KV head, split): tokens [first, last) of this row's part of the table."""
+    begin(CHAINED)
     b, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + b)
     covered = tl.load(starts + b)
     start = covered
     if WINDOW:
         start = tl.maximum(start, length - window)
-    per_split = tl.cdiv(tl.cdiv(length - start, num_splits), BLOCK) * BLOCK
-    used = tl.maximum(tl.cdiv(length - start, tl.maximum(per_split, 1)), 1)  # splits that have tokens; one at least
+    per_split = tl.maximum(tl.cdiv(tl.cdiv(length - start, num_splits), BLOCK) * BLOCK, min_split)
+    used = tl.maximum(tl.cdiv(length - start, per_split), 1)  # splits that have tokens; one at least
     if s < used:
         first = start + s * per_split
         last = tl.minimum(first + per_split, length)
@@ -86,22 +89,11 @@ def _decode(
         )  # fmt: skip
         if SCALED:
             acc *= tl.load(v_scale + h)
-        num_heads = tl.num_programs(1) * GROUP
+        alone = True
         if SPLIT:
-            part = (b * num_heads + head).to(tl.int64) * num_parts
-            _store_partial(part_out, part_lse, part + num_prefix + s, g_ok, e, e_ok, m, total, acc, E)
-            counter = counters + b * tl.num_programs(1) + h
-            tl.debug_barrier()  # all of this program's part is written before it counts as done
-            if tl.atomic_add(counter, 1) == used - 1:
-                tl.debug_barrier()
-                tl.store(counter, 0)
-                low = tl.where(covered > 0, 0, num_prefix)  # only the rows that share a prefix have such parts
-                for i in range(0, GROUP):
-                    _join(
-                        part_out, part_lse, sinks, out + b * out_row, out_head, b * num_heads, h * GROUP + i,
-                        low, num_prefix + used, num_parts, E, E_PAD, JOINED, SINKS,
-                    )  # fmt: skip
-        else:
+            low = tl.where(covered > 0, 0, num_prefix)  # only the rows that share a prefix have such parts
+            alone = (used == 1) & (low == num_prefix)
+        if alone:
             if SINKS:
                 m, total, acc = add_sink(sinks, head, g_ok, m, total, acc)
             joined = acc / tl.where(total > 0, total, 1.0)[:, None]
@@ -110,41 +102,62 @@ def _decode(
                 joined.to(out.dtype.element_ty),
                 mask=g_ok[:, None] & e_ok[None, :],
             )
+        elif SPLIT:
+            first_head = b * tl.num_programs(1) * GROUP
+            part = (first_head + head).to(tl.int64) * num_parts
+            _store_partial(part_out, part_lse, part + num_prefix + s, g_ok, e, e_ok, m, total, acc, E)
+            counter = counters + b * tl.num_programs(1) + h
+            tl.debug_barrier()  # all of this program's part is written before it counts as done
+            if tl.atomic_add(counter, 1) == used - 1:
+                tl.debug_barrier()
+                tl.store(counter, 0)
+                _join(
+                    part_out, part_lse, sinks, out + b * out_row, out_head, first_head, h * GROUP,
+                    low, num_prefix + used, num_parts, GROUP, GROUP_JOIN, E, E_PAD, JOINED, SINKS,
+                )  # fmt: skip
 
 
 @triton.jit
 def _join(
-    part_out, part_lse, sinks, out, out_head, first_head, head, low, high_part, num_parts,
-    E: tl.constexpr, E_PAD: tl.constexpr, JOINED: tl.constexpr, SINKS: tl.constexpr,
+    part_out, part_lse, sinks, out, out_head, first_head, kv_first, low, end, num_parts,
+    GROUP: tl.constexpr, GROUP_JOIN: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
+    JOINED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Weigh parts [low, high_part) of one head by their log-sum-exp."""
-    e = tl.arange(0, E_PAD)
-    parts = (first_head + head).to(tl.int64) * num_parts
-    high = tl.full([1], -1e30, tl.float32)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([1, E_PAD], tl.float32)
-    for p in range(low, high_part, JOINED):
+    """Weigh parts [low, end) of the heads of one KV head by their log-sum-exp."""
+    g, e = tl.arange(0, GROUP_JOIN), tl.arange(0, E_PAD)
+    g_ok = g < GROUP
+    head = kv_first + g
+    parts = (first_head + head).to(tl.int64)[:, None] * num_parts
+    high = tl.full([GROUP_JOIN], -1e30, tl.float32)
+    total = tl.zeros([GROUP_JOIN], tl.float32)
+    acc = tl.zeros([GROUP_JOIN, E_PAD], tl.float32)
+    for p in range(low, end, JOINED):
         s = p + tl.arange(0, JOINED)
-        ok = s < high_part
+        ok = g_ok[:, None] & (s < end)[None, :]
+        part = parts + s[None, :]
         # from the second-level cache: other multiprocessors wrote them during this launch
-        lse = tl.load(part_lse + parts + s, mask=ok, other=-1e30, cache_modifier=".cg")
+        lse = tl.load(part_lse + part, mask=ok, other=-1e30, cache_modifier=".cg")
         values = tl.load(
-            part_out + (parts + s)[:, None] * E + e[None, :],
-            mask=ok[:, None] & (e < E)[None, :],
+            part_out + part[:, :, None] * E + e[None, None, :],
+            mask=ok[:, :, None] & (e < E)[None, None, :],
             other=0.0,
             cache_modifier=".cg",
         )
-        new_high = tl.maximum(high, tl.max(lse, 0))
-        weight = tl.where(ok & (lse > -1e29), tl.exp2(lse - new_high), 0.0)
+        new_high = tl.maximum(high, tl.max(lse, 1))
+        weight = tl.where(lse > -1e29, tl.exp2(lse - new_high[:, None]), 0.0)
         shrink = tl.exp2(high - new_high)
-        values = tl.where(weight[:, None] > 0, values, 0.0)  # a part without tokens may hold anything
-        acc = acc * shrink[:, None] + tl.sum(values * weight[:, None], 0)[None, :]
-        total = total * shrink + tl.sum(weight, 0)
+        values = tl.where(weight[:, :, None] > 0, values, 0.0)  # a part without tokens may hold anything
+        acc = acc * shrink[:, None] + tl.sum(values * weight[:, :, None], 1)
+        total = total * shrink + tl.sum(weight, 1)
         high = new_high
     if SINKS:
-        high, total, acc = add_sink(sinks, head + tl.zeros([1], tl.int32), high < 1e38, high, total, acc)
+        high, total, acc = add_sink(sinks, head, g_ok, high, total, acc)
     joined = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out + head * out_head + e[None, :], joined.to(out.dtype.element_ty), mask=(e < E)[None, :])
+    tl.store(
+        out + head[:, None] * out_head + e[None, :],
+        joined.to(out.dtype.element_ty),
+        mask=g_ok[:, None] & (e < E)[None, :],
+    )
 
 
 @triton.jit(do_not_specialize=["num_splits", "num_parts"])
@@ -152,9 +165,10 @@ def _decode_prefix(
     q, k, v, table, rows, members, prefix_lens, part_out, part_lse, k_scale, v_scale, scale, softcap,
     q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, num_members, num_splits, num_parts,
     GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries, KV head, split): tokens of a prefix that all `members` share, read once."""
+    begin(CHAINED)
     i, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(num_members)
     if i * M < count * GROUP:
@@ -197,11 +211,16 @@ class Tile:
 
 
 def num_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Parts to cut each row's tokens into so that about two programs fall to each multiprocessor."""
+    """Parts to cut each row's tokens into, at most, so that two to four programs fall to each multiprocessor."""
     splits = 1
     while num_rows * num_kv_heads * splits < 2 * num_sms and splits < MAX_SPLITS:
         splits *= 2
     return splits
+
+
+def min_split(num_rows: int, num_kv_heads: int) -> int:
+    """Tokens that a part must have to be worth joining: the more rows there are beside it, the more."""
+    return min(max(8 * num_rows * num_kv_heads, 64), 1024)
 
 
 def num_prefix_splits(num_rows: int, num_heads: int, num_kv_heads: int, num_sms: int) -> int:
@@ -285,6 +304,7 @@ def decode_attention(
     prefix_splits: int = 1,
     scales: Scales | None = None,
     tile: Tile | None = None,
+    shortest: int | None = None,
 ) -> torch.Tensor:
     """Attend each row's newest token to the row's slots.
 
@@ -293,6 +313,7 @@ def decode_attention(
     -> [num_rows, num_heads, v_dim], dtype of q; softmax in float32. A row of length 0 gives zeros.
 
     With `prefix`, the tokens that its members share are read once for all of them; `window` must then be None.
+    `splits` is the most parts that a row is cut into, `shortest` the fewest tokens of one; None takes the rule.
     """
     num_rows, num_heads, k_dim = q.shape
     num_kv_heads, v_dim = v.shape[1], v.shape[2]
@@ -303,7 +324,7 @@ def decode_attention(
     sizes = {
         "D": k_dim, "D_PAD": triton.next_power_of_2(k_dim), "E": v_dim, "E_PAD": triton.next_power_of_2(v_dim),
         "BLOCK": tile.block, "SOFTCAP": softcap is not None, "SCALED": scales is not None,
-        "PRECISION": precision(q.dtype), "num_warps": tile.warps, "num_stages": tile.stages,
+        "PRECISION": precision(q.dtype), "num_warps": tile.warps, "num_stages": tile.stages, **chain(q),
     }  # fmt: skip
     strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0))
     k_scale, v_scale = (scales.k, scales.v) if scales is not None else (workspace.lse, workspace.lse)
@@ -316,11 +337,13 @@ def decode_attention(
             GROUP=group, M=PREFIX_QUERIES, **sizes,
         )  # fmt: skip
     out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
+    group_join = triton.next_power_of_2(group)
     _decode[(num_rows, num_kv_heads, splits)](
         q, k, v, step.table, step.rows, step.lens, step.starts, workspace.out, workspace.lse, workspace.counters,
         sinks if sinks is not None else workspace.lse, k_scale, v_scale, out, *numbers, window or 0, *strides,
-        out.stride(0), out.stride(1), splits, num_prefix, num_parts,
-        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), JOINED=JOINED, SPLIT=num_parts > 1,
+        out.stride(0), out.stride(1), splits, shortest or min_split(num_rows, num_kv_heads), num_prefix, num_parts,
+        GROUP=group, GROUP_PAD=max(16, group_join), GROUP_JOIN=group_join, JOINED=max(JOINED // group_join, 1),
+        SPLIT=num_parts > 1,
         WINDOW=window is not None, SINKS=sinks is not None, **sizes,
     )  # fmt: skip
     return out
@@ -328,4 +351,4 @@ def decode_attention(
 
 def tile_of(dtype: torch.dtype, head_dim: int) -> Tile:
     """The tile that is fastest for heads of this size."""
-    return Tile(32, 4, 2) if dtype == torch.float32 or head_dim > 128 else Tile(64, 4, 3)
+    return Tile(32, 4, 2) if dtype == torch.float32 or head_dim > 128 else Tile(64, 2, 3)

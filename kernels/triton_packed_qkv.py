@@ -8,8 +8,7 @@ import triton.language as tl
 
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.triton_elementwise import saturate
-
-TOKENS = 16  # of one program in a long step
+from graftlm.kernels.triton_launch import begin, chain
 
 
 @triton.jit
@@ -23,8 +22,10 @@ def _rotate_store(
     qkv_token, table_token, ks_slot, ks_head, vs_slot, vs_head,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (block of tokens, head): q is turned where it lies; k too, and stored; v is stored."""
+    begin(CHAINED)
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1)
     t_ok = token < num_tokens
@@ -87,12 +88,14 @@ def rotate_store(
     slots: torch.Tensor,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    block: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Norm and rotate the heads of q and k in place, and write k and v at their slots.
 
     k_store  [num_slots, num_kv_heads, head_dim]; v_store likewise
     slots    int32 or int64, at least [num_tokens]
     k_scale  float32 [num_kv_heads]: the store holds k / k_scale, in float8; v_scale likewise
+    block    tokens of one program; None takes the measured rule
     -> q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]: views of `packed.qkv`
     """
     qkv, dim = packed.qkv, packed.head_dim
@@ -100,7 +103,7 @@ def rotate_store(
     half = packed.cos.shape[-1] // 2
     rest = dim - 2 * half
     heads = packed.num_heads + 2 * packed.num_kv_heads
-    block = TOKENS if num_tokens > 256 else 1
+    block = block or (1 if num_tokens <= 16 else 4 if num_tokens <= 128 else 16)
     _rotate_store[(triton.cdiv(num_tokens, block), heads)](
         qkv, packed.cos, packed.sin,
         packed.q_norm if packed.q_norm is not None else qkv, packed.k_norm if packed.k_norm is not None else qkv,
@@ -109,6 +112,7 @@ def rotate_store(
         k_store.stride(0), k_store.stride(1), v_store.stride(0), v_store.stride(1),
         Q_HEADS=packed.num_heads, K_HEADS=packed.num_kv_heads, D=dim, HALF=half,
         HALF_PAD=triton.next_power_of_2(half), REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
-        NORM=packed.q_norm is not None, SCALED=k_scale is not None, BLOCK=block, num_warps=4 if block > 1 else 1,
+        NORM=packed.q_norm is not None, SCALED=k_scale is not None, BLOCK=block,
+        num_warps=4 if block > 4 else 1, **chain(qkv),
     )  # fmt: skip
     return packed.split()

@@ -1,5 +1,7 @@
 """Fusions for GPUs, whose kernels run in Triton's interpreter without one."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.fuse_gpu import PackedProjections, fuse_gpu
 from graftlm.core.fuse_layers import FusedLayer
 from graftlm.core.model import load_model
+from graftlm.core.qualify import batch_dependence
 from graftlm.kernels.triton_attention import TritonAttention
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
@@ -45,10 +48,10 @@ def test_a_norm_with_other_arithmetic_keeps_its_own() -> None:
     fusions.undo()
 
 
-@pytest.mark.parametrize("skinny", [0, 16])
+@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "phi3", "qwen3_moe", "gpt2"])
-def test_whole_layers_run_fused_in_the_paged_lane(kind: str, skinny: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device: fuse_gpu(model, skinny=skinny))
+def test_whole_layers_run_fused_in_the_paged_lane(kind: str, single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, single=single))
     model = tiny_model(kind)
     config = EngineConfig(device=DEVICE.type, max_model_len=8)
     loaded = load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
@@ -64,3 +67,23 @@ def test_a_layer_with_another_sum_keeps_its_own_forward() -> None:
     fusions = fuse_gpu(model)
     assert not any(isinstance(layer.forward, FusedLayer) for layer in model.model.layers)
     fusions.undo()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_strict_model_computes_what_it_did(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, strict=strict))
+    config = EngineConfig(device=DEVICE.type, strict=True, max_model_len=64)
+    loaded = load_model(tiny_model(kind), config, byte_tokenizer(), attention_factory=TritonAttention)
+    assert loaded.lane == "paged"
+    loaded.release()
+
+
+@pytest.mark.gpu  # the products of Triton's interpreter do depend on where a row is
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_strict_logits_are_the_same_to_the_last_bit_in_every_batch(kind: str, dtype: Any) -> None:
+    config = EngineConfig(device=DEVICE.type, dtype=dtype, strict=True, max_model_len=8 if kind == "mistral" else 512)
+    loaded = load_model(tiny_model(kind), config, byte_tokenizer(), attention_factory=TritonAttention)
+    assert loaded.lane == "paged"
+    assert batch_dependence(loaded, TritonAttention) is None
+    loaded.release()

@@ -7,7 +7,8 @@ from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.triton_elementwise import rms_norm, rotate, silu_mul, store_kv
 from graftlm.kernels.triton_mask import apply_mask, walk_mask
 from graftlm.kernels.triton_packed_qkv import rotate_store
-from graftlm.kernels.triton_skinny import Norm, skinny_product
+from graftlm.kernels.triton_product import FixedProduct
+from graftlm.kernels.triton_row import Norm, row_product
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16]
@@ -131,16 +132,34 @@ def test_heads_are_normed_rotated_and_stored(head_dim: int, rotary: int, norm: b
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [1, 3, 16])
-def test_a_skinny_product_takes_in_the_norm_the_gate_and_the_sum(num_rows: int, dtype: torch.dtype) -> None:
-    x, weight, bias = random(num_rows, 96, dtype=dtype), random(2 * 40, 96, dtype=dtype), random(80, dtype=dtype)
-    scale = random(96, dtype=dtype)
-    normed = torch.nn.functional.rms_norm(x.double(), (96,), scale.double(), 1e-5)
-    out = skinny_product(x, weight, bias, norm=Norm(scale, 1e-5))
+@pytest.mark.parametrize("k", [96, 1100])
+def test_a_product_of_one_row_takes_in_the_norm_the_gate_and_the_sum(k: int, dtype: torch.dtype) -> None:
+    x, weight, bias = random(1, k, dtype=dtype), random(2 * 40, k, dtype=dtype), random(80, dtype=dtype)
+    scale = random(k, dtype=dtype)
+    normed = torch.nn.functional.rms_norm(x.double(), (k,), scale.double(), 1e-5)
+    out = row_product(x, weight, bias, norm=Norm(scale, 1e-5))
     assert close(out, normed @ weight.double().T + bias.double(), dtype)
     gate, up = (normed @ weight.double().T).chunk(2, -1)
-    out = skinny_product(x, weight, norm=Norm(scale, 1e-5), gated=True)
+    out = row_product(x, weight, norm=Norm(scale, 1e-5), gated=True)
     assert close(out, torch.nn.functional.silu(gate) * up, dtype)
-    residual = random(num_rows, 80, dtype=dtype)
+    residual = random(1, 80, dtype=dtype)
     total = residual.double() + x.double() @ weight.double().T
-    assert skinny_product(x, weight, residual=residual) is residual and close(residual, total, dtype)
+    assert row_product(x, weight, residual=residual) is residual and close(residual, total, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 70, 130])
+def test_a_fixed_product(num_rows: int, dtype: torch.dtype) -> None:
+    x, weight, bias = random(2, num_rows, 72, dtype=dtype), random(45, 72, dtype=dtype), random(45, dtype=dtype)
+    linear = FixedProduct(DEVICE)
+    out = linear(x, weight, bias)
+    assert close(out, x.double() @ weight.double().T + bias.double(), dtype)
+
+
+@pytest.mark.gpu  # the products of Triton's interpreter do depend on where a row is
+def test_a_fixed_product_gives_a_row_the_same_bits_alone_and_among_others() -> None:
+    x, weight = random(300, 4096, dtype=torch.bfloat16), random(500, 4096, dtype=torch.bfloat16)
+    linear = FixedProduct(DEVICE)
+    out = linear(x, weight)
+    for first, last in ((0, 1), (7, 20), (100, 299), (299, 300)):
+        assert torch.equal(linear(x[first:last], weight), out[first:last])
