@@ -103,8 +103,9 @@ def load_model(
     device = choose_device(config.device)
     if isinstance(model, nn.Module):
         hf_model, source = model, getattr(getattr(model, "config", None), "_name_or_path", "") or ""
-        if config.dtype != "auto" or config.strict:
-            hf_model = hf_model.to(choose_dtype(config, device))
+        dtype = choose_dtype(config, device)
+        if dtype != "auto":
+            hf_model = hf_model.to(dtype)
         name = source or type(model).__name__
     else:
         source = resolve(model)
