@@ -10,9 +10,8 @@ import torch
 from graftlm.core.draw import Needs, draw, drawing
 from graftlm.core.errors import GraftError
 from graftlm.core.sampler import Sampled, SampleRow, is_unedited, needs_of, not_finite, nothing_allowed, unpack_masks
+from graftlm.kernels.token_codes import NOT_FINITE, NOTHING_ALLOWED
 from graftlm.kernels.transfer import Arriving, send
-
-NOT_FINITE, NOTHING_ALLOWED = -1, -2
 
 
 class Drawn:
@@ -47,10 +46,8 @@ class DeviceSampler:
         self.tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
     def takes(self, row: SampleRow) -> bool:
-        """Whether `draw` can draw this row: one token, of logits as they are or masked, without sorting them all."""
-        sampling = row.sequence.sampling
-        sorts = sampling.temperature > 0 and sampling.top_p < 1 and sampling.top_k <= 0
-        return row.num_samples == 1 and not sorts and is_unedited(row)
+        """Whether `draw` can draw this row: one token, of logits as they are or masked."""
+        return row.num_samples == 1 and is_unedited(row)
 
     def draw(self, logits: torch.Tensor, rows: Seq[SampleRow]) -> Drawn:
         """Draw a token for each row; `takes` each of them.
@@ -62,11 +59,19 @@ class DeviceSampler:
         with torch.inference_mode():
             self._mask(logits, rows)
             if all(row.sequence.sampling.temperature == 0 for row in rows):
-                codes = _greedy(logits)
-            else:
-                codes = self._by_groups(logits, rows)
+                return Drawn(rows, self._greedy(logits))
+            codes = self._by_groups(logits, rows)
             torch.clamp(codes, min=0, out=self.tokens[: len(rows)])
             return Drawn(rows, codes)
+
+    def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.device.type == "cuda":
+            from graftlm.kernels.triton_greedy import greedy
+
+            return greedy(logits, self.tokens)
+        codes = _likeliest(logits)
+        torch.clamp(codes, min=0, out=self.tokens[: len(logits)])
+        return codes
 
     def _mask(self, logits: torch.Tensor, rows: Seq[SampleRow]) -> None:
         members = [i for i, row in enumerate(rows) if row.mask is not None]
@@ -90,7 +95,9 @@ class DeviceSampler:
             whole = len(members) == len(rows)
             index = None if whole else send(np.array(members), self.device)
             values = logits if index is None else logits.index_select(0, index)
-            group = _greedy(values) if needs.greedy else self._drawn(values.float(), [rows[i] for i in members], needs)
+            group = (
+                _likeliest(values) if needs.greedy else self._drawn(values.float(), [rows[i] for i in members], needs)
+            )
             if index is None:
                 return group
             codes.index_copy_(0, index, group)
@@ -103,7 +110,7 @@ class DeviceSampler:
         return _codes(columns[:, 0], peaks)
 
 
-def _greedy(logits: torch.Tensor) -> torch.Tensor:
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu":
         logits = logits.float()
     columns = logits.argmax(dim=1, keepdim=True)

@@ -73,8 +73,14 @@ def draw(
 
 
 def _draw_nucleus(scaled: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor, needs: Needs) -> torch.Tensor:
-    """Draw by top-p: sort only as much of each row as its nucleus may reach into."""
+    """Draw by top-p: sort only as much of each row as its nucleus may reach into.
+
+    A GPU sorts it all: to look how far the nucleus reaches would be to wait for all that was launched before.
+    """
     total = scaled.exp().sum(dim=1)
+    if scaled.device.type == "cuda":
+        ordered = scaled.sort(dim=1, descending=True)
+        return ordered.indices.gather(1, _draw_sorted(ordered.values, total, params, uniforms, needs))
     columns = torch.empty(uniforms.shape, dtype=torch.int64, device=scaled.device)
     left = torch.arange(len(scaled), device=scaled.device)
     for width in (*NUCLEUS_WIDTHS, scaled.shape[1]):

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 MAX_REPEATED_READS = 1 << 16
 """Tokens read once more than needed that cost about as much as launching a step kernel by kernel."""
 
-SMALLEST_LADDER = 64
-"""Tokens that the graphs go up to at least: few rows may have several new tokens each."""
+TOKENS_PER_ROW = 2
+"""How many more tokens than rows the graphs go up to: rows may have several new tokens each."""
 
-LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
 
 
 class Shape(NamedTuple):
@@ -52,7 +52,7 @@ class GraphRunner:
     ) -> None:
         self.eager = eager
         self.attention = attention
-        largest = min(max(max_batch, SMALLEST_LADDER), LADDER[-1])
+        largest = min(max(TOKENS_PER_ROW * max_batch, 64), LADDER[-1])
         self.sizes = [size for size in LADDER if size < largest] + [largest]
         self.step = DeviceStep(self.sizes[-1], self.sizes[-1], max_len, scratch, attention.device)
         self.graphs: dict[Shape, Captured] = {}

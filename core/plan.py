@@ -20,6 +20,7 @@ class PlanRow(NamedTuple):
     """One sequence in one step: tokens [past, past + num_new) of it, at query rows [start, start + num_new).
 
     extents     slots of tokens [0, past + num_new), in order, neighbours joined.
+    holding     all slots of the sequence, the same object for as long as they stay the same
     """
 
     sequence: Sequence
@@ -27,6 +28,7 @@ class PlanRow(NamedTuple):
     num_new: int
     past: int
     extents: tuple[Extent, ...]
+    holding: Holding | None = None
 
     @property
     def stop(self) -> int:
@@ -163,7 +165,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
             break
         sequence = item.sequence
         past, held = sequence.num_computed, Holding.of(sequence)
-        rows.append(PlanRow(sequence, start, 1, past, held.clipped(past + 1)))
+        rows.append(PlanRow(sequence, start, 1, past, held.clipped(past + 1), held))
         known = past < len(sequence.tokens)
         ids.append(sequence.tokens[past] if known else 0)
         fed.append(-1 if known else sequence.drawn_at)
@@ -177,8 +179,9 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         sequence, num_new = item.sequence, item.num_new
         past = sequence.num_computed
         stop = past + num_new
-        extents = Holding.of(sequence).clipped(stop)
-        rows.append(PlanRow(sequence, start, num_new, past, extents))
+        held = Holding.of(sequence)
+        extents = held.clipped(stop)
+        rows.append(PlanRow(sequence, start, num_new, past, extents, held))
         prompt = sequence.prompt_ids
         new = prompt[past:stop] if stop <= len(prompt) else np.array(sequence.tokens[past:stop], np.int64)
         pieces.append((new, np.arange(past, stop), slots_of(extents, past, stop)))

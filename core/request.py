@@ -206,7 +206,7 @@ class Sequence:
         """All known tokens, int32 [num_tokens]."""
         if len(self.tokens) == len(self.prompt_ids):
             return self.prompt_ids
-        return np.fromiter(self.tokens, np.int32, len(self.tokens))
+        return np.concatenate([self.prompt_ids, np.array(self.output_ids, np.int32)], dtype=np.int32)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -309,6 +309,11 @@ class Runtime:
 
     def _wait(self, futures: list[Future[Completion]]) -> list[Completion]:
         try:
+            if len(futures) > 1:  # to wake up for each of them would keep the engine's thread from its work
+                wait(futures, return_when=FIRST_EXCEPTION)
+                for future in futures:
+                    if future.done():
+                        future.result()
             return [future.result() for future in futures]
         except BaseException:
             for future in futures:

@@ -22,10 +22,18 @@ class SlotRange(Protocol):
     def stop(self) -> int: ...
 
 
+class Slots(Protocol):
+    """All slots that a sequence holds, in order, perhaps more than it has tokens."""
+
+    @property
+    def extents(self) -> Sequence[SlotRange]: ...
+
+
 class Row(Protocol):
     """One sequence: tokens [past, past + num_new) of it are the step's queries [start, start + num_new).
 
-    `extents` hold tokens [0, past + num_new), in order.
+    `extents` hold tokens [0, past + num_new), in order. `holding` is the same object in every step between which the
+    sequence's slots stay the same; None where nobody keeps count.
     """
 
     @property
@@ -36,6 +44,8 @@ class Row(Protocol):
     def past(self) -> int: ...
     @property
     def extents(self) -> Sequence[SlotRange]: ...
+    @property
+    def holding(self) -> Slots | None: ...
 
 
 class Shared(Protocol):

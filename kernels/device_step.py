@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from graftlm.kernels.attention import Attention, Plan, Row, Shared
+from graftlm.kernels.attention import Attention, Plan, Row, Shared, Slots
 from graftlm.kernels.transfer import send
 from graftlm.kernels.triton_table import PIECE, write_table
 
@@ -34,7 +34,8 @@ class Layout:
 class DeviceStep:
     """Fixed buffers for a step of up to `max_rows` rows and `max_tokens` tokens, filled by one copy.
 
-    table      int32 [max_rows, max_len]   each sequence's slots
+    table      int32 [max_rows + 1, max_len]  slots of sequences, which keep their row for as long as they hold the
+                                           same slots; the last row is that of padding
     rows       int32 [max_rows]            which table row each row has
     zeros      int32 [max_rows]            starts of rows that share nothing
     lens       int32 [max_rows]            tokens of each row, new ones included
@@ -62,7 +63,9 @@ class DeviceStep:
         for name, size in sizes.items():
             setattr(self, name, self._device[offset : offset + size])
             offset += size
-        self.table = torch.zeros(max_rows, max_len, dtype=torch.int32, device=device)
+        self.table = torch.full((max_rows + 1, max_len), scratch, dtype=torch.int32, device=device)
+        self._seats: dict[int, int] = {}
+        self._seated: list[Slots | None] = [None] * max_rows
         self.zeros = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
     lens: torch.Tensor
@@ -91,6 +94,7 @@ class DeviceStep:
         host = staging.views
         counts = np.fromiter((row.num_new for row in plan.rows), np.int32, len(plan.rows))
         past = np.fromiter((row.past for row in plan.rows), np.int32, len(plan.rows))
+        seats = self._seat(plan.rows)
         host["indptr"][0] = 0
         np.cumsum(counts, out=host["indptr"][1 : len(counts) + 1])
         host["slots"][:num_tokens] = plan.out_slots.numpy()
@@ -100,13 +104,13 @@ class DeviceStep:
         if token_rows:
             num_rows = num_decode = num_tokens
             host["lens"][:num_rows] = host["positions"][:num_rows] + 1
-            host["rows"][:num_rows] = np.repeat(np.arange(len(counts)), counts)
+            host["rows"][:num_rows] = np.repeat(seats, counts)
         else:
             num_rows = len(counts)
             num_decode = int(np.argmax(counts > 1)) if (counts > 1).any() else num_rows
             host["lens"][:num_rows] = past + counts
-            host["rows"][:num_rows] = np.arange(num_rows)
-        self._pad(host, num_rows, num_tokens, max(num_rows, padded_rows), len(counts))
+            host["rows"][:num_rows] = seats
+        self._pad(host, num_rows, num_tokens, max(num_rows, padded_rows))
         queries = counts if token_rows else np.where(np.arange(num_rows) < num_decode, counts, 0)
         shared = best_prefix(plan.shared, queries)
         host["starts"][: max(num_rows, padded_rows)] = 0
@@ -114,30 +118,28 @@ class DeviceStep:
         if shared is not None:
             sharing = np.zeros(len(counts), np.bool_)
             sharing[list(shared.rows)] = True
-            members = np.flatnonzero(sharing[host["rows"][:num_decode]])
+            members = np.flatnonzero(np.repeat(sharing, counts) if token_rows else sharing[:num_decode])
             host["members"][: len(members)] = members
             host["starts"][members] = shared.length
             host["num_members"][0], host["prefix_len"][0] = len(members), shared.length
         staging.send(self._device)
-        self._send_table(plan.rows, scratch_row=padded_rows > num_rows)
         return Layout(num_rows, num_decode, 1 if token_rows else int(counts.max()), shared is not None)
 
     def fill_scratch(self, num_rows: int) -> None:
         """Hold a step of `num_rows` scratch rows, to capture a graph with."""
         staging = self._next_staging()
         host = staging.views
-        self._pad(host, 0, 0, num_rows, 0)
+        self._pad(host, 0, 0, num_rows)
         host["starts"][:num_rows] = 0
         host["indptr"][: num_rows + 1] = np.arange(num_rows + 1)
         host["num_members"][0] = host["prefix_len"][0] = 0
         staging.send(self._device)
-        self._send_table([], scratch_row=True)
 
-    def _pad(self, host: dict[str, np.ndarray], num_rows: int, num_tokens: int, size: int, table_row: int) -> None:
-        """Make rows up to `size` of one token each, in the scratch slot, which is all of this row of the table."""
+    def _pad(self, host: dict[str, np.ndarray], num_rows: int, num_tokens: int, size: int) -> None:
+        """Make rows up to `size` of one token each, in the scratch slot."""
         if size > num_rows:
             tokens = slice(num_tokens, num_tokens + size - num_rows)
-            host["lens"][num_rows:size], host["rows"][num_rows:size] = 1, table_row
+            host["lens"][num_rows:size], host["rows"][num_rows:size] = 1, self.max_rows
             host["slots"][tokens], host["sources"][tokens] = self.scratch, -1
             host["ids"][tokens] = host["positions"][tokens] = 0
 
@@ -147,18 +149,28 @@ class DeviceStep:
         self._staging[0].wait()
         return self._staging[0]
 
-    def _send_table(self, rows: Sequence[Row], *, scratch_row: bool) -> None:
+    def _seat(self, rows: Sequence[Row]) -> np.ndarray:
+        """Write the slots of sequences that hold others than when they were last seen. -> their rows of the table."""
+        keys: list[Slots] = [row if row.holding is None else row.holding for row in rows]
+        seats = np.fromiter((self._seats.get(id(key), -1) for key in keys), np.int32, len(keys))
+        new = np.flatnonzero(seats < 0)
+        if not len(new):
+            return seats
+        free = np.setdiff1d(np.arange(self.max_rows), seats)
         pieces: list[tuple[int, int, int, int]] = []
-        for index, row in enumerate(rows):
+        for index, seat in zip(new.tolist(), free.tolist(), strict=False):
+            if (gone := self._seated[seat]) is not None:
+                del self._seats[id(gone)]
+            key = self._seated[seat] = keys[index]  # held, so that nothing else gets its id
+            self._seats[id(key)] = seats[index] = seat
             column = 0
-            for extent in row.extents:
-                count = extent.stop - extent.start
-                pieces.append((index, column, extent.start, count))
+            for extent in key.extents:
+                count = min(extent.stop - extent.start, self.max_len - column)
+                pieces.append((seat, column, extent.start, count))
                 column += count
-        if scratch_row:
-            pieces.append((len(rows), 0, self.scratch, 1))
         array = np.array(pieces, np.int32).reshape(-1, PIECE)
         write_table(self.table, send(array, self.table.device), int(array[:, 3].max()))
+        return seats
 
 
 class _Staging:
