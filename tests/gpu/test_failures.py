@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
 
 SCRIPT = """
-import sys, torch
+import os, sys, torch
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import EngineError
 from graftlm.core.request import Request
@@ -46,6 +46,8 @@ except EngineError as error:
     print("after:", error)
 print("closed:", runtime.closed)
 runtime.close()
+sys.stdout.flush()
+os._exit(0)  # torch's own tidying up at the end of a process meets the same error and aborts
 """
 
 
@@ -57,7 +59,7 @@ def test_a_cuda_error_in_a_step_fails_all_requests_with_the_cause_and_closes_the
     assert done.returncode == 0, done.stdout + done.stderr
     requests = [line for line in said if line.startswith("request:")]
     assert len(requests) == 20
-    assert "CUDA error" in requests[0] and "assert" in requests[0]
+    assert all("device-side assert" in line for line in requests)
     assert "closed: True" in said
     (after,) = [line for line in said if line.startswith("after:")]
-    assert "CUDA error" in after
+    assert "the device cannot be used any more" in after and "start a new process" in after
