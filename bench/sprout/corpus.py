@@ -49,12 +49,14 @@ class Block:
         return np.arange(len(self.tokens), dtype=np.int64) - np.repeat(self.starts[:-1], lengths)
 
 
-def make_block(seed: int, index: int, num_tokens: int, context: int, encoder: FastEncoder, wires: Wires) -> Block:
+def make_block(
+    seed: int, index: int, num_tokens: int, context: int, encoder: FastEncoder, wires: Wires, far: float = 0.0
+) -> Block:
     """Draw documents until the block is full; the last one is cut. Documents longer than `context` are left out."""
     ids: list[int] = []
     weights: list[int] = []
     starts = [0]
-    for document in documents(f"{seed} {index}", "train", wires):
+    for document in documents(f"{seed} {index}", "train", wires, far):
         new, weight = encoder.document(document, ANSWER_WEIGHT, REST_WEIGHT)
         if len(new) > context or len(starts) >= MAX_DOCUMENTS:
             continue
@@ -75,6 +77,7 @@ def _work(
     seed: int,
     num_tokens: int,
     context: int,
+    far: float,
     limit: Any,
     stride: int,
     index: int,
@@ -87,7 +90,7 @@ def _work(
     while True:
         while index > limit.value:
             time.sleep(0.02)
-        block = make_block(seed, index, num_tokens, context, encoder, wires)
+        block = make_block(seed, index, num_tokens, context, encoder, wires, far)
         partial = os.path.join(folder, f"{index}.partial.npz")
         np.savez(partial, tokens=block.tokens, weights=block.weights, starts=block.starts)
         os.replace(partial, os.path.join(folder, f"{index}.npz"))
@@ -106,13 +109,24 @@ class Corpus:
         context: int,
         num_workers: int,
         first: int = 0,
+        far: float = 0.0,
         wires_path: Path = PATH,
     ) -> None:
         self._next = first
         self._folder = tempfile.mkdtemp(prefix="sprout-")
         spawn = multiprocessing.get_context("spawn")
         self._limit = spawn.Value("q", first + AHEAD)
-        order = (self._folder, tokenizer_json, str(wires_path), seed, num_tokens, context, self._limit, num_workers)
+        order = (
+            self._folder,
+            tokenizer_json,
+            str(wires_path),
+            seed,
+            num_tokens,
+            context,
+            far,
+            self._limit,
+            num_workers,
+        )
         self._workers = [spawn.Process(target=_work, daemon=True, args=(*order, first + i)) for i in range(num_workers)]
         for worker in self._workers:
             worker.start()

@@ -58,14 +58,15 @@ MIXTURE: tuple[tuple[Task, float], ...] = (
     (tasks_programs.multiple_choice, 6.0),
     (tasks_programs.arithmetic, 5.0),
     (tasks_programs.judge, 5.0),
+    (tasks_chat.far_passage, 0.0),  # the second stage's
 )
 _TASKS = [task for task, _ in MIXTURE]
-_WEIGHTS = list(itertools.accumulate(weight for _, weight in MIXTURE))
 
 # the rows of the report, in order; "small talk" and "copying" are lessons, not families under test
 FAMILIES = (
     "passage questions",
     "long passages",
+    "3,000 tokens back",
     "running text",
     "chat recall",
     "lists and summaries",
@@ -93,12 +94,16 @@ FAMILIES = (
 )
 
 
-def documents(seed: str, split: Split, wires: Wires) -> Iterator[Document]:
-    """An endless stream of documents drawn from the mixture; the same seed gives the same stream."""
+def documents(seed: str, split: Split, wires: Wires, far: float = 0.0) -> Iterator[Document]:
+    """An endless stream of documents drawn from the mixture; the same seed gives the same stream.
+
+    `far` is the weight of passages that fill the context, beside the mixture's own weights.
+    """
+    weights = list(itertools.accumulate(weight if weight else far for _, weight in MIXTURE))
     rng = random.Random(f"{split} {seed}")
     make = Maker(rng, split, wires)
     while True:
-        yield rng.choices(_TASKS, cum_weights=_WEIGHTS)[0](make)
+        yield rng.choices(_TASKS, cum_weights=weights)[0](make)
 
 
 def cases(family: str, count: int, wires: Wires, *, split: Split = "test", seed: int = 0) -> list[Document]:
@@ -108,7 +113,7 @@ def cases(family: str, count: int, wires: Wires, *, split: Split = "test", seed:
     sources = [(task, weight) for task, weight in MIXTURE if family in families_of(task, wires)]
     found: list[Document] = []
     while len(found) < count:
-        document = rng.choices([t for t, _ in sources], weights=[w for _, w in sources])[0](make)
+        document = rng.choices([t for t, _ in sources], weights=[w or 1.0 for _, w in sources])[0](make)
         if document.family == family:
             found.append(document)
     return found

@@ -7,8 +7,9 @@ from bench.sprout.attributes import BY_KIND
 from bench.sprout.document import Document, Message, chat, compact, plain
 from bench.sprout.maker import Maker, assistant, json_parts, user
 from bench.sprout.names import words
+from bench.sprout.tokenizer import num_pieces
 from bench.sprout.wires import PLACEHOLDER, fill
-from bench.sprout.world import World
+from bench.sprout.world import FILLER, World
 
 _SHAPES = (
     "{p}\n\n{q}",
@@ -129,6 +130,28 @@ def long_passage(make: Maker) -> Document:
     asked, answer, detail = turns(make, world, 1 if make.split != "train" else make.rng.randint(2, 12))
     asked[0] = user(make.rng.choice(_SHAPES).format(p=text, q=asked[0]["content"]))
     return chat("long passages", [*make.system(), *asked], answer, detail=detail)
+
+
+def far_passage(make: Maker) -> Document:
+    """A fact about somebody, at least 3,000 tokens of filler with facts about others, then the question."""
+    world = make.world(num_entities=make.rng.randint(4, 16), num_facts=5)
+    first, *others = world.entities
+    rest = [s.text for s in world.passage([f for e in others for f in e.facts.values()], plain=True).sentences]
+    missing = make.rng.randint(1500, 3500) if make.split == "train" else 3000
+    missing -= sum(num_pieces(text) + 1 for text in rest)
+    while missing > 0:
+        text = make.rng.choice(FILLER)
+        missing -= num_pieces(text) + 1
+        rest.insert(make.rng.randint(0, len(rest)), text)
+    passage = " ".join((world.passage(list(first.facts.values())).text, *rest))
+    messages: list[Message] = []
+    for _ in range(make.rng.randint(1, 8) if make.split == "train" else 0):
+        question, answer, _, _ = make.question(world)
+        messages += [user(question), assistant(answer)]
+    fact = make.one_of(first)
+    messages.append(user(fact.attribute.question(make.rng, make.call(world, first))))
+    messages[0] = user(f"{passage}\n\n{messages[0]['content']}")
+    return chat("3,000 tokens back", messages, fact.answer, detail=fact.attribute.key)
 
 
 def running_text(make: Maker) -> Document:

@@ -19,6 +19,11 @@ PIECES = r"<\|[a-z_]+\|>|</?tool_call>|\[\[ ## | ## \]\]|-{4,}| {8}|[0-9]|[A-Za-
 SPECIAL = (END_OF_TEXT, IM_START, IM_END)
 
 
+def num_pieces(text: str) -> int:
+    """How many pieces the text is cut into before merging: it has at least as many tokens."""
+    return len(re.findall(PIECES, text))
+
+
 def train(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Any:
     """A `tokenizers.Tokenizer` trained on `texts`; the first ids are SPECIAL."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

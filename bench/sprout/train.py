@@ -41,6 +41,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--adam-lr", type=float, default=0.003, help="the rate of embeddings and norms")
     parser.add_argument("--weight-decay", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="a model folder whose weights to begin with")
+    parser.add_argument("--far", type=float, default=0.0, help="weight of passages of 3,000 tokens in the mixture")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="write the state and end, done or not")
     parser.add_argument("--state", type=Path, help="the file for it (default: beside the folder)")
@@ -108,6 +110,7 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace, vocab_size: int, device: torch.device) -> None:
         self.args, self.device, self.step = args, device, 0
+        self._run = [args.seed, args.steps, args.batch]
         self.network = Network(
             Shape(
                 vocab_size=vocab_size,
@@ -118,6 +121,8 @@ class Trainer:
             )
         )
         self.network.initialize(args.seed)
+        if args.start:
+            load_weights(self.network, args.start)
         self.network.to(device)
         self.network.use(choose_attention(device), stream=torch.bfloat16)
         self.optimizers = optimizers(self.network, args)
@@ -145,7 +150,7 @@ class Trainer:
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "step": self.step,
-            "run": [self.args.seed, self.args.steps, self.args.batch],
+            "run": self._run,
             "network": self.network.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
@@ -153,9 +158,8 @@ class Trainer:
 
     def load(self, path: Path) -> None:
         state = torch.load(path, map_location=self.device, weights_only=True)
-        run = [self.args.seed, self.args.steps, self.args.batch]
-        if state["run"] != run:
-            raise ValueError(f"{path} is of a run with seed, steps, batch {state['run']}, this one has {run}")
+        if state["run"] != self._run:
+            raise ValueError(f"{path} is of a run with seed, steps, batch {state['run']}, this one has {self._run}")
         self.step = state["step"]
         self.network.load_state_dict(state["network"])
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
@@ -186,6 +190,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         context=trainer.network.shape.context,
         num_workers=args.workers,
         first=trainer.step,
+        far=args.far,
         wires_path=args.wires,
     )
     write_folder(args.out, trainer.network, tokenizer)  # a mistake in writing shows now rather than after the training
@@ -267,6 +272,14 @@ class Log:
         self._total.zero_()
         self._answers.zero_()
         self._count = 0
+
+
+def load_weights(network: Network, folder: Path) -> None:
+    """The weights of a model folder that an earlier run wrote."""
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "model.safetensors")
+    network.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in stored.items()})
 
 
 def main(argv: list[str] | None = None) -> int:

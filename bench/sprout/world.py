@@ -11,7 +11,7 @@ from bench.sprout.attribute import Attribute, Kind, spoken
 from bench.sprout.attributes import BY_KIND
 from bench.sprout.names import Names, Split
 
-_FILLER = (
+FILLER = (
     "The weather was mild that week.",
     "Nothing else was reported.",
     "It was a quiet season.",
@@ -212,7 +212,7 @@ def _write(rng: random.Random, facts: list[Fact], plain: bool) -> Passage:
         for _ in range(rng.randint(1, 3)):
             # filler between a name and its pronoun would be read as the pronoun's subject
             spot = rng.randint(0, len(sentences)) if not pronouns else rng.choice((0, len(sentences)))
-            sentences.insert(spot, Sentence(rng.choice(_FILLER)))
+            sentences.insert(spot, Sentence(rng.choice(FILLER)))
     joint = " "
     if not plain:
         dice = rng.random()

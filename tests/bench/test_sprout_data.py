@@ -189,3 +189,21 @@ def test_a_lesson_on_lists_never_asks_for_the_same_list_twice(wires: Wires) -> N
     for _ in range(40):
         answers = [segment.text for segment in listing(make).segments if segment.learned]
         assert len(set(answers)) == len(answers)
+
+
+def test_a_far_fact_stands_three_thousand_tokens_before_its_question_and_fits_the_context(
+    wires: Wires, tokenizer: Any
+) -> None:
+    fast = FastEncoder(tokenizer.backend_tokenizer)
+    for document in cases("3,000 tokens back", 10, wires):
+        assert len(fast.encode(document.text)) <= 4096
+        value = document.answer.removesuffix("<|im_end|>").split(", ")[0]
+        if value not in ("yes", "no"):
+            assert len(fast.encode(document.prompt[document.prompt.index(value) :])) > 3000
+
+
+def test_far_passages_are_drawn_only_where_they_are_asked_for(wires: Wires) -> None:
+    without, some = (
+        {document.family for document in islice(documents("far", "train", wires, far), 60)} for far in (0.0, 40.0)
+    )
+    assert "3,000 tokens back" in some - without
