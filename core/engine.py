@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from graftlm.core.choice import Choice
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, EngineError, GraftError, RequestCancelled, RequestTimeout, RequestTooLong
 from graftlm.core.metrics import Counters, Stats
@@ -234,8 +235,7 @@ class LocalEngine:
             except GraftError as error:
                 self._fail_group(sequence, error)
                 continue
-            if sequence.finish_reason is not None:
-                self._finish(sequence)
+            self._choose_or_finish(sequence)
 
     def _expire(self) -> None:
         if not self._timed:
@@ -328,10 +328,38 @@ class LocalEngine:
         assert group is not None
         if group.request.stream and (chunk := self.writer.chunk(sequence)) is not None:
             group.listener.on_chunk(chunk)
+        self._choose_or_finish(sequence)
+
+    def _choose_or_finish(self, sequence: Sequence) -> None:
+        """End a sequence that is complete; let one that stands before a choice wait until its options are scored."""
         if sequence.finish_reason is not None:
             self._finish(sequence)
+        elif (choice := Choice.at(sequence)) is not None:
+            assert sequence.group is not None
+            self.scheduler.hold(sequence)
+            sequence.group.sequences.extend(choice.scoring)
+            self.scheduler.add(choice.scoring)
+
+    def _scored(self, sequence: Sequence, choice: Choice) -> None:
+        """An option is scored; after the last one the sequence goes on with the option that is chosen."""
+        group, chooser = sequence.group, choice.sequence
+        assert group is not None
+        self.scheduler.remove(sequence, publish=True)
+        group.sequences.remove(sequence)
+        if not choice.scored():
+            return
+        if chooser.num_cached is None:
+            chooser.num_cached = choice.num_reused
+            self.counters.prompt_tokens += chooser.num_prompt_tokens
+            self.counters.cached_tokens += chooser.num_cached
+        self.scheduler.resume(chooser)
+        self.writer.choose(chooser, choice.best())
+        self._emit(chooser)
 
     def _finish(self, sequence: Sequence) -> None:
+        if sequence.choice is not None:
+            self._scored(sequence, sequence.choice)
+            return
         group = sequence.group
         assert group is not None
         self.counters.completion_tokens += sequence.num_generated

@@ -15,6 +15,7 @@ from graftlm.core.config import SamplingParams
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from graftlm.core.choice import Choice
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.metrics import PrefixMiss
@@ -139,7 +140,7 @@ class Request:
     id: int = field(default_factory=lambda: next(_request_ids))
 
 
-SequenceStatus = Literal["waiting", "running", "finished"]
+SequenceStatus = Literal["waiting", "running", "held", "finished"]
 
 
 @dataclass(eq=False)
@@ -190,6 +191,8 @@ class Sequence:
     pinned: Node | None = field(default=None, repr=False)
     holding: Any = field(default=None, repr=False)
     """Where its KV lies, as the plan last laid it out (`graftlm.core.plan.Holding`)."""
+    choice: Choice | None = None
+    """What this sequence scores an option of."""
     lane: Any = None
     """What the runner keeps for this sequence (the serial lane's own cache)."""
 

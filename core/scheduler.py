@@ -61,6 +61,16 @@ class Scheduler:
         sequence.status = "running"
         self.running.append(sequence)
 
+    def hold(self, sequence: Sequence) -> None:
+        """Take a sequence out until it is resumed; what it computed stays in the cache."""
+        self.remove(sequence, publish=True)
+        sequence.status = "held"
+
+    def resume(self, sequence: Sequence) -> None:
+        """Let a held sequence wait again, before all others."""
+        sequence.status = "waiting"
+        self.waiting.insert(0, sequence)
+
     def remove(self, sequence: Sequence, *, publish: bool) -> None:
         """Take a sequence out, wherever it is, and give its slots back."""
         if sequence.status == "running":

@@ -65,6 +65,20 @@ class Writer:
             else:
                 self._jump(sequence)
 
+    def choose(self, sequence: Sequence, chosen: Seq[Sampled]) -> None:
+        """Append tokens that were chosen as a whole, and all that the grammar forces after them."""
+        assert sequence.matcher is not None
+        if sequence.matcher.advance([one.token_id for one in chosen]) != len(chosen):
+            raise EngineError("a text was chosen that its grammar does not allow here")
+        for one in chosen:
+            if sequence.finish_reason is None:
+                self._push(sequence, one.token_id, one)
+        if sequence.finish_reason is None:
+            if sequence.matcher.finished:
+                self._finish(sequence, "stop")
+            else:
+                self._jump(sequence)
+
     def fork(self, parent: Sequence, index: int) -> Sequence:
         """A sibling of `parent` that stands where `parent` stands and will go its own way."""
         child = Sequence(parent.request, parent.prompt_ids, index=index, tokens=list(parent.tokens))
