@@ -20,6 +20,7 @@ from dspy import lm15
 
 from graftlm.adapters import dspy_wire as wire
 from graftlm.adapters.dspy_chain import Chain
+from graftlm.adapters.dspy_choosing import Choosing
 from graftlm.adapters.dspy_decisions import Decision, Measured, judgment_pieces, measure
 from graftlm.adapters.dspy_inflight import InFlight
 from graftlm.adapters.dspy_scaffold import Scaffold
@@ -150,7 +151,10 @@ class _Door:
         """
         known = self._grammars.get(scaffold)
         if known is None:
-            known = self._grammars[scaffold] = self._compile(scaffold)
+            known = self._compile(scaffold)
+            if choices := scaffold.choices:
+                known = Choosing(known, choices, vocabulary_of(self.runtime.tokenizer))
+            self._grammars[scaffold] = known
         return known
 
     def _compile(self, scaffold: Scaffold) -> Any:

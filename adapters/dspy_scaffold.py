@@ -101,6 +101,11 @@ class Scaffold:
             pieces += [literal(("\n\n" if i else "") + field.header), field.piece()]
         return [*pieces, literal("\n\n" + _END)]
 
+    @property
+    def choices(self) -> dict[str, list[str]]:
+        """The options of each field that has some, by its header."""
+        return {field.header: field.value for field in self.fields if field.kind == "choices" and len(field.value) > 1}
+
     @cached_property
     def links(self) -> list[Composite]:
         """All replies, one language after the other; there must be no decision among the fields."""

@@ -160,7 +160,7 @@ def test_dates_beside_the_calendar_are_not(text: str) -> None:
     assert not accepts(Regex(DATE), text)
 
 
-def test_a_choice_is_the_likeliest_next_token_of_the_options(runtime: Runtime, lm: GraftLM) -> None:
+def test_a_choice_is_the_likeliest_option_as_a_whole(runtime: Runtime, lm: GraftLM) -> None:
     class Sort(dspy.Signature):
         ticket: str = dspy.InputField()
         label: Literal["bug", "feature", "question"] = dspy.OutputField()
@@ -169,9 +169,16 @@ def test_a_choice_is_the_likeliest_next_token_of_the_options(runtime: Runtime, l
     messages = GraftAdapter().format(Sort, [], {"ticket": "x"})
     ids = runtime.tokenizer.encode_prompt(messages).tolist()
     ids += runtime.tokenizer.encode_continuation("[[ ## label ## ]]\n")
-    logits = runtime.logits(ids).result()
-    # the options differ in their first letter, and a token of this tokenizer is a letter
-    assert answer.label[0] == max("bfq", key=lambda letter: logits[ord(letter)])
+    likelihoods = {label: sum(runtime.score(ids, label + "\n\n").logprobs) for label in ("bug", "feature", "question")}
+    assert answer.label == max(likelihoods, key=likelihoods.__getitem__)
+
+
+def test_json_adapter_sends_a_schema_that_is_obeyed(runtime: Runtime, lm: GraftLM) -> None:
+    runtime.reset_stats()
+    with dspy.context(adapter=dspy.JSONAdapter()):
+        answer = dspy.Predict(Short)(ticket="x", config={"max_tokens": 600})
+    assert answer.label in ("bug", "feature", "question") and runtime.stats().requests == 1
+    assert set(answer.keys()) == {"summary", "label"}
 
 
 def test_n_answers_are_forks_of_one_prompt(runtime: Runtime, lm: GraftLM) -> None:
