@@ -15,13 +15,17 @@ from unittest.mock import patch
 import guidance
 import pytest
 from guidance import assistant, gen, json as gen_json, regex as regex_node, select, substring, system, user
-from guidance._ast import ImageBlob, ImageUrl
+from guidance._ast import AudioBlob, GenAudio, ImageBlob, ImageUrl
+from guidance._grammar import subgrammar
+from guidance.chat import ChatMLTemplate
 from guidance.library import capture, special_token
+from transformers import Cache
 
 from graftlm.adapters.guidance import GraftModel
 from graftlm.adapters.guidance_engine import Grammar
 from graftlm.core.errors import ConfigError, RequestTooLong
 from graftlm.core.runtime import Runtime
+from graftlm.demo.pipelines.guidance import mend_crop
 from tests.adapters.guidance_plugin import tame_model, trained_tokenizer
 
 CONTEXT = 2048
@@ -94,6 +98,46 @@ def test_what_is_generated_matches_its_grammar(model: GraftModel) -> None:
     grammar = gen("x", regex=r"[a-f]{2,5}-[0-9]+", max_tokens=30)
     text = str(model + "code " + grammar).removeprefix("code ")
     assert re.fullmatch(r"[a-f]{2,5}-[0-9]+", text)
+
+
+GRAMMARS = {
+    "gen": gen("x", regex="[a-z ]{4,9}"),
+    "select": select(["red", "green", "greenish"], name="x"),
+    "regex": regex_node("[a-f]{2,5}-[0-9]{3}"),
+    "json": gen_json("x", schema={"enum": ["a", 1, None]}),
+    "lark": guidance.lark(lark_grammar='start: "I " verb\nverb: "run" | "walk"', name="x"),
+    "substring": substring("the quick brown fox", name="x"),
+    "subgrammar": subgrammar(body="(" + regex_node("[0-9]{2}") + ")", name="x"),
+}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_what_every_kind_of_node_writes_its_grammar_matches(model: GraftModel, name: str) -> None:
+    lm = model + "Say: " + GRAMMARS[name]
+    text = str(lm).removeprefix("Say: ")
+    found = GRAMMARS[name].match(text)
+    assert found is not None
+    assert found.captures == {key: lm[key] for key in found.captures}
+
+
+@pytest.fixture(scope="module")
+def reference(model: GraftModel) -> Iterator[Any]:
+    """Guidance's own class over the same weights, mended for current transformers."""
+    tokenizer = model.runtime.tokenizer.hf
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Cache, "crop", Cache.crop)
+        mend_crop()
+        options = {"chat_template": ChatMLTemplate, "echo": False, "enable_monitoring": False}
+        yield guidance.models.Transformers(tame_model(tokenizer), tokenizer, **options)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_transcripts_and_captures_are_those_of_the_stock_class(model: GraftModel, reference: Any, name: str) -> None:
+    ours, theirs = PROGRAMS[name](model), PROGRAMS[name](reference)
+    assert str(ours) == str(theirs)
+    captures = ours._interpreter.state.captures
+    assert captures.keys() == theirs._interpreter.state.captures.keys()
+    assert all(ours[key] == theirs[key] for key in captures)
 
 
 def test_appending_is_associative(model: GraftModel) -> None:
@@ -271,8 +315,16 @@ def test_a_special_token_may_be_part_of_a_grammar(model: GraftModel) -> None:
     assert str(lm).startswith("x<|im_start|>y")
 
 
-@pytest.mark.parametrize("node", [ImageBlob(b"aGVsbG8="), ImageUrl("http://localhost:1/picture.png")])
-def test_pictures_are_refused_before_anything_is_read(model: GraftModel, node: Any) -> None:
+NODES = [
+    ImageBlob(b"aGVsbG8="),
+    ImageUrl("http://localhost:1/picture.png"),
+    AudioBlob(b"aGVsbG8="),
+    GenAudio({}),
+]
+
+
+@pytest.mark.parametrize("node", NODES, ids=["image", "url", "audio", "gen_audio"])
+def test_what_is_no_text_is_refused_before_anything_is_read(model: GraftModel, node: Any) -> None:
     with pytest.raises(ValueError, match="text only"):
         model + node
 

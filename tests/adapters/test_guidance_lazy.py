@@ -53,12 +53,16 @@ def test_lazy_programs_write_what_eager_ones_write(lazy: GraftModel, eager: Graf
 def test_branches_off_one_base_share_a_batch(lazy: GraftModel, eager: GraftModel, runtime: Runtime) -> None:
     def branches(model: GraftModel) -> list[Any]:
         base = model + "one beginning for all of them " * 8
-        return [base + f"{i}: " + gen("x", regex="[a-z ]{24}") + "; " + gen("y", regex="[a-z]{8}") for i in range(10)]
+        return [base + f"{i}: " + gen("x", regex="[a-z ]{400}") + "; " + gen("y", regex="[a-z]{8}") for i in range(10)]
 
     alone = [str(lm) for lm in branches(eager)]
     runtime.clear_cache()
     runtime.reset_stats()
-    assert [str(lm) for lm in branches(lazy)] == alone
+    gate = threading.Event()
+    runtime._thread.post(lambda engine: gate.wait())
+    together = branches(lazy)
+    gate.set()
+    assert [str(lm) for lm in together] == alone
     assert runtime.stats().largest_batch >= 8
 
 
