@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -43,7 +41,6 @@ class LoadedModel:
     eos_token_ids    every id that ends an answer
     lane             "paged": ragged batches over the KV store; "serial": one sequence at a time over the model's
                      own cache, because of `lane_reason`
-    fingerprint      equal for equal weights; part of cache keys
     """
 
     model: nn.Module
@@ -54,7 +51,6 @@ class LoadedModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    fingerprint: str
     name: str
     layers: tuple[LayerSpec, ...] = ()
     layer_of: dict[nn.Module, int] = field(default_factory=dict, repr=False)
@@ -126,7 +122,6 @@ def load_model(
         max_model_len=_context(hf_model.config, config),
         vocab_size=_vocab_size(hf_model),
         eos_token_ids=tuple(dict.fromkeys([*wrapped.eos_token_ids, *map(int, eos_ids)])),
-        fingerprint=_fingerprint(hf_model),
         name=name,
     )
     wrapped.eos_token_ids = loaded.eos_token_ids
@@ -323,19 +318,6 @@ def _context(hf_config: Any, config: EngineConfig) -> int:
     if limit is not None and wanted > limit:
         raise ConfigError(f"max_model_len is {wanted:,}, the model's context is {limit:,}; lower it or leave it out")
     return wanted
-
-
-def _fingerprint(model: nn.Module) -> str:
-    """A digest of the configuration and of a sample of every weight."""
-    digest = hashlib.blake2b(digest_size=16)
-    to_dict = getattr(model.config, "to_dict", dict)
-    digest.update(json.dumps(to_dict(), sort_keys=True, default=str).encode())
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().reshape(-1)
-        sample = flat[:: max(flat.numel() // 16, 1)][:16]
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(sample.to("cpu", torch.float64).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def load_tokenizer(model: Any, given: Any, config: EngineConfig) -> Tokenizer:

@@ -55,11 +55,6 @@ def test_a_loaded_model_knows_its_shape_its_vocabulary_and_what_ends_an_answer()
     assert loaded.max_model_len == 512
 
 
-def test_equal_weights_have_equal_fingerprints() -> None:
-    assert load(seed=1).fingerprint == load(seed=1).fingerprint
-    assert load(seed=1).fingerprint != load(seed=2).fingerprint
-
-
 def test_a_folder_is_loaded_without_any_network_call(folder: Path, offline: None) -> None:
     loaded = load_model(folder, CPU)
     prompt = random_prompt(9)
