@@ -50,11 +50,12 @@ def _pack_linears(model: nn.Module, fusions: Fusions) -> None:
     replaced: dict[int, PackedLinear] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if not isinstance(child, nn.Linear) or not packable(child):
+            if not packable(child):
                 continue
             packed = replaced.get(id(child))
             if packed is None:
-                packed = _pack(child, in_place=child.weight.data_ptr() in shared)
+                weight = child.get_parameter("weight")
+                packed = _pack(child, weight.dtype, in_place=weight.data_ptr() in shared)
                 if packed is None:
                     continue
                 replaced[id(child)] = packed
@@ -64,18 +65,18 @@ def _pack_linears(model: nn.Module, fusions: Fusions) -> None:
             packed.release_original()
 
 
-def _pack(linear: nn.Linear, *, in_place: bool) -> PackedLinear | None:
+def _pack(linear: nn.Module, dtype: torch.dtype, *, in_place: bool) -> PackedLinear | None:
     """The packed equal of `linear`; None if there is none."""
-    if in_place and linear.weight.dtype is not torch.float32:
+    if in_place and dtype is not torch.float32:
         return None  # the plain layout gains nothing there
     try:
         packed = PackedLinear(linear, in_place=in_place)
-        probe = torch.randn(3, linear.in_features).to(linear.weight.dtype)
+        probe = torch.randn(3, packed.in_features).to(dtype)
         old, new = linear(probe).float(), packed(probe).float()
     except RuntimeError:  # oneDNN refuses this dtype or shape on this CPU
         return None
     error = (new - old).norm() / old.norm().clamp_min(1e-30)
-    return packed if float(error) < TOLERANCE[linear.weight.dtype] else None
+    return packed if float(error) < TOLERANCE[dtype] else None
 
 
 def _restorer(parent: nn.Module, name: str, packed: PackedLinear) -> Callable[[], None]:

@@ -20,42 +20,51 @@ if torch._C._has_mkldnn:
 
 
 class PackedLinear(nn.Linear):
-    """Takes the place of an nn.Linear and of its weight's memory; `unpack` gives both back.
+    """Takes the place of an nn.Linear, or of a Conv1D of transformers, and of its weight's memory; `unpack` undoes it.
 
     The original module stays as it is, but its weight is empty meanwhile. With `in_place`, the weight stays
     where it is, for weights that others use too, such as a head tied to the embedding: slower, but oneDNN still.
     """
 
-    def __init__(self, original: nn.Linear, *, in_place: bool = False) -> None:
+    def __init__(self, original: nn.Module, *, in_place: bool = False) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features = original.in_features, original.out_features
-        self.bias = original.bias
-        self.training = original.training
+        self._transposed = not isinstance(original, nn.Linear)  # a Conv1D holds it as [in, out]
         self._original = (original,)  # in a tuple: not a submodule, whose parameters would be counted twice
-        self._packed = None if in_place else _REORDER(original.weight.detach())
+        weight = self._plain(self._source.detach())
+        self.out_features, self.in_features = weight.shape
+        self.bias = getattr(original, "bias", None)
+        self.training = original.training
+        self._packed = None if in_place else _REORDER(weight.contiguous())
+
+    @property
+    def _source(self) -> nn.Parameter:
+        """The original's weight."""
+        return self._original[0].get_parameter("weight")
+
+    def _plain(self, weight: torch.Tensor) -> torch.Tensor:
+        """From the original's layout to [out, in], or back."""
+        return weight.t() if self._transposed else weight
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """The weight in its plain layout; a copy, unless made `in_place`."""
+        """The weight in the original's layout; a copy, unless made `in_place`."""
         if self._packed is None:
-            return self._original[0].weight
-        plain: torch.Tensor = self._packed.to_dense()
-        return plain
+            return self._source
+        return self._plain(self._packed.to_dense()).contiguous()
 
     def release_original(self) -> None:
         """Free the memory of the original weight, now that this one is in use."""
         if self._packed is not None:
-            self._original[0].weight.data = torch.empty(0, dtype=self._original[0].weight.dtype)
+            self._source.data = torch.empty(0, dtype=self._source.dtype)
 
-    def unpack(self) -> nn.Linear:
+    def unpack(self) -> nn.Module:
         """Give the weight back to the original module."""
-        original = self._original[0]
-        if self._packed is not None and original.weight.numel() == 0:
-            original.weight.data = self._packed.to_dense()
-        return original
+        if self._packed is not None and self._source.numel() == 0:
+            self._source.data = self.weight
+        return self._original[0]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        weight = self._original[0].weight if self._packed is None else self._packed
+        weight = self._plain(self._source) if self._packed is None else self._packed
         output: torch.Tensor = _LINEAR(input, weight, self.bias, "none", [], "")
         return output
 
@@ -66,9 +75,11 @@ class PackedLinear(nn.Linear):
 
 def packable(module: nn.Module) -> bool:
     """Whether `module` is a plain linear layer on a CPU that oneDNN can take over."""
-    if _LINEAR is None or _REORDER is None or type(module) is not nn.Linear:
+    from transformers.pytorch_utils import Conv1D
+
+    if _LINEAR is None or _REORDER is None or type(module) not in (nn.Linear, Conv1D):
         return False
-    weight = module.weight
+    weight = module.get_parameter("weight")
     return (
         weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from graftlm.core import fuse as fuse_module
 from graftlm.core.fuse import fuse
@@ -21,15 +22,25 @@ def test_a_packed_layer_answers_as_the_plain_one(dtype: torch.dtype, num_tokens:
         torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=2e-2, atol=1e-2 if x.itemsize < 4 else 1e-5)
 
 
-def test_every_plain_linear_layer_is_packed_and_comes_back() -> None:
-    model = tiny_model()
+@pytest.mark.parametrize(("kind", "num_layers"), [("llama", 2 * 7 + 1), ("gpt2", 2 * 4 + 1)])
+def test_every_plain_linear_layer_is_packed_and_comes_back(kind: str, num_layers: int) -> None:
+    model = tiny_model(kind)
     before = dict(model.named_modules())
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     fusions = fuse(model)
-    assert fusions.num_packed == 2 * 7 + 1
+    assert fusions.num_packed == num_layers
     fusions.undo()
     assert dict(model.named_modules()) == before
     assert all(torch.equal(model.state_dict()[name], weight) for name, weight in weights.items())
+
+
+def test_a_conv1d_holds_its_weight_the_other_way_round() -> None:
+    conv = Conv1D(5, 3)
+    packed = PackedLinear(conv)
+    assert (packed.in_features, packed.out_features) == (3, 5)
+    assert torch.equal(packed.weight, conv.weight)
+    with torch.no_grad():
+        torch.testing.assert_close(packed(torch.eye(3)), conv(torch.eye(3)))
 
 
 def test_a_tied_head_stays_where_the_embedding_is() -> None:
