@@ -39,6 +39,24 @@ class Captured:
     logits: torch.Tensor  # [num_rows, vocab_size]; overwritten by every replay
 
 
+class _Borrowed:
+    """The memory of a tensor on a GPU, for a tensor that does not keep it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": f"<i{tensor.itemsize}",
+            "data": (tensor.data_ptr(), False),
+            "strides": tuple(stride * tensor.itemsize for stride in tensor.stride()),
+            "version": 3,
+        }
+
+
+def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor without its hold on the memory, which the pool of the graphs keeps and other graphs use too."""
+    return torch.as_tensor(_Borrowed(tensor), device=tensor.device).view(tensor.dtype)
+
+
 class GraphRunner:
     """Replays decode steps, and steps of a few new tokens in some rows; hands every other step to the eager runner.
 
@@ -106,7 +124,7 @@ class GraphRunner:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             logits = self._run(shape.num_rows)
-        return Captured(graph, logits)
+        return Captured(graph, _borrowed(logits))
 
     def _run(self, num_rows: int) -> torch.Tensor:
         step, drawn = self.step, self.eager.drawn
