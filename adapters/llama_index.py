@@ -136,7 +136,7 @@ class GraftLLM(StructuredPrediction):
 
     def tokenize(self, text: str) -> list[int]:
         """The model's own token ids of `text`: as `Settings.tokenizer`, LlamaIndex packs prompts by them."""
-        return self.runtime_for().tokenizer.encode_continuation(text)
+        return self.runtime_for().tokenizer.count_ids(text)
 
     def _is_chat(self, runtime: Runtime) -> bool:
         return runtime.tokenizer.has_chat_template if self.is_chat_model is None else self.is_chat_model

@@ -89,6 +89,17 @@ class Tokenizer:
             return self._encode(text)
         return list(self._continuation_backend.encode(text, add_special_tokens=False).ids)
 
+    def count_ids(self, text: str) -> list[int]:
+        """The ids of `text` on its own, for callers that count many short texts: no BOS, special tokens are parsed.
+
+        Asks the tokenizer's core where nobody has set it to cut or pad: a third of the time of Hugging Face's wrapper.
+        """
+        backend = getattr(self.hf, "backend_tokenizer", None)
+        if backend is None or backend.truncation is not None or backend.padding is not None:
+            return self._encode(text)
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return ids
+
     def encode_prompt(self, prompt: Any, tools: list[dict[str, Any]] | None = None) -> NDArray[np.int32]:
         """Turn a prompt into its ids, int32 [num_tokens].
 

@@ -52,12 +52,14 @@ def tree_summarize(options: Options, runtime: Runtime, ours: GraftLLM, theirs: H
     """A tree over many chunks; `use_async` lets the chunks of a level go together where the LLM can."""
     count = options.choose(8, 32)
     nodes = _nodes(count, options.choose(60, 200))
-    helper = PromptHelper(context_window=options.choose(300, 700), num_output=16, tokenizer=runtime.tokenizer.encode)
+    window = options.choose(300, 700)
     answers: dict[str, str] = {}
 
     def synthesize(name: str, llm: Any) -> None:
         runtime.clear_cache()
-        tree = get_response_synthesizer(llm=llm, response_mode="tree_summarize", prompt_helper=helper, use_async=True)
+        tree = get_response_synthesizer(
+            llm=llm, response_mode="tree_summarize", prompt_helper=_packer(llm, window), use_async=True
+        )
         answers[name] = str(tree.synthesize("What do the passages say?", nodes))
 
     return _compare(
@@ -76,7 +78,7 @@ def four_questions(options: Options, runtime: Runtime, ours: GraftLLM, theirs: H
         compact = get_response_synthesizer(
             llm=llm,
             response_mode="compact",
-            prompt_helper=PromptHelper.from_llm_metadata(ours.metadata, tokenizer=runtime.tokenizer.encode),
+            prompt_helper=_packer(llm, runtime.max_model_len, ours.metadata.num_output),
         )
         answers[name] = "|".join(str(compact.synthesize(question, nodes)) for question in questions)
 
@@ -86,7 +88,6 @@ def four_questions(options: Options, runtime: Runtime, ours: GraftLLM, theirs: H
 def synthesizers(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
     """Each way of answering from eight chunks, async where it can be; how many prompt tokens a run computes."""
     nodes = _nodes(8, options.choose(60, 200))
-    helper = PromptHelper(context_window=1200, num_output=16, tokenizer=runtime.tokenizer.encode)
     rows: list[Row] = []
     for mode in MODES:
         answers: dict[str, str] = {}
@@ -94,7 +95,9 @@ def synthesizers(options: Options, runtime: Runtime, ours: GraftLLM, theirs: Hug
         def synthesize(name: str, llm: Any, mode: Any = mode, answers: dict[str, str] = answers) -> None:
             runtime.clear_cache()
             runtime.reset_stats()
-            made = get_response_synthesizer(llm=llm, response_mode=mode, prompt_helper=helper, use_async=True)
+            made = get_response_synthesizer(
+                llm=llm, response_mode=mode, prompt_helper=_packer(llm, 1200), use_async=True
+            )
             answers[name] = str(made.synthesize("What do the passages say?", nodes))
 
         times = paired({"theirs": partial(synthesize, "theirs", theirs), "ours": partial(synthesize, "ours", ours)}, 1)
@@ -137,6 +140,12 @@ def _compare(
         rate_row(CASE, f"{what}, against HuggingFaceLLM", unit, count, times["ours"], times["theirs"], floor=3.0),
         Row(CASE, f"{what}: answers equal", equal, "of 1", floor=1.0),
     ]
+
+
+def _packer(llm: Any, window: int, num_output: int = 16) -> PromptHelper:
+    """What packs chunks into prompts, counting as Settings.tokenizer would be set for this LLM."""
+    count = llm.tokenize if isinstance(llm, GraftLLM) else partial(llm._tokenizer.encode, add_special_tokens=False)
+    return PromptHelper(context_window=window, num_output=num_output, tokenizer=count)
 
 
 def _nodes(count: int, words: int) -> list[NodeWithScore]:
