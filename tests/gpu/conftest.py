@@ -9,4 +9,4 @@ from graftlm.core import graphs
 
 @pytest.fixture(autouse=True)
 def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "SMALLEST_LADDER", 8)
+    monkeypatch.setattr(graphs, "LADDER", (1, 2, 4, 8, 16))
