@@ -311,11 +311,13 @@ class LocalEngine:
                 self._finish(sequence)
 
     def _append(self, sequence: Sequence, samples: list[Sampled]) -> None:
-        siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
-        if siblings and sequence.group is not None:
+        members = [sequence]
+        if len(samples) > 1 and sequence.group is not None:
+            siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
             sequence.group.sequences.extend(siblings)
             self.scheduler.waiting[:0] = siblings
-        for member, sample in zip([sequence, *siblings], samples, strict=True):
+            members += siblings
+        for member, sample in zip(members, samples, strict=True):
             try:
                 self.writer.write(member, sample)
             except GraftError as error:

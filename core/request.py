@@ -183,6 +183,8 @@ class Sequence:
     group: SequenceGroup | None = None
     text: str = ""
     stop_matcher: StopMatcher | None = None
+    num_spelled: int = 0
+    """Generated tokens that are in `text`; it is brought up to date where somebody looks at it."""
     num_streamed: int = 0
     num_streamed_tokens: int = 0
     finish_reason: FinishReason | None = None

@@ -87,7 +87,7 @@ class Writer:
         child.num_cached, child.num_forced = parent.num_cached, parent.num_forced
         self.begin(child)
         assert child.detokenizer is not None
-        text = child.detokenizer.push(child.output_ids)
+        text = self._spelled(child, child.num_generated)
         child.text = child.stop_matcher.push(text).text if child.stop_matcher is not None else text
         child.logprobs = list(parent.logprobs)
         child.matcher = parent.matcher.fork() if parent.matcher is not None else None
@@ -95,6 +95,8 @@ class Writer:
 
     def chunk(self, sequence: Sequence) -> Chunk | None:
         """What is new since the last chunk; None if there is no new text yet."""
+        if sequence.finish_reason is None and sequence.stop_matcher is None:
+            sequence.text += self._spelled(sequence, sequence.num_generated)
         text = sequence.text[sequence.num_streamed :]
         done = sequence.finish_reason is not None
         if not text and not done:
@@ -174,25 +176,31 @@ class Writer:
         ends = token_id in self.tokenizer.eos_token_ids and not ignored
         if ends or token_id in sampling.stop_token_ids:
             sequence.stopped_by = token_id
-            self._finish(sequence, "stop")
+            self._finish(sequence, "stop", silent=1)
             return
-        assert sequence.detokenizer is not None
-        text = sequence.detokenizer.push([token_id])
         if sequence.stop_matcher is not None:
-            text, stop = sequence.stop_matcher.push(text)
+            text, stop = sequence.stop_matcher.push(self._spelled(sequence, sequence.num_generated))
+            sequence.text += text
             if stop is not None:
-                sequence.text += text
                 sequence.stopped_by, sequence.stop_matcher = stop, None
                 sequence.finish_reason = "stop"
                 return
-        sequence.text += text
         if sequence.remaining <= 0:
             finished = sequence.matcher is not None and sequence.matcher.finished
             self._finish(sequence, "stop" if finished else "length")
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _spelled(self, sequence: Sequence, num_tokens: int) -> str:
+        """The text that the tokens add which have not been spelled yet, up to the first `num_tokens` generated."""
         assert sequence.detokenizer is not None
-        text = sequence.detokenizer.flush()
+        first = sequence.num_prompt_tokens
+        new = sequence.tokens[first + sequence.num_spelled : first + num_tokens]
+        sequence.num_spelled = num_tokens
+        return sequence.detokenizer.push(new)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, *, silent: int = 0) -> None:
+        """Complete the text; the last `silent` tokens are no part of it."""
+        assert sequence.detokenizer is not None
+        text = self._spelled(sequence, sequence.num_generated - silent) + sequence.detokenizer.flush()
         if sequence.stop_matcher is not None:
             emitted, stop = sequence.stop_matcher.push(text)
             text = emitted if stop is not None else emitted + sequence.stop_matcher.flush()
