@@ -124,6 +124,7 @@ class GraphRunner:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             logits = self._run(shape.num_rows)
+        graph.replay()  # the first replay sends the graph to the device, which takes milliseconds
         return Captured(graph, _borrowed(logits))
 
     def _run(self, num_rows: int) -> torch.Tensor:
