@@ -282,7 +282,10 @@ class SequenceGroup:
         ids = prompt_ids
         if request.score_ids is not None and len(request.score_ids) > 1:
             ids = np.concatenate([prompt_ids, np.asarray(request.score_ids[:-1], np.int32)])
-        sequence = Sequence(request, ids)
+        given = request.prompt
+        # the caller's own integers: to make new ones takes as long as all else that is done with a long prompt here
+        known = list(given) if ids is prompt_ids and type(given) is list and type(given[0]) is int else []
+        sequence = Sequence(request, ids, tokens=known)
         group = cls(request, listener, [sequence])
         sequence.group = group
         return group
