@@ -14,6 +14,8 @@ from graftlm.kernels.attention import Plan, Row, SlotRange
 
 Span = tuple[int, int]
 """Slots first, ..., last - 1."""
+BlockOf = tuple[list[int], list[int], list[Span]]
+"""Queries, how many keys of the spans each sees, and the spans."""
 
 _FEW = 4
 """Most new tokens of a row that are read as single queries, each with all that it sees."""
@@ -62,11 +64,46 @@ class Reads:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Queries that are read together, in blocks over the same spans.
+
+    query      int64 [num_queries], which of the step's queries; those of block b from query_ptr[b] on
+    visible    int64 [num_queries], how many of the block's keys, from the first, each query sees; at least one
+    spans      int64 [num_spans, 2], slots first, ..., last - 1; those of block b from span_ptr[b] on
+    """
+
+    query: NDArray[np.int64]
+    visible: NDArray[np.int64]
+    query_ptr: NDArray[np.int64]
+    spans: NDArray[np.int64]
+    span_ptr: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, blocks: Sequence[BlockOf]) -> Blocks:
+        """Of (queries, what each sees, spans)."""
+        return cls(
+            np.array([q for queries, _, _ in blocks for q in queries], np.int64),
+            np.array([n for _, visible, _ in blocks for n in visible], np.int64),
+            np.cumsum([0, *(len(queries) for queries, _, _ in blocks)], dtype=np.int64),
+            np.array([span for _, _, spans in blocks for span in spans], np.int64).reshape(-1, 2),
+            np.cumsum([0, *(len(spans) for _, _, spans in blocks)], dtype=np.int64),
+        )
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int, int, int]:
+        """Of `query`, `visible`, `query_ptr`, `spans` and `span_ptr`."""
+        arrays = (self.query, self.visible, self.query_ptr, self.spans, self.span_ptr)
+        a, b, c, d, e = (array.ctypes.data for array in arrays)
+        return a, b, c, d, e
+
+
+@dataclass(frozen=True)
 class Group:
-    """Queries that share `spans`, to be read once for all of them. `index` into the step's queries."""
+    """Queries that share `spans`, to be read once for all of them. `index` into the step's queries; also as blocks."""
 
     spans: list[Span]
     index: torch.Tensor
+    blocks: Blocks | None
 
 
 @dataclass(frozen=True)
@@ -91,11 +128,13 @@ class Work:
 
     singles  queries that are read one by one, without the spans of `groups`
     decode   whether these are all queries of the step, one of each row
-    chunks   rows of more new tokens
+    blocks   rows of more new tokens that are read in blocks; None if none are
+    chunks   the others
     """
 
     singles: Reads
     decode: bool
+    blocks: Blocks | None
     chunks: list[Chunk]
     groups: list[Group]
 
@@ -125,10 +164,17 @@ def _chunk(row: Row, covered: int, masked: bool, dtype: torch.dtype) -> Chunk:
     return Chunk(row, covered, spans_of(row.extents, covered, row.past), None)
 
 
-def lay_out(plan: Plan, window: int | None, masked: bool, dtype: torch.dtype) -> Work:
+def _blocks(queries: list[int], visible: list[int], spans: list[Span], width: int) -> list[BlockOf]:
+    """`queries` in blocks of `width`; visible[i] of the spans' keys are seen by the i-th."""
+    starts = range(0, len(queries), width)
+    return [(queries[i : i + width], visible[i : i + width], spans) for i in starts]
+
+
+def lay_out(plan: Plan, window: int | None, masked: bool, dtype: torch.dtype, block: int | None) -> Work:
     """Sort a step's rows into single queries, chunks and groups for layers with this window.
 
-    With `masked`, short chunks are read in one call under a mask.
+    masked  short chunks are read in one call under a mask
+    block   how many queries of a chunk or group are read together; None if they are not read in blocks
     """
     rows = plan.rows
     covered = [0] * len(rows)
@@ -140,15 +186,23 @@ def lay_out(plan: Plan, window: int | None, masked: bool, dtype: torch.dtype) ->
             covered[i] = shared.length
         queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].start + rows[i].num_new)]
         spans = spans_of(shared.extents, 0, shared.length)
-        groups.append(Group(spans, torch.tensor(queries, device=plan.out_slots.device)))
+        together = None if block is None else Blocks.of(_blocks(queries, [shared.length] * len(queries), spans, block))
+        groups.append(Group(spans, torch.tensor(queries, device=plan.out_slots.device), together))
     singles: list[tuple[int, list[Span]]] = []
     chunks: list[Chunk] = []
+    blocks: list[BlockOf] = []
     for row, hidden in zip(rows, covered, strict=True):
-        if row.num_new > _FEW:
+        length = row.past + row.num_new
+        if row.num_new <= _FEW:
+            for i in range(row.num_new):
+                seen = row.past + i + 1
+                first = hidden if window is None else max(hidden, seen - window)
+                singles.append((row.start + i, spans_of(row.extents, first, seen)))
+        elif block is not None and (window is None or length <= window):
+            visible = list(range(row.past - hidden + 1, length - hidden + 1))
+            spans = spans_of(row.extents, hidden, length)
+            blocks += _blocks(list(range(row.start, row.start + row.num_new)), visible, spans, block)
+        else:
             chunks.append(_chunk(row, hidden, masked, dtype))
-            continue
-        for i in range(row.num_new):
-            seen = row.past + i + 1
-            first = hidden if window is None else max(hidden, seen - window)
-            singles.append((row.start + i, spans_of(row.extents, first, seen)))
-    return Work(Reads.of(singles), all(row.num_new == 1 for row in rows), chunks, groups)
+    decode = all(row.num_new == 1 for row in rows)
+    return Work(Reads.of(singles), decode, Blocks.of(blocks) if blocks else None, chunks, groups)

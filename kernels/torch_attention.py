@@ -2,8 +2,8 @@
 
 Nothing is padded and no K or V is repeated for grouped queries: the heads of a group become further queries of
 their KV head. A sequence's tokens lie in a few extents of the store; each extent is read in place through a view
-and gives a partial result, and exp(lse)-weighted sums of partial results are exact. Single queries, those of decode
-rows, go through one compiled loop instead where numba can make it.
+and gives a partial result, and exp(lse)-weighted sums of partial results are exact. Where numba is there, loops of
+our own take the place of most of these calls: one for the single queries of decode rows, one for blocks of queries.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.span_layout import Chunk, Group, Reads, Span, Work, lay_out, spans_of
 
 if TYPE_CHECKING:
+    from graftlm.kernels.numba_chunk import CompiledChunks
     from graftlm.kernels.numba_decode import CompiledDecode
 
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -73,7 +74,7 @@ def merge(a: Partial, b: Partial) -> Partial:
 class TorchAttention:
     """The attention kernel for CPUs, and the definition that other kernels are compared with.
 
-    compiled  whether decode rows may go through the compiled loop rather than its definition in torch
+    compiled  whether the compiled loops may be used rather than their definition in torch
     """
 
     graph_safe = False
@@ -81,16 +82,18 @@ class TorchAttention:
     def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
         self.store = store
         self._plan: Plan | None = None
-        self._work: dict[tuple[int | None, bool], Work] = {}
+        self._work: dict[tuple[int | None, bool, int | None], Work] = {}
         self._compiles = (
             compiled
             and store.device.type == "cpu"
             and store.dtype in (torch.float32, torch.bfloat16)
             and importlib.util.find_spec("numba") is not None
         )
-        self._compiled: dict[tuple[int, int, int, bool], CompiledDecode] = {}
+        self._loops: dict[tuple[int, int, int, bool], Loops] = {}
 
     def supports(self, layer: LayerSpec) -> str | None:
+        if self.store.dtype.itemsize == 1:
+            return f"it reads no KV in {str(self.store.dtype)[6:]}"
         if layer.num_heads % layer.num_kv_heads:
             return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
         return None
@@ -117,30 +120,48 @@ class TorchAttention:
             self.prepare(plan)
         on_cpu = _flash is not None and q.device.type == "cpu"
         masked = on_cpu and softcap is None and q.shape[-1] == v.shape[-1]
-        work = self._work.get((window, masked))
+        loops = self._loops_for(q, k, v, softcap)
+        block = loops.block if loops is not None else None
+        work = self._work.get((window, masked, block))
         if work is None:
-            work = self._work[window, masked] = lay_out(plan, window, masked, q.dtype)
+            work = self._work[window, masked, block] = lay_out(plan, window, masked, q.dtype, block)
         k_store, v_store = self.store.k[layer], self.store.v[layer]
-        compiled = self._decode_loop(q, k, v, softcap)
-        if compiled is None or not work.decode:
+        if loops is None or not work.decode:
             k_store.index_copy_(0, plan.out_slots, k)
             v_store.index_copy_(0, plan.out_slots, v)
-        return _LayerPass(k_store, v_store, scale, window, softcap, compiled).run(q, k, v, work, sinks)
+        return _LayerPass(k_store, v_store, scale, window, softcap, loops).run(q, k, v, work, sinks)
 
-    def _decode_loop(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softcap: float | None
-    ) -> CompiledDecode | None:
-        """The compiled loop for layers of this shape; None where the definition has to do."""
+    def _loops_for(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softcap: float | None) -> Loops | None:
+        """The compiled loops for layers of this shape; None where the definition has to do."""
         if not self._compiles or not q.dtype == k.dtype == v.dtype == self.store.dtype:
             return None
         shape = (q.shape[1] // k.shape[1], k.shape[2], v.shape[2], softcap is not None)
-        found = self._compiled.get(shape)
+        found = self._loops.get(shape)
         if found is None:
-            from graftlm.kernels.numba_decode import CompiledDecode
-
-            group, k_dim, v_dim, capped = shape
-            found = self._compiled[shape] = CompiledDecode(group, k_dim, v_dim, self.store.dtype, capped=capped)
+            found = self._loops[shape] = Loops.of(*shape, dtype=self.store.dtype)
         return found
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The compiled loops for layers of one shape. `chunks` is None where torch's flash attention has to do.
+
+    block  queries that `chunks` reads together
+    """
+
+    decode: CompiledDecode
+    chunks: CompiledChunks | None
+    block: int | None
+
+    @classmethod
+    def of(cls, group: int, k_dim: int, v_dim: int, capped: bool, *, dtype: torch.dtype) -> Loops:
+        from graftlm.kernels.numba_chunk import COLUMNS, CompiledChunks
+        from graftlm.kernels.numba_decode import CompiledDecode
+
+        decode = CompiledDecode(group, k_dim, v_dim, dtype, capped=capped)
+        if capped or dtype is not torch.float32 or group > COLUMNS:  # bfloat16 products have instructions of their own
+            return cls(decode, None, None)
+        return cls(decode, CompiledChunks(group, k_dim, v_dim), COLUMNS // group)
 
 
 @dataclass(frozen=True)
@@ -152,7 +173,7 @@ class _LayerPass:
     scale: float
     window: int | None
     softcap: float | None
-    compiled: CompiledDecode | None
+    loops: Loops | None
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: Work, sinks: torch.Tensor | None
@@ -164,12 +185,15 @@ class _LayerPass:
             torch.empty(num_tokens, num_heads, v.shape[-1], dtype=out_dtype, device=q.device),
             torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device),
         )
-        if self.compiled is not None:
-            new = (k, v) if work.decode else None
-            stores = (self.k_store, self.v_store)
-            self.compiled.run(q, new, stores, work.singles, self.scale, self.softcap, result.out, result.lse)
-        else:
+        stores = (self.k_store, self.v_store)
+        if self.loops is None:
             self.read_each(q, work.singles, result)
+        elif len(work.singles.query):
+            new = (k, v) if work.decode else None
+            self.loops.decode.run(q, new, stores, work.singles, self.scale, self.softcap, *result)
+        if work.blocks is not None:
+            assert self.loops is not None and self.loops.chunks is not None
+            self.loops.chunks.run(q, stores, work.blocks, self.scale, *result)
         for chunk in work.chunks:
             here = slice(chunk.row.start, chunk.row.start + chunk.row.num_new)
             part = self.chunk(q[here], k[here], v[here], chunk)
@@ -271,22 +295,8 @@ class _LayerPass:
 
     def add_group(self, result: Partial, q: torch.Tensor, group: Group) -> Partial:
         """Let the group's queries see the tokens they share, read once for all of them."""
-        num_heads, k_dim = q.shape[1:]
-        num_kv_heads = self.k_store.shape[1]
-        chosen = q.index_select(0, group.index)
-        num_queries, per_kv = chosen.shape[0], num_heads // num_kv_heads
-        folded = chosen.view(num_queries, num_kv_heads, per_kv, k_dim).permute(1, 0, 2, 3)
-        folded = folded.reshape(1, num_kv_heads, num_queries * per_kv, k_dim)
-        part: Partial | None = None
-        for span in group.spans:
-            read = self.read(folded, span)
-            part = read if part is None else merge(part, read)
-        assert part is not None
-        shape = (num_kv_heads, num_queries, per_kv)
-        shared = Partial(
-            part.out.view(*shape, -1).transpose(0, 1).reshape(num_queries, num_heads, -1),
-            part.lse.view(*shape).transpose(0, 1).reshape(num_queries, num_heads),
-        )
+        shared = self.read_group(q, group)
+        num_queries = len(group.index)
         if num_queries == q.shape[0]:
             return merge(result, shared)
         own = Partial(result.out.index_select(0, group.index), result.lse.index_select(0, group.index))
@@ -294,6 +304,33 @@ class _LayerPass:
         return Partial(
             result.out.float().index_copy(0, group.index, merged.out),
             result.lse.index_copy(0, group.index, merged.lse),
+        )
+
+    def read_group(self, q: torch.Tensor, group: Group) -> Partial:
+        """The group's queries over the tokens they share. out [num_queries, Hq, Dv], lse [num_queries, Hq]."""
+        num_heads, k_dim = q.shape[1:]
+        num_queries = len(group.index)
+        if group.blocks is not None:
+            assert self.loops is not None and self.loops.chunks is not None
+            out = q.new_empty(len(q), num_heads, self.v_store.shape[2])
+            lse = q.new_empty(len(q), num_heads)
+            self.loops.chunks.run(q, (self.k_store, self.v_store), group.blocks, self.scale, out, lse)
+            if num_queries == len(q):
+                return Partial(out, lse)
+            return Partial(out.index_select(0, group.index), lse.index_select(0, group.index))
+        num_kv_heads = self.k_store.shape[1]
+        per_kv = num_heads // num_kv_heads
+        folded = q.index_select(0, group.index).view(num_queries, num_kv_heads, per_kv, k_dim).permute(1, 0, 2, 3)
+        folded = folded.reshape(1, num_kv_heads, num_queries * per_kv, k_dim)
+        part: Partial | None = None
+        for span in group.spans:
+            read = self.read(folded, span)
+            part = read if part is None else merge(part, read)
+        assert part is not None
+        shape = (num_kv_heads, num_queries, per_kv)
+        return Partial(
+            part.out.view(*shape, -1).transpose(0, 1).reshape(num_queries, num_heads, -1),
+            part.lse.view(*shape).transpose(0, 1).reshape(num_queries, num_heads),
         )
 
 
