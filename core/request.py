@@ -248,7 +248,7 @@ class Sequence:
     @property
     def ready(self) -> bool:
         """Whether its last token may run: the grammar, if there is one, is compiled."""
-        return self.grammar is None or self.grammar.done()
+        return self.grammar is None or self.matcher is not None or self.grammar.done()
 
     @property
     def remaining(self) -> int:
@@ -284,7 +284,8 @@ class SequenceGroup:
             ids = np.concatenate([prompt_ids, np.asarray(request.score_ids[:-1], np.int32)])
         given = request.prompt
         # the caller's own integers: to make new ones takes as long as all else that is done with a long prompt here
-        known = list(given) if ids is prompt_ids and type(given) is list and type(given[0]) is int else []
+        same = type(given) is list and len(given) == len(ids) and type(given[0]) is int
+        known = list(given) if same else []
         sequence = Sequence(request, ids, tokens=known)
         group = cls(request, listener, [sequence])
         sequence.group = group
