@@ -8,14 +8,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from graftlm.core.admission import Limits, admit
 from graftlm.core.choice import Choice
 from graftlm.core.config import EngineConfig
-from graftlm.core.errors import ConfigError, EngineError, GraftError, RequestCancelled, RequestTimeout, RequestTooLong
+from graftlm.core.errors import EngineError, GraftError, RequestCancelled, RequestTimeout
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.plan import StepPlan, build_plan
 from graftlm.core.prefix_cache import PrefixCache
 from graftlm.core.radix import Node
-from graftlm.core.request import Completion, Request, Sequence, SequenceGroup, TokenLogprob, Usage
+from graftlm.core.request import Completion, Request, Sequence, SequenceGroup
 from graftlm.core.sampler import Sampled
 from graftlm.core.scheduler import HEADROOM, Scheduler
 from graftlm.core.step_sampler import Outcome, StepSampler
@@ -107,7 +108,8 @@ class LocalEngine:
         """Queue a request; one that can never run is refused to its listener."""
         (sequence,) = group.sequences
         try:
-            self._admit(sequence)
+            limits = Limits(self.max_model_len, self.spec.num_embeddings, self.cache.num_slots)
+            admit(sequence, limits, self._seeds)
         except GraftError as error:
             group.listener.on_error(error)
             self.counters.failed += 1
@@ -185,41 +187,6 @@ class LocalEngine:
         self.cache.check(self.scheduler.running)
 
     # -- a request arrives -------------------------------------------------------------------------------------
-
-    def _admit(self, sequence: Sequence) -> None:
-        num_prompt = sequence.num_prompt_tokens
-        highest = int(max(sequence.prompt_ids.max(), *(sequence.request.score_ids or [0])))
-        if highest >= self.spec.num_embeddings:
-            raise ConfigError(
-                f"the prompt has token id {highest:,}, the model knows {self.spec.num_embeddings:,} ids; "
-                "use ids of the model's own tokenizer"
-            )
-        generates = not sequence.scoring and not sequence.request.want_logits
-        limit = self.max_model_len - (1 if generates else 0)
-        if num_prompt > limit:
-            raise RequestTooLong(
-                f"the prompt is {num_prompt:,} tokens, the context is {self.max_model_len:,}; "
-                "shorten it or raise max_model_len",
-                length=num_prompt,
-                limit=self.max_model_len,
-            )
-        wanted = sequence.sampling.max_tokens
-        room = self.max_model_len - num_prompt
-        sequence.max_new_tokens = (room if wanted is None else min(wanted, room)) if generates else 0
-        needed = num_prompt + sequence.max_new_tokens
-        if wanted is None and needed > self.cache.num_slots > num_prompt:
-            sequence.max_new_tokens = self.cache.num_slots - num_prompt
-        elif needed > self.cache.num_slots:
-            raise RequestTooLong(
-                f"prompt and max_tokens are {needed:,} tokens, the KV pool has {self.cache.num_slots:,} slots; "
-                "lower max_tokens or raise CacheConfig.max_tokens",
-                length=needed,
-                limit=self.cache.num_slots,
-            )
-        seed = sequence.sampling.seed
-        sequence.seed = self._seeds.getrandbits(63) if seed is None else seed
-        timeout = sequence.sampling.timeout
-        sequence.deadline_s = None if timeout is None else sequence.arrived_s + timeout
 
     def _open_grammars(self) -> None:
         """Append what compiled grammars force at the start, so that it runs with the prompt."""
@@ -372,31 +339,13 @@ class LocalEngine:
                 self.cache.tree.lock(sequence.node)
                 sequence.pinned = sequence.node
         self.scheduler.remove(sequence, publish=True)
-        group.completions[sequence.index] = self._completion(sequence)
+        group.completions[sequence.index] = self.writer.completion(sequence)
         if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
             self._groups.pop(group.request.id, None)
             group.done = True
             completion = group.completion
             group.listener.on_finish(completion)
             self.finished(group.request, completion)
-
-    def _completion(self, sequence: Sequence) -> Completion:
-        request = sequence.request
-        if not sequence.scoring and not request.want_logits:
-            return self.writer.completion(sequence)
-        usage = Usage(sequence.num_prompt_tokens, sequence.num_cached or 0)
-        scored = [TokenLogprob(i, "", p) for i, p in zip(request.score_ids or [], sequence.scores, strict=True)]
-        return Completion(
-            text="",
-            token_ids=list(request.score_ids or []),
-            finish_reason="stop",
-            usage=usage,
-            logprobs=scored if sequence.scoring else None,
-            request_id=request.id,
-            miss=sequence.miss,
-            logits=sequence.logits,
-            pinned=sequence.pinned,
-        )
 
     # -- failures ----------------------------------------------------------------------------------------------
 

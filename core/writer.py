@@ -112,6 +112,9 @@ class Writer:
         return Usage(sequence.num_prompt_tokens, sequence.num_cached or 0, sequence.num_generated, sequence.num_forced)
 
     def completion(self, sequence: Sequence) -> Completion:
+        """What a sequence that has ended gives: the generated text, or scores, or logits."""
+        if sequence.scoring or sequence.request.want_logits:
+            return _scored(sequence)
         assert sequence.finish_reason is not None
         matcher = sequence.matcher
         complete = matcher is None or matcher.accepting or sequence.finish_reason == "stop"
@@ -221,3 +224,19 @@ class Writer:
     def _token(self, token_id: int) -> str:
         table = self.tokenizer.token_bytes
         return table[token_id].decode("utf-8", "replace") if token_id < len(table) else ""
+
+
+def _scored(sequence: Sequence) -> Completion:
+    request = sequence.request
+    scored = [TokenLogprob(i, "", p) for i, p in zip(request.score_ids or [], sequence.scores, strict=True)]
+    return Completion(
+        text="",
+        token_ids=list(request.score_ids or []),
+        finish_reason="stop",
+        usage=Usage(sequence.num_prompt_tokens, sequence.num_cached or 0),
+        logprobs=scored if sequence.scoring else None,
+        request_id=request.id,
+        miss=sequence.miss,
+        logits=sequence.logits,
+        pinned=sequence.pinned,
+    )

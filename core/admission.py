@@ -1,0 +1,59 @@
+"""Which requests can run at all, and within what bounds."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from graftlm.core.errors import ConfigError, RequestTooLong
+from graftlm.core.request import Sequence
+
+
+class Limits(NamedTuple):
+    """What a model and its KV pool can take.
+
+    num_embeddings  token ids that the model knows
+    """
+
+    max_model_len: int
+    num_embeddings: int
+    num_slots: int
+
+
+def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> None:
+    """Set a sequence's bounds: how many tokens it may generate, its seed, its deadline.
+
+    seeds  for a request that brings none
+    Raises ConfigError or RequestTooLong for one that can never run.
+    """
+    num_prompt = sequence.num_prompt_tokens
+    highest = int(max(sequence.prompt_ids.max(), *(sequence.request.score_ids or [0])))
+    if highest >= limits.num_embeddings:
+        raise ConfigError(
+            f"the prompt has token id {highest:,}, the model knows {limits.num_embeddings:,} ids; "
+            "use ids of the model's own tokenizer"
+        )
+    generates = not sequence.scoring and not sequence.request.want_logits
+    if num_prompt > limits.max_model_len - (1 if generates else 0):
+        raise RequestTooLong(
+            f"the prompt is {num_prompt:,} tokens, the context is {limits.max_model_len:,}; "
+            "shorten it or raise max_model_len",
+            length=num_prompt,
+            limit=limits.max_model_len,
+        )
+    sampling = sequence.sampling
+    wanted = sampling.max_tokens
+    room = limits.max_model_len - num_prompt
+    sequence.max_new_tokens = (room if wanted is None else min(wanted, room)) if generates else 0
+    needed = num_prompt + sequence.max_new_tokens
+    if wanted is None and needed > limits.num_slots > num_prompt:
+        sequence.max_new_tokens = limits.num_slots - num_prompt
+    elif needed > limits.num_slots:
+        raise RequestTooLong(
+            f"prompt and max_tokens are {needed:,} tokens, the KV pool has {limits.num_slots:,} slots; "
+            "lower max_tokens or raise CacheConfig.max_tokens",
+            length=needed,
+            limit=limits.num_slots,
+        )
+    sequence.seed = seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+    sequence.deadline_s = None if sampling.timeout is None else sequence.arrived_s + sampling.timeout
