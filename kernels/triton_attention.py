@@ -25,6 +25,7 @@ from graftlm.kernels.triton_extend import ExtendRows, ExtendTile, extend_attenti
 from graftlm.kernels.triton_packed_qkv import rotate_store
 
 MAX_HEAD_DIM = 256
+OLDEST_FOR_FLOAT8 = (8, 9)  # compute capability
 
 
 def uniform_tile(dtype: torch.dtype) -> ExtendTile:
@@ -59,14 +60,15 @@ class TritonAttention:
         self.store = store
         self.device = store.device
         self.strict = False
-        self.dense = DensePrefill(enabled=self.device.type == "cuda" and torch.backends.cudnn.is_available())
+        has_cudnn = self.device.type == "cuda" and torch.backends.cudnn.is_available()
+        self.dense = DensePrefill(enabled=has_cudnn, rounded_store=store.scales is not None)
         self.num_sms = 1
         if self.device.type == "cuda":
             self.num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._step: DeviceStep | None = None
         self._layout: Layout | None = None
         self._segments: tuple[Segment, ...] = ()
-        self._one_each = torch.arange(1025, dtype=torch.int32, device=self.device)
+        self._one_each = torch.arange(4097, dtype=torch.int32, device=self.device)
         self._workspaces: dict[tuple[int, int, int, int], Workspace] = {}
 
     def supports(self, layer: LayerSpec) -> str | None:
@@ -76,6 +78,10 @@ class TritonAttention:
             return f"a head has {max(layer.k_dim, layer.v_dim)} dimensions, the kernels go up to {MAX_HEAD_DIM}"
         if self.store.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn):
             return f"the KV store is {self.store.dtype}; use float32, float16, bfloat16 or float8_e4m3fn"
+        if self.store.dtype.itemsize == 1 and self.device.type == "cuda":
+            found = torch.cuda.get_device_capability(self.device)
+            if found < OLDEST_FOR_FLOAT8:
+                return f"KV in float8 needs a card of compute capability 8.9, this one has {found[0]}.{found[1]}"
         return None
 
     def bind(self, step: DeviceStep, layout: Layout) -> None:
@@ -158,7 +164,10 @@ class TritonAttention:
             rows = slice(segment.first_row, segment.last_row)
             plain = partial(self._extend, layer, q, rows=rows, scoring=scoring)
             if segment.dense and self.dense.enabled:
-                self.dense.run(q, k, v, segment, out, scale=scoring.scale, sinks=scoring.sinks, plain=plain)
+                found = self.dense.run(q, k, v, segment, out, scale=scoring.scale, sinks=scoring.sinks, plain=plain)
+                if len(found) == len(out):
+                    return found
+                out[segment.start : segment.stop] = found
             else:
                 plain(out)
         return out

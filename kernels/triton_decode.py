@@ -16,7 +16,7 @@ import triton.language as tl
 from graftlm.kernels.triton_launch import begin, chain
 from graftlm.kernels.triton_softmax import LOG2E, add_sink, attend_block, precision
 
-MAX_SPLITS = 64
+MAX_SPLITS = 32
 JOINED = 64  # parts of all heads of a group that are weighed at once when they are joined
 PREFIX_QUERIES = 64  # of one program over a shared prefix
 
@@ -50,11 +50,11 @@ def _store_partial(out, lse, row, head_ok, e, e_ok, m, total, acc, E: tl.constex
     tl.store(lse + row, tl.where(has, m + tl.log2(safe), -1e30), mask=head_ok)
 
 
-@triton.jit(do_not_specialize=["num_splits", "min_split", "num_prefix", "num_parts", "window"])
+@triton.jit(do_not_specialize=["num_splits", "num_prefix", "num_parts", "window"])
 def _decode(
     q, k, v, table, rows, lens, starts, part_out, part_lse, counters, sinks, k_scale, v_scale, out,
     scale, softcap, window, q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, out_row, out_head,
-    num_splits, min_split, num_prefix, num_parts,
+    num_splits, num_prefix, num_parts,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, GROUP_JOIN: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     E: tl.constexpr, E_PAD: tl.constexpr, BLOCK: tl.constexpr, JOINED: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
@@ -68,7 +68,7 @@ def _decode(
     start = covered
     if WINDOW:
         start = tl.maximum(start, length - window)
-    per_split = tl.maximum(tl.cdiv(tl.cdiv(length - start, num_splits), BLOCK) * BLOCK, min_split)
+    per_split = tl.maximum(tl.cdiv(tl.cdiv(length - start, num_splits), BLOCK), 1) * BLOCK
     used = tl.maximum(tl.cdiv(length - start, per_split), 1)  # splits that have tokens; one at least
     if s < used:
         first = start + s * per_split
@@ -218,11 +218,6 @@ def num_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
     return splits
 
 
-def min_split(num_rows: int, num_kv_heads: int) -> int:
-    """Tokens that a part must have to be worth joining: the more rows there are beside it, the more."""
-    return min(max(8 * num_rows * num_kv_heads, 64), 1024)
-
-
 def num_prefix_splits(num_rows: int, num_heads: int, num_kv_heads: int, num_sms: int) -> int:
     """Parts to cut a shared prefix into if all rows share it; every part of every query is written and read once."""
     blocks = triton.cdiv(num_rows * num_heads // num_kv_heads, PREFIX_QUERIES)
@@ -304,7 +299,6 @@ def decode_attention(
     prefix_splits: int = 1,
     scales: Scales | None = None,
     tile: Tile | None = None,
-    shortest: int | None = None,
 ) -> torch.Tensor:
     """Attend each row's newest token to the row's slots.
 
@@ -313,7 +307,7 @@ def decode_attention(
     -> [num_rows, num_heads, v_dim], dtype of q; softmax in float32. A row of length 0 gives zeros.
 
     With `prefix`, the tokens that its members share are read once for all of them; `window` must then be None.
-    `splits` is the most parts that a row is cut into, `shortest` the fewest tokens of one; None takes the rule.
+    `splits` is the most parts that a row is cut into.
     """
     num_rows, num_heads, k_dim = q.shape
     num_kv_heads, v_dim = v.shape[1], v.shape[2]
@@ -334,14 +328,14 @@ def decode_attention(
         _decode_prefix[(blocks, num_kv_heads, prefix_splits)](
             q, k, v, step.table, step.rows, prefix.members, prefix.length, workspace.out, workspace.lse,
             k_scale, v_scale, *numbers, *strides, prefix.count, prefix_splits, num_parts,
-            GROUP=group, M=PREFIX_QUERIES, **sizes,
+            GROUP=group, M=PREFIX_QUERIES, **(sizes | {"num_warps": 4}),
         )  # fmt: skip
     out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
     group_join = triton.next_power_of_2(group)
     _decode[(num_rows, num_kv_heads, splits)](
         q, k, v, step.table, step.rows, step.lens, step.starts, workspace.out, workspace.lse, workspace.counters,
         sinks if sinks is not None else workspace.lse, k_scale, v_scale, out, *numbers, window or 0, *strides,
-        out.stride(0), out.stride(1), splits, shortest or min_split(num_rows, num_kv_heads), num_prefix, num_parts,
+        out.stride(0), out.stride(1), splits, num_prefix, num_parts,
         GROUP=group, GROUP_PAD=max(16, group_join), GROUP_JOIN=group_join, JOINED=max(JOINED // group_join, 1),
         SPLIT=num_parts > 1,
         WINDOW=window is not None, SINKS=sinks is not None, **sizes,

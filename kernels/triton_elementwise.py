@@ -39,7 +39,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     _rms_norm[(rows.shape[0],)](
         rows, residual if residual is not None else rows, weight, out, rows.stride(0), n, eps,
-        ADD=residual is not None, BLOCK=triton.next_power_of_2(n), num_warps=8 if n > 2048 else 4, **chain(x),
+        ADD=residual is not None, BLOCK=triton.next_power_of_2(n), num_warps=8 if n > 2048 else 4, **chain(rows),
     )  # fmt: skip
     return out.view(x.shape)
 
@@ -62,7 +62,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     rows = x.reshape(-1, 2 * n)
     out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
     block = 4096 if rows.shape[0] > 256 else 1024  # large steps want few programs, small ones many
-    _silu_mul[(rows.shape[0], triton.cdiv(n, block))](rows, out, n, BLOCK=block, num_warps=block // 256, **chain(x))
+    _silu_mul[(rows.shape[0], triton.cdiv(n, block))](rows, out, n, BLOCK=block, num_warps=block // 256, **chain(rows))
     return out.view(*x.shape[:-1], n)
 
 

@@ -168,4 +168,4 @@ def tile_of(dtype: torch.dtype, head_dim: int, num_queries: int) -> ExtendTile:
         return ExtendTile(32, 32, 4, 2)
     if head_dim > 128:
         return ExtendTile(64, 32, 4, 2)
-    return ExtendTile(64, 64, 4, 3) if num_queries <= 64 else ExtendTile(128, 64, 4, 3)
+    return ExtendTile(64, 64, 4, 3) if num_queries <= 512 else ExtendTile(256, 64, 8, 3)

@@ -1,7 +1,8 @@
 """Launches that begin before the kernel before them has ended, where the card and Triton can.
 
 A kernel that is launched so calls `begin` before it reads or writes anything that other kernels do: until then it only
-sets itself up, while the last programs of the kernel before it still run. Saves about half a microsecond a launch.
+sets itself up, while the last programs of the kernel before it still run. That saves about half a microsecond a launch
+in steps of one row. Kernels of many small programs lose by it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import functools
 import torch
 import triton
 import triton.language as tl
+
+MAX_ROWS = 1
 
 
 @triton.jit
@@ -30,5 +33,6 @@ def can_chain(device: torch.device) -> bool:
 
 
 def chain(x: torch.Tensor) -> dict[str, bool]:
-    """Options of a launch over `x` of a kernel that calls `begin`."""
-    return {"CHAINED": True, "launch_pdl": True} if can_chain(x.device) else {"CHAINED": False}
+    """Options of a launch over rows `x` [num_rows, ...] of a kernel that calls `begin`."""
+    chained = len(x) <= MAX_ROWS and can_chain(x.device)
+    return {"CHAINED": True, "launch_pdl": True} if chained else {"CHAINED": False}

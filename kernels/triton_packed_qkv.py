@@ -103,7 +103,7 @@ def rotate_store(
     half = packed.cos.shape[-1] // 2
     rest = dim - 2 * half
     heads = packed.num_heads + 2 * packed.num_kv_heads
-    block = block or (1 if num_tokens <= 16 else 4 if num_tokens <= 128 else 16)
+    block = block or (1 if num_tokens == 1 else 4 if num_tokens <= 16 else 16)
     _rotate_store[(triton.cdiv(num_tokens, block), heads)](
         qkv, packed.cos, packed.sin,
         packed.q_norm if packed.q_norm is not None else qkv, packed.k_norm if packed.k_norm is not None else qkv,

@@ -134,5 +134,5 @@ def row_product(
 def tile_of(n: int, k: int, gated: bool) -> RowTile:
     """The fastest of those tried, for a gated product, a short one and a long one."""
     if gated:
-        return RowTile(4, 512, 2, 4)
-    return RowTile(8, 512, 2, 4) if n * k < 1 << 25 else RowTile(16, 512, 4, 3)
+        return RowTile(2, 1024, 2, 4)
+    return RowTile(8, 512, 2, 4) if n * k < 1 << 25 else RowTile(8, 256, 2, 5)
