@@ -6,6 +6,7 @@ import codecs
 import hashlib
 import json
 import os
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -280,13 +281,21 @@ class Detokenizer:
 _WINDOW = 6  # ids of context that decide how a tokenizer without exact bytes joins the next one
 
 
+def _packed(ids: list[Any]) -> NDArray[Any]:
+    """The same as numpy makes of a list, in half the time where it holds integers alone."""
+    try:
+        return np.frombuffer(array("i", ids), np.int32)
+    except (TypeError, OverflowError):
+        return np.asarray(ids)
+
+
 def _checked_ids(ids: Any) -> NDArray[np.int32]:
-    array = np.asarray(ids)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    checked = _packed(ids) if type(ids) is list and type(ids[0]) is int else np.asarray(ids)
+    if checked.ndim != 1 or checked.dtype.kind not in "iu":
         raise ConfigError(f"the prompt is a list of {type(ids[0]).__name__}; give token ids (integers) or messages")
-    if array.min() < 0:
-        raise ConfigError(f"the prompt holds token id {array.min()}; ids are 0 or more")
-    return array.astype(np.int32)
+    if checked.min() < 0:
+        raise ConfigError(f"the prompt holds token id {checked.min()}; ids are 0 or more")
+    return checked.astype(np.int32)
 
 
 def _without_space(component: Any) -> Any:
