@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
 from graftlm.core.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
+from graftlm.kernels.gpu_support import triton_problem
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from graftlm.kernels.torch_attention import TorchAttention
 
@@ -153,7 +153,7 @@ def _check_strict(loaded: LoadedModel, attention_factory: AttentionFactory) -> N
 def _fuse(model: nn.Module, device: torch.device, *, strict: bool = False) -> Fusions:
     if device.type == "cpu":
         return fuse(model)
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+    if triton_problem(device) is None:
         from graftlm.core.fuse_gpu import fuse_gpu
 
         return fuse_gpu(model, strict=strict)
@@ -162,7 +162,7 @@ def _fuse(model: nn.Module, device: torch.device, *, strict: bool = False) -> Fu
 
 def default_attention(device: torch.device) -> AttentionFactory:
     """The attention a model is qualified with: the one that "auto" takes on this device."""
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+    if triton_problem(device) is None:
         from graftlm.kernels.triton_attention import TritonAttention
 
         return TritonAttention

@@ -113,8 +113,12 @@ def _attention(
 ) -> Attention:
     """The kernels that the configuration names; for "auto" the first of the device's that can run the model."""
     on_gpu = loaded.device.type == "cuda"
-    names = [config.attention] if config.attention != "auto" else ["triton", "torch"] if on_gpu else ["torch"]
-    reasons: list[str] = []
+    from graftlm.kernels.gpu_support import triton_problem
+
+    problem = triton_problem(loaded.device) if on_gpu else None
+    best = ["triton", "torch"] if on_gpu and problem is None else ["torch"]
+    names = [config.attention] if config.attention != "auto" else best
+    reasons = [f"triton: {problem}"] if problem and config.attention == "auto" else []
     for name in names:
         try:
             attention = kernels[name](store)
