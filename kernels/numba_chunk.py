@@ -17,7 +17,7 @@ from numba import carray, from_dtype, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from graftlm.kernels.numba_decode import _FLAGS, _at, _exp, _kept, _row_address, _take
+from graftlm.kernels.numba_decode import _FLAGS, _at, _exp, _kept, _row_address, _take, _wide
 from graftlm.kernels.span_layout import Blocks
 from graftlm.kernels.team import team
 
@@ -39,12 +39,12 @@ class _Call(ctypes.Structure):
 
 
 class CompiledChunks:
-    """The loop for one shape of heads in float32, compiled when it is made and kept on disk for later processes."""
+    """The loop for one shape of heads and one dtype, compiled when it is made and kept on disk for later processes."""
 
-    def __init__(self, group: int, k_dim: int, v_dim: int) -> None:
+    def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype) -> None:
         self._call = _Call()
         self._address = ctypes.addressof(self._call)
-        self._function = _compile(group, k_dim, v_dim)
+        self._function = _compile(group, k_dim, v_dim, dtype is torch.bfloat16)
         self._team = team()
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._function)
 
@@ -59,8 +59,8 @@ class CompiledChunks:
     ) -> None:
         """Attend the queries of each block to the block's spans.
 
-        q       [num_tokens, Hq, Dk], float32
-        stores  K and V [num_slots, Hkv, D], KV head first in memory
+        q       [num_tokens, Hq, Dk]
+        stores  K and V [num_slots, Hkv, D], dtype of q, KV head first in memory
         out     [num_tokens, Hq, Dv], lse [num_tokens, Hq], both float32; only the blocks' queries are set
         """
         k_store, v_store = stores
@@ -80,10 +80,10 @@ class CompiledChunks:
             self._team(self._function, self._address, threads, 0)
 
 
-def _tile(num_rows: int) -> Any:
+def _tile(num_rows: int, *, half: bool = False) -> Any:
     """C [num_rows, COLUMNS] (+)= A [num_rows, depth] B [depth, COLUMNS], all of C in registers meanwhile.
 
-    A is read through two strides, in bytes; rows of B and C lie COLUMNS apart.
+    A is float32, or bfloat16 if `half`, and read through two strides, in bytes; rows of B and C lie COLUMNS apart.
     """
 
     @intrinsic
@@ -119,7 +119,11 @@ def _tile(num_rows: int) -> Any:
                 step = builder.mul(loop.index, a_step)
                 for row in range(num_rows):
                     place_a = builder.add(step, builder.mul(a_row, ir.Constant(word, row)))
-                    scalar = builder.load(at(a, place_a, single), align=4)
+                    if half:
+                        bits = builder.zext(builder.load(at(a, place_a, ir.IntType(16)), align=2), ir.IntType(32))
+                        scalar = builder.bitcast(builder.shl(bits, ir.Constant(ir.IntType(32), 16)), single)
+                    else:
+                        scalar = builder.load(at(a, place_a, single), align=4)
                     one = builder.insert_element(zero, scalar, ir.Constant(ir.IntType(32), 0))
                     many = builder.shuffle_vector(one, zero, first)
                     for column in range(width):
@@ -137,11 +141,12 @@ def _tile(num_rows: int) -> Any:
 
 
 _four_rows, _one_row = _tile(4), _tile(1)
+_four_half_rows, _one_half_row = _tile(4, half=True), _tile(1, half=True)
 
 
 @njit(forceinline=True, **_FLAGS)
 def _product(c, a, a_row, a_step, b, num_rows, depth, begin):
-    """C [num_rows, COLUMNS] (+)= A B, as `_tile` reads them."""
+    """C [num_rows, COLUMNS] (+)= A B, as `_tile` reads them, for A in float32."""
     whole = num_rows - num_rows % 4
     for row in range(0, whole, 4):
         _four_rows(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth, begin)
@@ -149,12 +154,24 @@ def _product(c, a, a_row, a_step, b, num_rows, depth, begin):
         _one_row(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth, begin)
 
 
+@njit(forceinline=True, **_FLAGS)
+def _half_product(c, a, a_row, a_step, b, num_rows, depth, begin):
+    """The same for A in bfloat16."""
+    whole = num_rows - num_rows % 4
+    for row in range(0, whole, 4):
+        _four_half_rows(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth, begin)
+    for row in range(whole, num_rows):
+        _one_half_row(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth, begin)
+
+
 _F = np.float32
 
 
 @functools.cache
-def _compile(group: int, k_dim: int, v_dim: int) -> int:
+def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
     """Address of the loop `void (call *)`: works on tasks, one block and KV head each, until none is left."""
+    element = np.uint16 if bfloat16 else np.float32
+    size = np.dtype(element).itemsize
 
     def work(pointer):
         call = carray(pointer, 1)[0]
@@ -189,9 +206,9 @@ def _compile(group: int, k_dim: int, v_dim: int) -> int:
             for column in range(num_columns):
                 token = query[first_query + column // group]
                 offset = token * call.q_token + (head * group + column % group) * call.q_head
-                row = carray(_at(call.q + offset * 4), k_dim, np.float32)
+                row = carray(_at(call.q + offset * size), k_dim, element)
                 for d in range(k_dim):
-                    turned[d, column] = row[d] * call.scale
+                    turned[d, column] = _wide(row[d]) * call.scale
             position = np.int64(0)
             for span in range(span_ptr[block], span_ptr[block + 1]):
                 for first in range(spans[span, 0], spans[span, 1], KEYS):
@@ -199,8 +216,12 @@ def _compile(group: int, k_dim: int, v_dim: int) -> int:
                     if num_keys <= 0:
                         break
                     slot = head * call.num_slots + first
-                    keys, values = call.k + slot * k_dim * 4, call.v + slot * v_dim * 4
-                    _product(scores.ctypes.data, keys, k_dim * 4, 4, turned.ctypes.data, num_keys, k_dim, True)
+                    keys, values = call.k + slot * k_dim * size, call.v + slot * v_dim * size
+                    s, t, o = scores.ctypes.data, turned.ctypes.data, total.ctypes.data
+                    if bfloat16:
+                        _half_product(s, keys, k_dim * size, size, t, num_keys, k_dim, True)
+                    else:
+                        _product(s, keys, k_dim * size, size, t, num_keys, k_dim, True)
                     if position + num_keys > least:
                         for j in range(num_keys):
                             for column in range(COLUMNS):
@@ -221,7 +242,10 @@ def _compile(group: int, k_dim: int, v_dim: int) -> int:
                     for d in range(v_dim):
                         for column in range(COLUMNS):
                             total[d, column] *= kept[column]
-                    _product(total.ctypes.data, values, 4, v_dim * 4, scores.ctypes.data, v_dim, num_keys, False)
+                    if bfloat16:
+                        _half_product(o, values, size, v_dim * size, s, v_dim, num_keys, False)
+                    else:
+                        _product(o, values, size, v_dim * size, s, v_dim, num_keys, False)
                     position += num_keys
             for column in range(num_columns):
                 token = query[first_query + column // group]

@@ -159,9 +159,9 @@ class Loops:
         from graftlm.kernels.numba_decode import CompiledDecode
 
         decode = CompiledDecode(group, k_dim, v_dim, dtype, capped=capped)
-        if capped or dtype is not torch.float32 or group > COLUMNS:  # bfloat16 products have instructions of their own
+        if capped or group > COLUMNS:
             return cls(decode, None, None)
-        return cls(decode, CompiledChunks(group, k_dim, v_dim), COLUMNS // group)
+        return cls(decode, CompiledChunks(group, k_dim, v_dim, dtype), COLUMNS // group)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,8 @@ class _LayerPass:
     ) -> torch.Tensor:
         """Attend all queries. Shapes as in Attention.forward."""
         num_tokens, num_heads, _ = q.shape
-        out_dtype = torch.float32 if work.groups or sinks is not None else q.dtype
+        wide = bool(work.groups) or work.blocks is not None or sinks is not None
+        out_dtype = torch.float32 if wide else q.dtype
         result = Partial(
             torch.empty(num_tokens, num_heads, v.shape[-1], dtype=out_dtype, device=q.device),
             torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device),
@@ -312,8 +313,8 @@ class _LayerPass:
         num_queries = len(group.index)
         if group.blocks is not None:
             assert self.loops is not None and self.loops.chunks is not None
-            out = q.new_empty(len(q), num_heads, self.v_store.shape[2])
-            lse = q.new_empty(len(q), num_heads)
+            out = torch.empty(len(q), num_heads, self.v_store.shape[2])
+            lse = torch.empty(len(q), num_heads)
             self.loops.chunks.run(q, (self.k_store, self.v_store), group.blocks, self.scale, out, lse)
             if num_queries == len(q):
                 return Partial(out, lse)

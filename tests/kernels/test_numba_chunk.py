@@ -12,26 +12,28 @@ from graftlm.kernels.torch_attention import attend
 DIM = 32
 
 
-def run(num_queries: int, num_keys: int, group: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    num_queries: int, num_keys: int, group: int = 1, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The last `num_queries` of `num_keys` tokens, over two KV heads: the loop's answer and the definition's."""
     generator = torch.Generator().manual_seed(5)
-    store = KVStore([LayerKV(2, DIM, DIM)], num_keys + 7, torch.float32)
+    store = KVStore([LayerKV(2, DIM, DIM)], num_keys + 7, dtype)
     store.k[0].copy_(torch.randn(store.k[0].shape, generator=generator))
     store.v[0].copy_(torch.randn(store.v[0].shape, generator=generator))
-    q = torch.randn(num_queries, 2 * group, DIM, generator=generator)
+    q = torch.randn(num_queries, 2 * group, DIM, generator=generator).to(dtype)
     past, block = num_keys - num_queries, COLUMNS // group
     parts = [range(i, min(i + block, num_queries)) for i in range(0, num_queries, block)]
     spans = [(0, num_keys // 3), (num_keys // 3 + 7, num_keys + 7)]  # two extents, with a gap between
     blocks = Blocks.of([(list(part), [past + i + 1 for i in part], spans) for part in parts])
     out, lse = torch.empty(q.shape), torch.empty(q.shape[:2])
-    CompiledChunks(group, DIM, DIM).run(q, (store.k[0], store.v[0]), blocks, DIM**-0.5, out, lse)
+    CompiledChunks(group, DIM, DIM, dtype).run(q, (store.k[0], store.v[0]), blocks, DIM**-0.5, out, lse)
 
     seen = torch.arange(num_keys)[None] <= torch.arange(past, num_keys)[:, None]
     keys, values = (
-        torch.cat([x[first:last] for first, last in spans]).repeat_interleave(group, 1).transpose(0, 1)[None]
+        torch.cat([x[first:last].float() for first, last in spans]).repeat_interleave(group, 1).transpose(0, 1)[None]
         for x in (store.k[0], store.v[0])
     )
-    expected = attend(q.transpose(0, 1)[None], keys, values, scale=DIM**-0.5, mask=seen)
+    expected = attend(q.float().transpose(0, 1)[None], keys, values, scale=DIM**-0.5, mask=seen)
     torch.testing.assert_close(lse, expected.lse[0].transpose(0, 1))
     return out, expected.out[0].transpose(0, 1)
 
@@ -46,6 +48,11 @@ def test_every_fill_of_a_block_agrees_with_the_definition(num_queries: int, past
 @pytest.mark.parametrize("group", [3, 5, COLUMNS])
 def test_groups_that_do_not_divide_a_block_agree_with_the_definition(group: int) -> None:
     out, expected = run(40, 90, group)
+    torch.testing.assert_close(out, expected)
+
+
+def test_bfloat16_is_computed_in_float32() -> None:
+    out, expected = run(100, 170, dtype=torch.bfloat16)
     torch.testing.assert_close(out, expected)
 
 
