@@ -72,7 +72,7 @@ class GraphRunner:
         self.attention = attention
         largest = min(max(TOKENS_PER_ROW * max_batch, 64), LADDER[-1])
         self.sizes = [size for size in LADDER if size < largest] + [largest]
-        self.step = DeviceStep(self.sizes[-1], self.sizes[-1], max_len, scratch, attention.device)
+        self.step = DeviceStep(largest, largest, max_len, scratch, attention.device, min(max_batch, largest))
         self.graphs: dict[Shape, Captured] = {}
         self._capture_all()
 

@@ -34,7 +34,9 @@ class Layout:
 class DeviceStep:
     """Fixed buffers for a step of up to `max_rows` rows and `max_tokens` tokens, filled by one copy.
 
-    table      int32 [max_rows + 1, max_len]  slots of sequences, which keep their row for as long as they hold the
+    The rows are of up to `max_seqs` sequences (as many as rows, if not said), fewer where tokens are rows.
+
+    table      int32 [max_seqs + 1, max_len]  slots of sequences, which keep their row for as long as they hold the
                                            same slots; the last row is that of padding
     rows       int32 [max_rows]            which table row each row has
     zeros      int32 [max_rows]            starts of rows that share nothing
@@ -50,7 +52,16 @@ class DeviceStep:
     Rows that pad a step up to a captured size have one token, in the scratch slot.
     """
 
-    def __init__(self, max_rows: int, max_tokens: int, max_len: int, scratch: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        max_tokens: int,
+        max_len: int,
+        scratch: int,
+        device: torch.device,
+        max_seqs: int | None = None,
+    ) -> None:
+        self.max_seqs = max_rows if max_seqs is None else max_seqs
         self.max_rows, self.max_tokens, self.max_len, self.scratch = max_rows, max_tokens, max_len, scratch
         sizes = {
             "lens": max_rows, "rows": max_rows, "starts": max_rows, "members": max_rows, "indptr": max_rows + 1,
@@ -63,9 +74,9 @@ class DeviceStep:
         for name, size in sizes.items():
             setattr(self, name, self._device[offset : offset + size])
             offset += size
-        self.table = torch.full((max_rows + 1, max_len), scratch, dtype=torch.int32, device=device)
+        self.table = torch.full((self.max_seqs + 1, max_len), scratch, dtype=torch.int32, device=device)
         self._seats: dict[int, int] = {}
-        self._seated: list[Slots | None] = [None] * max_rows
+        self._seated: list[Slots | None] = [None] * self.max_seqs
         self.zeros = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
     lens: torch.Tensor
@@ -139,7 +150,7 @@ class DeviceStep:
         """Make rows up to `size` of one token each, in the scratch slot."""
         if size > num_rows:
             tokens = slice(num_tokens, num_tokens + size - num_rows)
-            host["lens"][num_rows:size], host["rows"][num_rows:size] = 1, self.max_rows
+            host["lens"][num_rows:size], host["rows"][num_rows:size] = 1, self.max_seqs
             host["slots"][tokens], host["sources"][tokens] = self.scratch, -1
             host["ids"][tokens] = host["positions"][tokens] = 0
 
@@ -156,7 +167,7 @@ class DeviceStep:
         new = np.flatnonzero(seats < 0)
         if not len(new):
             return seats
-        free = np.setdiff1d(np.arange(self.max_rows), seats)
+        free = np.setdiff1d(np.arange(self.max_seqs), seats)
         pieces: list[tuple[int, int, int, int]] = []
         for index, seat in zip(new.tolist(), free.tolist(), strict=False):
             if (gone := self._seated[seat]) is not None:

@@ -50,6 +50,13 @@ def test_new_tokens_as_rows_see_those_before_them() -> None:
     assert (layout.num_rows, layout.num_decode, layout.max_new) == (4, 4, 1)
 
 
+def test_a_table_for_fewer_sequences_than_rows_pads_with_its_last_row() -> None:
+    step = DeviceStep(8, 8, 16, SCRATCH, DEVICE, 2)
+    sequences = [sequence_of(3, (10, 14)), sequence_of(4, (20, 24))]
+    step.write(plan_of((sequences[0], 2), (sequences[1], 3)), padded_rows=8, token_rows=True)
+    assert [slots(step, row) for row in (1, 4, 5, 7)] == [[10, 11, 12], [20, 21, 22, 23], [SCRATCH], [SCRATCH]]
+
+
 def test_a_sequence_keeps_its_row_of_the_table_while_its_slots_stay() -> None:
     step = step_of()
     first, second = sequence_of(3, (10, 18)), sequence_of(2, (20, 28))
