@@ -59,6 +59,7 @@ class CacheConfig:
     eviction      "lru", "lfu" or a sort key `Node -> comparable`: the smallest leaf goes first.
     page_size     tokens per page; matching is by whole pages.
     enabled       False computes every prompt anew.
+    dtype         "auto": the model's own; "fp8": float8_e4m3fn, on a GPU, for twice the tokens in the same memory.
     """
 
     max_tokens: int | None = None
@@ -67,8 +68,10 @@ class CacheConfig:
     eviction: Literal["lru", "lfu"] | EvictionKey = "lru"
     page_size: int = 1
     enabled: bool = True
+    dtype: Literal["auto", "fp8"] = "auto"
 
     def __post_init__(self) -> None:
+        _check(self.dtype in ("auto", "fp8"), f"the KV dtype is {self.dtype!r}; use 'auto' or 'fp8'")
         for name in ("max_tokens", "max_bytes"):
             value = getattr(self, name)
             _check(value is None or value >= 1, f"{name} is {value}; it must be at least 1, or None")
@@ -111,7 +114,7 @@ class EngineConfig:
     max_batch        sequences that run at once.
     max_step_tokens  tokens of one step, decoded and prefilled together; longer prompts run in chunks.
     strict           answers do not depend on the batch or the cache in any dtype. On a CPU everything computes in
-                     float32, at that price.
+                     float32, at that price; on a GPU every sum keeps one order, for half as much time again.
     seed             of requests that bring none; None draws one.
     quantization     a quantizer of transformers, by name.
     engine, loader   who runs the model and who reads it, by names that `graftlm plugins` lists.

@@ -53,7 +53,7 @@ def pool_size(loaded: LoadedModel, cache: CacheConfig) -> int:
 
     Raises ConfigError if not even two tokens fit, or if the configuration asks for more than is free on a GPU.
     """
-    bytes_per_token = max(loaded.bytes_per_token, 1)
+    bytes_per_token = max(_kv_bytes_per_token(loaded, cache), 1)
     limits = []
     if cache.max_tokens is not None:
         limits.append(cache.max_tokens)
@@ -72,6 +72,12 @@ def pool_size(loaded: LoadedModel, cache: CacheConfig) -> int:
     if loaded.device.type == "cuda" and loaded.lane == "paged":
         _check_pool_fits(num_slots, bytes_per_token, free_bytes(loaded.device))
     return num_slots
+
+
+def _kv_bytes_per_token(loaded: LoadedModel, cache: CacheConfig) -> int:
+    from graftlm.core.kv_dtype import kv_bytes_per_token
+
+    return kv_bytes_per_token(loaded, cache)
 
 
 def _default_slots(loaded: LoadedModel, bytes_per_token: int) -> int:

@@ -66,9 +66,12 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
         return RunnerSpec(serial, num_slots, *sizes, lane=serial, close=loaded.release)
     from graftlm.core.device_sampler import DeviceSampler
+    from graftlm.core.kv_dtype import kv_dtype, kv_scales
     from graftlm.core.model import KVStore, PagedRunner
 
-    store = KVStore(loaded.kv_layout, num_slots + 1, loaded.dtype, loaded.device)  # the last slot is scratch
+    dtype = kv_dtype(loaded, config.cache)
+    scales = kv_scales(loaded) if dtype is not loaded.dtype else None
+    store = KVStore(loaded.kv_layout, num_slots + 1, dtype, loaded.device, scales)  # the last slot is scratch
     attention = _attention(loaded, config, kernels, store)
     overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
     drawer = DeviceSampler(config.max_batch, loaded.device) if overlap else None
@@ -111,24 +114,34 @@ def _num_embeddings(loaded: LoadedModel) -> int:
 def _attention(
     loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory], store: KVStore
 ) -> Attention:
-    """The kernels that the configuration names; for "auto" the first of the device's that can run the model."""
-    on_gpu = loaded.device.type == "cuda"
+    """The kernels that the configuration names; for "auto" the first of the device's that can run the model.
+
+    FlashInfer, which may be missing or unable to compile, is a wish: without it the next best are taken, with a
+    warning. "auto" does not wish for it: nothing measured here says that it is faster.
+    """
     from graftlm.kernels.gpu_support import triton_problem
 
+    on_gpu = loaded.device.type == "cuda"
     problem = triton_problem(loaded.device) if on_gpu else None
     best = ["triton", "torch"] if on_gpu and problem is None else ["torch"]
-    names = [config.attention] if config.attention != "auto" else best
+    names = best if config.attention == "auto" else [config.attention]
+    if config.attention == "flashinfer":
+        names = ["flashinfer", *best]
     reasons = [f"triton: {problem}"] if problem and config.attention == "auto" else []
     for name in names:
         try:
             attention = kernels[name](store)
-        except PluginError:
+        except PluginError as error:
             if name == names[-1]:
                 raise
-            reasons.append(f"{name}: not installed")
+            reasons.append(str(error))
             continue
         reason = next((r for layer in loaded.layers if (r := attention.supports(layer))), None)
+        if reason is None and config.strict and on_gpu:
+            reason = None if hasattr(attention, "strict") else "its results depend on the batch"
         if reason is None:
+            if config.strict and on_gpu:
+                setattr(attention, "strict", True)  # noqa: B010
             if reasons:
                 warnings.warn(f"attention {name!r} is used, more slowly: {'; '.join(reasons)}", stacklevel=2)
             return attention

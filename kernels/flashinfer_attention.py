@@ -1,0 +1,104 @@
+"""FlashInfer for prefill, over the same KV store: pages of one token, whose numbers are the slots.
+
+Decode rows go through the Triton kernels, which need no planning call between two replays of a graph. FlashInfer
+compiles its kernels when it first needs them; what it cannot compile or run goes through Triton too, with one warning.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import flashinfer
+import numpy as np
+import torch
+
+from graftlm.kernels.attention import Plan
+from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.transfer import send
+from graftlm.kernels.triton_attention import Scoring, TritonAttention
+
+WORKSPACE_BYTES = 256 << 20
+MAX_ERROR = {torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+
+class FlashInferAttention(TritonAttention):
+    """TritonAttention whose prefill goes through FlashInfer.
+
+    The first result of each kind of layer is compared with Triton's; one that differs switches FlashInfer off.
+    """
+
+    def __init__(self, store: KVStore) -> None:
+        super().__init__(store)
+        self.usable = True
+        self.dense.enabled = False
+        self._workspace_bytes = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+        self._wrappers: dict[tuple[Any, ...], Any] = {}
+        self._planned: set[tuple[Any, ...]] = set()
+        self._checked: set[tuple[Any, ...]] = set()
+        self._pages: tuple[np.ndarray, np.ndarray, torch.Tensor] | None = None
+
+    def prepare(self, plan: Plan) -> None:
+        super().prepare(plan)
+        assert self._layout is not None
+        self._planned.clear()
+        self._pages = None
+        rows = plan.rows[self._layout.num_decode :]
+        if self.usable and not self.strict and rows:
+            starts = [row.start for row in rows] + [rows[-1].start + rows[-1].num_new]
+            lens = np.fromiter((row.past + row.num_new for row in rows), np.int64, len(rows))
+            slots = [np.arange(e.start, e.stop, dtype=np.int32) for row in rows for e in row.extents]
+            queries = np.array(starts, np.int32) - np.int32(starts[0])
+            pages = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+            self._pages = queries, pages, send(np.concatenate(slots), self.device)
+
+    def _extend(self, layer: int, q: torch.Tensor, out: torch.Tensor, rows: slice, scoring: Scoring) -> None:
+        first = int(q.shape[0] - self._pages[0][-1]) if self._pages is not None else 0
+        if self._pages is None or not self.usable or q.dtype not in MAX_ERROR or self.store.scales is not None:
+            super()._extend(layer, q, out, rows, scoring)
+            return
+        kind = (q.shape[1:], self.store.v[layer].shape[1:], scoring.scale, scoring.window, scoring.softcap)
+        try:
+            found = self._run(layer, q[first:], kind, scoring)
+        except Exception as error:  # a compiler that is missing, a shape without a kernel: whatever it raises
+            self._give_up(f"{type(error).__name__}: {str(error)[:200]}")
+            super()._extend(layer, q, out, rows, scoring)
+            return
+        if kind not in self._checked:
+            super()._extend(layer, q, out, rows, scoring)
+            expected = out[first:].float()
+            difference = float((found.float() - expected).norm() / expected.norm())
+            if not difference < MAX_ERROR[q.dtype]:
+                self._give_up(f"its result differs by {difference:.1e}")
+                return
+            self._checked.add(kind)
+        out[first:] = found
+
+    def _run(self, layer: int, q: torch.Tensor, kind: tuple[Any, ...], scoring: Scoring) -> torch.Tensor:
+        k, v = self.store.k[layer], self.store.v[layer]
+        wrapper = self._wrappers.get(kind)
+        if wrapper is None:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace_bytes, "NHD")
+            self._wrappers[kind] = wrapper
+        if kind not in self._planned:
+            assert self._pages is not None
+            queries, pages, slots = self._pages
+            wrapper.plan(
+                torch.from_numpy(queries), torch.from_numpy(pages), slots,
+                torch.ones(len(queries) - 1, dtype=torch.int32), q.shape[1], k.shape[1], k.shape[2], 1,
+                head_dim_vo=v.shape[2], causal=True, sm_scale=scoring.scale,
+                window_left=-1 if scoring.window is None else scoring.window - 1,
+                logits_soft_cap=scoring.softcap, q_data_type=q.dtype, kv_data_type=k.dtype,
+            )  # fmt: skip
+            self._planned = {kind}  # plans of other kinds lie in the same workspace
+        out: torch.Tensor
+        out, lse = wrapper.run(q.contiguous(), (k.unsqueeze(1), v.unsqueeze(1)), return_lse=True)
+        if scoring.sinks is not None:
+            share = torch.sigmoid(lse * math.log(2.0) - scoring.sinks.float())  # its sums are in base 2
+            out = (out.float() * share[..., None]).to(q.dtype)
+        return out
+
+    def _give_up(self, reason: str) -> None:
+        self.usable = False
+        warnings.warn(f"FlashInfer is left out, prefill goes through Triton: {reason}", stacklevel=2)
