@@ -19,8 +19,6 @@ BlockOf = tuple[list[int], list[int], list[Span]]
 
 _FEW = 4
 """Most new tokens of a row that are read as single queries, each with all that it sees."""
-_SHORT_CHUNK = 32
-"""Most new tokens of a row that are read with what comes before them, under a mask, in one call."""
 
 
 @dataclass(frozen=True)
@@ -108,18 +106,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A row of several new tokens.
-
-    covered  how many of its tokens a group already covers
-    spans    where the others lie: all of them if there is a `bias`, else those before the new ones
-    bias     [num_new, length of the last span], dtype of the queries: 0 where a query sees a key, else -inf; set if
-             the new tokens are few and lie in one span
-    """
+    """A row of several new tokens. `spans`: where the tokens before them lie, without those that a group covers."""
 
     row: Row
-    covered: int
     spans: list[Span]
-    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -152,29 +142,16 @@ def spans_of(extents: Sequence[SlotRange], first: int, last: int) -> list[Span]:
     return spans
 
 
-def _chunk(row: Row, covered: int, masked: bool, dtype: torch.dtype) -> Chunk:
-    num_new = row.num_new
-    if masked and num_new <= _SHORT_CHUNK:
-        spans = spans_of(row.extents, covered, row.past + num_new)
-        length = spans[-1][1] - spans[-1][0]
-        if length >= num_new:
-            unseen = torch.ones(num_new, length, dtype=torch.bool).triu_(length - num_new + 1)
-            bias = torch.zeros(num_new, length, dtype=dtype).masked_fill_(unseen, -torch.inf)
-            return Chunk(row, covered, spans, bias)
-    return Chunk(row, covered, spans_of(row.extents, covered, row.past), None)
-
-
 def _blocks(queries: list[int], visible: list[int], spans: list[Span], width: int) -> list[BlockOf]:
     """`queries` in blocks of `width`; visible[i] of the spans' keys are seen by the i-th."""
     starts = range(0, len(queries), width)
     return [(queries[i : i + width], visible[i : i + width], spans) for i in starts]
 
 
-def lay_out(plan: Plan, window: int | None, masked: bool, dtype: torch.dtype, block: int | None) -> Work:
+def lay_out(plan: Plan, window: int | None, block: int | None) -> Work:
     """Sort a step's rows into single queries, chunks and groups for layers with this window.
 
-    masked  short chunks are read in one call under a mask
-    block   how many queries of a chunk or group are read together; None if they are not read in blocks
+    block  how many queries of a chunk or group are read together; None if they are not read in blocks
     """
     rows = plan.rows
     covered = [0] * len(rows)
@@ -203,6 +180,6 @@ def lay_out(plan: Plan, window: int | None, masked: bool, dtype: torch.dtype, bl
             spans = spans_of(row.extents, hidden, length)
             blocks += _blocks(list(range(row.start, row.start + row.num_new)), visible, spans, block)
         else:
-            chunks.append(_chunk(row, hidden, masked, dtype))
+            chunks.append(Chunk(row, spans_of(row.extents, hidden, row.past)))
     decode = all(row.num_new == 1 for row in rows)
     return Work(Reads.of(singles), decode, Blocks.of(blocks) if blocks else None, chunks, groups)

@@ -82,7 +82,7 @@ class TorchAttention:
     def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
         self.store = store
         self._plan: Plan | None = None
-        self._work: dict[tuple[int | None, bool, int | None], Work] = {}
+        self._work: dict[tuple[int | None, int | None], Work] = {}
         self._compiles = (
             compiled
             and store.device.type == "cpu"
@@ -118,13 +118,11 @@ class TorchAttention:
         assert plan is not None  # this kernel is not captured
         if plan is not self._plan:
             self.prepare(plan)
-        on_cpu = _flash is not None and q.device.type == "cpu"
-        masked = on_cpu and softcap is None and q.shape[-1] == v.shape[-1]
         loops = self._loops_for(q, k, v, softcap)
         block = loops.block if loops is not None else None
-        work = self._work.get((window, masked, block))
+        work = self._work.get((window, block))
         if work is None:
-            work = self._work[window, masked, block] = lay_out(plan, window, masked, q.dtype, block)
+            work = self._work[window, block] = lay_out(plan, window, block)
         k_store, v_store = self.store.k[layer], self.store.v[layer]
         if loops is None or not work.decode:
             k_store.index_copy_(0, plan.out_slots, k)
@@ -240,23 +238,16 @@ class _LayerPass:
         if self.window is not None and chunk.row.past + num_new > self.window:
             return self.windowed_chunk(q, chunk.row, self.window)
         heads = q.view(num_new, num_kv_heads, group, k_dim).permute(1, 2, 0, 3)  # [Hkv, G, n, Dk]
-        spans = chunk.spans
-        if chunk.bias is not None:
-            assert _flash is not None
-            *spans, own = spans
-            keys, values = (x.transpose(0, 1).expand(-1, group, -1, -1) for x in self.views(own))
-            result = Partial(*_flash(heads, keys, values, 0.0, False, attn_mask=chunk.bias, scale=self.scale))
-        else:
-            result = attend(
-                heads,
-                k.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, k_dim),
-                v.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, v.shape[-1]),
-                scale=self.scale,
-                causal=True,
-                softcap=self.softcap,
-            )
-        folded = heads.reshape(1, num_kv_heads, group * num_new, k_dim) if spans else heads
-        for span in spans:
+        result = attend(
+            heads,
+            k.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, k_dim),
+            v.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, v.shape[-1]),
+            scale=self.scale,
+            causal=True,
+            softcap=self.softcap,
+        )
+        folded = heads.reshape(1, num_kv_heads, group * num_new, k_dim) if chunk.spans else heads
+        for span in chunk.spans:
             out, lse = self.read(folded, span)
             result = merge(result, Partial(out.reshape(result.out.shape), lse.reshape(result.lse.shape)))
         return Partial(
