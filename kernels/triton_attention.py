@@ -134,7 +134,8 @@ class TritonAttention:
     ) -> torch.Tensor:
         assert self._step is not None
         k_store, v_store = self.store.k[layer], self.store.v[layer]
-        q, k, v = rotate_store(packed, k_store, v_store, self._step.slots, *self._scale_pair(layer))
+        block = 4 if self.strict else None  # the norm of a head is summed in an order that depends on it
+        q, k, v = rotate_store(packed, k_store, v_store, self._step.slots, *self._scale_pair(layer), block=block)
         return self._attend(layer, q, k, v, Scoring(scale, window, softcap, sinks))
 
     def _scales(self, layer: int) -> Scales | None:
