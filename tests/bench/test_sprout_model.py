@@ -80,6 +80,18 @@ def test_batched_scoring_writes_what_generate_writes_alone(sprout: tuple[Any, An
     assert all(row.right for row in rows)
 
 
+def test_a_fact_3000_tokens_back_is_found(sprout: tuple[Any, Any]) -> None:
+    model, tokenizer = sprout
+    rng = random.Random(5)
+    first = make_world(rng, "test")
+    fact = rng.choice(first.facts)
+    later = ""
+    while len(tokenizer(later).input_ids) < 3_000:
+        later += " " + make_world(rng, "test").passage().text
+    asked = f"{first.passage().text}{later}\n\n{fact.attribute.question(rng, fact.subject.name)}"
+    assert written(sprout, [user(asked)]) == fact.answer
+
+
 def test_agreement_is_the_share_of_equal_answers() -> None:
     first, second = (
         [Row(plain("x", [("a", True)]), [], [], written) for written in runs]
