@@ -81,15 +81,15 @@ class CompiledChunks:
 
 
 def _tile(num_rows: int, *, half: bool = False) -> Any:
-    """C [num_rows, COLUMNS] (+)= A [num_rows, depth] B [depth, COLUMNS], all of C in registers meanwhile.
+    """C [num_rows, COLUMNS] = A [num_rows, depth] B [depth, COLUMNS], all of C in registers meanwhile.
 
     A is float32, or bfloat16 if `half`, and read through two strides, in bytes; rows of B and C lie COLUMNS apart.
     """
 
     @intrinsic
-    def tile(typingctx: Any, c: Any, a: Any, a_row: Any, a_step: Any, b: Any, depth: Any, begin: Any) -> Any:
+    def tile(typingctx: Any, c: Any, a: Any, a_row: Any, a_step: Any, b: Any, depth: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-            c, a, a_row, a_step, b, depth, begin = arguments
+            c, a, a_row, a_step, b, depth = arguments
             word, single = ir.IntType(64), ir.FloatType()
             vector = ir.VectorType(single, 16)
             zero = ir.Constant(vector, [0.0] * 16)
@@ -105,11 +105,7 @@ def _tile(num_rows: int, *, half: bool = False) -> Any:
             sums = [[cgutils.alloca_once(builder, vector) for _ in range(width)] for _ in range(num_rows)]
             for row in range(num_rows):
                 for column in range(width):
-                    with builder.if_else(begin) as (anew, go_on):
-                        with anew:
-                            builder.store(zero, sums[row][column])
-                        with go_on:
-                            builder.store(builder.load(place(row, column), align=4), sums[row][column])
+                    builder.store(zero, sums[row][column])
             with cgutils.for_range(builder, depth) as loop:
                 offset = builder.mul(loop.index, ir.Constant(word, 4 * COLUMNS))
                 lines = [
@@ -135,7 +131,7 @@ def _tile(num_rows: int, *, half: bool = False) -> Any:
                     builder.store(builder.load(sums[row][column]), place(row, column), align=4)
 
         integer = types.int64
-        return types.void(integer, integer, integer, integer, integer, integer, types.boolean), generate
+        return types.void(integer, integer, integer, integer, integer, integer), generate
 
     return tile
 
@@ -145,23 +141,23 @@ _four_half_rows, _one_half_row = _tile(4, half=True), _tile(1, half=True)
 
 
 @njit(forceinline=True, **_FLAGS)
-def _product(c, a, a_row, a_step, b, num_rows, depth, begin):
-    """C [num_rows, COLUMNS] (+)= A B, as `_tile` reads them, for A in float32."""
+def _product(c, a, a_row, a_step, b, num_rows, depth):
+    """C [num_rows, COLUMNS] = A B, as `_tile` reads them, for A in float32."""
     whole = num_rows - num_rows % 4
     for row in range(0, whole, 4):
-        _four_rows(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth, begin)
+        _four_rows(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
     for row in range(whole, num_rows):
-        _one_row(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth, begin)
+        _one_row(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
 
 
 @njit(forceinline=True, **_FLAGS)
-def _half_product(c, a, a_row, a_step, b, num_rows, depth, begin):
+def _half_product(c, a, a_row, a_step, b, num_rows, depth):
     """The same for A in bfloat16."""
     whole = num_rows - num_rows % 4
     for row in range(0, whole, 4):
-        _four_half_rows(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth, begin)
+        _four_half_rows(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
     for row in range(whole, num_rows):
-        _one_half_row(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth, begin)
+        _one_half_row(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
 
 
 _F = np.float32
@@ -182,10 +178,11 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
         visible = carray(_at(call.visible), query_ptr[num_blocks], np.int64)
         spans = carray(_at(call.spans), (span_ptr[num_blocks], 2), np.int64)
         turned = np.empty((k_dim, COLUMNS), np.float32)
-        total = np.empty((v_dim, COLUMNS), np.float32)
+        total, added = np.empty((v_dim, COLUMNS), np.float32), np.empty((v_dim, COLUMNS), np.float32)
         scores = np.empty((KEYS, COLUMNS), np.float32)
         peak, weight = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
-        kept, last_seen = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.int64)
+        kept, gained = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
+        last_seen = np.empty(COLUMNS, np.int64)
         while True:
             task = _take(pointer)
             if task >= num_blocks * num_kv_heads:
@@ -217,11 +214,11 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                         break
                     slot = head * call.num_slots + first
                     keys, values = call.k + slot * k_dim * size, call.v + slot * v_dim * size
-                    s, t, o = scores.ctypes.data, turned.ctypes.data, total.ctypes.data
+                    s, t, o = scores.ctypes.data, turned.ctypes.data, added.ctypes.data
                     if bfloat16:
-                        _half_product(s, keys, k_dim * size, size, t, num_keys, k_dim, True)
+                        _half_product(s, keys, k_dim * size, size, t, num_keys, k_dim)
                     else:
-                        _product(s, keys, k_dim * size, size, t, num_keys, k_dim, True)
+                        _product(s, keys, k_dim * size, size, t, num_keys, k_dim)
                     if position + num_keys > least:
                         for j in range(num_keys):
                             for column in range(COLUMNS):
@@ -233,19 +230,22 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                             peak[column] = max(peak[column], scores[j, column])
                     for column in range(COLUMNS):
                         kept[column] = _exp(kept[column] - peak[column])
-                        weight[column] *= kept[column]
+                        gained[column] = _F(0)
                     for j in range(num_keys):
                         for column in range(COLUMNS):
                             x = _exp(scores[j, column] - peak[column])
                             scores[j, column] = x
-                            weight[column] += x
+                            gained[column] += x
+                    if bfloat16:
+                        _half_product(o, values, size, v_dim * size, s, v_dim, num_keys)
+                    else:
+                        _product(o, values, size, v_dim * size, s, v_dim, num_keys)
+                    # each block is summed by itself first: sums over thousands of keys would round as often
+                    for column in range(COLUMNS):
+                        weight[column] = weight[column] * kept[column] + gained[column]
                     for d in range(v_dim):
                         for column in range(COLUMNS):
-                            total[d, column] *= kept[column]
-                    if bfloat16:
-                        _half_product(o, values, size, v_dim * size, s, v_dim, num_keys, False)
-                    else:
-                        _product(o, values, size, v_dim * size, s, v_dim, num_keys, False)
+                            total[d, column] = total[d, column] * kept[column] + added[d, column]
                     position += num_keys
             for column in range(num_columns):
                 token = query[first_query + column // group]

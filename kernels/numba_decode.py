@@ -247,9 +247,9 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -
         keys = carray(_at(call.k), (num_kv_heads, call.num_slots, k_dim), element)
         values = carray(_at(call.v), (num_kv_heads, call.num_slots, v_dim), element)
         scores = np.empty((group, BLOCK), np.float32)
-        total = np.empty((group, v_dim), np.float32)
+        total, added = np.empty((group, v_dim), np.float32), np.empty((group, v_dim), np.float32)
         scaled = np.empty((group, k_dim), np.float32)
-        peak, weight = np.empty(group, np.float32), np.empty(group, np.float32)
+        peak, weight, kept = np.empty(group, np.float32), np.empty(group, np.float32), np.empty(group, np.float32)
         while True:
             task = _take(pointer)
             if task >= num_queries * num_kv_heads:
@@ -281,16 +281,20 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -
                         highest = peak[g]
                         for j in range(last - first):
                             highest = max(highest, scores[g, j])
-                        kept = _exp(peak[g] - highest)
+                        kept[g] = _exp(peak[g] - highest)
                         gained = _F(0)
                         for j in range(last - first):
                             x = _exp(scores[g, j] - highest)
                             scores[g, j] = x
                             gained += x
-                        peak[g], weight[g] = highest, weight[g] * kept + gained
+                        peak[g], weight[g] = highest, weight[g] * kept[g] + gained
                         for d in range(v_dim):
-                            total[g, d] *= kept
-                    _add(total, scores, values[head, first:last], last - first, group, v_dim)
+                            added[g, d] = _F(0)
+                    # each block is summed by itself first: sums over thousands of keys would round as often
+                    _add(added, scores, values[head, first:last], last - first, group, v_dim)
+                    for g in range(group):
+                        for d in range(v_dim):
+                            total[g, d] = total[g, d] * kept[g] + added[g, d]
             for g in range(group):
                 offset = (token * num_kv_heads + head) * group + g
                 if call.wide_out != 0:
