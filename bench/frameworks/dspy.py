@@ -1,7 +1,7 @@
 """DSPy on GraftLM, on a plain `generate` engine and on `transformers serve`: same weights, same machine, one run.
 
 An evaluation of 150 examples and an optimiser run of over 300 calls are long enough to be run once each, after a short
-one that warms everything up; all of it takes some six minutes on two cores, and says how far it is.
+one that warms everything up; all of it takes some seven minutes on two cores, and says how far it is.
 """
 
 from __future__ import annotations
