@@ -33,7 +33,10 @@ ROUNDS = {"hf": 1}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the engines that are asked for and print one table; exit status 1 if GraftLM itself failed."""
+    """Run the engines that are asked for and print one table; exit status 1 if GraftLM itself failed.
+
+    Without any engine the table is that of the files named by --add, which needs no GPU.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description=__doc__)
     parser.add_argument("--engines", default=",".join(ENGINES), help=f"with commas; default {','.join(ENGINES)}")
     parser.add_argument("--only", help="sections or figures with commas: a,b,e or a64,start,strict; default all")
@@ -52,14 +55,15 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"no engine {unknown[0]!r}; known: {', '.join(ENGINES)}")
     if given.peers is not None and not given.peers.is_dir():
         parser.error(f"--peers {given.peers}: no such folder")
-    if not given.tiny and (reason := no_gpu()):
+    if engines and not given.tiny and (reason := no_gpu()):
         parser.error(reason)
     console = Console(width=None if sys.stdout.isatty() else 150)
     found: dict[str, Any] = {"engines": {}}
     for path in given.add:
         earlier = json.loads(path.read_text())
         found["engines"] |= earlier["engines"]
-    model = None if given.tiny else given.model or model_folder(given.peers)
+        found |= {key: earlier[key] for key in ("rates", "limits", "gpu") if key in earlier}
+    model = None if given.tiny or not engines else given.model or model_folder(given.peers)
     sizes = Sizes().divided(TINY, TINY_VOCABULARY) if given.tiny else Sizes()
     if model is not None:
         with console.status("how fast this card reads and multiplies"):
@@ -69,7 +73,10 @@ def main(arguments: Sequence[str]) -> int:
     for name in engines:
         with console.status(f"{name}"):
             found["engines"][name] = run(name, given, model)
-    whole = origin() | {"gpu": gpu(), "caveat": report.CAVEAT, "sizes": asdict(sizes)} | found
+    found["engines"] = {name: found["engines"][name] for name in ENGINES if name in found["engines"]}
+    about = origin()
+    about["machine"] = {key: about["machine"][key] for key in ("python", "processor", "cores", "memory_gib")}
+    whole = about | {"gpu": gpu(), "caveat": report.CAVEAT, "sizes": asdict(sizes)} | found
     if given.output:
         given.output.write_text(json.dumps(whole, indent=1) + "\n")
     report.show(whole, console)

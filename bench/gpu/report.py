@@ -104,6 +104,8 @@ def table(found: Mapping[str, Any]) -> Table:
 def notes(found: Mapping[str, Any]) -> Iterator[str]:
     """What the table does not show: why an engine or a figure is missing, and GraftLM's own checks."""
     for engine, its in found["engines"].items():
+        if "from" in its:
+            yield f"{engine}: {its['from']}"
         for name, reason in its.get("errors", {}).items():
             yield f"{engine}, {name}: {reason}"
         for line in its.get("log", []):

@@ -18,6 +18,7 @@ from bench.gpu import compare, measure, report, sanitize
 from bench.gpu.limits import Decoder, Limits, Rates, limits, pairs
 from bench.gpu.model import CONFIG, learn_tokenizer
 from bench.gpu.workloads import Answer, Draw, Ids, Sizes, decode, sections
+from bench.harness import ROOT
 
 SMALL = Sizes().divided(16, (3, 250))
 
@@ -200,11 +201,17 @@ def test_a_trial_run_on_any_machine_measures_us_and_names_what_is_missing(tmp_pa
     assert found["caveat"] == report.CAVEAT
 
 
-def test_figures_of_an_earlier_run_join_the_table(tmp_path: Path) -> None:
-    earlier, written = tmp_path / "earlier.json", tmp_path / "figures.json"
-    earlier.write_text(json.dumps(FOUND))
-    assert compare.main(["--tiny", "--engines", "", "--add", str(earlier), "--json", str(written)]) == 0
-    assert json.loads(written.read_text())["engines"] == FOUND["engines"]
+def test_the_kept_figures_make_their_table_again_without_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = [str(ROOT / "bench/gpu" / name) for name in ("h200-peers.json", "h200.json")]
+    written = tmp_path / "figures.json"
+    assert compare.main(["--engines", "", "--add", *kept, "--json", str(written)]) == 0
+    said = capsys.readouterr().out
+    assert "NVIDIA H200" in said and "an earlier run" in said and report.CAVEAT in said
+    found = json.loads(written.read_text())
+    assert list(found["engines"]) == ["graftlm", "vllm", "sglang"]
+    assert found["limits"] == json.loads(Path(kept[1]).read_text())["limits"]
 
 
 def test_a_tokenizer_is_learnt_from_text_at_hand(tmp_path: Path) -> None:
