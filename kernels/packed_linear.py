@@ -32,7 +32,7 @@ class PackedLinear(nn.Linear):
         self._original = (original,)  # in a tuple: not a submodule, whose parameters would be counted twice
         weight = self._plain(self._source.detach())
         self.out_features, self.in_features = weight.shape
-        self.bias = getattr(original, "bias", None)
+        self.register_parameter("bias", getattr(original, "bias", None))
         self.training = original.training
         self._packed = None if in_place else _REORDER(weight.contiguous())
 
