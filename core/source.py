@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from graftlm.core.config import EngineConfig
+from graftlm.core.errors import GraftError
 
 if TYPE_CHECKING:
     from graftlm.core.engine import Engine
@@ -23,6 +24,7 @@ class ModelSource:
         self.given_tokenizer = tokenizer
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
+        self._failure: GraftError | None = None
 
     @property
     def name(self) -> str:
@@ -32,12 +34,18 @@ class ModelSource:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Loaded once, on whichever thread first asks."""
+        """Loaded once, on whichever thread first asks. One that could not be is not looked for again."""
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             if self._tokenizer is None:
                 from graftlm.core.model import load_tokenizer
 
-                self._tokenizer = load_tokenizer(self.model, self.given_tokenizer, self.config)
+                try:
+                    self._tokenizer = load_tokenizer(self.model, self.given_tokenizer, self.config)
+                except GraftError as error:
+                    self._failure = error
+                    raise
             return self._tokenizer
 
     @property

@@ -1,0 +1,31 @@
+"""What a runtime knows of its model before the weights are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import ModelError
+from graftlm.core.runtime import Runtime
+from graftlm.core.source import ModelSource
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_looked_for_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{broken")
+    source = ModelSource(tmp_path, None, EngineConfig())
+    failures = []
+    for _ in range(2):
+        with pytest.raises(ModelError, match="no tokenizer could be loaded") as caught:
+            source.tokenizer  # noqa: B018
+        failures.append(caught.value)
+    assert failures[0] is failures[1]
+
+
+def test_a_runtime_of_broken_files_says_so_to_each_caller(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{broken")
+    with Runtime(tmp_path) as runtime:
+        for _ in range(2):
+            with pytest.raises(ModelError, match="no tokenizer could be loaded"):
+                runtime.generate("x")
