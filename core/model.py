@@ -143,11 +143,10 @@ def _check_strict(loaded: LoadedModel, attention_factory: AttentionFactory) -> N
     """Warn if strict mode cannot be kept: part of the model computes in an order that depends on the batch."""
     reason = batch_dependence(loaded, attention_factory)
     if reason is not None:
-        warnings.warn(
-            f"strict=True does not hold for {loaded.name} in {str(loaded.dtype)[6:]}: {reason}; dtype='float32' makes "
-            "it hold but for ties",
-            stacklevel=3,
-        )
+        but = "answers differ where two tokens are all but as likely"
+        remedy = but if loaded.dtype is torch.float32 else "dtype='float32' makes it hold but for ties"
+        named = f"{loaded.name} in {str(loaded.dtype)[6:]}"
+        warnings.warn(f"strict=True does not hold for {named}: {reason}; {remedy}", stacklevel=3)
 
 
 def _fuse(model: nn.Module, device: torch.device, *, strict: bool = False) -> Fusions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -60,19 +61,25 @@ def test_replaying_a_graph_computes_what_running_eagerly_does(kind: str, dtype: 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_strict_answers_in_bfloat16_depend_neither_on_the_batch_nor_on_the_cache(kind: str) -> None:
+    """Or the model is named when it is loaded; those of plain linear layers never are."""
     prompts = family(7, shared=90) + [random_prompt(23, seed=5)]
     options = GREEDY | {"max_tokens": 40}
-    with on_gpu(kind, torch.bfloat16, strict=True) as runtime:
-        alone = []
-        for prompt in prompts:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with on_gpu(kind, torch.bfloat16, strict=True) as runtime:
+            alone = []
+            for prompt in prompts:
+                runtime.clear_cache()
+                alone.append(runtime.generate(prompt, **options).token_ids)
+            cached = [runtime.generate(prompt, **options).token_ids for prompt in prompts]
             runtime.clear_cache()
-            alone.append(runtime.generate(prompt, **options).token_ids)
-        cached = [runtime.generate(prompt, **options).token_ids for prompt in prompts]
-        runtime.clear_cache()
-        batched = [c.token_ids for c in runtime.generate(prompts, **options)]
-        again = [c.token_ids for c in runtime.generate(prompts, **options)]
-    with on_gpu(kind, torch.bfloat16, strict=True, max_step_tokens=16) as runtime:
-        chunked = [c.token_ids for c in runtime.generate(prompts, **options)]
+            batched = [c.token_ids for c in runtime.generate(prompts, **options)]
+            again = [c.token_ids for c in runtime.generate(prompts, **options)]
+        with on_gpu(kind, torch.bfloat16, strict=True, max_step_tokens=16) as runtime:
+            chunked = [c.token_ids for c in runtime.generate(prompts, **options)]
+    if any("strict=True does not hold" in str(warning.message) for warning in said):
+        assert kind not in ("llama", "qwen3", "mistral")
+        return
     assert cached == alone
     assert batched == alone
     assert again == alone
