@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from graftlm.core.admission import Limits, admit
 from graftlm.core.choice import Choice
+from graftlm.core.claim import Claim
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import EngineError, GraftError, RequestCancelled, RequestTimeout
 from graftlm.core.metrics import Counters, Stats
@@ -406,6 +407,17 @@ def build_local(
     from graftlm.plugins import manager
 
     registry = manager.load()
-    loaded = registry.models[config.loader](model, config, tokenizer)
-    spec = build_runner(loaded, config, registry.attention)
-    return LocalEngine(spec, tokenizer, config, wake=wake, finished=registry.request_finished)
+    claim = Claim(model)
+    try:
+        loaded = registry.models[config.loader](model, config, tokenizer)
+        spec = build_runner(loaded, config, registry.attention)
+    except BaseException:
+        claim.release()
+        raise
+
+    def close() -> None:
+        spec.close()
+        claim.release()
+
+    owned = replace(spec, close=close)
+    return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)

@@ -26,10 +26,13 @@ HEADER = "[[ ## label ## ]]\n"
 OPTIONS = ("bug", "bugfix", "feature", "question about the price", "q", "no", "other")
 
 
+def model() -> Any:
+    return tiny_model("llama", max_position_embeddings=4096)
+
+
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Runtime]:
-    model = tiny_model("llama", max_position_embeddings=4096)
-    with Runtime(model, tokenizer=byte_tokenizer(merges=[("b", "u"), ("n", "o")]), max_batch=6) as one:
+    with Runtime(model(), tokenizer=byte_tokenizer(merges=[("b", "u"), ("n", "o")]), max_batch=6) as one:
         yield one
 
 
@@ -121,9 +124,8 @@ def test_a_choice_without_a_prefix_cache_is_the_same(runtime: Runtime) -> None:
     prompts = [random_prompt(40, seed) for seed in range(3)]
     expected = [submit(runtime, prompt).result().text for prompt in prompts]
     schedule = SchedulerConfig(policy="fcfs")
-    with Runtime(
-        runtime.model, tokenizer=runtime.tokenizer.hf, schedule=schedule, cache=CacheConfig(enabled=False)
-    ) as bare:
+    tokenizer = runtime.tokenizer.hf
+    with Runtime(model(), tokenizer=tokenizer, schedule=schedule, cache=CacheConfig(enabled=False)) as bare:
         assert [submit(bare, prompt).result().text for prompt in prompts] == expected
 
 
