@@ -12,6 +12,7 @@ from typing import Any
 import guidance
 import pytest
 from guidance import assistant, gen, select, user
+from guidance.models._base._model import _event_queues
 
 from graftlm.adapters.guidance import GraftModel
 from graftlm.adapters.guidance_lazy import Task
@@ -26,6 +27,14 @@ def runtime() -> Iterator[Runtime]:
     tokenizer = trained_tokenizer()
     with Runtime(tame_model(tokenizer), tokenizer=tokenizer, dtype="float32", max_model_len=2048) as one:
         yield one
+
+
+@pytest.fixture(autouse=True)
+def nobody_watches() -> Iterator[None]:
+    """A stream that an earlier test left half-read would make every `+` of this thread wait."""
+    token = _event_queues.set(())
+    yield
+    _event_queues.reset(token)
 
 
 @pytest.fixture(scope="module")
