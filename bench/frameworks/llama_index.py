@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -68,21 +69,30 @@ def tree_summarize(options: Options, runtime: Runtime, ours: GraftLLM, theirs: H
 
 
 def four_questions(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
-    """Four questions about one context, one after the other, as a user would ask them."""
+    """Four questions about one context, one after the other and together, as a user would ask them."""
     nodes = _nodes(8, options.choose(100, 180))  # they fit into one prompt
     questions = ["Who is it about?", "Where does it happen?", "When was it?", "Why did they do it?"]
-    answers: dict[str, str] = {}
+    rows: list[Row] = []
+    for together in (False, True):
+        answers: dict[str, str] = {}
 
-    def ask(name: str, llm: Any) -> None:
-        runtime.clear_cache()
-        compact = get_response_synthesizer(
-            llm=llm,
-            response_mode="compact",
-            prompt_helper=_packer(llm, runtime.max_model_len, ours.metadata.num_output),
-        )
-        answers[name] = "|".join(str(compact.synthesize(question, nodes)) for question in questions)
+        def ask(name: str, llm: Any, together: bool = together, answers: dict[str, str] = answers) -> None:
+            runtime.clear_cache()
+            compact = get_response_synthesizer(
+                llm=llm,
+                response_mode="compact",
+                prompt_helper=_packer(llm, runtime.max_model_len, ours.metadata.num_output),
+            )
 
-    return _compare(options, "4 questions about one context", "questions/s", 4, ask, ours, theirs, answers)
+            async def gathered() -> list[Any]:
+                return await asyncio.gather(*(compact.asynthesize(question, nodes) for question in questions))
+
+            found = asyncio.run(gathered()) if together else [compact.synthesize(q, nodes) for q in questions]
+            answers[name] = "|".join(map(str, found))
+
+        what = f"4 questions about one context, {'together' if together else 'one after the other'}"
+        rows += _compare(options, what, "questions/s", 4, ask, ours, theirs, answers)
+    return rows
 
 
 def synthesizers(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
