@@ -104,7 +104,7 @@ def load_model(
             hf_model = hf_model.to(dtype)
         name = source or type(model).__name__
     else:
-        source = resolve(model)
+        source = resolve(model, verify=True)
         name = os.fspath(model)
         hf_model = _read_weights(source, config, device)
     check_weights_fit(name, hf_model, device)
@@ -235,13 +235,17 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | Li
     return dtype
 
 
-def resolve(model: str | os.PathLike[str]) -> str:
-    """The folder or Hugging Face id that a model name stands for."""
+def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
+    """The folder or Hugging Face id that a model name stands for.
+
+    verify  compare the embedded model's files with their checksums, not only their sizes: for who reads them next.
+    Raises ModelError for a folder that is none, and for a file of the embedded model that is missing or corrupted.
+    """
     name = os.fspath(model)
     if name == "sprout":
-        from graftlm.core.embedded import sprout_path
+        from graftlm.core.embedded import sprout_path, verify_sprout
 
-        return str(sprout_path())
+        return str(verify_sprout() if verify else sprout_path())
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -329,7 +333,7 @@ def load_tokenizer(model: Any, given: Any, config: EngineConfig) -> Tokenizer:
         extra = [eos] if isinstance(eos, int) else list(eos or ())
         wrapped.eos_token_ids = tuple(dict.fromkeys([*wrapped.eos_token_ids, *map(int, extra)]))
         return wrapped
-    return _tokenizer(given, resolve(model), config)
+    return _tokenizer(given, resolve(model, verify=True), config)
 
 
 def model_config(model: Any, config: EngineConfig) -> Any:

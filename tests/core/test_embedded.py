@@ -9,6 +9,7 @@ import pytest
 
 from graftlm.core.embedded import SHA256_LIST, listed_files, sprout_folder, sprout_path, verify_sprout
 from graftlm.core.errors import ModelError
+from graftlm.core.runtime import Runtime
 
 
 @pytest.fixture
@@ -51,6 +52,16 @@ def test_a_changed_byte_is_found_by_the_checksum_alone(copy: Path) -> None:
     assert sprout_path(copy) == copy
     with pytest.raises(ModelError, match=r"model\.safetensors is corrupted \(sha256 .*git checkout"):
         verify_sprout(copy)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_runtime_does_not_run_on_a_corrupted_file(copy: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    data = bytearray((copy / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / name).write_bytes(data)
+    monkeypatch.setattr("graftlm.core.embedded.sprout_folder", lambda: copy)
+    with Runtime("sprout") as runtime, pytest.raises(ModelError, match=f"{name} is corrupted .*restore it with"):
+        runtime.generate("x", max_tokens=1)
 
 
 @pytest.mark.parametrize("text", ["", "0123  not-a-number  config.json\n"])
