@@ -416,8 +416,10 @@ def build_local(
         raise
 
     def close() -> None:
-        spec.close()
-        claim.release()
+        try:
+            spec.close()
+        finally:
+            claim.release()
 
     owned = replace(spec, close=close)
     return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
