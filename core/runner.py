@@ -13,6 +13,7 @@ from graftlm.core.errors import ConfigError, PluginError
 from graftlm.core.memory import pool_size
 from graftlm.core.plan import StepPlan
 from graftlm.core.prefix_cache import SnapshotLane
+from graftlm.kernels.attention import StrictAttention
 
 if TYPE_CHECKING:
     import torch
@@ -138,10 +139,11 @@ def _attention(
             continue
         reason = next((r for layer in loaded.layers if (r := attention.supports(layer))), None)
         if reason is None and config.strict and on_gpu:
-            reason = None if hasattr(attention, "strict") else "its results depend on the batch"
+            if isinstance(attention, StrictAttention):
+                attention.strict = True
+            else:
+                reason = "its results depend on the batch"
         if reason is None:
-            if config.strict and on_gpu:
-                setattr(attention, "strict", True)  # noqa: B010
             if reasons:
                 warnings.warn(f"attention {name!r} is used, more slowly: {'; '.join(reasons)}", stacklevel=2)
             return attention

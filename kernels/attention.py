@@ -177,3 +177,13 @@ class PackedAttention(Attention, Protocol):
     ) -> torch.Tensor:
         """As `forward`. Overwrites `packed.qkv`."""
         ...
+
+
+@runtime_checkable
+class StrictAttention(Attention, Protocol):
+    """An attention kernel that can give each token the same result, to the last bit, whatever else is in the step.
+
+    strict  whether it does
+    """
+
+    strict: bool
