@@ -88,6 +88,7 @@ class Tokenizer:
             return []
         if self._continuation_backend is None:
             return self._encode(text)
+        _check_writable(text)
         return list(self._continuation_backend.encode(text, add_special_tokens=False).ids)
 
     def count_ids(self, text: str) -> list[int]:
@@ -98,6 +99,7 @@ class Tokenizer:
         backend = getattr(self.hf, "backend_tokenizer", None)
         if backend is None or backend.truncation is not None or backend.padding is not None:
             return self._encode(text)
+        _check_writable(text)
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -105,7 +107,7 @@ class Tokenizer:
         """Turn a prompt into its ids, int32 [num_tokens].
 
         prompt  text taken as is, token ids (a list or an array), or messages, rendered with the chat template.
-        Raises ConfigError if it is empty or of another kind.
+        Raises ConfigError if it is empty, of another kind, or holds a lone surrogate.
         """
         if isinstance(prompt, str):
             ids = self.encode(prompt) if prompt else []
@@ -157,6 +159,7 @@ class Tokenizer:
         return str(text)
 
     def _encode(self, text: str) -> list[int]:
+        _check_writable(text)
         return [int(i) for i in self.hf.encode(text, add_special_tokens=False, verbose=False)]
 
     @cached_property
@@ -287,6 +290,16 @@ def _packed(ids: list[Any]) -> NDArray[Any]:
         return np.frombuffer(array("i", ids), np.int32)
     except (TypeError, OverflowError):
         return np.asarray(ids)
+
+
+def _check_writable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the text holds a lone surrogate ({text[error.start]!r}, character {error.start:,}), which UTF-8 cannot "
+            "write; read it with errors='replace', or remove it"
+        ) from error
 
 
 def _checked_ids(ids: Any) -> NDArray[np.int32]:
