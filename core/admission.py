@@ -33,6 +33,12 @@ def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> None:
             f"the prompt has token id {highest:,}, the model knows {limits.num_embeddings:,} ids; "
             "use ids of the model's own tokenizer"
         )
+    unknown = next((i for i in sequence.sampling.stop_token_ids if not 0 <= i < limits.num_embeddings), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"stop_token_ids has token id {unknown:,}, the model knows 0 to {limits.num_embeddings - 1:,}: it would "
+            "never stop there; use ids of the model's own tokenizer"
+        )
     generates = not sequence.scoring and not sequence.request.want_logits
     if num_prompt > limits.max_model_len - (1 if generates else 0):
         raise RequestTooLong(

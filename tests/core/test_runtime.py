@@ -271,6 +271,14 @@ def test_copies_share_the_engine() -> None:
         ("x", {"choices": ["a", "a"]}, ConfigError, "duplicates"),
         ([7] * 600, {}, RequestTooLong, r"600 tokens, the context is 512"),
         ([7, 99_999], {}, ConfigError, r"token id 99,999, the model knows 272 ids"),
+        ("so \ud800", {}, ConfigError, "lone surrogate .* character 3"),
+        ([{"role": "user", "content": "\ud800"}], {}, ConfigError, "lone surrogate"),
+        (
+            "x",
+            {"stop_token_ids": [99_999]},
+            ConfigError,
+            "stop_token_ids has token id 99,999, the model knows 0 to 271",
+        ),
     ],
 )
 def test_bad_input_names_value_limit_and_remedy(
@@ -282,10 +290,13 @@ def test_bad_input_names_value_limit_and_remedy(
 
 
 def test_one_bad_prompt_of_a_batch_fails_alone(rt: Runtime) -> None:
-    good, bad = rt.submit_many([Request("fine", SamplingParams(**GREEDY)), Request([7] * 600)])
+    requests = [Request("fine", SamplingParams(**GREEDY)), Request([7] * 600), Request("\udfff")]
+    good, long, unwritable = rt.submit_many(requests)
     assert good.result().finish_reason == "length"
     with pytest.raises(RequestTooLong):
-        bad.result()
+        long.result()
+    with pytest.raises(ConfigError, match="surrogate"):
+        unwritable.result()
 
 
 def test_a_request_larger_than_the_pool_is_refused() -> None:
