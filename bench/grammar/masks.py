@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.grammar import _constraints, _vocabularies
+from bench.grammar._answers import ANSWERS, compact
 from bench.grammar.validity import write
 from bench.harness import Options, Row
 from graftlm import Grammar, JsonSchema, Regex, Vocabulary
@@ -25,74 +26,6 @@ from graftlm.core.grammar.dfa import Place
 from graftlm.core.grammar.fsm import FsmGrammar
 from graftlm.core.grammar.slices import self_loop
 
-TEXTS: dict[str, list[Any]] = {
-    "flat": [
-        {
-            "name": "Ada Lovelace",
-            "age": 36,
-            "email": "ada@analytical.org",
-            "active": True,
-            "score": 98.5,
-            "role": "admin",
-        },
-        {"name": "Søren Kjær", "age": 42, "email": "sk@example.dk", "active": False, "score": -325, "role": "guest"},
-        {"name": 'O\'Neil "Ted" Smith', "age": 7, "email": "t@x.io", "active": True, "score": 0, "role": "user"},
-    ],
-    "nested": [
-        {
-            "order_id": "A-10293",
-            "customer": {
-                "first_name": "Grace",
-                "last_name": "Hopper",
-                "address": {"street": "12 Navy Yard Rd", "city": "Arlington", "zip": "22202"},
-            },
-            "items": [
-                {"sku": "SKU-1", "quantity": 2, "unit_price": 19.99},
-                {"sku": "SKU-99", "quantity": 1, "unit_price": 5},
-            ],
-            "tags": ["gift", "express"],
-        },
-        {
-            "order_id": "B-1",
-            "customer": {
-                "first_name": "Li",
-                "last_name": "Wei",
-                "address": {"street": "南京路 5", "city": "上海", "zip": "200000"},
-            },
-            "items": [],
-            "tags": [],
-        },
-    ],
-    "employee": [
-        {
-            "employee_id": 1042,
-            "first_name": "Maria",
-            "last_name": "Gonzalez",
-            "preferred_name": None,
-            "work_email": "maria.gonzalez@example.com",
-            "phone_number": "+1 555 0100",
-            "department": "engineering",
-            "job_title": "Site Reliability Engineer",
-            "seniority_level": "senior",
-            "manager_id": 17,
-            "start_date": "2019-04-15",
-            "is_remote": True,
-            "office_location": "Lisbon, Portugal",
-            "annual_salary": 91250.5,
-            "currency_code": "EUR",
-            "skills": ["kubernetes", "python", "incident response"],
-            "languages_spoken": ["Portuguese", "English"],
-            "performance_rating": 4,
-            "vacation_days_remaining": 11,
-            "emergency_contact": {
-                "contact_name": "Jose Gonzalez",
-                "relationship": "brother",
-                "contact_phone": "+351 555 0199",
-            },
-        }
-    ],
-}
-SHARES = {"flat": 0.25, "nested": 0.34, "employee": 0.39}  # of tokens that must be forced
 XGRAMMAR_PATTERNS = (
     "letters and digits",
     "e-mail",
@@ -101,10 +34,6 @@ XGRAMMAR_PATTERNS = (
     "octets",
 )  # it knows no flags and no \w beyond ASCII
 RANDOM_TOKENS = 40
-
-
-def compact(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def cpu_us(function: Callable[[], Any]) -> float:
@@ -124,7 +53,7 @@ def texts(vocabulary: Vocabulary, per_grammar: int) -> Iterator[tuple[str, Gramm
         grammar = Grammar.compile(spec, vocabulary)
         if not isinstance(grammar.compiled, FsmGrammar):
             continue
-        for value in TEXTS.get(name, ()):
+        for value in ANSWERS.get(name, ()):
             yield name, grammar, compact(value)
         for seed in range(per_grammar):
             yield name, grammar, write(grammar, vocabulary, np.random.default_rng(seed), RANDOM_TOKENS)[0]
@@ -195,8 +124,6 @@ class Agreement:
     masks_unlike_xgrammar: int = 0
     masks_without_llguidances: int = 0
     forced_unlike_llguidance: int = 0
-    num_tokens: dict[str, int] = field(default_factory=dict)
-    num_forced: dict[str, int] = field(default_factory=dict)
     not_canonical: int = 0
 
 
@@ -212,7 +139,7 @@ def agreement(vocabulary: Vocabulary) -> Agreement:
     info = xgrammar.TokenizerInfo(tokens, vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[*vocabulary.eos_token_ids])
     compiler = xgrammar.GrammarCompiler(info, max_threads=1)
     for name, grammar, text in texts(vocabulary, 1):
-        written = name in TEXTS and text in map(compact, TEXTS[name])
+        written = name in ANSWERS and text in map(compact, ANSWERS[name])
         if written:
             schema = json.dumps(_constraints.CLOSED[name])
             source = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
@@ -223,13 +150,12 @@ def agreement(vocabulary: Vocabulary) -> Agreement:
         else:
             continue  # the two read other keywords of schemas in ways of their own
         theirs = LLMatcher(tokenizer, source, log_level=0)
-        replay(found, name, grammar, text, vocabulary, theirs, xgrammar.GrammarMatcher(compiled) if compiled else None)
+        replay(found, grammar, text, vocabulary, theirs, xgrammar.GrammarMatcher(compiled) if compiled else None)
     return found
 
 
 def replay(
     found: Agreement,
-    name: str,
     grammar: Grammar,
     text: bytes,
     vocabulary: Vocabulary,
@@ -256,7 +182,6 @@ def replay(
             found.masks_unlike_xgrammar += not np.array_equal(bitmask.numpy()[0], row)
         forced = ours.forced(ids)
         found.forced_unlike_llguidance += forced != theirs.compute_ff_tokens()
-        found.num_forced[name] = found.num_forced.get(name, 0) + len(forced)
         next_ids = forced or canonical[len(ids) : len(ids) + 1]
         ids += next_ids
         if ids != canonical[: len(ids)]:
@@ -266,7 +191,6 @@ def replay(
         for token_id in next_ids:
             assert theirs.consume_token(token_id)
             assert xgrammar_matcher is None or xgrammar_matcher.accept_token(token_id)
-    found.num_tokens[name] = found.num_tokens.get(name, 0) + len(ids)
 
 
 def run(options: Options) -> Sequence[Row]:
@@ -292,7 +216,4 @@ def run(options: Options) -> Sequence[Row]:
             at_most=True, shape={"steps": found.num_steps}),
         Row("masks", "texts with other than canonical tokens", found.not_canonical, "texts", floor=0, at_most=True),
     ]  # fmt: skip
-    for name, share in SHARES.items():
-        forced = found.num_forced[name] / found.num_tokens[name]
-        rows.append(Row("masks", f"tokens forced, {name}", round(forced, 2), "of tokens", floor=share))
     return rows
