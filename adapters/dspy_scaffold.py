@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from graftlm.adapters.dspy_decisions import Decision, decision_form
 from graftlm.adapters.dspy_pieces import joined, literal, lower_schema
+from graftlm.adapters.dspy_schema import INTEGER, NUMBER, OutputSchema
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast, regex
 from graftlm.core.grammar.lowering import Lowered
@@ -30,8 +31,6 @@ from graftlm.core.grammar.spec import Composite, JsonSchema
 
 Kind = Literal["text", "regex", "choices", "schema", "decision"]
 
-INTEGER = r"-?(0|[1-9][0-9]{0,17})"
-NUMBER = r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,12})?"
 _MONTH_AND_DAY = (
     r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
 )
@@ -177,7 +176,7 @@ _PATTERNS: dict[Any, str] = {int: INTEGER, float: NUMBER, datetime.date: DATE}
 def _schema_field(name: str, annotation: Any, info: FieldInfo) -> Field:
     constrained: Any = Annotated[annotation, *info.metadata] if info.metadata else annotation
     try:
-        schema = TypeAdapter(constrained).json_schema()
+        schema = TypeAdapter(constrained).json_schema(schema_generator=OutputSchema)
         issues = lower_schema(schema).issues
     except (PydanticUserError, GrammarError) as error:
         _warn(name, annotation, f"no grammar describes it, so its value is text and may fail to parse: {error}")
