@@ -20,13 +20,12 @@ from graftlm.core.radix import Node
 from graftlm.core.request import Completion, Request, Sequence, SequenceGroup
 from graftlm.core.sampler import Sampled
 from graftlm.core.scheduler import HEADROOM, Scheduler
-from graftlm.core.step_sampler import Outcome, StepSampler
+from graftlm.core.step_sampler import Draws, Outcome, StepSampler, is_constrained
 from graftlm.core.writer import Writer
 
 if TYPE_CHECKING:
     import torch
 
-    from graftlm.core.device_sampler import Drawn
     from graftlm.core.runner import Runner, RunnerSpec
     from graftlm.core.tokenizer import Tokenizer
 
@@ -51,12 +50,24 @@ class Engine(Protocol):
 class Flight:
     """A step that was launched and whose results have not been committed.
 
-    drawn  its tokens, drawn on the device without the host's doing; None where the host samples from `logits`.
+    draws  its tokens, which the device draws; None as long as nothing draws them, and where the host samples
     """
 
     plan: StepPlan
     logits: torch.Tensor
-    drawn: Drawn | None
+    draws: Draws | None
+
+    @property
+    def constrained(self) -> bool:
+        return any(is_constrained(row.sequence) for row in self.plan.rows)
+
+
+MANY_JUMPS = 1 / 8
+"""The share of constrained rows that get forced tokens in a step from which on it pays to know before the next one:
+a row that runs ahead of them needs a step more, a step that waits costs the host's time."""
+
+JUMPS_MEMORY = 1 / 4
+"""The weight of the newest step in that share."""
 
 
 class LocalEngine:
@@ -67,8 +78,10 @@ class LocalEngine:
     are known without the tokens, which go from step to step on the device. All that a step stores is stored in the
     order of the launches: slots given back while a step still writes to them are written again only after it, and a
     prompt is published as soon as its step was launched. A row whose text turns out to have ended has run once too
-    often; that token is dropped. What the host must know a token for (a grammar, penalties, log-probabilities) lands
-    before the next step is scheduled.
+    often; that token is dropped. Rows under a grammar are drawn when the step before theirs has landed, which says what
+    is allowed, while their own step runs: one after which the grammar forces tokens draws none and takes these in the
+    next step, a step later than if it had waited. So where many rows get forced tokens every step lands before the
+    next one is scheduled, as it always does where the host must see the logits (penalties, log-probabilities).
     """
 
     def __init__(
@@ -100,6 +113,7 @@ class LocalEngine:
         self._unopened: list[Sequence] = []
         self._seeds = random.Random(config.seed)
         self._flight: Flight | None = None
+        self._jumps = 1.0  # the share of constrained rows that get forced tokens, over the last steps
 
     @property
     def idle(self) -> bool:
@@ -128,8 +142,8 @@ class LocalEngine:
         """Run one step; False if nothing could run."""
         self._expire()
         self._open_grammars()
-        if self._flight is not None and self.cache.num_available < HEADROOM * len(self.scheduler.running):
-            self._land()  # what has ended makes room, and nothing is retracted whose token is on its way
+        if self._flight is not None and (self._needs_room() or self._awaits_jumps(self._flight)):
+            self._land()
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         for sequence, error in self.scheduler.failures:
@@ -141,9 +155,8 @@ class LocalEngine:
         self.counters.schedule_s += time.perf_counter() - started
         flight = self._launch(plan)
         self._land()
-        self._flight = flight
-        if flight is not None and flight.drawn is None:
-            self._land()
+        if flight is not None and (flight.draws is not None or self._draw(flight)):
+            self._flight = flight
         # free + cached + in use == all slots, and nobody uses any now
         assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
         return True
@@ -219,44 +232,70 @@ class LocalEngine:
 
     # -- a step ------------------------------------------------------------------------------------------------
 
+    def _needs_room(self) -> bool:
+        """Whether what has ended must make room first, so that nothing is retracted whose token is on its way."""
+        return self.cache.num_available < HEADROOM * len(self.scheduler.running)
+
+    def _awaits_jumps(self, flight: Flight) -> bool:
+        return self._jumps > MANY_JUMPS and flight.constrained
+
     def _launch(self, plan: StepPlan) -> Flight | None:
         """Start a step; None if it failed. Its prompts' KV is published: whoever reads it is launched later."""
         started = time.perf_counter()
         try:
             logits = self.runner.forward(plan)
-            drawn = self.sampler.ahead(plan, logits)
+            draws = self.sampler.ahead(plan, logits)
         except Exception as error:  # whatever a model or kernel raises belongs to the requests of this step
             self._fail_step(plan, error)
             return None
-        num_drawn = 0
-        for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
+        for row in plan.rows:
             sequence, past, kv_len = row.sequence, row.past, row.kv_len
             sequence.num_computed = kv_len
             self._count_prompt(sequence, past, kv_len)
             if past < sequence.num_prompt_tokens:
                 self.cache.publish(sequence)
-            if drawn is not None and num_logits:
-                sequence.num_ahead += 1
-                sequence.drawn_at = num_drawn
-                num_drawn += 1
+        self._run_ahead(plan, draws)
         self._count_step(plan, time.perf_counter() - started)
-        return Flight(plan, logits, drawn)
+        return Flight(plan, logits, draws)
+
+    def _draw(self, flight: Flight) -> bool:
+        """Draw the tokens of a step before which all others have landed; False if it lands at once."""
+        started = time.perf_counter()
+        try:
+            flight.draws = self.sampler.late(flight.plan, flight.logits)
+        except Exception as error:
+            self._fail_step(flight.plan, error)
+            return False
+        self.counters.sample_s += time.perf_counter() - started
+        if flight.draws is None:
+            self._flight = flight
+            self._land()
+            return False
+        self._run_ahead(flight.plan, flight.draws)
+        return True
+
+    def _run_ahead(self, plan: StepPlan, draws: Draws | None) -> None:
+        """Count the tokens that are on their way."""
+        for place, index in enumerate(draws.rows if draws is not None else ()):
+            sequence = plan.rows[index].sequence
+            sequence.num_ahead += 1
+            sequence.drawn_at = place
 
     def _land(self) -> bool:
         """Commit the step that is under way; False if there is none."""
         flight, self._flight = self._flight, None
         if flight is None:
             return False
-        plan, drawn, counters = flight.plan, flight.drawn, self.counters
+        plan, draws, counters = flight.plan, flight.draws, self.counters
         started = time.perf_counter()
         try:
-            outcomes = self.sampler.sample(plan, flight.logits) if drawn is None else self.sampler.landed(plan, drawn)
+            outcomes = self.sampler.sample(plan, flight.logits) if draws is None else self.sampler.landed(plan, draws)
         except Exception as error:
             self._fail_step(plan, error)
             return True
         chosen = time.perf_counter()
         self._commit(flight, outcomes)
-        if drawn is None:
+        if draws is None:
             counters.sample_s += chosen - started
         else:
             counters.forward_s += chosen - started
@@ -265,18 +304,25 @@ class LocalEngine:
 
     def _commit(self, flight: Flight, outcomes: list[Outcome]) -> None:
         """Append what was sampled, end what has ended."""
-        plan, ahead = flight.plan, flight.drawn is not None
-        for row, num_logits, outcome in zip(plan.rows, plan.num_logits_per_row, outcomes, strict=True):
-            sequence = row.sequence
-            if not num_logits or sequence.status == "finished":
-                continue  # a chunk of a prompt; or it ended while this step was under way
-            sequence.num_ahead -= ahead
+        plan, draws = flight.plan, flight.draws
+        places = draws.rows if draws is not None else [i for i, num in enumerate(plan.num_logits_per_row) if num]
+        num_constrained = num_jumps = 0
+        for place in places:
+            sequence, outcome = plan.rows[place].sequence, outcomes[place]
+            if sequence.status == "finished":
+                continue  # it ended while this step was under way
+            sequence.num_ahead -= draws is not None
             if isinstance(outcome, GraftError):
                 self._fail_group(sequence, outcome)
             elif outcome is not None:
+                constrained, num_tokens = sequence.matcher is not None, sequence.num_tokens
                 self._append(sequence, outcome)
+                num_constrained += constrained
+                num_jumps += constrained and sequence.num_tokens > num_tokens + 1
             elif sequence.num_pending == 0:
                 self._finish(sequence)
+        if num_constrained:
+            self._jumps += JUMPS_MEMORY * (num_jumps / num_constrained - self._jumps)
 
     def _append(self, sequence: Sequence, samples: list[Sampled]) -> None:
         members = [sequence]
@@ -286,11 +332,14 @@ class LocalEngine:
             self.scheduler.waiting[:0] = siblings
             members += siblings
         for member, sample in zip(members, samples, strict=True):
+            place = member.num_tokens
             try:
                 self.writer.write(member, sample)
             except GraftError as error:
                 self._fail_group(sequence, error)
                 return
+            if member.num_computed > place and member.tokens[place : place + 1] != [sample.token_id]:
+                member.num_computed = place  # it ran ahead with a token whose place its ending has taken
             self._emit(member)
 
     def _emit(self, sequence: Sequence) -> None:

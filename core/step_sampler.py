@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from graftlm.core.errors import GraftError
 from graftlm.core.request import Sequence
 from graftlm.core.sampler import Sampled, Sampler, SampleRow, score_logprobs
+from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
     import torch
@@ -22,11 +23,22 @@ Outcome = list[Sampled] | GraftError | None
 """What a row gets of a step: its samples, the error that stops it, or None where nothing is sampled."""
 
 
+class Draws(NamedTuple):
+    """Tokens that the device draws for some rows of a plan.
+
+    rows   their indices, in the order of the tokens
+    """
+
+    rows: tuple[int, ...]
+    drawn: Drawn
+
+
 class StepSampler:
     """Samples a step's rows.
 
-    With `drawer`, rows that it takes are drawn on the device. A step of nothing but unconstrained ones is drawn
-    `ahead`: nobody waits, and the next step may be launched before the tokens are known.
+    With `drawer`, rows that it takes are drawn on the device, and nobody waits: unconstrained ones as soon as the step
+    was launched (`ahead`), those under a grammar once the step before has landed (`late`), which says what their masks
+    are. Either way the next step may be launched before the tokens are known.
     """
 
     def __init__(self, tokenizer: Tokenizer, writer: Writer, vocab_size: int, drawer: DeviceSampler | None) -> None:
@@ -36,56 +48,72 @@ class StepSampler:
         self._mask_words = (len(tokenizer.token_bytes) + 31) // 32
         self._masks = np.zeros((0, (vocab_size + 31) // 32), np.int32)
 
-    def ahead(self, plan: StepPlan, logits: torch.Tensor) -> Drawn | None:
+    def ahead(self, plan: StepPlan, logits: torch.Tensor) -> Draws | None:
         """Draw the step's tokens without waiting for them; None if a row's token depends on what the host does."""
+        if self.drawer is None or any(is_constrained(row.sequence) for row in plan.rows):
+            return None
+        return self._draw_on_device(plan, logits, [i for i, num in enumerate(plan.num_logits_per_row) if num])
+
+    def late(self, plan: StepPlan, logits: torch.Tensor) -> Draws | None:
+        """The same where all tokens before this step are known.
+
+        Rows that ended with these tokens, or got forced ones after them, draw none.
+        """
         if self.drawer is None:
             return None
-        rows: list[SampleRow] = []
-        for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
-            if not num_logits:
-                continue
-            sequence = row.sequence
-            if _needs_host(sequence):
-                return None
-            self.writer.begin(sequence)
-            rows.append(SampleRow(sequence))
+        return self._draw_on_device(plan, logits, _waiting(plan))
+
+    def landed(self, plan: StepPlan, draws: Draws) -> list[Outcome]:
+        """Per plan row, what was drawn on the device; None where nothing was. Waits for it."""
+        outcomes: list[Outcome] = [None] * len(plan.rows)
+        for index, outcome in zip(draws.rows, draws.drawn.result(), strict=True):
+            outcomes[index] = outcome
+        return outcomes
+
+    def _draw_on_device(self, plan: StepPlan, logits: torch.Tensor, members: list[int]) -> Draws | None:
+        assert self.drawer is not None
+        if any(_needs_host(row.sequence) for row in plan.rows):
+            return None
+        rows = self._rows([plan.rows[i].sequence for i in members])
         if not all(map(self.drawer.takes, rows)):
             return None
-        return self.drawer.draw(logits, rows)
+        if len(members) < len(logits):
+            offsets = np.cumsum(plan.num_logits_per_row)[members] - 1  # a row that is drawn has one logit row
+            logits = logits.index_select(0, send(offsets, logits.device))
+        return Draws(tuple(members), self.drawer.draw(logits, rows))
 
-    def landed(self, plan: StepPlan, drawn: Drawn) -> list[Outcome]:
-        """Per plan row, what was drawn ahead. Waits for it."""
-        tokens = iter(drawn.result())
-        return [next(tokens) if num_logits else None for num_logits in plan.num_logits_per_row]
-
-    def sample(self, plan: StepPlan, logits: torch.Tensor) -> list[Outcome]:
-        """Per plan row, its outcome. Rows whose sequence ended meanwhile get None."""
-        outcomes: list[Outcome] = [None] * len(plan.rows)
-        picked: list[int] = []
-        rows: list[SampleRow] = []
-        targets: list[int] = []
-        constrained = sum(bool(row.sequence.grammar or row.sequence.matcher) for row in plan.rows)  # forks: a matcher
+    def _rows(self, sequences: list[Sequence]) -> list[SampleRow]:
+        """What is wanted for each sequence that gets a token, masks filled."""
+        constrained = sum(map(is_constrained, sequences))
         if constrained > len(self._masks):
             self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
-        offset = used = 0
-        for index, (row, num_logits) in enumerate(zip(plan.rows, plan.num_logits_per_row, strict=True)):
+        rows: list[SampleRow] = []
+        used = 0
+        for sequence in sequences:
+            self.writer.begin(sequence)
+            mask = None
+            if sequence.matcher is not None:
+                mask, used = self._mask(sequence, used)
+            rows.append(SampleRow(sequence, mask, sequence.sampling.n if forks(sequence) else 1))
+        return rows
+
+    def sample(self, plan: StepPlan, logits: torch.Tensor) -> list[Outcome]:
+        """Per plan row, its outcome. Rows whose sequence ended meanwhile, or has tokens to compute, get None."""
+        outcomes: list[Outcome] = [None] * len(plan.rows)
+        offset = 0
+        offsets: list[int] = []
+        for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
             sequence = row.sequence
-            if sequence.status == "finished":
-                pass
-            elif sequence.scoring:
+            offsets.append(offset)
+            if sequence.status != "finished" and sequence.scoring:
                 _score(sequence, row.past, logits[offset : offset + num_logits])
-            elif num_logits and sequence.request.want_logits:
+            elif sequence.status != "finished" and num_logits and sequence.request.want_logits:
                 sequence.logits = logits[offset].float().numpy(force=True).copy()
-            elif num_logits:
-                self.writer.begin(sequence)
-                mask = None
-                if sequence.matcher is not None:
-                    mask, used = self._mask(sequence, used)
-                picked.append(offset)
-                rows.append(SampleRow(sequence, mask, sequence.sampling.n if forks(sequence) else 1))
-                targets.append(index)
             offset += num_logits
-        if rows:
+        targets = [i for i in _waiting(plan) if not _gives_no_token(plan.rows[i].sequence)]
+        if targets:
+            rows = self._rows([plan.rows[i].sequence for i in targets])
+            picked = [offsets[i] for i in targets]
             chosen = logits if len(picked) == len(logits) else logits[picked]
             for target, outcome in zip(targets, self._draw(chosen, rows), strict=True):
                 outcomes[target] = outcome
@@ -109,10 +137,27 @@ def forks(sequence: Sequence) -> bool:
     return group is not None and len(group.sequences) < sequence.sampling.n
 
 
+def is_constrained(sequence: Sequence) -> bool:
+    """Whether what the sequence may get depends on its tokens so far. A fork has a matcher and no grammar."""
+    return sequence.grammar is not None or sequence.matcher is not None
+
+
+def _waiting(plan: StepPlan) -> list[int]:
+    """The rows that wait for a token: with logits, and with no token after the one that these follow."""
+    return [
+        index
+        for index, (row, num_logits) in enumerate(zip(plan.rows, plan.num_logits_per_row, strict=True))
+        if num_logits and row.sequence.status == "running" and row.sequence.num_pending == 0
+    ]
+
+
+def _gives_no_token(sequence: Sequence) -> bool:
+    return sequence.scoring or sequence.request.want_logits
+
+
 def _needs_host(sequence: Sequence) -> bool:
-    """Whether what the sequence gets of a step depends on its tokens so far, or is no token."""
-    constrained = sequence.grammar is not None or sequence.matcher is not None
-    return constrained or sequence.scoring or sequence.request.want_logits or forks(sequence)
+    """Whether what the sequence gets of a step is not one token."""
+    return _gives_no_token(sequence) or forks(sequence)
 
 
 def _score(sequence: Sequence, past: int, logits: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from graftlm.core import engine as engine_module
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.device_sampler import DeviceSampler, Drawn
 from graftlm.core.errors import EngineError, RequestCancelled
@@ -147,30 +148,107 @@ def queue(rt: Runtime, engine: Any, prompt: list[int], **sampling: Any) -> tuple
     return listener, group
 
 
+def recording(
+    rt: Runtime, monkeypatch: pytest.MonkeyPatch, events: list[str], prompt: list[int], **sampling: Any
+) -> Callable[[Any], None]:
+    """Run a request step by step and write down when steps are launched and read."""
+
+    def body(engine: Any) -> None:
+        forward, result = engine.runner.forward, Drawn.result
+
+        def launched(plan: StepPlan) -> torch.Tensor:
+            events.append("launch")
+            return forward(plan)
+
+        def read(drawn: Drawn) -> Any:
+            events.append("read")
+            return result(drawn)
+
+        monkeypatch.setattr(engine.runner, "forward", launched)
+        monkeypatch.setattr(Drawn, "result", read)
+        _, group = queue(rt, engine, prompt, **sampling)
+        if (grammar := group.sequences[0].grammar) is not None:
+            grammar.result()
+        while not engine.idle:
+            engine.step()
+
+    return body
+
+
 def test_a_step_is_launched_before_the_last_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     with runtime() as rt:
-
-        def body(engine: Any) -> None:
-            forward, result = engine.runner.forward, Drawn.result
-
-            def launched(plan: StepPlan) -> torch.Tensor:
-                events.append("launch")
-                return forward(plan)
-
-            def read(drawn: Drawn) -> Any:
-                events.append("read")
-                return result(drawn)
-
-            monkeypatch.setattr(engine.runner, "forward", launched)
-            monkeypatch.setattr(Drawn, "result", read)
-            queue(rt, engine, random_prompt(9), temperature=0, max_tokens=3, ignore_eos=True)
-            while not engine.idle:
-                engine.step()
-
-        stepping(rt, body)
+        stepping(rt, recording(rt, monkeypatch, events, random_prompt(9), **GREEDY | {"max_tokens": 3}))
     # three tokens need three steps: the last one is known to be the last
     assert events == ["launch", "launch", "read", "launch", "read", "read"]
+
+
+WORDS = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"enum": ["red", "green"]}, "c": {"type": "integer"}},
+    "required": ["a", "b", "c"],
+}
+
+
+def constrained_load() -> list[Request]:
+    """Texts with and without forced tokens, ended by their grammar, a stop or their length, and closed there."""
+    kinds: list[dict[str, Any]] = [
+        {"json_schema": WORDS, "max_tokens": 60},
+        {"json_schema": WORDS, "max_tokens": 34, "temperature": 1.5},
+        {"json_schema": WORDS, "max_tokens": 31, "temperature": 1.2, "top_k": 9},
+        {"json_schema": WORDS, "max_tokens": 25, "close_on_length": False, "temperature": 1.0},
+        {"regex": "([a-f]{2}, ){3,9}end", "max_tokens": 30, "temperature": 1.0, "n": 2},
+        {"regex": "[a-z ]*", "max_tokens": 20, "stop": ("e", "q"), "temperature": 1.0},
+        {"choices": ["alpha one", "alpha two", "beta"], "max_tokens": 20},
+        {"temperature": 0, "max_tokens": 20, "ignore_eos": True},
+        {"regex": "[0-9]{4,20}", "max_tokens": 12, "logprobs": True},
+    ]
+    return [Request(p, SamplingParams(seed=i, **kinds[i % len(kinds)])) for i, p in enumerate(family(2 * len(kinds)))]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_step_tokens": 24, "max_batch": 6}, {"cache": CacheConfig(max_tokens=400), "max_batch": 8}],
+    ids=["roomy", "chunked", "tight"],
+)
+@pytest.mark.parametrize("many", [2.0, engine_module.MANY_JUMPS, -1.0], ids=["always", "by what was seen", "never"])
+def test_rows_under_a_grammar_get_the_same_answers_when_they_run_ahead(
+    many: float, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "MANY_JUMPS", many)
+    answers = []
+    for overlap in (False, True):
+        with runtime(overlap=overlap, **options) as rt:
+            answers.append([said(future.result()) for future in rt.submit_many(constrained_load())])
+            rt._thread.call(lambda engine: engine.check())
+            assert rt.stats().slots_in_use == 0
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(("many", "ahead"), [(2.0, True), (-1.0, False)])
+def test_a_row_under_a_grammar_is_launched_before_its_last_token_is_read_unless_many_are_forced(
+    many: float, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "MANY_JUMPS", many)
+    events: list[str] = []
+    with runtime() as rt:
+        body = recording(rt, monkeypatch, events, random_prompt(9), temperature=0, max_tokens=3, regex="[a-f]{9}")
+        stepping(rt, body)
+    assert events == (["launch", "launch", "read", "launch", "read", "read"] if ahead else ["launch", "read"] * 3)
+
+
+def test_an_ending_in_the_place_of_a_token_that_ran_ahead_is_not_cached_as_if_it_had_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "MANY_JUMPS", 2.0)
+    prompt = random_prompt(30, seed=3)
+    with runtime() as rt:
+        closed = rt.generate(prompt, regex="([a-z]{3}[0-9]{6})*!", max_tokens=24, close_on_length=True)
+        assert closed.finish_reason == "length" and closed.text.endswith("!")
+        longer = [*prompt, *closed.token_ids, 7]
+        again = rt.generate(longer, **GREEDY)
+    assert again.usage.cached_tokens > len(prompt)
+    assert again.token_ids == greedy_reference(tiny_model(), longer, NEW)
 
 
 def test_a_text_that_ends_has_run_one_step_more_and_leaks_nothing() -> None:
