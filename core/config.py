@@ -112,7 +112,8 @@ class EngineConfig:
     attention        the kernels, by a name that `graftlm plugins` lists; "auto" takes the best for the device.
     max_model_len    context in tokens; None is the model's own.
     max_batch        sequences that run at once.
-    max_step_tokens  tokens of one step, decoded and prefilled together; longer prompts run in chunks.
+    max_step_tokens  prompt tokens computed in one step, beside one token of each row that decodes; longer prompts run
+                     in chunks.
     strict           answers do not depend on the batch or the cache in any dtype. On a CPU everything computes in
                      float32, at that price; on a GPU every sum keeps one order, for half as much time again.
     seed             of requests that bring none; None draws one.

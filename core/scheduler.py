@@ -20,6 +20,7 @@ from graftlm.core.request import Sequence
 WINDOW = 256  # waiting sequences looked at in one step
 HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room for
 WORTH_WAITING = 16  # tokens a sibling must share with a running prefill to wait for it
+SPARE = 16  # a step goes over its budget by up to one part in so many to take in the end of a prompt
 
 
 class Failure(NamedTuple):
@@ -32,11 +33,12 @@ class Failure(NamedTuple):
 class Scheduler:
     """Continuous batching over one prefix cache.
 
-    Each step has one token budget. Rows that decode come first, then prefills already running, then waiting
-    sequences: those older than `max_age_s` in order of arrival, the others by cached prefix plus age. A waiting
-    sequence whose next tokens a running prefill is about to compute lets it go ahead and joins once
-    they are published. When slots run out, the youngest running sequence is retracted: what it computed stays
-    in the tree as long as there is room, and it waits again with all its tokens.
+    Rows that decode come first, then prefills already running, then waiting sequences: those older than `max_age_s` in
+    order of arrival, the others by cached prefix plus age. Prompts share the step's token budget, which the last of
+    them may exceed a little if it is then done: what it left over would make a step of its own. A waiting sequence
+    whose next tokens a running prefill is about to compute lets it go ahead and joins once they are published. When
+    slots run out, the youngest running sequence is retracted: what it computed stays in the tree as long as there is
+    room, and it waits again with all its tokens.
     """
 
     def __init__(self, config: EngineConfig, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,11 +90,11 @@ class Scheduler:
         for sequence in sorted(self.running, key=_decode_first):
             if sequence.status != "running":
                 continue  # retracted for an older one
-            if row := self._next_row(sequence, budget if budget > 0 else 1 if sequence.num_pending == 1 else 0):
+            if row := self._next_row(sequence, budget):
                 if not self._make_room(sequence, sequence.num_computed + row.num_new):
                     continue
                 rows.append(row)
-                budget -= row.num_new
+                budget -= row.num_new if row.num_new > 1 else 0
         rows = [row for row in rows if row.sequence.status == "running"]
         full = budget <= 0 or len(self.running) >= self.config.max_batch or self.num_retracted > num_retracted
         if self.waiting and not full:
@@ -128,7 +130,12 @@ class Scheduler:
         if sequence.exhausted:
             return None
         past, pending = sequence.num_computed, sequence.num_pending
-        num_new = min(pending if sequence.ready else pending - 1, budget)
+        num_new = pending if sequence.ready else pending - 1
+        if num_new > 1:
+            if budget <= 0:
+                return None
+            if num_new > budget + self.config.max_step_tokens // SPARE:
+                num_new = budget
         if num_new <= 0:
             return None
         num_logits = max(0, past + num_new - max(past, sequence.first_logit))

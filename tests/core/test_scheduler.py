@@ -59,7 +59,30 @@ def test_decode_rows_run_beside_a_prefill_chunk() -> None:
     first = bench.add(1, 2, 3)
     bench.step()
     second = bench.add(*range(50, 60))
-    assert [(row.sequence, row.num_new) for row in bench.step()] == [(first, 1), (second, 3)]
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(first, 1), (second, 4)]
+
+
+def test_rows_that_decode_take_nothing_of_the_budget_of_prompts() -> None:
+    bench = Bench(max_step_tokens=8)
+    early = [bench.add(100 + i, 200 + i, max_tokens=9) for i in range(4)]
+    bench.step()
+    late = [bench.add(*range(10 * i, 10 * i + 4)) for i in range(30, 33)]
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(s, 1) for s in early] + [(s, 4) for s in late[:2]]
+    assert [(row.sequence, row.num_new) for row in bench.step()][-1] == (late[2], 4)
+
+
+def test_the_end_of_a_prompt_that_barely_misses_its_step_runs_with_it() -> None:
+    bench = Bench(max_step_tokens=32)
+    fits, misses = bench.add(*range(100, 134), max_tokens=1), bench.add(*range(200, 235), max_tokens=1)
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(fits, 34)]
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(misses, 32)]
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(misses, 3)]
+
+
+def test_no_prompt_starts_in_a_step_that_is_full() -> None:
+    bench = Bench(max_step_tokens=32)
+    first, second = bench.add(*range(100, 132), max_tokens=1), bench.add(7, 8, max_tokens=1)
+    assert [[row.sequence for row in bench.step()] for _ in range(2)] == [[first], [second]]
 
 
 def test_siblings_wait_for_the_leader_and_join_when_its_prefix_is_published() -> None:
