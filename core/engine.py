@@ -341,12 +341,18 @@ class LocalEngine:
             if member.num_computed > place and member.tokens[place : place + 1] != [sample.token_id]:
                 member.num_computed = place  # it ran ahead with a token whose place its ending has taken
             self._emit(member)
+            if member.group is not None and member.group.done:
+                return  # all have ended, or a listener failed and the request with it
 
     def _emit(self, sequence: Sequence) -> None:
         group = sequence.group
         assert group is not None
         if group.request.stream and (chunk := self.writer.chunk(sequence)) is not None:
-            group.listener.on_chunk(chunk)
+            try:
+                group.listener.on_chunk(chunk)
+            except Exception as error:  # what a caller's own function raises ends its request, not those of others
+                self._fail_group(sequence, error)
+                return
         self._choose_or_finish(sequence)
 
     def _choose_or_finish(self, sequence: Sequence) -> None:

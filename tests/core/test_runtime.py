@@ -11,7 +11,7 @@ import pytest
 
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.errors import ConfigError, EngineError, ModelError, PluginError, RequestTimeout, RequestTooLong
-from graftlm.core.request import Request
+from graftlm.core.request import Chunk, Request
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
@@ -149,6 +149,20 @@ def test_closing_a_stream_frees_its_slots(rt: Runtime) -> None:
     stream = rt.stream("never mind", temperature=0, max_tokens=400, ignore_eos=True)
     next(stream)
     stream.close()
+    assert rt._thread.call(lambda engine: engine.stats()).slots_in_use == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_callback_that_raises_ends_its_own_request_only(rt: Runtime, n: int) -> None:
+    def fail(chunk: Chunk) -> None:
+        raise RuntimeError("the caller's own")
+
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True, n=n)
+    failing = rt.submit(Request(random_prompt(30), sampling, stream=True, on_chunk=fail))
+    other = rt.submit(Request(random_prompt(40), sampling))
+    with pytest.raises(RuntimeError, match="the caller's own"):
+        failing.result()
+    assert len(other.result().token_ids) == 40
     assert rt._thread.call(lambda engine: engine.stats()).slots_in_use == 0
 
 
