@@ -62,12 +62,11 @@ class Flight:
         return any(is_constrained(row.sequence) for row in self.plan.rows)
 
 
-MANY_JUMPS = 1 / 8
-"""The share of constrained rows that get forced tokens in a step from which on it pays to know before the next one:
-a row that runs ahead of them needs a step more, a step that waits costs the host's time."""
+HOST_TIME = (1 / 10, 1 / 128)
+"""What the host does between two steps that wait for each other, in steps: at least, and more for each row."""
 
 JUMPS_MEMORY = 1 / 4
-"""The weight of the newest step in that share."""
+"""The weight of the newest step in the share of rows that get forced tokens."""
 
 
 class LocalEngine:
@@ -80,8 +79,9 @@ class LocalEngine:
     prompt is published as soon as its step was launched. A row whose text turns out to have ended has run once too
     often; that token is dropped. Rows under a grammar are drawn when the step before theirs has landed, which says what
     is allowed, while their own step runs: one after which the grammar forces tokens draws none and takes these in the
-    next step, a step later than if it had waited. So where many rows get forced tokens every step lands before the
-    next one is scheduled, as it always does where the host must see the logits (penalties, log-probabilities).
+    next step, a step later than if it had waited. So where more rows get forced tokens than the wait is worth, every
+    step lands before the next one is scheduled, as it always does where the host must see the logits (penalties,
+    log-probabilities).
     """
 
     def __init__(
@@ -237,7 +237,9 @@ class LocalEngine:
         return self.cache.num_available < HEADROOM * len(self.scheduler.running)
 
     def _awaits_jumps(self, flight: Flight) -> bool:
-        return self._jumps > MANY_JUMPS and flight.constrained
+        """Whether waiting costs less than what rows lose that run ahead of their forced tokens: a step each."""
+        least, each = HOST_TIME
+        return self._jumps > least + each * len(flight.plan.rows) and flight.constrained
 
     def _launch(self, plan: StepPlan) -> Flight | None:
         """Start a step; None if it failed. Its prompts' KV is published: whoever reads it is launched later."""

@@ -19,6 +19,9 @@ from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 NEW = 12
+ALWAYS_AHEAD, NEVER_AHEAD = (2.0, 0.0), (-1.0, 0.0)
+"""What a wait costs, if it costs more than any step, or less than nothing."""
+
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": NEW, "ignore_eos": True}
 SCHEMA = {
     "type": "object",
@@ -211,11 +214,13 @@ def constrained_load() -> list[Request]:
     [{}, {"max_step_tokens": 24, "max_batch": 6}, {"cache": CacheConfig(max_tokens=400), "max_batch": 8}],
     ids=["roomy", "chunked", "tight"],
 )
-@pytest.mark.parametrize("many", [2.0, engine_module.MANY_JUMPS, -1.0], ids=["always", "by what was seen", "never"])
+@pytest.mark.parametrize(
+    "host_time", [ALWAYS_AHEAD, engine_module.HOST_TIME, NEVER_AHEAD], ids=["always", "by what was seen", "never"]
+)
 def test_rows_under_a_grammar_get_the_same_answers_when_they_run_ahead(
-    many: float, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    host_time: tuple[float, float], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "MANY_JUMPS", many)
+    monkeypatch.setattr(engine_module, "HOST_TIME", host_time)
     answers = []
     for overlap in (False, True):
         with runtime(overlap=overlap, **options) as rt:
@@ -225,11 +230,11 @@ def test_rows_under_a_grammar_get_the_same_answers_when_they_run_ahead(
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize(("many", "ahead"), [(2.0, True), (-1.0, False)])
-def test_a_row_under_a_grammar_is_launched_before_its_last_token_is_read_unless_many_are_forced(
-    many: float, ahead: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("host_time", "ahead"), [(ALWAYS_AHEAD, True), (NEVER_AHEAD, False)])
+def test_a_row_under_a_grammar_is_launched_before_its_last_token_is_read_unless_that_loses_more(
+    host_time: tuple[float, float], ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "MANY_JUMPS", many)
+    monkeypatch.setattr(engine_module, "HOST_TIME", host_time)
     events: list[str] = []
     with runtime() as rt:
         body = recording(rt, monkeypatch, events, random_prompt(9), temperature=0, max_tokens=3, regex="[a-f]{9}")
@@ -240,7 +245,7 @@ def test_a_row_under_a_grammar_is_launched_before_its_last_token_is_read_unless_
 def test_an_ending_in_the_place_of_a_token_that_ran_ahead_is_not_cached_as_if_it_had_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_module, "MANY_JUMPS", 2.0)
+    monkeypatch.setattr(engine_module, "HOST_TIME", ALWAYS_AHEAD)
     prompt = random_prompt(30, seed=3)
     with runtime() as rt:
         closed = rt.generate(prompt, regex="([a-z]{3}[0-9]{6})*!", max_tokens=24, seed=1, close_on_length=True)
