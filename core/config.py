@@ -122,6 +122,8 @@ class EngineConfig:
     shared_prefix_decode  read a prefix that rows of a step share once for all of them.
     jump_forward     append what a grammar forces without asking the model.
     overlap          launch a step before the tokens of the last one are known; None does so on a GPU.
+    speculation      "auto": on a CPU a step also runs guesses of a text's next tokens, where they stand in the text
+                     already or were written lately, and keeps those that come true; "off".
     """
 
     device: str = "auto"
@@ -141,6 +143,7 @@ class EngineConfig:
     shared_prefix_decode: bool = True
     jump_forward: bool = True
     overlap: bool | None = None
+    speculation: Literal["auto", "off"] = "auto"
 
     def __post_init__(self) -> None:
         _check(
@@ -151,6 +154,7 @@ class EngineConfig:
             self.max_model_len is None or self.max_model_len >= 2,
             f"max_model_len is {self.max_model_len}; it must be at least 2 tokens, or None",
         )
+        _check(self.speculation in ("auto", "off"), f"speculation is {self.speculation!r}; use 'auto' or 'off'")
         _check(self.max_batch >= 1, f"max_batch is {self.max_batch}; it must be at least 1")
         _check(self.max_step_tokens >= 1, f"max_step_tokens is {self.max_step_tokens}; it must be at least 1")
 

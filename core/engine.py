@@ -12,6 +12,7 @@ from graftlm.core.admission import Limits, admit
 from graftlm.core.choice import Choice
 from graftlm.core.claim import Claim
 from graftlm.core.config import EngineConfig
+from graftlm.core.draft import Check, Drafter
 from graftlm.core.errors import EngineError, GraftError, RequestCancelled, RequestTimeout
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.plan import StepPlan, build_plan
@@ -104,6 +105,7 @@ class LocalEngine:
         self.scheduler = Scheduler(config, self.cache, clock)
         self.writer = Writer(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
         self.sampler = StepSampler(tokenizer, self.writer, spec.vocab_size, spec.drawer)
+        self.drafter = Drafter(tokenizer.eos_token_ids, config.max_step_tokens) if spec.drafts else None
         self.counters = Counters()
         self.wake = wake
         self.clock = clock
@@ -151,6 +153,8 @@ class LocalEngine:
         self.scheduler.failures.clear()
         if not scheduled:
             return self._land()
+        if self.drafter is not None:
+            scheduled = self.drafter.extend(scheduled)
         plan = build_plan(scheduled, share_decode=self.config.shared_prefix_decode)
         self.counters.schedule_s += time.perf_counter() - started
         flight = self._launch(plan)
@@ -187,6 +191,8 @@ class LocalEngine:
     def clear_cache(self) -> None:
         """Forget every cached prefix that is neither in use nor pinned."""
         self.cache.pool.free(self.cache.tree.clear())
+        if self.drafter is not None:
+            self.drafter.forget()
 
     def unpin(self, node: Node) -> None:
         """Let a pinned prefix be evicted again."""
@@ -251,7 +257,7 @@ class LocalEngine:
             self._fail_step(plan, error)
             return None
         for row in plan.rows:
-            sequence, past, kv_len = row.sequence, row.past, row.kv_len
+            sequence, past, kv_len = row.sequence, row.past, row.kv_len - len(row.drafts)
             sequence.num_computed = kv_len
             self._count_prompt(sequence, past, kv_len)
             if past < sequence.num_prompt_tokens:
@@ -297,12 +303,27 @@ class LocalEngine:
             return True
         chosen = time.perf_counter()
         self._commit(flight, outcomes)
+        if plan.num_drafts:
+            self._check(flight)
         if draws is None:
             counters.sample_s += chosen - started
         else:
             counters.forward_s += chosen - started
         counters.commit_s += time.perf_counter() - chosen
         return True
+
+    def _check(self, flight: Flight) -> None:
+        """Sample on where what was committed is what the step computed as a draft, position by position."""
+        check = Check(flight.plan, flight.logits)
+        accepted_before = self.counters.accepted_tokens
+        while (further := check.following()) is not None:
+            self.counters.accepted_tokens = accepted_before + check.num_accepted
+            try:
+                outcomes = self.sampler.sample(*further)
+            except Exception as error:
+                self._fail_step(further.plan, error)
+                break
+            self._commit(Flight(*further, None), outcomes)
 
     def _commit(self, flight: Flight, outcomes: list[Outcome]) -> None:
         """Append what was sampled, end what has ended."""
@@ -397,6 +418,8 @@ class LocalEngine:
                 self.cache.tree.lock(sequence.node)
                 sequence.pinned = sequence.node
         self.scheduler.remove(sequence, publish=True)
+        if self.drafter is not None:
+            self.drafter.remember(sequence)
         group.completions[sequence.index] = self.writer.completion(sequence)
         if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
             self._groups.pop(group.request.id, None)
@@ -453,6 +476,9 @@ class LocalEngine:
         counters.largest_batch = max(counters.largest_batch, len(plan.rows))
         counters.retracted = self.scheduler.num_retracted
         counters.shared_prefix_steps += bool(plan.shared)
+        counters.drafted_tokens += plan.num_drafts
+        if self.drafter is not None:
+            self.drafter.timed(plan, launch_s)
         counters.forward_s += launch_s
 
 

@@ -10,7 +10,8 @@ class Stats:
     """A snapshot of the engine's counters.
 
     `computed_tokens` are prompt tokens that were really run, `cached_tokens` those taken from the cache;
-    a retracted request's prompt counts again when it is run again. free + cached + in use == total slots.
+    a retracted request's prompt counts again when it is run again. `drafted_tokens` were run as guesses of what comes
+    next, `accepted_tokens` of them came true. free + cached + in use == total slots.
     """
 
     requests: int = 0
@@ -29,6 +30,8 @@ class Stats:
     failed: int = 0
     cancelled: int = 0
     shared_prefix_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     schedule_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
@@ -57,6 +60,8 @@ class Counters:
     failed: int = 0
     cancelled: int = 0
     shared_prefix_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     schedule_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0

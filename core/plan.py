@@ -21,6 +21,7 @@ class PlanRow(NamedTuple):
 
     extents     slots of tokens [0, past + num_new), in order, neighbours joined.
     holding     all slots of the sequence, the same object for as long as they stay the same
+    drafts      the last of the new tokens, which are guesses: the sequence does not have them yet
     """
 
     sequence: Sequence
@@ -29,6 +30,7 @@ class PlanRow(NamedTuple):
     past: int
     extents: tuple[Extent, ...]
     holding: Holding | None = None
+    drafts: tuple[int, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -79,13 +81,18 @@ class StepPlan:
     def num_tokens(self) -> int:
         return int(self.input_ids.shape[0])
 
+    @property
+    def num_drafts(self) -> int:
+        return sum(len(row.drafts) for row in self.rows)
+
 
 class ScheduledRow(NamedTuple):
-    """What the scheduler decided for one sequence: compute its next `num_new` tokens."""
+    """What the scheduler decided for one sequence: compute its next `num_new` tokens, `drafts` the last of them."""
 
     sequence: Sequence
     num_new: int
     num_logits: int
+    drafts: tuple[int, ...] = ()
 
 
 def slots_of(extents: Iterable[Extent], first: int, last: int) -> np.ndarray:
@@ -181,9 +188,10 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         stop = past + num_new
         held = Holding.of(sequence)
         extents = held.clipped(stop)
-        rows.append(PlanRow(sequence, start, num_new, past, extents, held))
+        rows.append(PlanRow(sequence, start, num_new, past, extents, held, item.drafts))
         prompt = sequence.prompt_ids
-        new = prompt[past:stop] if stop <= len(prompt) else np.array(sequence.tokens[past:stop], np.int64)
+        within = stop <= len(prompt) and not item.drafts
+        new = prompt[past:stop] if within else np.array([*sequence.tokens[past:stop], *item.drafts], np.int64)
         pieces.append((new, np.arange(past, stop), slots_of(extents, past, stop)))
         logits_rows.extend(range(start + num_new - item.num_logits, start + num_new))
         start += num_new

@@ -197,6 +197,8 @@ class Sequence:
     """What this sequence scores an option of."""
     lane: Any = None
     """What the runner keeps for this sequence (the serial lane's own cache)."""
+    copying: Any = field(default=None, repr=False)
+    """How guesses of its next tokens fared (`graftlm.core.draft.Copying`)."""
 
     def __post_init__(self) -> None:
         if not self.tokens:

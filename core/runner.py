@@ -39,6 +39,7 @@ class RunnerSpec:
     num_embeddings  token ids that the model knows, at least vocab_size
     lane        set where the runner keeps prefixes itself (the serial lane).
     min_forced  the shortest run of forced tokens worth a longer step on this device.
+    drafts      whether rows may carry guesses of their next tokens.
     drawer      draws tokens on the device, so that a step may be launched before the last one's tokens are known here;
                 None where every step's tokens are sampled before the next one.
     check       raises if the device can no longer be used at all.
@@ -52,6 +53,7 @@ class RunnerSpec:
     num_embeddings: int
     lane: SnapshotLane | None = None
     min_forced: int = 1
+    drafts: bool = False
     drawer: DeviceSampler | None = None
     check: Callable[[], object] = lambda: None
     close: Callable[[], None] = lambda: None
@@ -92,6 +94,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         loaded.max_model_len,
         loaded.vocab_size,
         _num_embeddings(loaded),
+        drafts=config.speculation == "auto" and loaded.device.type == "cpu" and drawer is None,
         drawer=drawer,
         check=partial(_synchronize, loaded.device),
         close=loaded.release,
