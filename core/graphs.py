@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from graftlm.core.paged import feed
+from graftlm.core.paged import PagedRunner, feed
 from graftlm.core.plan import StepPlan
 from graftlm.kernels.device_step import CapturableAttention, DeviceStep, Layout
 from graftlm.kernels.transfer import send
-
-if TYPE_CHECKING:
-    from graftlm.core.paged import PagedRunner
+from graftlm.kernels.triton_compile import compile_together
 
 MAX_REPEATED_READS = 1 << 16
 """Tokens read once more than needed that cost about as much as launching a step kernel by kernel."""
@@ -98,7 +99,25 @@ class GraphRunner:
         repeated = sum((row.num_new - 1) * row.kv_len for row in plan.rows)
         return repeated <= MAX_REPEATED_READS and not self.attention.strict
 
+    def _compile(self) -> None:
+        """Compile the kernels of all graphs side by side; capturing one graph after the other compiles them in turn."""
+        loaded, drawn = self.eager.loaded, self.eager.drawn
+        num_layers = len(loaded.layers)
+        num_first = 1 + max(map(loaded.layers.index, loaded.layers))  # up to the first layer of the last kind
+        some, whole = (PagedRunner(loaded, _until(self.attention, end), drawn) for end in (num_first, num_layers))
+
+        def launch_all() -> None:
+            for size in reversed(self.sizes):
+                for prefix in (False, True):
+                    self.attention.bind(self.step, Layout(size, size, 1, prefix))
+                    self.step.fill_scratch(size)
+                    with suppress(_Seen):
+                        self._run(size, whole if size == self.sizes[0] else some)  # one row has a head of its own
+
+        compile_together(launch_all, self.attention.device)
+
     def _capture_all(self) -> None:
+        self._compile()
         pool = None
         try:
             for prefix in (False, True):
@@ -127,9 +146,32 @@ class GraphRunner:
         graph.replay()  # the first replay sends the graph to the device, which takes milliseconds
         return Captured(graph, _borrowed(logits))
 
-    def _run(self, num_rows: int) -> torch.Tensor:
+    def _run(self, num_rows: int, runner: PagedRunner | None = None) -> torch.Tensor:
+        """The forward of the step at hand, by the eager runner or another."""
         step, drawn = self.step, self.eager.drawn
         ids = step.ids[:num_rows]
         if drawn is not None:
             ids = feed(ids, step.sources[:num_rows], drawn)
-        return self.eager.run(ids, step.positions[:num_rows], None, None)
+        return (runner or self.eager).run(ids, step.positions[:num_rows], None, None)
+
+
+class _Seen(Exception):
+    """A forward has launched all kinds of layers."""
+
+
+def _until(attention: CapturableAttention, num_layers: int) -> CapturableAttention:
+    """The same attention, which ends the forward at layer `num_layers`."""
+    brief = copy(attention)
+
+    def ending(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def attend(layer: int, *args: Any, **options: Any) -> Any:
+            if layer >= num_layers:
+                raise _Seen
+            return forward(layer, *args, **options)
+
+        return attend
+
+    for name in ("forward", "forward_packed"):
+        if hasattr(attention, name):
+            setattr(brief, name, ending(getattr(attention, name)))
+    return brief

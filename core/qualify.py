@@ -23,6 +23,7 @@ from graftlm.core.request import Request, Sequence
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from graftlm.kernels.torch_attention import attend
+from graftlm.kernels.triton_compile import compile_together
 
 if TYPE_CHECKING:
     from graftlm.core.model import LoadedModel
@@ -164,6 +165,9 @@ def _difference(loaded: LoadedModel, reference: Reference, attention_factory: At
     runner = PagedRunner(loaded, attention_factory(store))
     # The long one lies in one range of slots, the short one around it in two.
     places = ([Extent(5, 5 + len(long))], [Extent(0, 5), Extent(5 + len(long), len(long) + len(short))])
+    pieces = ([(0, len(long) - 1), (0, 6)], [(len(long) - 1, len(long)), (6, len(short))])
+    dry = PagedRunner(loaded, attention_factory(store))
+    compile_together(lambda: [dry.forward(_plan([long, short], places, piece)) for piece in pieces], loaded.device)
     first = runner.forward(_plan([long, short], places, [(0, len(long) - 1), (0, 6)]))
     if loaded.dtype.itemsize < 4:
         # Rounding could hide a small leak from one sequence into the next; an exchanged neighbour shows it.

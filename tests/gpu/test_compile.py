@@ -1,0 +1,42 @@
+"""Kernels that are compiled side by side are those that the call needs, and it gives the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from triton import knobs
+
+from graftlm.kernels.triton_compile import compile_together
+from graftlm.kernels.triton_elementwise import rms_norm, silu_mul
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_call_whose_kernels_were_compiled_together_compiles_none_and_gives_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = torch.device("cuda")
+    x = torch.randn(3, 1136, device=device)
+    weight = torch.rand(1136, device=device)
+
+    def run() -> torch.Tensor:
+        return silu_mul(rms_norm(x, weight, 1e-5).repeat(1, 2))
+
+    assert compile_together(run, device) == 2
+    compiled: list[str] = []
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr))
+    found = run()
+    assert not compiled
+    norm = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+    assert torch.allclose(found, torch.nn.functional.silu(norm) * norm, atol=1e-5)
+    assert compile_together(run, device) == 0
+
+
+def test_what_a_dry_call_raises_is_left_to_the_call_that_counts() -> None:
+    def fails() -> Any:
+        raise ValueError("needs what the kernels left out would have computed")
+
+    assert compile_together(fails, torch.device("cuda")) == 0
+    assert knobs.runtime.jit_cache_hook is None
