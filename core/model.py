@@ -14,6 +14,7 @@ from torch import nn
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fuse import Fusions, fuse
+from graftlm.core.fuse_rows import fuse_rows
 from graftlm.core.memory import check_weights_fit
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
@@ -132,6 +133,8 @@ def load_model(
     loaded.fusions = _fuse(hf_model, device, strict=config.strict)
     if not isinstance(model, nn.Module):
         _leave_files(hf_model, loaded.fusions)
+    if device.type == "cpu":
+        fuse_rows(hf_model, loaded.fusions)  # last: it takes addresses
     factory = attention_factory or default_attention(device)
     _choose_lane(loaded, reference, factory)
     if config.strict and loaded.lane == "paged" and device.type == "cuda":

@@ -69,6 +69,11 @@ class _Current(threading.local):
 _current = _Current()
 
 
+def step_at_hand() -> Step | None:
+    """What answers the attention calls of this thread's step; None outside of a step."""
+    return _current.step
+
+
 def packed_step() -> PackedStep | None:
     """What answers packed calls in the step at hand; None outside of a step, or if its kernel takes none."""
     return _current.packed

@@ -7,8 +7,11 @@ A weight that is laid out once takes no more memory and runs 1.3 to 2.6 times as
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+import functools
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,6 +20,31 @@ _REORDER: Any = None
 if torch._C._has_mkldnn:
     _LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
+
+
+PANEL = 64
+
+
+class Panels(NamedTuple):
+    """A weight that oneDNN laid out in panels of 64 outputs: [num_out / 64, depth, 64], in bfloat16
+    [num_out / 64, depth / 2, 64, 2].
+
+    depth  inputs, with zeros after the last; outputs too are filled up with zeros
+    """
+
+    packed: torch.Tensor
+    bias: torch.Tensor | None
+    depth: int
+    address: int
+    num_bytes: int
+
+    @property
+    def num_out(self) -> int:
+        return self.packed.shape[0]
+
+    @property
+    def num_in(self) -> int:
+        return self.packed.shape[1]
 
 
 class PackedLinear(nn.Linear):
@@ -52,6 +80,21 @@ class PackedLinear(nn.Linear):
             return self._source
         return self._plain(self._packed.to_dense()).contiguous()
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the weight is where it was, as it was."""
+        return self._packed is None
+
+    def panels(self) -> Panels | None:
+        """Where the weight lies, for loops of our own; None if it does not lie in panels."""
+        if self._packed is None or self._transposed or not hasattr(torch.ops.mkldnn, "data_ptr"):
+            return None
+        bias = self.bias.detach() if self.bias is not None else None
+        found = _panels(self._packed, bias)
+        if found is None or not _lies_in_panels(self.out_features, self.in_features, self._packed.dtype):
+            return None
+        return found
+
     def release_original(self) -> None:
         """Free the memory of the original weight, now that this one is in use."""
         if self._packed is not None:
@@ -86,3 +129,36 @@ def packable(module: nn.Module) -> bool:
         and weight.is_contiguous()
         and not (module._forward_hooks or module._forward_pre_hooks or getattr(module, "parametrizations", None))
     )
+
+
+def _panels(packed: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
+    """What the layout would be if it were panels; None if the size says that it is not."""
+    num_out, num_in = packed.shape
+    num_bytes, address = torch.ops.mkldnn._nbytes(packed), torch.ops.mkldnn.data_ptr(packed)
+    row = -(-num_out // PANEL) * PANEL * packed.dtype.itemsize
+    depth = num_bytes // row
+    if num_bytes % row or depth < num_in or depth % 2:
+        return None
+    return Panels(packed, bias, depth, address, num_bytes)
+
+
+@functools.cache
+def _lies_in_panels(num_out: int, num_in: int, dtype: torch.dtype) -> bool:
+    """Whether oneDNN lays out a weight of this shape in panels: a random one is compared element by element."""
+    weight = torch.randn(num_out, num_in).to(dtype)
+    packed = _REORDER(weight)
+    panels = _panels(packed, None)
+    if panels is None:
+        return False
+    element = {torch.float32: np.uint32, torch.bfloat16: np.uint16}[dtype]
+    kind = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype]
+    pair = 4 // dtype.itemsize
+    raw = np.ctypeslib.as_array((ctypes.c_uint8 * panels.num_bytes).from_address(panels.address)).view(element)
+    plain = weight.view(kind).numpy().view(element)
+    for index, found in enumerate(raw.reshape(-1, panels.depth // pair, PANEL, pair)):
+        rows = plain[index * PANEL : (index + 1) * PANEL]
+        expected = np.zeros((PANEL, panels.depth), element)
+        expected[: len(rows), :num_in] = rows
+        if not np.array_equal(found, expected.reshape(PANEL, -1, pair).transpose(1, 0, 2)):
+            return False
+    return True

@@ -19,6 +19,8 @@ BlockOf = tuple[list[int], list[int], list[Span]]
 
 _FEW = 4
 """Most new tokens of a row that are read as single queries, each with all that it sees."""
+_FEW_OF_BLOCK = 16 / 64
+"""The same where blocks of queries are read together: what part of a full one is not worth the place of a block."""
 
 
 @dataclass(frozen=True)
@@ -165,12 +167,13 @@ def lay_out(plan: Plan, window: int | None, block: int | None) -> Work:
         spans = spans_of(shared.extents, 0, shared.length)
         together = None if block is None else Blocks.of(_blocks(queries, [shared.length] * len(queries), spans, block))
         groups.append(Group(spans, torch.tensor(queries, device=plan.out_slots.device), together))
+    few = _FEW if block is None else max(_FEW, int(block * _FEW_OF_BLOCK))
     singles: list[tuple[int, list[Span]]] = []
     chunks: list[Chunk] = []
     blocks: list[BlockOf] = []
     for row, hidden in zip(rows, covered, strict=True):
         length = row.past + row.num_new
-        if row.num_new <= _FEW:
+        if row.num_new <= few:
             for i in range(row.num_new):
                 seen = row.past + i + 1
                 first = hidden if window is None else max(hidden, seen - window)

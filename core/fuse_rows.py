@@ -1,0 +1,258 @@
+"""Whole decoder layers on a CPU as two compiled calls around their attention, in steps of few tokens.
+
+A layer of the common shape (norm, attention, norm, gated MLP, each half added to its input) whose weights oneDNN laid
+out in panels gets this beside its own forward, which still runs longer steps. It is used in steps of the paged lane
+only, and only if the layer gave the same on random input.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from graftlm.core.paged import AttentionCall, AttentionSwitch, Step, step_at_hand
+from graftlm.kernels.packed_linear import PackedLinear, Panels
+from graftlm.kernels.torch_attention import attend
+
+if TYPE_CHECKING:
+    from graftlm.core.fuse import Fusions
+    from graftlm.kernels.row_layer import LayerWeights, RowLayer
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+"""Relative error between a layer and its equal on random input."""
+_PROBED = (1, 7)
+"""Tokens of the random inputs."""
+
+
+@dataclass(frozen=True)
+class FusedRows:
+    """Takes the place of a layer's forward; `original` runs whatever is not a step of few tokens."""
+
+    rows: RowLayer
+    attention: nn.Module
+    scoring: Scoring
+    original: Callable[..., Any]
+    max_rows: int
+
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
+        step, embeddings = step_at_hand(), options.get("position_embeddings")
+        plain = not args and options.get("attention_mask") is None and options.get("past_key_values") is None
+        if step is None or embeddings is None or not plain or not self._takes(hidden_states, *embeddings):
+            return self.original(hidden_states, *args, **options)
+        cos, sin = embeddings
+        return self.run(hidden_states[0].contiguous(), cos[0], sin[0], step)[None]
+
+    def _takes(self, hidden_states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+        """Whether these are few tokens of one ragged batch, with rotations for each."""
+        one, num_rows, _ = hidden_states.shape
+        if one != 1 or num_rows > self.max_rows or not hidden_states.dtype == cos.dtype == self.rows.dtype:
+            return False
+        return cos.shape[:2] == (1, num_rows) and cos.stride() == sin.stride() and cos.stride(2) == 1
+
+    def run(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> torch.Tensor:
+        """Run the layer on x [num_rows, hidden_size], overwriting it. -> x"""
+        q, k, v = (part.transpose(0, 1)[None] for part in self.rows.before(x, cos, sin))
+        self.rows.after(x, step(AttentionCall(self.attention, q, k, v, *self.scoring)).contiguous())
+        return x
+
+
+class Scoring(NamedTuple):
+    """How the layer's attention was called when it was probed."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+@torch.inference_mode()
+def fuse_rows(model: nn.Module, fusions: Fusions) -> int:
+    """Give every layer of the common shape a forward for few tokens. -> how many got one."""
+    if importlib.util.find_spec("numba") is None or next(model.parameters()).dtype not in TOLERANCE:
+        return 0
+    switch = AttentionSwitch(model)
+    found: list[tuple[nn.Module, Probe, LayerWeights]] = []
+    for owner in list(model.modules()):
+        layers, rotary = getattr(owner, "layers", None), getattr(owner, "rotary_emb", None)
+        if not isinstance(layers, nn.ModuleList) or not isinstance(rotary, nn.Module):
+            continue
+        for layer in layers:
+            try:
+                probe = Probe.of(layer, rotary, switch)
+            except Exception:  # it takes or gives something else: it keeps its own forward
+                continue
+            weights = weights_of(layer, probe.call) if probe is not None else None
+            if probe is not None and weights is not None:
+                found.append((layer, probe, weights))
+    _fuse_head(model, fusions)
+    return _install(found, fusions) if found else 0
+
+
+def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
+    """Read the weights of the logits as fast as the memory gives them, for few rows."""
+    from graftlm.kernels.row_layer import MAX_ROWS, RowProduct
+
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    if type(head) not in (nn.Linear, PackedLinear) or head.weight.dtype not in TOLERANCE:
+        return
+    weight = head.panels() if isinstance(head, PackedLinear) else None
+    if weight is None and isinstance(head, PackedLinear) and not head.in_place:
+        return
+    if weight is None and not RowProduct.fits(head.weight):
+        return
+    bias = head.bias.detach() if head.bias is not None else None
+    product = RowProduct(weight or head.weight.detach(), bias, head.weight.dtype)
+    original = head.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        num_rows = x.numel() // x.shape[-1]
+        if not 0 < num_rows <= MAX_ROWS:
+            out: torch.Tensor = original(x)
+            return out
+        return product(x.reshape(num_rows, -1)).view(*x.shape[:-1], -1)
+
+    probe = torch.randn(1, max(_PROBED), head.in_features).to(head.weight.dtype)
+    if all(_agree(original(probe[:, :n]), forward(probe[:, :n])) for n in _PROBED):
+        head.forward = forward
+        fusions.add(partial(delattr, head, "forward"))
+
+
+def _install(found: list[tuple[nn.Module, Probe, LayerWeights]], fusions: Fusions) -> int:
+    from graftlm.kernels.row_layer import MAX_ROWS, RowLayer, WorkSpace
+
+    space = WorkSpace([weights for *_, weights in found])
+    num_fused = 0
+    for layer, probe, weights in found:
+        scoring = Scoring(probe.call.scale, probe.call.window, probe.call.softcap, probe.call.sinks)
+        fused = FusedRows(RowLayer(weights, space), probe.call.module, scoring, layer.forward, MAX_ROWS)
+        if all(probe.first(n).same(fused) for n in _PROBED):
+            layer.forward = fused
+            fusions.add(partial(delattr, layer, "forward"))
+            num_fused += 1
+    return num_fused
+
+
+def weights_of(layer: nn.Module, call: AttentionCall) -> LayerWeights | None:
+    """What `layer` computes with, if it has the common shape; `call` is how it called its attention."""
+    from graftlm.kernels.row_layer import LayerWeights
+
+    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    before, after = _norm(layer, "input_layernorm"), _norm(layer, "post_attention_layernorm")
+    qkv = _panels(attention, "q_proj", "k_proj", "v_proj") or _panels(attention, "qkv_proj")
+    gate_up = _panels(mlp, "gate_proj", "up_proj") or _panels(mlp, "gate_up_proj")
+    out, down = _panels(attention, "o_proj"), _panels(mlp, "down_proj")
+    activation = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
+    gated = isinstance(activation, nn.SiLU) or "silu" in type(activation).__name__.lower()
+    if before is None or after is None or not (qkv and gate_up and out and down and gated):
+        return None
+    num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[3]
+    q_norm, k_norm = _norm(attention, "q_norm"), _norm(attention, "k_norm")
+    weights = LayerWeights(before, qkv, q_norm, k_norm, out[0], after, gate_up, down[0], num_heads, num_kv_heads, dim)
+    return weights if weights.problem() is None else None
+
+
+def _norm(owner: Any, name: str) -> Any:
+    from graftlm.kernels.row_layer import Norm
+
+    module = getattr(owner, name, None)
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, torch.Tensor) or eps is None:
+        return None
+    return Norm(weight.detach(), float(eps))  # addresses are taken of it: it outlives a change of the parameter
+
+
+def _panels(owner: Any, *names: str) -> list[Panels] | None:
+    """The weights of these linear layers; None if one is missing or lies otherwise."""
+    found = []
+    for name in names:
+        module = getattr(owner, name, None)
+        panels = module.panels() if isinstance(module, PackedLinear) else None
+        if panels is None:
+            return None
+        found.append(panels)
+    return found
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A random input of a layer, and what the layer's own forward makes of it."""
+
+    hidden: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    expected: torch.Tensor
+    call: AttentionCall
+
+    @classmethod
+    def of(cls, layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch) -> Probe | None:
+        """None if the layer does not begin with a norm and attend once. Raises what the layer raises."""
+        norm = _norm(layer, "input_layernorm")
+        if norm is None:
+            return None
+        weight = norm.weight
+        num_tokens = max(_PROBED)
+        hidden = torch.randn(1, num_tokens, weight.shape[0]).to(weight.dtype)
+        cos, sin = rotary(hidden, torch.arange(7, 7 + num_tokens)[None])
+        _, out = _own(layer, hidden, cos, sin, switch)
+        # A residual as large as what is added to it: otherwise it would hide an error, or the error of its rounding
+        # would look like one.
+        share = float((out - hidden).float().norm() / hidden.float().norm())
+        hidden = hidden * min(max(share, 1e-2), 1.0)
+        calls, out = _own(layer, hidden, cos, sin, switch)
+        return cls(hidden, cos, sin, out, calls[0]) if len(calls) == 1 else None
+
+    def first(self, num_tokens: int) -> Probe:
+        """The first tokens, which do not see the others."""
+        q, k, v = (x[:, :, :num_tokens] for x in (self.call.q, self.call.k, self.call.v))
+        hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
+        return Probe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v))
+
+    def same(self, fused: FusedRows) -> bool:
+        """Whether the fused layer gives this output, by way of these queries, keys and values."""
+        calls: list[AttentionCall] = []
+
+        def step(call: AttentionCall) -> torch.Tensor:
+            calls.append(call._replace(q=call.q.clone(), k=call.k.clone(), v=call.v.clone()))
+            return _causal(call)
+
+        out = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step)
+        (call,) = calls
+        pairs = [(self.call.q, call.q), (self.call.k, call.k), (self.call.v, call.v), (self.expected[0], out)]
+        return all(_agree(old, new) for old, new in pairs)
+
+
+def _own(
+    layer: nn.Module, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, switch: AttentionSwitch
+) -> tuple[list[AttentionCall], torch.Tensor]:
+    calls: list[AttentionCall] = []
+
+    def step(call: AttentionCall) -> torch.Tensor:
+        calls.append(call)
+        return _causal(call)
+
+    positions = torch.arange(hidden.shape[1])[None]
+    with switch(step):
+        out: torch.Tensor = layer(
+            hidden.clone(), attention_mask=None, position_ids=positions, past_key_values=None, use_cache=False,
+            position_embeddings=(cos, sin),
+        )  # fmt: skip
+    return calls, out
+
+
+def _causal(call: AttentionCall) -> torch.Tensor:
+    """[num_tokens, heads, dim]. Window, cap and sinks are the kernel's affair."""
+    group = call.q.shape[1] // call.k.shape[1]
+    k, v = call.k.repeat_interleave(group, 1), call.v.repeat_interleave(group, 1)
+    return attend(call.q, k, v, scale=call.scale, causal=True).out[0].transpose(0, 1)
+
+
+def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
+    error = (new.float() - old.float()).norm() / old.float().norm().clamp_min(1e-30)
+    return old.shape == new.shape and bool(error < TOLERANCE[old.dtype])

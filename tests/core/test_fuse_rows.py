@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.fuse_rows import FusedRows
+from graftlm.core.model import LoadedModel, load_model
+from graftlm.core.paged import PagedRunner
+from graftlm.core.pages import Extent
+from graftlm.core.qualify import _plan
+from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.packed_linear import PackedLinear
+from graftlm.kernels.row_layer import MAX_ROWS, RowLayer
+from graftlm.kernels.torch_attention import TorchAttention
+from tests.models import byte_tokenizer, tiny_model
+
+pytestmark = pytest.mark.skipif(
+    PackedLinear(torch.nn.Linear(64, 64)).panels() is None, reason="oneDNN lays weights out otherwise on this CPU"
+)
+
+
+def load(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: object) -> LoadedModel:
+    return load_model(tiny_model(kind, **config).to(dtype), EngineConfig(), byte_tokenizer())
+
+
+def num_fused(loaded: LoadedModel) -> int:
+    return sum(isinstance(module.forward, FusedRows) for module in loaded.model.modules())
+
+
+def logits(loaded: LoadedModel, num_tokens: int) -> torch.Tensor:
+    store = KVStore(loaded.kv_layout, num_tokens, loaded.dtype)
+    runner = PagedRunner(loaded, TorchAttention(store))
+    tokens = list(range(3, 3 + num_tokens))
+    return runner.forward(_plan([tokens], ([Extent(0, num_tokens)],), [(0, num_tokens)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "qwen2", "phi3"])
+def test_every_layer_of_the_common_shape_runs_few_tokens_as_compiled_loops(kind: str, dtype: torch.dtype) -> None:
+    loaded = load(kind, dtype, intermediate_size=128)
+    assert num_fused(loaded) == loaded.text_config.num_hidden_layers
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma3_text", "mixtral"])
+def test_layers_of_another_shape_keep_their_own_forward(kind: str) -> None:
+    assert num_fused(load(kind)) == 0
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, MAX_ROWS, MAX_ROWS + 1])
+def test_few_tokens_and_many_get_the_logits_of_the_model(num_tokens: int) -> None:
+    model = tiny_model()
+    with torch.inference_mode():
+        expected = model(torch.arange(3, 3 + num_tokens)[None]).logits[0]
+    found = logits(load_model(model, EngineConfig(), byte_tokenizer()), num_tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_whose_loops_answer_otherwise_keeps_its_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RowLayer.after
+
+    def wrong(self: RowLayer, x: torch.Tensor, attended: torch.Tensor) -> None:
+        right(self, x, attended)
+        x.mul_(1.001)
+
+    monkeypatch.setattr(RowLayer, "after", wrong)
+    assert num_fused(load()) == 0
+
+
+def test_a_model_is_given_back_with_its_own_forwards() -> None:
+    loaded = load(tie_word_embeddings=True)
+    assert num_fused(loaded)
+    loaded.release()
+    assert not any("forward" in vars(module) for module in loaded.model.modules())
+
+
+def test_a_step_of_few_tokens_outlives_weights_that_were_moved() -> None:
+    """Norms used to be read where they had been before their files were let go."""
+    loaded = load()
+    before = logits(loaded, 3)
+    for parameter in loaded.model.parameters():
+        if parameter.numel():
+            parameter.data = parameter.data.clone()
+    assert torch.equal(logits(loaded, 3), before)
