@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from graftlm.core.fuse import Fusions
-from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, packed_step
+from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.torch_attention import attend
 from graftlm.kernels.triton_elementwise import rms_norm, silu_mul
@@ -135,12 +135,17 @@ class FusedLayer:
         if step is None or embeddings is None or not plain or hidden_states.shape[0] != 1:
             return self.original(hidden_states, *args, **options)
         cos, sin = embeddings
-        return self.run(hidden_states[0], cos[0], sin[0], step)[None]
+        return self.run(hidden_states[0], cos[0], sin[0], step, wanted_after(self.parts.attention))[None]
 
     def run(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Callable[[PackedCall], torch.Tensor]
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        step: Callable[[PackedCall], torch.Tensor],
+        wanted: Wanted | None = None,
     ) -> torch.Tensor:
-        """Run the layer on x [num_tokens, hidden_size], overwriting it. -> x."""
+        """Run the layer on x [num_tokens, hidden_size], overwriting it. -> x, of which only `wanted` means anything."""
         parts, scoring = self.parts, self.scoring
         packed = PackedQKV(
             self._after_norm(x, parts.before_attention, parts.qkv),
@@ -153,8 +158,18 @@ class FusedLayer:
             parts.k_norm.weight if parts.k_norm is not None else None,
             parts.q_norm.eps if parts.q_norm is not None else 0.0,
         )
-        call = PackedCall(parts.attention, packed, scoring.scale, scoring.window, scoring.softcap, scoring.sinks)
-        self._add(x, step(call).reshape(x.shape[0], -1), parts.out)
+        ends = wanted is not None and wanted.ends
+        call = PackedCall(parts.attention, packed, scoring.scale, scoring.window, scoring.softcap, scoring.sinks, ends)
+        attended = step(call).flatten(1)
+        if wanted is None:
+            return self._finish(x, attended)
+        rest = self._finish(x.index_select(0, wanted.tokens), attended if ends else attended[wanted.tokens])
+        return x.index_copy_(0, wanted.tokens, rest)
+
+    def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """What comes after the attention, for x [n, hidden_size], overwritten, and attended [n, heads * dim]. -> x"""
+        parts = self.parts
+        self._add(x, attended, parts.out)
         if parts.gate_up is None or parts.down is None:
             return x.add_(parts.mlp(rms_norm(x, *parts.before_mlp)[None])[0])
         if self.single and x.shape[0] == 1:
@@ -287,7 +302,7 @@ class Probe:
         return Probe(hidden, cos, sin, expected, call, self.scoring)
 
     def same(self, fused: FusedLayer, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
-        """Whether the fused layer gives this output, by way of these queries, keys and values."""
+        """Whether the fused layer gives this output, by way of these queries, keys and values; all of it and a part."""
         num_tokens = self.hidden.shape[1]
         shape = (num_tokens, self.scoring.num_kv_heads, self.scoring.head_dim)
         store = [torch.zeros(shape, dtype=self.hidden.dtype, device=self.hidden.device) for _ in "kv"]
@@ -302,8 +317,11 @@ class Probe:
 
         out = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step)
         found = [queries[0], *store]
-        wanted = [x[0].transpose(0, 1) for x in (self.call.q, self.call.k, self.call.v)]
-        return agree(self.expected[0], out) and all(agree(a, b) for a, b in zip(wanted, found, strict=True))
+        expected = [x[0].transpose(0, 1) for x in (self.call.q, self.call.k, self.call.v)]
+        wanted = Wanted(fused.parts.attention, slots[::3].long(), ends=False)
+        part = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step, wanted)[wanted.tokens]
+        agreeing = agree(self.expected[0], out) and agree(self.expected[0, ::3], part)
+        return agreeing and all(agree(a, b) for a, b in zip(expected, found, strict=True))
 
 
 def _own(

@@ -45,7 +45,10 @@ class AttentionCall(NamedTuple):
 
 
 class PackedCall(NamedTuple):
-    """The same from a layer that leaves rotating and storing to the kernel."""
+    """The same from a layer that leaves rotating and storing to the kernel.
+
+    ends  only the last token of each row is asked for
+    """
 
     module: nn.Module
     packed: PackedQKV
@@ -53,6 +56,20 @@ class PackedCall(NamedTuple):
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None
+    ends: bool = False
+
+
+class Wanted(NamedTuple):
+    """The tokens whose output of the last layer is looked at, where these are few: the others need not be computed.
+
+    attention  that of the last layer
+    tokens     int64 [num_wanted], on the device
+    ends       whether they are the last tokens of all rows, in order
+    """
+
+    attention: nn.Module
+    tokens: torch.Tensor
+    ends: bool
 
 
 Step = Callable[[AttentionCall], torch.Tensor]
@@ -64,6 +81,7 @@ PackedStep = Callable[[PackedCall], torch.Tensor]
 class _Current(threading.local):
     step: Step | None = None
     packed: PackedStep | None = None
+    wanted: Wanted | None = None
 
 
 _current = _Current()
@@ -77,6 +95,12 @@ def step_at_hand() -> Step | None:
 def packed_step() -> PackedStep | None:
     """What answers packed calls in the step at hand; None outside of a step, or if its kernel takes none."""
     return _current.packed
+
+
+def wanted_after(attention: nn.Module) -> Wanted | None:
+    """Which tokens matter after the layer that has this attention; None if all do."""
+    wanted = _current.wanted
+    return wanted if wanted is not None and wanted.attention is attention else None
 
 
 def attention_function(
@@ -132,15 +156,15 @@ class AttentionSwitch:
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
 
     @contextmanager
-    def __call__(self, step: Step, packed: PackedStep | None = None) -> Iterator[None]:
+    def __call__(self, step: Step, packed: PackedStep | None = None, wanted: Wanted | None = None) -> Iterator[None]:
         before = [config._attn_implementation_internal for config in self._configs]
         for config in self._configs:
             config._attn_implementation_internal = IMPLEMENTATION
-        _current.step, _current.packed = step, packed
+        _current.step, _current.packed, _current.wanted = step, packed, wanted
         try:
             yield
         finally:
-            _current.step = _current.packed = None
+            _current.step = _current.packed = _current.wanted = None
             for config, implementation in zip(self._configs, before, strict=True):
                 config._attn_implementation_internal = implementation
 
@@ -171,6 +195,7 @@ class PagedRunner:
         self._switch = AttentionSwitch(loaded.model)
         self._keeps = accepts_logits_to_keep(loaded.model)
         self._takes_packed = isinstance(attention, PackedAttention)
+        self._last = max(loaded.layer_of, key=loaded.layer_of.__getitem__, default=None)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Compute the step: stores the KV of all its tokens.
@@ -184,8 +209,20 @@ class PagedRunner:
         with torch.inference_mode():
             self.attention.prepare(plan)
             input_ids = self._fed(plan, send(plan.input_ids, device))
-            logits = self.run(input_ids, send(plan.positions, device), plan, send(rows, device))
+            wanted = self._wanted(plan, rows)
+            logits = self.run(input_ids, send(plan.positions, device), plan, send(rows, device), wanted)
             return logits[:num_logits]
+
+    def _wanted(self, plan: StepPlan, rows: torch.Tensor) -> Wanted | None:
+        """What the last layer is to compute for logits of these rows; None for all."""
+        if self._last is None or not self._takes_packed:
+            return None
+        ends = [row.start + row.num_new - 1 for row in plan.rows]
+        only_ends = set(ends).issuperset(rows.tolist())
+        tokens = torch.tensor(ends) if only_ends else rows
+        if 2 * len(tokens) > plan.num_tokens:
+            return None
+        return Wanted(self._last, send(tokens, self.loaded.device), only_ends)
 
     def _fed(self, plan: StepPlan, input_ids: torch.Tensor) -> torch.Tensor:
         """The step's ids, those that the last step drew among them."""
@@ -195,13 +232,19 @@ class PagedRunner:
         return feed(input_ids, send(plan.fed, input_ids.device), self.drawn)
 
     def run(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan | None, rows: torch.Tensor | None
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: StepPlan | None,
+        rows: torch.Tensor | None,
+        wanted: Wanted | None = None,
     ) -> torch.Tensor:
         """Run the model on tokens that the attention has been prepared for.
 
         input_ids, positions  [num_tokens], on the device
         plan                  handed to the attention; None for one that reads its step from the device
         rows                  [num_logits], whose logits are wanted; None wants all
+        wanted                what the last layer may confine itself to
         -> logits [num_logits, vocab_size]
         """
         attention, layer_of = self.attention, self._layer_of
@@ -229,10 +272,11 @@ class PagedRunner:
                 window=call.window,
                 softcap=call.softcap,
                 sinks=call.sinks,
+                ends=call.ends,
             )
 
         keep = {"logits_to_keep": rows} if self._keeps and rows is not None else {}
-        with torch.inference_mode(), self._switch(step, packed if self._takes_packed else None):
+        with torch.inference_mode(), self._switch(step, packed if self._takes_packed else None, wanted):
             logits: torch.Tensor = self._model(
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **keep
             ).logits[0]

@@ -174,8 +174,12 @@ class PackedAttention(Attention, Protocol):
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        ends: bool = False,
     ) -> torch.Tensor:
-        """As `forward`. Overwrites `packed.qkv`."""
+        """As `forward`. Overwrites `packed.qkv`.
+
+        ends  attend the last token of each row only -> [num_rows, num_heads, v_dim]
+        """
         ...
 
 

@@ -131,12 +131,20 @@ class TritonAttention:
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        ends: bool = False,
     ) -> torch.Tensor:
-        assert self._step is not None
+        step, layout = self._step, self._layout
+        assert step is not None and layout is not None
         k_store, v_store = self.store.k[layer], self.store.v[layer]
         block = 4 if self.strict else None  # the norm of a head is summed in an order that depends on it
-        q, k, v = rotate_store(packed, k_store, v_store, self._step.slots, *self._scale_pair(layer), block=block)
-        return self._attend(layer, q, k, v, Scoring(scale, window, softcap, sinks))
+        q, k, v = rotate_store(packed, k_store, v_store, step.slots, *self._scale_pair(layer), block=block)
+        scoring = Scoring(scale, window, softcap, sinks)
+        if not ends:
+            return self._attend(layer, q, k, v, scoring)
+        last = step.indptr[1 : layout.num_rows + 1] - 1
+        if self.strict:
+            return self._attend(layer, q, k, v, scoring)[last]
+        return self._decode(layer, q[last], scoring, shared=False)
 
     def _scales(self, layer: int) -> Scales | None:
         scales = self.store.scales
@@ -202,7 +210,8 @@ class TritonAttention:
             self._one_each = torch.arange(2 * layout.num_rows + 1, dtype=torch.int32, device=self.device)
         return self._one_each[: layout.num_rows + 1]
 
-    def _decode(self, layer: int, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    def _decode(self, layer: int, q: torch.Tensor, scoring: Scoring, *, shared: bool = True) -> torch.Tensor:
+        """Attend one token, the last, of each of the first rows, perhaps by way of the prefix that they share."""
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
         k, v = self.store.k[layer], self.store.v[layer]
@@ -210,7 +219,7 @@ class TritonAttention:
         splits = num_splits(num_rows, k.shape[1], self.num_sms)
         rows = slice(0, num_rows)
         # a window may end before the shared prefix does: then each row reads what it sees by itself
-        shared = layout.prefix and scoring.window is None
+        shared = shared and layout.prefix and scoring.window is None
         prefix_splits = num_prefix_splits(num_rows, num_heads, k.shape[1], self.num_sms) if shared else 0
         return decode_attention(
             q,

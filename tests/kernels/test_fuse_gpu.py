@@ -1,19 +1,30 @@
 """Fusions for GPUs, whose kernels run in Triton's interpreter without one."""
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.fuse_gpu import PackedProjections, fuse_gpu
 from graftlm.core.fuse_layers import FusedLayer
-from graftlm.core.model import load_model
+from graftlm.core.model import KVStore, PagedRunner, load_model
+from graftlm.core.pages import Extent
+from graftlm.core.plan import PlanRow, StepPlan
 from graftlm.core.qualify import batch_dependence
+from graftlm.core.request import Request, Sequence
 from graftlm.kernels.triton_attention import TritonAttention
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _without_what_is_fused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.model.fuse_rows", lambda model, fusions: 0)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "phi3", "gpt2"])
@@ -60,6 +71,54 @@ def test_whole_layers_run_fused_in_the_paged_lane(kind: str, single: bool, monke
     assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
     loaded.release()
     assert not any("forward" in vars(m) for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("logits_rows", "computed"),
+    [([12, 20], 2), ([20], 2), ([3, 12, 20], 3), (list(range(21)), 21)],  # rows end at tokens 12 and 20
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_last_layer_ends_with_the_tokens_whose_logits_are_wanted(
+    logits_rows: list[int], computed: int, strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, strict=strict))
+    config = EngineConfig(device=DEVICE.type, strict=strict, max_model_len=64)
+    loaded = load_model(tiny_model("qwen3"), config, byte_tokenizer(), attention_factory=TritonAttention)
+    attention = TritonAttention(KVStore(loaded.kv_layout, 32, loaded.dtype, DEVICE))
+    attention.strict = strict
+    runner = PagedRunner(loaded, attention)
+    prompts = [random_prompt(13), random_prompt(8)]
+    plan = prefill_plan(prompts)
+    everything = runner.forward(plan)
+    finished: list[int] = []
+    finish = FusedLayer._finish
+    monkeypatch.setattr(
+        FusedLayer, "_finish", lambda self, x, attended: (finished.append(len(x)), finish(self, x, attended))[1]
+    )
+    few = runner.forward(replace(plan, logits_rows=torch.tensor(logits_rows)))
+    assert finished == [21, computed]
+    expected = everything[logits_rows]
+    assert float((few - expected).norm() / expected.norm()) < 1e-5
+    loaded.release()
+
+
+def prefill_plan(prompts: list[list[int]]) -> StepPlan:
+    """A step that computes whole prompts, each in slots of its own, and wants all logits."""
+    ends = list(itertools.accumulate(len(p) for p in prompts))
+    starts = [0, *ends[:-1]]
+    num_tokens = ends[-1]
+    return StepPlan(
+        rows=tuple(
+            PlanRow(Sequence(Request(p), np.array(p, np.int32)), start, len(p), 0, (Extent(start, end),))
+            for p, start, end in zip(prompts, starts, ends, strict=True)
+        ),
+        input_ids=torch.tensor([token for p in prompts for token in p]),
+        positions=torch.cat([torch.arange(len(p)) for p in prompts]),
+        out_slots=torch.arange(num_tokens),
+        logits_rows=torch.arange(num_tokens),
+        num_logits_per_row=tuple(map(len, prompts)),
+        kind="mixed",
+    )
 
 
 def test_a_layer_with_another_sum_keeps_its_own_forward() -> None:
