@@ -35,12 +35,14 @@ from graftlm.adapters.guidance_scores import Scores
 from graftlm.core.config import SamplingParams
 from graftlm.core.constraint import vocabulary_of
 from graftlm.core.errors import GrammarError, RequestTooLong
+from graftlm.core.grammar import ast
 from graftlm.core.grammar.cache import compile_cached
 from graftlm.core.grammar.fsm import FsmGrammar
 from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Completion, Request, TokenLogprob
 from graftlm.core.runtime import Runtime
 
+_HEALED = 64  # tokens at the end in which a change is looked for first
 _seeds: ContextVar[random.Random | None] = ContextVar("graftlm_guidance_seeds", default=None)
 
 
@@ -204,8 +206,8 @@ class GraftEngine(Engine):
         compiled = None if regular is None else self._compiled(regular)
         parser: Parser | FsmParser
         if regular is not None and compiled is not None:
-            parser = FsmParser(regular, compiled)
-            forced = compiled.run(compiled.dfa.start)[0]
+            parser = FsmParser(regular, *compiled)
+            forced = compiled[0].run(compiled[0].dfa.start)[0]
             whole = self._behind(state.prompt, forced, known) if forced else given
             with_bos = self._prompts.with_bos(whole) if ensure_bos_token else whole
             parser.start(with_bos, forced)
@@ -220,10 +222,11 @@ class GraftEngine(Engine):
             parser.start(self._prompts.with_bos(tokens) if ensure_bos_token else tokens)
         if not parser.tokens:
             parser.tokens = [self.tokenizer.eos_token_id]  # the beginning of a text, for models without a BOS
-        if tokens[: len(given)] == given:
-            return parser, tuple(tokens[len(given) :])
-        same = next((i for i, (a, b) in enumerate(zip(given, tokens, strict=False)) if a != b), len(given))
-        return parser, tuple(tokens[same:])
+        return parser, tuple(tokens[_num_same(given, tokens) :])
+
+    def settle(self, state: GraftState) -> None:
+        """Tokenise what was appended, if it is long: what goes on from this state does not do it again."""
+        state.known = self._prompts.settle(state.prompt, state.known)
 
     def _behind(self, prompt: str, forced: bytes, known: Known) -> list[int]:
         """The ids of the prompt with the grammar's first bytes behind it."""
@@ -232,13 +235,19 @@ class GraftEngine(Engine):
         except UnicodeDecodeError:  # they end within a character
             return self.tokenizer.encode(prompt.encode() + forced)
 
-    def _compiled(self, regular: Regular) -> FsmGrammar | None:
-        """The automaton of a regular grammar; None where it would have too many states."""
+    def _compiled(self, regular: Regular) -> tuple[FsmGrammar, FsmGrammar | None] | None:
+        """The automata of a regular grammar and of what follows its free text; None where one has too many states."""
+        rest = None if regular.free is None else regular.free.rest
         try:
-            grammar = compile_cached(Composite(regular.node), vocabulary_of(self.runtime.tokenizer)).compiled
+            return self._automaton(regular.node), None if rest is None else self._automaton(rest)
         except GrammarError:
             return None
-        return grammar if isinstance(grammar, FsmGrammar) else None
+
+    def _automaton(self, node: ast.Node) -> FsmGrammar:
+        grammar = compile_cached(Composite(node), vocabulary_of(self.runtime.tokenizer)).compiled
+        if not isinstance(grammar, FsmGrammar):
+            raise GrammarError("the language is not regular")
+        return grammar
 
     def _stream(
         self, parser: Parser | FsmParser, scores: Scores, sampling_params: Any, usage: TokenUsage
@@ -317,8 +326,8 @@ class GraftEngine(Engine):
 
         With `up_to`, only what it told of the request's first so many tokens: it runs ahead of who reads the chunks.
         """
-        while parser.steps and (up_to is None or parser.steps[0].at <= up_to):
-            step = parser.steps.pop(0)
+        while (step := next(iter(parser.steps), None)) is not None and (up_to is None or step.at <= up_to):
+            del parser.steps[0]
             tokens = list(given)
             given = ()
             for i, (token_id, scored) in enumerate(scores.step(step, logprobs)):
@@ -348,6 +357,14 @@ class GraftEngine(Engine):
             ],
             **flags,
         )
+
+
+def _num_same(a: list[int], b: list[int]) -> int:
+    """How many tokens both begin with; what healing takes back is at the end."""
+    least = max(min(len(a), len(b)) - _HEALED, 0)
+    least = least if a[:least] == b[:least] else 0
+    pairs = enumerate(zip(a[least:], b[least:], strict=False), least)
+    return next((i for i, (one, other) in pairs if one != other), min(len(a), len(b)))
 
 
 def _count(usage: TokenUsage, parser: Parser | FsmParser, done: Completion, latency_ms: float) -> None:

@@ -77,16 +77,19 @@ class GraftInterpreter(EngineInterpreter):
         state = self.state
         written = self.engine.write(state, Grammar(node), sampling_params)
         state.add_usage(written.usage)
-        text = recode_special_tokens(self.engine.tokenizer, written.text).decode()
+        # a token limit may have cut the text within a character, whose beginning is not shown
+        text = recode_special_tokens(self.engine.tokenizer, written.text).decode(errors="ignore")
         state.prompt += text
         yield TextOutput(value=text, is_generated=True)
         for captures, scores in written.captures:
             for name, value in captures.items():
                 if isinstance(value, list):
                     for one, score in zip(value, scores[name], strict=True):
-                        yield state.apply_capture(name, one.decode(), log_prob=score, is_append=True)
+                        yield state.apply_capture(name, one.decode(errors="ignore"), log_prob=score, is_append=True)
                 else:
-                    yield state.apply_capture(name, value.decode(), log_prob=scores[name], is_append=False)
+                    yield state.apply_capture(
+                        name, value.decode(errors="ignore"), log_prob=scores[name], is_append=False
+                    )
 
     def image_url(self, node: ImageUrl, **kwargs: Any) -> Iterator[OutputAttr]:
         raise UnsupportedNodeError(interpreter=self, node=node)  # before it is downloaded
@@ -96,4 +99,5 @@ class GraftInterpreter(EngineInterpreter):
 
     def _append(self, text: str) -> Iterator[OutputAttr]:
         self.state.prompt += text
+        self.engine.settle(self.state)
         yield TextOutput(value=text, is_input=True)

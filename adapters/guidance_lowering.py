@@ -2,7 +2,8 @@
 
 llguidance reads the regular expressions of a grammar as lexemes that take all they can. One after the other they are
 one regular language only if no lexeme can go on into what follows it; then there is one way to read a text, too, and
-captures are read off with a pattern. Everything else stays with llguidance.
+captures are read off with a pattern. Free text at the beginning, up to a stop or for so many tokens, is part of it
+where what follows begins with the stop, or nothing follows. Everything else stays with llguidance.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeGuard
 
 from guidance._ast import (
     GrammarNode,
@@ -38,6 +40,20 @@ class Capture:
     append: bool
 
 
+@dataclass(frozen=True)
+class Free:
+    """Free text at the beginning of a grammar.
+
+    stop        what ends it. None: nothing but the end of the text.
+    max_tokens  after so many tokens `rest` follows wherever the text stands. None: no limit.
+    rest        what follows, beginning with `stop`. None: nothing, and a `stop` that is written is not shown.
+    """
+
+    stop: str | None
+    max_tokens: int | None
+    rest: ast.Node | None
+
+
 @dataclass(frozen=True, eq=False)
 class Regular:
     """A grammar as one regular language, generated at one temperature; `pattern` reads its captures."""
@@ -46,14 +62,15 @@ class Regular:
     pattern: re.Pattern[str]
     captures: tuple[Capture, ...]
     temperature: float
+    free: Free | None = None
 
-    def read(self, text: str) -> dict[str, bytes | list[bytes]]:
-        """The captures in a text of the language."""
-        found = self.pattern.fullmatch(text)
+    def read(self, text: bytes) -> dict[str, bytes | list[bytes]]:
+        """The captures in a text of the language; free text may have been cut off within a character."""
+        found = self.pattern.fullmatch(text.decode(errors="surrogateescape"))
         assert found is not None, "the automaton let through what the pattern does not match"
         values: dict[str, bytes | list[bytes]] = {}
         for capture in self.captures:
-            value = (found.group(capture.group) or "").encode()
+            value = (found.group(capture.group) or "").encode(errors="surrogateescape")
             if capture.append:
                 old = values.get(capture.name)
                 values[capture.name] = [*(old if isinstance(old, list) else []), value]
@@ -93,15 +110,34 @@ class _Lowering:
         self._temperatures: set[float] = set()
 
     def lower(self, node: GrammarNode) -> Regular:
-        parts = [self._part(part) for part in _flat(node)]
+        pieces = list(_flat(node))
+        begins = self._free(pieces.pop(0)) if _is_free(pieces[0]) else None
+        parts = [self._part(part) for part in pieces]
         for (before, _), (after, _) in zip(parts, parts[1:], strict=False):
             if not _apart(before, after):
                 raise _NotRegular
         if not self._temperatures or len(self._temperatures) > 1:
             raise _NotRegular  # text alone needs no engine; several temperatures are llguidance's
-        pattern = re.compile("".join(text for _, text in parts), re.DOTALL)
+        pattern = "".join(text for _, text in parts)
         language = ast.concat(*(part for part, _ in parts))
-        return Regular(language, pattern, tuple(self._captures), self._temperatures.pop())
+        free = None
+        if begins is not None:
+            rule, text = begins
+            stop = None if rule.stop is None else _stop_text(rule.stop)
+            free = Free(stop, rule.max_tokens, language if parts else None)
+            pattern, language = text + pattern, _behind_free_text(stop, pieces, parts)
+        read = re.compile(pattern, re.DOTALL)
+        return Regular(language, read, tuple(self._captures), self._temperatures.pop(), free)
+
+    def _free(self, rule: RuleNode) -> tuple[RuleNode, str]:
+        """Free text, and the pattern that reads it where it ends at the first stop."""
+        if rule.suffix or rule.stop_capture or rule.lazy or rule.max_tokens == 0:
+            raise _NotRegular
+        self._temperatures.add(rule.temperature or 0.0)
+        if rule.capture is None:
+            return rule, "(?:.*?)"
+        self._captures.append(Capture(rule.capture, "free", rule.list_append))
+        return rule, "(?P<free>.*?)"
 
     def _part(self, node: GrammarNode) -> tuple[ast.Node, str]:
         """A piece of the sequence, as a language and as the text of a pattern."""
@@ -118,6 +154,31 @@ class _Lowering:
         language = _language(value)
         pattern = _pattern(language)
         return language, f"(?P<{capture.group}>{pattern})" if capture is not None else f"(?:{pattern})"
+
+
+def _is_free(node: GrammarNode) -> TypeGuard[RuleNode]:
+    return isinstance(node, RuleNode) and isinstance(node.value, RegexNode) and node.value.regex is None
+
+
+def _stop_text(stop: GrammarNode) -> str:
+    """A stop of one byte: what is written of a longer one would have to be held back."""
+    if not isinstance(stop, LiteralNode) or len(stop.value.encode()) != 1:
+        raise _NotRegular
+    return stop.value
+
+
+def _behind_free_text(stop: str | None, pieces: list[GrammarNode], parts: list[tuple[ast.Node, str]]) -> ast.Node:
+    """The language of free text and what comes behind it."""
+    if stop is None:
+        if pieces:
+            raise _NotRegular  # it may go on into what follows
+        return ast.star(ast.ANY_CHAR)
+    text, first = ast.star(ast.not_chars(stop)), pieces[0] if pieces else None
+    if first is None:
+        return ast.concat(text, ast.literal(stop))
+    if not isinstance(first, LiteralNode) or not first.value.startswith(stop):
+        raise _NotRegular
+    return ast.concat(text, *(part for part, _ in parts))
 
 
 def _flat(node: GrammarNode) -> Iterator[GrammarNode]:

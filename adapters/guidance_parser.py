@@ -53,6 +53,9 @@ class Parser:
     `graftlm.core.grammar.matcher.Matcher` for one sequence.
     """
 
+    goes_back = False
+    """What it consumed stays consumed: its texts are not guessed ahead."""
+
     def __init__(self, interpreter: llguidance.LLInterpreter, eos_token_id: int) -> None:
         self.tokens: list[int] = []
         self.steps: list[Progress] = []

@@ -13,6 +13,7 @@ from graftlm.core.tokenizer import Tokenizer
 _BOUNDARY = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 _ACROSS = re.compile(rb"[A-Za-z] [A-Za-z]")
 _WINDOW = 512  # characters from the end in which a boundary is looked for
+_LONG = 1024  # characters that are tokenised as they are appended
 _GUARD = "a"
 _SAMPLES = ("one two  three\nfour", 'é x "y z", {"a b": 1}\n\n c d', "It's 3.5 o'clock now <b> e")
 
@@ -45,6 +46,10 @@ class PromptTokens:
             return [*known.ids, *self._rest(text, len(known.text))], known
         known = Known(text[:at], (*known.ids, *self._rest(text[:at], len(known.text))))
         return [*known.ids, *self._rest(text, at)], known
+
+    def settle(self, text: str, known: Known) -> Known:
+        """What is known of a text that others may go on from: once it is long, all branches read the same ids."""
+        return known if len(text) - len(known.text) < _LONG else self.encode(text, known)[1]
 
     def with_bos(self, ids: list[int]) -> list[int]:
         """The ids of a whole text behind the beginning-of-text token, if the model has one."""

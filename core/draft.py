@@ -172,6 +172,7 @@ class Drafter:
             and row.num_new == sequence.num_pending
             and not (sequence.scoring or sequence.request.want_logits or forks(sequence))
             and (sequence.grammar is None or sequence.matcher is not None)
+            and getattr(sequence.matcher, "goes_back", True)
         )
 
     def _due(self, sequence: Sequence, num_rows: int) -> bool:

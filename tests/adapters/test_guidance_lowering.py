@@ -17,10 +17,19 @@ REGULAR = {
     "a lexeme of fixed length": gen("x", regex="[a-z]{3}") + "a",
     "one temperature": gen("x", regex="a+", temperature=0.5) + "b" + gen("y", regex="c+", temperature=0.5),
     "a choice of pieces": select([string("a") + regex_node("[0-9]"), "b"], name="x"),
+    "free text": gen("x"),
+    "free text with a limit": gen("x", max_tokens=5),
+    "free text up to a stop": gen("x", stop="\n", max_tokens=5),
+    "free text up to the stop that follows": gen("x", stop='"', max_tokens=5) + '", ' + gen("y", regex="[0-9]"),
 }
 NOT_REGULAR: dict[str, Any] = {
-    "free text": gen("x", max_tokens=5),
-    "a stop": gen("x", stop="\n"),
+    "free text that could go on": gen("x", max_tokens=5) + "a",
+    "free text behind something": select(["a", "b"]) + gen("x", max_tokens=5),
+    "a stop that is not what follows": gen("x", stop=";") + "a",
+    "a long stop": gen("x", stop="\n\n"),
+    "a stop of several bytes": gen("x", stop="\u00e9"),
+    "a stop that is a pattern": gen("x", stop_regex="[.;]"),
+    "a stop that is captured": gen("x", stop=";", save_stop_text=True),
     "a limit": gen("x", regex="[a-z]+", max_tokens=3),
     "a suffix": gen("x", regex="[a-z]+", suffix=";"),
     "a lexeme that could go on": gen("x", regex="[a-z]+") + "a",
@@ -47,13 +56,23 @@ def test_other_grammars_stay_with_llguidance(name: str) -> None:
 def test_captures_are_read_in_order() -> None:
     found = lower(gen("x", regex="[0-9]+", list_append=True) + "-" + select(["ab", "a"], name="y") + ";")
     assert found is not None
-    assert found.read("12-ab;") == {"x": [b"12"], "y": b"ab"}
+    assert found.read(b"12-ab;") == {"x": [b"12"], "y": b"ab"}
 
 
 def test_a_list_collects_its_items() -> None:
     item = gen("x", regex="[a-z]", list_append=True)
     found = lower(item + "," + item)
-    assert found is not None and found.read("a,b") == {"x": [b"a", b"b"]}
+    assert found is not None and found.read(b"a,b") == {"x": [b"a", b"b"]}
+
+
+def test_free_text_ends_at_its_first_stop() -> None:
+    found = lower(gen("x", stop='"') + '", ' + gen("y", regex='[0-9"]'))
+    assert found is not None and found.read(b'a b", "') == {"x": b"a b", "y": b'"'}
+
+
+def test_free_text_that_was_cut_within_a_character_is_read() -> None:
+    found = lower(gen("x", max_tokens=5))
+    assert found is not None and found.read("\u00e9\u00e9".encode()[:3]) == {"x": "\u00e9\u00e9".encode()[:3]}
 
 
 def test_a_temperature_is_the_rules_own_and_zero_without() -> None:
