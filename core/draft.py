@@ -301,7 +301,7 @@ class Check:
         return agreed == len(written)
 
 
-def _agreed(written: list[int], drafts: Seq[int]) -> int:
+def _agreed(written: Seq[int], drafts: Seq[int]) -> int:
     """How many tokens are as drafted, from the first."""
     count = 0
     for token_id, draft in zip(written, drafts, strict=False):

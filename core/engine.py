@@ -361,7 +361,7 @@ class LocalEngine:
             except GraftError as error:
                 self._fail_group(sequence, error)
                 return
-            if member.num_computed > place and member.tokens[place : place + 1] != [sample.token_id]:
+            if member.num_computed > place and (member.num_tokens <= place or member.tokens[place] != sample.token_id):
                 member.num_computed = place  # it ran ahead with a token whose place its ending has taken
             self._emit(member)
             if member.group is not None and member.group.done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class Text:
     def ids(self) -> NDArray[np.int32]:
         return self._buffer[: self._length]
 
-    def extend(self, ids: NDArray[np.int32] | list[int]) -> None:
+    def extend(self, ids: NDArray[np.int32] | array[int] | list[int]) -> None:
         stop = self._length + len(ids)
         if stop > len(self._buffer):
             self._buffer = np.concatenate([self.ids, np.empty(stop, np.int32)])

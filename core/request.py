@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -152,13 +153,15 @@ class Sequence:
     among the tokens that its step drew. KV of the first `num_computed` tokens is in the pool, or will be once the
     steps that were launched have run: the first `num_shared` of them in locked radix nodes (`node` and its
     ancestors), the rest in slots that this sequence owns (`own`), which may reach further than num_computed.
+
+    `tokens` are int32 in an array: of a list the garbage collector would look at every token, again and again.
     """
 
     request: Request
     prompt_ids: np.ndarray  # int32 [num_prompt_tokens]; when scoring, with all but the last of score_ids
     index: int = 0
     listener: Listener | None = None
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
     status: SequenceStatus = "waiting"
     num_computed: int = 0
     num_ahead: int = 0
@@ -202,7 +205,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         if not self.tokens:
-            self.tokens = self.prompt_ids.tolist()
+            self.tokens = array("i", self.prompt_ids.astype(np.int32, copy=False).tobytes())
 
     @property
     def sampling(self) -> SamplingParams:
@@ -234,7 +237,7 @@ class Sequence:
 
     @property
     def output_ids(self) -> list[int]:
-        return self.tokens[len(self.prompt_ids) :]
+        return self.tokens[len(self.prompt_ids) :].tolist()
 
     @property
     def scoring(self) -> bool:
@@ -284,11 +287,7 @@ class SequenceGroup:
         ids = prompt_ids
         if request.score_ids is not None and len(request.score_ids) > 1:
             ids = np.concatenate([prompt_ids, np.asarray(request.score_ids[:-1], np.int32)])
-        given = request.prompt
-        # the caller's own integers: to make new ones takes as long as all else that is done with a long prompt here
-        same = type(given) is list and len(given) == len(ids) and type(given[0]) is int
-        known = list(given) if same else []
-        sequence = Sequence(request, ids, tokens=known)
+        sequence = Sequence(request, ids)
         group = cls(request, listener, [sequence])
         sequence.group = group
         return group

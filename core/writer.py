@@ -81,7 +81,7 @@ class Writer:
 
     def fork(self, parent: Sequence, index: int) -> Sequence:
         """A sibling of `parent` that stands where `parent` stands and will go its own way."""
-        child = Sequence(parent.request, parent.prompt_ids, index=index, tokens=list(parent.tokens))
+        child = Sequence(parent.request, parent.prompt_ids, index=index, tokens=parent.tokens[:])
         child.seed, child.arrived_s, child.deadline_s = parent.seed + index, parent.arrived_s, parent.deadline_s
         child.max_new_tokens, child.group, child.miss = parent.max_new_tokens, parent.group, parent.miss
         child.num_cached, child.num_forced = parent.num_cached, parent.num_forced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def row(seed: int, *, mask: np.ndarray | None = None, ahead: int = 0, output: int = 0, **sampling: Any) -> SampleRow:
-    tokens = [0] * (1 + output)
+    tokens = array("i", [0] * (1 + output))
     sequence = Sequence(Request([0], SamplingParams(**sampling)), np.array([0]), tokens=tokens, seed=seed)
     sequence.num_ahead = ahead
     return SampleRow(sequence, mask)

@@ -326,7 +326,7 @@ def test_what_repeats_itself_is_guessed_to_go_on_repeating_itself() -> None:
 def test_what_was_written_lately_is_guessed_within_its_namespace() -> None:
     made = drafter()
     (written,) = rows([10, 11, 12, 13])
-    written.sequence.tokens += [20, 21, 22, 23]
+    written.sequence.tokens.extend([20, 21, 22, 23])
     made.remember(written.sequence)
     assert made.extend(rows([90, 12, 13]))[0].drafts == (20, 21, 22, 23)
     (other,) = rows([90, 12, 13])

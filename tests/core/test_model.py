@@ -228,7 +228,7 @@ def test_logits_come_for_the_wanted_rows_only() -> None:
     rows = [ScheduledRow(first, 9, 0), ScheduledRow(second, 7, 3)]
     logits = runner.forward(build_plan(rows, share_decode=True))
     with torch.inference_mode():
-        expected = tiny_model()(torch.tensor([second.tokens])).logits[0, -3:]
+        expected = tiny_model()(torch.tensor([second.tokens.tolist()])).logits[0, -3:]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     nothing = runner.forward(build_plan([ScheduledRow(first, 9, 0)], share_decode=True))
     assert nothing.shape == (0, VOCAB_SIZE)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from typing import Any
 
@@ -29,7 +30,7 @@ def row(
     **sampling: Any,
 ) -> SampleRow:
     request = Request([0], SamplingParams(**sampling))
-    tokens = [0, *(output or [])]
+    tokens = array("i", [0, *(output or [])])
     return SampleRow(Sequence(request, np.array([0]), index=index, tokens=tokens, seed=seed), mask, n)
 
 

@@ -142,7 +142,7 @@ def test_the_youngest_is_retracted_when_slots_run_out() -> None:
         if bench.scheduler.num_retracted == 0:
             bench.step()
     assert (old.status, young.status) == ("running", "waiting")
-    assert young.tokens[:3] == [7, 8, 9] and young.num_generated > 0
+    assert young.tokens[:3].tolist() == [7, 8, 9] and young.num_generated > 0
     bench.run()
     assert (old.num_generated, young.num_generated) == (100, 100)
 

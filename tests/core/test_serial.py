@@ -103,7 +103,7 @@ def test_logits_come_for_several_tokens_when_scoring() -> None:
         runner = SerialRunner(load(kind))
         logits = runner.forward(build_plan([ScheduledRow(sequence, 20, 5)], share_decode=False))
         with torch.inference_mode():
-            expected = tiny_model(kind)(torch.tensor([sequence.tokens])).logits[0, -5:]
+            expected = tiny_model(kind)(torch.tensor([sequence.tokens.tolist()])).logits[0, -5:]
         torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
