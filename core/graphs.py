@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
+from graftlm.core.experts import GatheredExperts
 from graftlm.core.paged import PagedRunner, feed
 from graftlm.core.plan import StepPlan
 from graftlm.kernels.device_step import CapturableAttention, DeviceStep, Layout
@@ -58,12 +60,35 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(_Borrowed(tensor), device=tensor.device).view(tensor.dtype)
 
 
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Let nothing end a capture from outside, and a capture that fails disturb nothing outside.
+
+    Freeing the graphs of an earlier runtime fails the capture at hand, so no garbage is collected meanwhile. A failed
+    one leaves torch's generator believing that it is being captured: every later random number would be an error.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    state = generator.clone_state()
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    except BaseException:
+        generator.graphsafe_set_state(state)
+        raise
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class GraphRunner:
     """Replays decode steps, and steps of a few new tokens in some rows; hands every other step to the eager runner.
 
     All graphs share one memory pool and one set of input buffers. A step is padded up to the next captured size
     with rows that write to the scratch slot, the last one of the KV store. A model whose forward cannot be captured
-    runs eagerly, after one warning.
+    runs eagerly, after one warning; if it has experts, small steps may still be captured with their weights gathered.
     """
 
     def __init__(
@@ -118,18 +143,33 @@ class GraphRunner:
 
     def _capture_all(self) -> None:
         self._compile()
+        reason = self._captured(self.sizes, nullcontext)
+        if reason is None:
+            return
+        gathered = GatheredExperts(self.eager.loaded.model)
+        few = [size for size in self.sizes if size <= gathered.max_tokens]
+        if few and not self.attention.strict:
+            reason = self._captured(few, gathered)
+            if reason is None:
+                self.sizes = few
+                return
+        warnings.warn(f"decode steps run without CUDA graphs, more slowly: {reason}", stacklevel=2)
+
+    def _captured(self, sizes: list[int], during: Callable[[], AbstractContextManager[None]]) -> str | None:
+        """Capture all sizes in a context. -> why that cannot be; then there are no graphs."""
         pool = None
         try:
-            for prefix in (False, True):
-                for size in reversed(self.sizes):
-                    captured = self._capture(Shape(size, prefix), pool)
-                    pool = captured.graph.pool()
-                    self.graphs[Shape(size, prefix)] = captured
+            with during(), undisturbed(self.attention.device):
+                for prefix in (False, True):
+                    for size in reversed(sizes):
+                        captured = self._capture(Shape(size, prefix), pool)
+                        pool = captured.graph.pool()
+                        self.graphs[Shape(size, prefix)] = captured
         except RuntimeError as error:
             self.graphs.clear()
             torch.cuda.synchronize()
-            reason = str(error).splitlines()[0][:200]
-            warnings.warn(f"decode steps run without CUDA graphs, more slowly: {reason}", stacklevel=2)
+            return str(error).splitlines()[0][:200]
+        return None
 
     def _capture(self, shape: Shape, pool: Any) -> Captured:
         layout = Layout(shape.num_rows, shape.num_rows, 1, shape.prefix)
