@@ -1,7 +1,8 @@
 """FlashInfer for prefill, over the same KV store: pages of one token, whose numbers are the slots.
 
-Decode rows go through the Triton kernels, which need no planning call between two replays of a graph. FlashInfer
-compiles its kernels when it first needs them; what it cannot compile or run goes through Triton too, with one warning.
+Decode rows go through the Triton kernels, which are faster and need no planning call between two replays of a graph; so
+do steps of few new tokens in each row. FlashInfer compiles its kernels when it first needs them, for a minute or two;
+what it cannot compile or run goes through Triton too, with one warning.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from graftlm.kernels.triton_attention import Scoring, TritonAttention
 
 WORKSPACE_BYTES = 256 << 20
 MAX_ERROR = {torch.bfloat16: 2e-2, torch.float16: 5e-3}
+HEAD_DIMS = (64, 128, 256)  # others are refused after minutes of compiling
+MIN_NEW = 128  # new tokens of a row, on average over a step: with fewer Triton is faster
 
 
 class FlashInferAttention(TritonAttention):
@@ -45,7 +48,8 @@ class FlashInferAttention(TritonAttention):
         self._planned.clear()
         self._pages = None
         rows = plan.rows[self._layout.num_decode :]
-        if self.usable and not self.strict and rows:
+        num_new = sum(row.num_new for row in rows)
+        if self.usable and not self.strict and rows and num_new >= MIN_NEW * len(rows):
             starts = [row.start for row in rows] + [rows[-1].start + rows[-1].num_new]
             lens = np.fromiter((row.past + row.num_new for row in rows), np.int64, len(rows))
             slots = [np.arange(e.start, e.stop, dtype=np.int32) for row in rows for e in row.extents]
@@ -55,7 +59,9 @@ class FlashInferAttention(TritonAttention):
 
     def _extend(self, layer: int, q: torch.Tensor, out: torch.Tensor, rows: slice, scoring: Scoring) -> None:
         first = int(q.shape[0] - self._pages[0][-1]) if self._pages is not None else 0
-        if self._pages is None or not self.usable or q.dtype not in MAX_ERROR or self.store.scales is not None:
+        if self._pages is not None and self.usable:
+            self._refuse(self.store.k[layer].shape[2], self.store.v[layer].shape[2])
+        if self._pages is None or not self.usable:
             super()._extend(layer, q, out, rows, scoring)
             return
         kind = (q.shape[1:], self.store.v[layer].shape[1:], scoring.scale, scoring.window, scoring.softcap)
@@ -98,6 +104,13 @@ class FlashInferAttention(TritonAttention):
             share = torch.sigmoid(lse * math.log(2.0) - scoring.sinks.float())  # its sums are in base 2
             out = (out.float() * share[..., None]).to(q.dtype)
         return out
+
+    def _refuse(self, k_dim: int, v_dim: int) -> None:
+        """Give up, before anything is compiled, what FlashInfer has no kernels for."""
+        if self.store.dtype not in MAX_ERROR:
+            self._give_up(f"it is used for KV in float16 and bfloat16, not {str(self.store.dtype)[6:]}")
+        elif k_dim != v_dim or k_dim not in HEAD_DIMS:
+            self._give_up(f"it has no kernels for heads of {k_dim} and {v_dim} dimensions")
 
     def _give_up(self, reason: str) -> None:
         self.usable = False

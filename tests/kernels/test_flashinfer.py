@@ -3,6 +3,7 @@
 Where it is not installed, a stand-in with its interface answers by the definition.
 """
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from tests.kernels.test_dense_prefill import plan_of
 from tests.kernels.test_triton_attention import DEVICE, TOLERANCE, error, reference
 from tests.models import byte_tokenizer, tiny_model
 
-HEADS, KV_HEADS, DIM = 4, 2, 64
+HEADS, KV_HEADS, DIM = 4, 2, 128
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # Triton's interpreter has no bfloat16
 INSTALLED = importlib.util.find_spec("flashinfer") is not None and DEVICE.type == "cuda"
 
 
@@ -66,18 +68,25 @@ class Wrong(Wrapper):
     factor = 1.1
 
 
-def attend(monkeypatch: pytest.MonkeyPatch, wrapper: type[Wrapper] | None, **options: Any) -> Any:
+def attend(
+    monkeypatch: pytest.MonkeyPatch,
+    wrapper: type[Wrapper] | None,
+    head_dims: tuple[int, ...] = (DIM,),
+    min_new: int = 0,
+    **options: Any,
+) -> Any:
     """Attend two steps of decode rows and others, compare each row with the definition; -> the attention."""
     if wrapper is not None:
         stand_in: Any = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=wrapper)
         monkeypatch.setitem(sys.modules, "flashinfer", stand_in)
-    from graftlm.kernels.flashinfer_attention import FlashInferAttention
-
+    module = importlib.import_module("graftlm.kernels.flashinfer_attention")
+    monkeypatch.setattr(module, "HEAD_DIMS", head_dims)
+    monkeypatch.setattr(module, "MIN_NEW", min_new)
     torch.manual_seed(0)
-    attention = FlashInferAttention(KVStore([LayerKV(KV_HEADS, DIM, DIM)], 200, torch.float16, DEVICE))
+    attention = module.FlashInferAttention(KVStore([LayerKV(KV_HEADS, DIM, DIM)], 200, DTYPE, DEVICE))
     for plan in (plan_of((1, 5), (3, 9), (7, 0)), plan_of((4, 30), (5, 2))):
         store = attention.store
-        q, k, v = (torch.randn(plan.num_tokens, h, DIM, device=DEVICE).half() for h in (HEADS, KV_HEADS, KV_HEADS))
+        q, k, v = (torch.randn(plan.num_tokens, h, DIM, device=DEVICE).to(DTYPE) for h in (HEADS, KV_HEADS, KV_HEADS))
         for x in (store.k[0], store.v[0]):
             x.copy_(torch.randn(x.shape))
         attention.prepare(plan)
@@ -87,7 +96,7 @@ def attend(monkeypatch: pytest.MonkeyPatch, wrapper: type[Wrapper] | None, **opt
             positions = torch.arange(row.past, row.kv_len, device=DEVICE)
             asked = {"scale": 0.1, "window": None, "softcap": None, "sinks": None} | options
             expected = reference(q[here], store.k[0][slots], store.v[0][slots], positions, **asked)
-            assert error(out[here], expected) < TOLERANCE[torch.float16]
+            assert error(out[here], expected) < TOLERANCE[DTYPE]
     return attention
 
 
@@ -102,6 +111,17 @@ def test_what_it_cannot_do_goes_through_triton_with_one_warning(
 ) -> None:
     with pytest.warns(UserWarning, match=f"FlashInfer is left out.*{reason}") as caught:
         assert not attend(monkeypatch, wrapper).usable
+    assert len(caught) == 1
+
+
+def test_steps_of_few_new_tokens_in_each_row_go_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = attend(monkeypatch, Wrong, min_new=8)  # its factor would be found out
+    assert attention.usable and not attention._wrappers
+
+
+def test_a_head_size_that_it_has_no_kernels_for_is_not_compiled_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match="left out.*no kernels for heads of 128 and 128 dimensions") as caught:
+        assert not attend(monkeypatch, Broken, head_dims=(64,)).usable
     assert len(caught) == 1
 
 
