@@ -28,8 +28,8 @@ from bench.gpu.workloads import Sizes
 from bench.harness import ROOT, origin
 
 PEERS = {"vllm": "site_vllm", "sglang": "site_sglang"}
-ROUNDS = {"hf": 1}
-"""Rounds of an engine for which one is enough: it takes minutes, and is far from the others."""
+ROUNDS = {"hf": 1, "hf_batching": 1}
+"""Rounds of engines for which one is enough: they take minutes, and are far from the others."""
 
 
 def main(arguments: Sequence[str]) -> int:

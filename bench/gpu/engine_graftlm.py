@@ -10,7 +10,7 @@ from bench.gpu.model import random_weights
 from bench.gpu.workloads import Answer, Draw, Figures, Ids, Sizes, decode, timed
 
 OPTIONS: dict[str, Any] = {"max_model_len": 16_384, "max_step_tokens": 8_192}
-STRICT_BATCHES = (1, 16, 64)
+STRICT_BATCHES = (1, 16, 64, 256)
 
 
 class GraftLM:

@@ -140,7 +140,7 @@ def measure_rates() -> Rates:
     def median_s(function: Any) -> float:
         for _ in range(3):
             function()
-        times = []
+        times: list[float] = []
         for _ in range(10):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()

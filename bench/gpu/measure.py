@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.gpu.workloads import Figures, Sizes, sections, warm_up
 
-ENGINES = ("graftlm", "vllm", "sglang", "hf")
+ENGINES = ("graftlm", "vllm", "sglang", "hf", "hf_batching")
 TINY = 16
 """By what --tiny divides the sizes."""
 
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     report.found["about"] = engine.about
     report.run("start", lambda: {"process_to_first_token_s": time.perf_counter() - began, **engine.started})
-    report.run("warm-up", lambda: (warm_up(engine, sizes), {})[1])
+    report.run("warm-up", lambda: warm_up(engine, sizes))
     for name, section in sections(sizes).items():
         if wanted(name, given.only):
             report.run(name, lambda section=section: section(engine))  # type: ignore[misc]

@@ -111,7 +111,8 @@ def random_weights(folder: str | None) -> tuple[Any, Any]:
         from tests.models import byte_tokenizer, tiny_model
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return tiny_model(max_position_embeddings=4096).to(device), byte_tokenizer()
+        tiny: Any = tiny_model(max_position_embeddings=4096)
+        return tiny.to(device), byte_tokenizer()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     config = AutoConfig.from_pretrained(folder)

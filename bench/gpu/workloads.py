@@ -101,8 +101,8 @@ class Sizes:
 
     def divided(self, by: int, vocabulary: tuple[int, int]) -> Sizes:
         """The same, smaller, for a tiny model of bytes: to try an engine, not to time it."""
-        names = ("prompt", "new", "sharers", "shared", "own", "questions", "common", "question", "answer", "chats")
-        names += ("said", "documents", "document", "long_prompts", "long")
+        names = ["prompt", "new", "sharers", "shared", "own", "questions", "common", "question", "answer", "chats"]
+        names += ["said", "documents", "document", "long_prompts", "long"]
         smaller = {name: max(getattr(self, name) // by, 2) for name in names}
         batches = tuple(sorted({max(batch // by, 1) for batch in self.batches}))
         return replace(self, **smaller, batches=batches, text=2 * self.text, vocabulary=vocabulary, rounds=1)
@@ -260,13 +260,14 @@ def sections(sizes: Sizes) -> dict[str, Callable[[Engine], Figures]]:
     return found
 
 
-def warm_up(engine: Engine, sizes: Sizes) -> None:
-    """A small batch, a full one and a long prompt: what compiles at first use does so here."""
+def warm_up(engine: Engine, sizes: Sizes) -> Figures:
+    """A small batch, a full one and a long prompt: what compiles at first use does so here. No figures."""
     draw = Draw(1, sizes)
     medium = min(300, sizes.prompt)
     engine.generate(draw.several(8, medium), 8)
     engine.generate(draw.several(max(sizes.batches), medium), 8)
     engine.generate(draw.several(2, sizes.long), 2)
+    return {}
 
 
 def _parses(text: str | None) -> bool:

@@ -175,7 +175,7 @@ def test_without_a_gpu_the_command_says_what_to_do(capsys: pytest.CaptureFixture
 def test_an_unknown_engine_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         compare.main(["--engines", "trt"])
-    assert "no engine 'trt'; known: graftlm, vllm, sglang, hf" in capsys.readouterr().err
+    assert "no engine 'trt'; known: graftlm, vllm, sglang, hf, hf_batching" in capsys.readouterr().err
 
 
 def test_a_peer_sees_its_own_tree_and_the_benchmark_only(tmp_path: Path) -> None:
@@ -233,15 +233,34 @@ def test_a_machine_without_the_sanitizer_is_told_where_it_comes_from(
     assert "comes with the CUDA toolkit" in capsys.readouterr().err
 
 
+def pretended(folder: Path, status: int, *counts: int) -> Path:
+    """A tool that writes a log for each process, each with its count of errors."""
+    tool = folder / "compute-sanitizer"
+    find = "while [ $1 != --log-file ]; do shift; done\n"
+    logs = [f'echo "========= ERROR SUMMARY: {n} errors" > "${{2%/*}}/{i}.log"\n' for i, n in enumerate(counts)]
+    tool.write_text(f"#!/bin/sh\n{find}{''.join(logs)}echo '4 passed'\nexit {status}\n")
+    tool.chmod(0o755)
+    return tool
+
+
 @pytest.mark.parametrize(("status", "word"), [(0, "clean"), (86, "status 86")])
 def test_what_the_sanitizer_counts_is_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, word: str
 ) -> None:
-    tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!/bin/sh\necho '========= ERROR SUMMARY: {status} errors'\nexit {status}\n")
-    tool.chmod(0o755)
+    pretended(tmp_path, status, 0, status)
     monkeypatch.setenv("CUDA_HOME", "")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert sanitize.main(["--tools", "memcheck"]) == status
     said = capsys.readouterr().out
-    assert f"memcheck: {word}" in said and f"ERROR SUMMARY: {status} errors" in said
+    assert f"memcheck: {word}" in said and "4 passed" in said
+    assert ("0 found in 2 processes" if status == 0 else "ERROR SUMMARY: 86 errors") in said
+
+
+@pytest.mark.parametrize("counts", [(0, 3), ()])
+def test_errors_in_a_process_below_count_and_so_does_silence(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    code, lines = sanitize.check(str(pretended(tmp_path, 0, *counts)), "memcheck", ())
+    assert code == sanitize.FOUND and lines[-1] == "4 passed"
+
+
+def test_the_kernels_that_are_watched_are_those_that_are_launched() -> None:
+    assert {"_decode", "_extend", "_rms_norm", "_row_product", "_largest"} < set(sanitize.kernels())
