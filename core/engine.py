@@ -440,7 +440,7 @@ class LocalEngine:
         try:
             self.spec.check()
         except Exception:
-            reason = f"{type(error).__name__}: {error}"
+            reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])  # CUDA adds advice
             raise EngineError(f"the device cannot be used any more after {reason}; start a new process") from error
 
     def _fail_group(self, sequence: Sequence, error: BaseException) -> None:
