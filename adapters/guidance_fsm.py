@@ -183,7 +183,7 @@ class FsmParser:
         self.tokens.append(token_id)
         self.num_forced += not issued
         self.stopped = not self._prefix and self._grammar.dfa.is_final(self._place)
-        tokens = (token_id,)
+        tokens: tuple[int, ...] = (token_id,)
         if self._free is not None and written and self._ends_free(self._free):
             written = written[:-1]
             tokens, issued = tuple(self._grammar.vocabulary.encode(data[:-1])), False

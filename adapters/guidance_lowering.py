@@ -111,7 +111,9 @@ class _Lowering:
 
     def lower(self, node: GrammarNode) -> Regular:
         pieces = list(_flat(node))
-        begins = self._free(pieces.pop(0)) if _is_free(pieces[0]) else None
+        first = pieces[0] if pieces else None
+        begins = self._free(first) if _is_free(first) else None
+        pieces = pieces if begins is None else pieces[1:]
         parts = [self._part(part) for part in pieces]
         for (before, _), (after, _) in zip(parts, parts[1:], strict=False):
             if not _apart(before, after):
@@ -156,7 +158,7 @@ class _Lowering:
         return language, f"(?P<{capture.group}>{pattern})" if capture is not None else f"(?:{pattern})"
 
 
-def _is_free(node: GrammarNode) -> TypeGuard[RuleNode]:
+def _is_free(node: GrammarNode | None) -> TypeGuard[RuleNode]:
     return isinstance(node, RuleNode) and isinstance(node.value, RegexNode) and node.value.regex is None
 
 
