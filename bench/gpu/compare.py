@@ -46,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--add", type=Path, nargs="*", default=[], help="JSON files of earlier runs on the same card")
     parser.add_argument("--json", type=Path, dest="output", help="write the raw figures to this file")
+    parser.add_argument("--markdown", action="store_true", help="print the table as docs/gpu.md has it")
     parser.add_argument("--logs", type=Path, help="keep each engine's output in this folder")
     parser.add_argument("--minutes", type=float, default=8, help="for one engine, after which it is ended (default 8)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and small workloads, on any device")
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     for path in given.add:
         earlier = json.loads(path.read_text())
         found["engines"] |= earlier["engines"]
-        found |= {key: earlier[key] for key in ("rates", "limits", "gpu") if key in earlier}
+        kept = ("rates", "limits", "gpu", *(() if engines else ("commit", "at", "machine")))
+        found |= {key: earlier[key] for key in kept if key in earlier}
     model = None if given.tiny or not engines else given.model or model_folder(given.peers)
     sizes = Sizes().divided(TINY, TINY_VOCABULARY) if given.tiny else Sizes()
     if model is not None:
@@ -79,7 +81,10 @@ def main(arguments: Sequence[str]) -> int:
     whole = about | {"gpu": gpu(), "caveat": report.CAVEAT, "sizes": asdict(sizes)} | found
     if given.output:
         given.output.write_text(json.dumps(whole, indent=1) + "\n")
-    report.show(whole, console)
+    if given.markdown:
+        print("\n".join(report.markdown(whole)))
+    else:
+        report.show(whole, console)
     own = found["engines"].get("graftlm", {})
     return int("graftlm" in engines and ("start" in own.get("errors", {}) or not own.get("figures")))
 

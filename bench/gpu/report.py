@@ -14,6 +14,13 @@ CAVEAT = (
     "sizes were taken out. The kernels that stay are those of the wheels. Weights are random: no text has a meaning."
 )
 OWN = "graftlm"
+NAMES = {
+    "graftlm": "GraftLM",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "hf": "transformers",
+    "hf_batching": "transformers, continuous batching",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,10 @@ FIGURES = (
     Figure("a16", "ms_per_step", "decode, batch 16", "ms/step", True),
     Figure("a64", "ms_per_step", "decode, batch 64", "ms/step", True),
     Figure("a256", "ms_per_step", "decode, batch 256", "ms/step", True),
+    Figure("strict", "ms_per_step_1", "strict, batch 1", "ms/step", True),
+    Figure("strict", "ms_per_step_16", "strict, batch 16", "ms/step", True),
+    Figure("strict", "ms_per_step_64", "strict, batch 64", "ms/step", True),
+    Figure("strict", "ms_per_step_256", "strict, batch 256", "ms/step", True),
     Figure("a256", "tokens_per_s", "256 x 512 in, 128 out", "tokens/s"),
     Figure("b", "requests_per_s", "256 x 2,000 shared + 64, 16 out", "requests/s"),
     Figure("c", "requests_per_s", "tree of 16 x 4 x 3, 64 out", "requests/s"),
@@ -99,6 +110,22 @@ def table(found: Mapping[str, Any]) -> Table:
             "" if of_limit is None else f"{of_limit:.0%}",
         )
     return drawn
+
+
+def markdown(found: Mapping[str, Any]) -> Iterator[str]:
+    """The same table in the form of docs/gpu.md, line by line."""
+    engines = found["engines"]
+    versions = {engine: its.get("about", {}).get("version", "") for engine, its in engines.items() if engine != OWN}
+    names = [f"{NAMES[engine]} {versions.get(engine, '')}".strip() for engine in engines]
+    headings = ["what", *names, "to the best of them", "limit", "of the limit"]
+    yield f"| {' | '.join(headings)} |"
+    yield "|---" * len(headings) + "|"
+    for figure, values, to_peer, of_limit in rows(found):
+        limit = found.get("limits", {}).get(figure.section, {}).get(figure.key)
+        cells = [f"{figure.what}, {figure.unit}", *(number(values[engine]) for engine in engines)]
+        cells += ["" if to_peer is None else f"{to_peer:.2f}x", number(limit)]
+        cells += ["" if of_limit is None else f"{100 * of_limit:.0f} %"]
+        yield f"| {' | '.join(cells)} |"
 
 
 def notes(found: Mapping[str, Any]) -> Iterator[str]:
