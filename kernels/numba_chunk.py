@@ -80,8 +80,8 @@ class CompiledChunks:
             self._team(self._function, self._address, threads, 0)
 
 
-def _tile(num_rows: int, *, half: bool = False) -> Any:
-    """C [num_rows, COLUMNS] = A [num_rows, depth] B [depth, COLUMNS], all of C in registers meanwhile.
+def _tile(num_rows: int, width: int, *, half: bool = False) -> Any:
+    """C [num_rows, 16 width] = A [num_rows, depth] B [depth, 16 width], all of C in registers meanwhile.
 
     A is float32, or bfloat16 if `half`, and read through two strides, in bytes; rows of B and C lie COLUMNS apart.
     """
@@ -94,7 +94,6 @@ def _tile(num_rows: int, *, half: bool = False) -> Any:
             vector = ir.VectorType(single, 16)
             zero = ir.Constant(vector, [0.0] * 16)
             first = ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 16)
-            width = COLUMNS // 16
 
             def at(base: Any, offset: Any, kind: Any) -> Any:
                 return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
@@ -136,28 +135,66 @@ def _tile(num_rows: int, *, half: bool = False) -> Any:
     return tile
 
 
-_four_rows, _one_row = _tile(4), _tile(1)
-_four_half_rows, _one_half_row = _tile(4, half=True), _tile(1, half=True)
+_eight_by_16, _one_by_16 = _tile(8, 1), _tile(1, 1)
+_eight_by_32, _one_by_32 = _tile(8, 2), _tile(1, 2)
+_four_by_64, _one_by_64 = _tile(4, 4), _tile(1, 4)
+_eight_half_by_16, _one_half_by_16 = _tile(8, 1, half=True), _tile(1, 1, half=True)
+_eight_half_by_32, _one_half_by_32 = _tile(8, 2, half=True), _tile(1, 2, half=True)
+_four_half_by_64, _one_half_by_64 = _tile(4, 4, half=True), _tile(1, 4, half=True)
 
 
-@njit(forceinline=True, **_FLAGS)
-def _product(c, a, a_row, a_step, b, num_rows, depth):
-    """C [num_rows, COLUMNS] = A B, as `_tile` reads them, for A in float32."""
-    whole = num_rows - num_rows % 4
-    for row in range(0, whole, 4):
-        _four_rows(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-    for row in range(whole, num_rows):
-        _one_row(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+@njit(**_FLAGS)
+def _product(c, a, a_row, a_step, b, num_rows, depth, columns):
+    """C [num_rows, columns] = A B, as `_tile` reads them, for A in float32 and 16, 32 or 64 columns."""
+    row = 0
+    if columns == 16:
+        while row + 8 <= num_rows:
+            _eight_by_16(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 8
+        while row < num_rows:
+            _one_by_16(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 1
+    elif columns == 32:
+        while row + 8 <= num_rows:
+            _eight_by_32(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 8
+        while row < num_rows:
+            _one_by_32(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 1
+    else:
+        while row + 4 <= num_rows:
+            _four_by_64(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 4
+        while row < num_rows:
+            _one_by_64(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 1
 
 
-@njit(forceinline=True, **_FLAGS)
-def _half_product(c, a, a_row, a_step, b, num_rows, depth):
+@njit(**_FLAGS)
+def _half_product(c, a, a_row, a_step, b, num_rows, depth, columns):
     """The same for A in bfloat16."""
-    whole = num_rows - num_rows % 4
-    for row in range(0, whole, 4):
-        _four_half_rows(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-    for row in range(whole, num_rows):
-        _one_half_row(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+    row = 0
+    if columns == 16:
+        while row + 8 <= num_rows:
+            _eight_half_by_16(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 8
+        while row < num_rows:
+            _one_half_by_16(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 1
+    elif columns == 32:
+        while row + 8 <= num_rows:
+            _eight_half_by_32(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 8
+        while row < num_rows:
+            _one_half_by_32(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 1
+    else:
+        while row + 4 <= num_rows:
+            _four_half_by_64(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 4
+        while row < num_rows:
+            _one_half_by_64(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 1
 
 
 _F = np.float32
@@ -191,6 +228,7 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
             block, head = num_blocks - 1 - task // num_kv_heads, task % num_kv_heads
             first_query = query_ptr[block]
             num_columns = (query_ptr[block + 1] - first_query) * group
+            columns = 16 if num_columns <= 16 else 32 if num_columns <= 32 else COLUMNS
             turned[:] = _F(0)
             total[:] = _F(0)
             peak[:] = _F(-1e30)
@@ -216,35 +254,35 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                     keys, values = call.k + slot * k_dim * size, call.v + slot * v_dim * size
                     s, t, o = scores.ctypes.data, turned.ctypes.data, added.ctypes.data
                     if bfloat16:
-                        _half_product(s, keys, k_dim * size, size, t, num_keys, k_dim)
+                        _half_product(s, keys, k_dim * size, size, t, num_keys, k_dim, columns)
                     else:
-                        _product(s, keys, k_dim * size, size, t, num_keys, k_dim)
+                        _product(s, keys, k_dim * size, size, t, num_keys, k_dim, columns)
                     if position + num_keys > least:
                         for j in range(num_keys):
-                            for column in range(COLUMNS):
+                            for column in range(columns):
                                 if position + j >= last_seen[column]:
                                     scores[j, column] = _F(-1e30)
                     kept[:] = peak
                     for j in range(num_keys):
-                        for column in range(COLUMNS):
+                        for column in range(columns):
                             peak[column] = max(peak[column], scores[j, column])
-                    for column in range(COLUMNS):
+                    for column in range(columns):
                         kept[column] = _exp(kept[column] - peak[column])
                         gained[column] = _F(0)
                     for j in range(num_keys):
-                        for column in range(COLUMNS):
+                        for column in range(columns):
                             x = _exp(scores[j, column] - peak[column])
                             scores[j, column] = x
                             gained[column] += x
                     if bfloat16:
-                        _half_product(o, values, size, v_dim * size, s, v_dim, num_keys)
+                        _half_product(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
                     else:
-                        _product(o, values, size, v_dim * size, s, v_dim, num_keys)
+                        _product(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
                     # each block is summed by itself first: sums over thousands of keys would round as often
-                    for column in range(COLUMNS):
+                    for column in range(columns):
                         weight[column] = weight[column] * kept[column] + gained[column]
                     for d in range(v_dim):
-                        for column in range(COLUMNS):
+                        for column in range(columns):
                             total[d, column] = total[d, column] * kept[column] + added[d, column]
                     position += num_keys
             for column in range(num_columns):
