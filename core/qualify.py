@@ -35,6 +35,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 6e-2, tor
 MAX_LEAK = 2e-2
 """The same, between two runs that differ in another sequence only. Mostly exactly 0; experts round by load."""
 
+MANY_TOKENS = 513
+"""New tokens of a row that count as many for any kernel."""
+
 STRICT_LENGTH = 200
 """Tokens of the sequence by which strict mode is checked: products of one row, of few and of many."""
 
@@ -115,6 +118,7 @@ def qualify(loaded: LoadedModel, reference: Reference, attention_factory: Attent
     for limit, cause in context_limits(loaded.text_config, loaded.layers):
         if loaded.max_model_len > limit:
             return f"{cause} beyond {limit:,} tokens; max_model_len={limit} keeps it in the paged lane"
+    _compile(loaded, attention_factory)
     try:
         return _difference(loaded, reference, attention_factory)
     except Exception as failure:
@@ -158,6 +162,20 @@ def stretched_context(config: Any) -> int | None:
     return None
 
 
+def _compile(loaded: LoadedModel, attention_factory: AttentionFactory) -> None:
+    """Compile what rows of one token, of a few and of many launch, side by side: on a GPU, where kernels compile."""
+    many = min(MANY_TOKENS, loaded.max_model_len - 1)
+
+    def launch_all() -> None:
+        store = KVStore(loaded.kv_layout, many + 9, loaded.dtype, loaded.device)
+        runner = PagedRunner(loaded, attention_factory(store))
+        places = ([Extent(0, many)], [Extent(many, many + 9)])
+        for pieces in ([(0, many - 1), (0, 5)], [(many - 1, many), (5, 9)]):
+            runner.forward(_plan([[0] * many, [0] * 9], places, pieces))
+
+    compile_together(launch_all, loaded.device)
+
+
 def _difference(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> str | None:
     """How a ragged batch differs from the model's own forward; None if it does not."""
     long, short = reference.sequences
@@ -165,9 +183,6 @@ def _difference(loaded: LoadedModel, reference: Reference, attention_factory: At
     runner = PagedRunner(loaded, attention_factory(store))
     # The long one lies in one range of slots, the short one around it in two.
     places = ([Extent(5, 5 + len(long))], [Extent(0, 5), Extent(5 + len(long), len(long) + len(short))])
-    pieces = ([(0, len(long) - 1), (0, 6)], [(len(long) - 1, len(long)), (6, len(short))])
-    dry = PagedRunner(loaded, attention_factory(store))
-    compile_together(lambda: [dry.forward(_plan([long, short], places, piece)) for piece in pieces], loaded.device)
     first = runner.forward(_plan([long, short], places, [(0, len(long) - 1), (0, 6)]))
     if loaded.dtype.itemsize < 4:
         # Rounding could hide a small leak from one sequence into the next; an exchanged neighbour shows it.

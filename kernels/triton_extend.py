@@ -17,7 +17,8 @@ from graftlm.kernels.triton_decode import Scales
 from graftlm.kernels.triton_softmax import LOG2E, add_sink, attend_block, precision
 
 
-@triton.jit(do_not_specialize=["window"])
+# rows, lens and indptr begin anywhere in a step: compiled anew for where, a step would wait for seconds
+@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["rows", "lens", "indptr"])
 def _extend(
     q, k, v, table, rows, lens, indptr, sinks, k_scale, v_scale, out, scale, softcap, window,
     q_token, q_head, k_slot, k_head, v_slot, v_head, table_row, out_token, out_head,

@@ -34,7 +34,7 @@ def _largest(logits, values, columns, logits_row, n, per_split, BLOCK: tl.conste
     tl.store(columns + part, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _pick(values, columns, codes, tokens, num_splits, SPLITS: tl.constexpr, INVALID: tl.constexpr, NONE: tl.constexpr):
     """Program (row): the largest of its parts."""
     b = tl.program_id(0)
@@ -70,7 +70,7 @@ def greedy(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         codes,
         tokens,
         num_splits,
-        SPLITS=triton.next_power_of_2(num_splits),
+        SPLITS=MAX_SPLITS,
         INVALID=NOT_FINITE,
         NONE=NOTHING_ALLOWED,
         num_warps=1,
