@@ -63,7 +63,7 @@ class Flight:
         return any(is_constrained(row.sequence) for row in self.plan.rows)
 
 
-HOST_TIME = (1 / 10, 1 / 128)
+HOST_TIME = (1 / 10, 1 / 64)
 """What the host does between two steps that wait for each other, in steps: at least, and more for each row."""
 
 JUMPS_MEMORY = 1 / 4
