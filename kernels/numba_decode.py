@@ -2,6 +2,7 @@
 
 A query reads its few spans of slots in place, once, with the softmax kept running from block to block. Compared with
 one library call per span, nothing is dispatched, padded or merged, and bfloat16 is widened on the way into registers.
+The few new tokens of one row go from block to block together: their keys come from memory once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
-from graftlm.kernels.span_layout import Reads
+from graftlm.kernels.span_layout import MAX_RUN, Reads
 from graftlm.kernels.team import team
 
 BLOCK = 64
@@ -26,9 +27,9 @@ _SMALL_BYTES = 1 << 18
 """Of K read by a layer: below this, one thread is done before another has joined."""
 
 _NUMBERS = (
-    *("next_task", "num_queries", "num_kv_heads", "num_slots"),
+    *("next_task", "num_queries", "num_runs", "num_kv_heads", "num_slots"),
     *("q", "q_token", "q_head", "new_k", "k_token", "k_head", "new_v", "v_token", "v_head"),
-    *("k", "v", "query", "indptr", "spans", "out", "lse", "wide_out"),
+    *("k", "v", "query", "indptr", "spans", "runs", "out", "lse", "wide_out"),
 )
 
 
@@ -73,7 +74,7 @@ class CompiledDecode:
         k_store, v_store = stores
         call = self._call
         call.next_task = 0
-        call.num_queries = len(reads.query)
+        call.num_queries, call.num_runs = len(reads.query), len(reads.runs) - 1
         call.num_slots, call.num_kv_heads = k_store.shape[:2]
         call.q, call.q_token, call.q_head = _row_address(q)
         if new is None:
@@ -82,7 +83,7 @@ class CompiledDecode:
             call.new_k, call.k_token, call.k_head = _row_address(new[0])
             call.new_v, call.v_token, call.v_head = _row_address(new[1])
         call.k, call.v = k_store.data_ptr(), v_store.data_ptr()
-        call.query, call.indptr, call.spans = reads.addresses
+        call.query, call.indptr, call.spans, call.runs = reads.addresses
         call.out, call.lse, call.wide_out = out.data_ptr(), lse.data_ptr(), out.dtype is torch.float32
         call.scale, call.softcap = scale, softcap or 0.0
         threads = torch.get_num_threads()
@@ -234,78 +235,91 @@ def _add(total, scores, values, num_keys, group, v_dim):
 
 @functools.cache
 def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -> int:
-    """Address of the loop `void (call *)`: works on tasks, one query and KV head each, until none is left."""
+    """Address of the loop `void (call *)`: works on tasks, one run of queries and KV head each, until none is left."""
     element = np.uint16 if bfloat16 else np.float32
     size = np.dtype(element).itemsize
 
     def work(pointer):
         call = carray(pointer, 1)[0]
-        num_queries, num_kv_heads = call.num_queries, call.num_kv_heads
-        query = carray(_at(call.query), num_queries, np.int64)
-        indptr = carray(_at(call.indptr), num_queries + 1, np.int64)
-        spans = carray(_at(call.spans), (indptr[num_queries], 2), np.int64)
+        num_runs, num_kv_heads = call.num_runs, call.num_kv_heads
+        query = carray(_at(call.query), call.num_queries, np.int64)
+        indptr = carray(_at(call.indptr), call.num_queries + 1, np.int64)
+        spans = carray(_at(call.spans), (indptr[call.num_queries], 2), np.int64)
+        runs = carray(_at(call.runs), num_runs + 1, np.int64)
         keys = carray(_at(call.k), (num_kv_heads, call.num_slots, k_dim), element)
         values = carray(_at(call.v), (num_kv_heads, call.num_slots, v_dim), element)
-        scores = np.empty((group, BLOCK), np.float32)
-        total, added = np.empty((group, v_dim), np.float32), np.empty((group, v_dim), np.float32)
-        scaled = np.empty((group, k_dim), np.float32)
-        peak, weight, kept = np.empty(group, np.float32), np.empty(group, np.float32), np.empty(group, np.float32)
+        scores, added = np.empty((group, BLOCK), np.float32), np.empty((group, v_dim), np.float32)
+        total = np.empty((MAX_RUN, group, v_dim), np.float32)
+        scaled = np.empty((MAX_RUN, group, k_dim), np.float32)
+        peak, weight = np.empty((MAX_RUN, group), np.float32), np.empty((MAX_RUN, group), np.float32)
+        kept = np.empty(group, np.float32)
         while True:
             task = _take(pointer)
-            if task >= num_queries * num_kv_heads:
+            if task >= num_runs * num_kv_heads:
                 break
             # head by head: queries that share a prefix find one head of it in their core's cache
-            head, index = task // num_queries, task % num_queries
-            token = query[index]
-            for g in range(group):
-                offset = token * call.q_token + (head * group + g) * call.q_head
-                row = carray(_at(call.q + offset * size), k_dim, element)
-                for d in range(k_dim):
-                    scaled[g, d] = _wide(row[d]) * call.scale
-                for d in range(v_dim):
-                    total[g, d] = _F(0)
-                peak[g], weight[g] = _F(-1e30), _F(0)
+            head, run = task // num_runs, task % num_runs
+            begin, longest = runs[run], runs[run + 1] - 1
+            num_together = longest + 1 - begin
+            for i in range(num_together):
+                for g in range(group):
+                    offset = query[begin + i] * call.q_token + (head * group + g) * call.q_head
+                    row = carray(_at(call.q + offset * size), k_dim, element)
+                    for d in range(k_dim):
+                        scaled[i, g, d] = _wide(row[d]) * call.scale
+                    for d in range(v_dim):
+                        total[i, g, d] = _F(0)
+                    peak[i, g], weight[i, g] = _F(-1e30), _F(0)
             if call.new_k != 0:
-                slot = spans[indptr[index + 1] - 1, 1] - 1
-                offset = token * call.k_token + head * call.k_head
+                slot = spans[indptr[longest + 1] - 1, 1] - 1
+                offset = query[longest] * call.k_token + head * call.k_head
                 keys[head, slot] = carray(_at(call.new_k + offset * size), k_dim, element)
-                offset = token * call.v_token + head * call.v_head
+                offset = query[longest] * call.v_token + head * call.v_head
                 values[head, slot] = carray(_at(call.new_v + offset * size), v_dim, element)
-            for span in range(indptr[index], indptr[index + 1]):
+            left = np.int64(0)  # keys from here on; the last query of the run sees them all, the one before one fewer
+            for span in range(indptr[longest], indptr[longest + 1]):
+                left += spans[span, 1] - spans[span, 0]
+            for span in range(indptr[longest], indptr[longest + 1]):
                 for first in range(spans[span, 0], spans[span, 1], BLOCK):
-                    last = min(first + BLOCK, spans[span, 1])
-                    _score(scores, scaled, keys[head, first:last], last - first, group, k_dim)
-                    for g in range(group):
-                        if capped:
-                            _soften(scores[g], last - first, call.softcap)
-                        highest = peak[g]
-                        for j in range(last - first):
-                            highest = max(highest, scores[g, j])
-                        kept[g] = _exp(peak[g] - highest)
-                        gained = _F(0)
-                        for j in range(last - first):
-                            x = _exp(scores[g, j] - highest)
-                            scores[g, j] = x
-                            gained += x
-                        peak[g], weight[g] = highest, weight[g] * kept[g] + gained
+                    here = min(BLOCK, spans[span, 1] - first)
+                    for i in range(num_together):
+                        num_keys = min(here, left - (num_together - 1 - i))
+                        if num_keys <= 0:
+                            continue
+                        _score(scores, scaled[i], keys[head, first : first + num_keys], num_keys, group, k_dim)
+                        for g in range(group):
+                            if capped:
+                                _soften(scores[g], num_keys, call.softcap)
+                            highest = peak[i, g]
+                            for j in range(num_keys):
+                                highest = max(highest, scores[g, j])
+                            kept[g] = _exp(peak[i, g] - highest)
+                            gained = _F(0)
+                            for j in range(num_keys):
+                                x = _exp(scores[g, j] - highest)
+                                scores[g, j] = x
+                                gained += x
+                            peak[i, g], weight[i, g] = highest, weight[i, g] * kept[g] + gained
+                            for d in range(v_dim):
+                                added[g, d] = _F(0)
+                        # each block is summed by itself first: sums over thousands of keys would round as often
+                        _add(added, scores, values[head, first : first + num_keys], num_keys, group, v_dim)
+                        for g in range(group):
+                            for d in range(v_dim):
+                                total[i, g, d] = total[i, g, d] * kept[g] + added[g, d]
+                    left -= here
+            for i in range(num_together):
+                for g in range(group):
+                    offset = (query[begin + i] * num_kv_heads + head) * group + g
+                    if call.wide_out != 0:
+                        wide = carray(_at(call.out + offset * v_dim * 4), v_dim, np.float32)
                         for d in range(v_dim):
-                            added[g, d] = _F(0)
-                    # each block is summed by itself first: sums over thousands of keys would round as often
-                    _add(added, scores, values[head, first:last], last - first, group, v_dim)
-                    for g in range(group):
+                            wide[d] = total[i, g, d] / weight[i, g]
+                    else:
+                        row = carray(_at(call.out + offset * v_dim * size), v_dim, element)
                         for d in range(v_dim):
-                            total[g, d] = total[g, d] * kept[g] + added[g, d]
-            for g in range(group):
-                offset = (token * num_kv_heads + head) * group + g
-                if call.wide_out != 0:
-                    wide = carray(_at(call.out + offset * v_dim * 4), v_dim, np.float32)
-                    for d in range(v_dim):
-                        wide[d] = total[g, d] / weight[g]
-                else:
-                    row = carray(_at(call.out + offset * v_dim * size), v_dim, element)
-                    for d in range(v_dim):
-                        row[d] = _narrow(total[g, d] / weight[g], row)
-                carray(_at(call.lse + offset * 4), 1, np.float32)[0] = peak[g] + np.log(weight[g])
+                            row[d] = _narrow(total[i, g, d] / weight[i, g], row)
+                    carray(_at(call.lse + offset * 4), 1, np.float32)[0] = peak[i, g] + np.log(weight[i, g])
 
     signature = types.void(types.CPointer(from_dtype(np.dtype(_Call))))
     address: int = _kept(signature, work).address

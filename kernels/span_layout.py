@@ -19,6 +19,8 @@ BlockOf = tuple[list[int], list[int], list[Span]]
 
 _FEW = 4
 """Most new tokens of a row that are read as single queries, each with all that it sees."""
+MAX_RUN = 16
+"""Most single queries that go over their keys together."""
 _FEW_OF_BLOCK = 16 / 64
 """The same where blocks of queries are read together: what part of a full one is not worth the place of a block."""
 
@@ -30,20 +32,24 @@ class Reads:
     query   int64 [n], which of the step's queries
     indptr  int64 [n + 1], where each one's spans begin
     spans   int64 [num_spans, 2], slots first, ..., last - 1
+    runs    int64 [num_runs + 1], where each run of neighbours begins whose keys are those of the one before and one
+            more: they go over them together. No run is longer than MAX_RUN.
     """
 
     query: NDArray[np.int64]
     indptr: NDArray[np.int64]
     spans: NDArray[np.int64]
+    runs: NDArray[np.int64]
 
     @classmethod
-    def of(cls, queries: Sequence[tuple[int, list[Span]]]) -> Reads:
-        """Of (query, its spans), in any order."""
+    def of(cls, queries: Sequence[tuple[int, list[Span]]], runs: Sequence[int] | None = None) -> Reads:
+        """Of (query, its spans), in any order, and the lengths of the runs; without them each query is its own."""
         lengths = [len(spans) for _, spans in queries]
         return cls(
             np.array([query for query, _ in queries], np.int64),
             np.cumsum([0, *lengths], dtype=np.int64),
             np.array([span for _, spans in queries for span in spans], np.int64).reshape(-1, 2),
+            np.arange(len(queries) + 1) if runs is None else np.cumsum([0, *runs], dtype=np.int64),
         )
 
     @cached_property
@@ -52,9 +58,10 @@ class Reads:
         return int((self.spans[:, 1] - self.spans[:, 0]).sum())
 
     @cached_property
-    def addresses(self) -> tuple[int, int, int]:
-        """Of `query`, `indptr` and `spans`."""
-        return self.query.ctypes.data, self.indptr.ctypes.data, self.spans.ctypes.data
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Of `query`, `indptr`, `spans` and `runs`."""
+        a, b, c, d = (array.ctypes.data for array in (self.query, self.indptr, self.spans, self.runs))
+        return a, b, c, d
 
     def each(self) -> list[tuple[int, list[Span]]]:
         """(query, its spans) of each."""
@@ -169,6 +176,7 @@ def lay_out(plan: Plan, window: int | None, block: int | None) -> Work:
         groups.append(Group(spans, torch.tensor(queries, device=plan.out_slots.device), together))
     few = _FEW if block is None else max(_FEW, int(block * _FEW_OF_BLOCK))
     singles: list[tuple[int, list[Span]]] = []
+    runs: list[int] = []
     chunks: list[Chunk] = []
     blocks: list[BlockOf] = []
     for row, hidden in zip(rows, covered, strict=True):
@@ -178,6 +186,8 @@ def lay_out(plan: Plan, window: int | None, block: int | None) -> Work:
                 seen = row.past + i + 1
                 first = hidden if window is None else max(hidden, seen - window)
                 singles.append((row.start + i, spans_of(row.extents, first, seen)))
+            nested = row.num_new <= MAX_RUN and (window is None or length <= hidden + window)
+            runs += [row.num_new] if nested else [1] * row.num_new
         elif block is not None and (window is None or length <= window):
             visible = list(range(row.past - hidden + 1, length - hidden + 1))
             spans = spans_of(row.extents, hidden, length)
@@ -185,4 +195,4 @@ def lay_out(plan: Plan, window: int | None, block: int | None) -> Work:
         else:
             chunks.append(Chunk(row, spans_of(row.extents, hidden, row.past)))
     decode = all(row.num_new == 1 for row in rows)
-    return Work(Reads.of(singles), decode, Blocks.of(blocks) if blocks else None, chunks, groups)
+    return Work(Reads.of(singles, runs), decode, Blocks.of(blocks) if blocks else None, chunks, groups)

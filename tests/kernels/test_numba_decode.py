@@ -65,3 +65,27 @@ def test_bfloat16_is_widened_exactly_and_rounded_to_the_nearest() -> None:
     decode.run(q, None, (store.k[0], store.v[0]), Reads.of([(0, [(0, 1)])]), 1.0, None, out, lse)
     assert torch.equal(out[0, 0], values)
     assert lse.item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("capped", [False, True], ids=["plain", "capped"])
+def test_queries_that_go_over_their_keys_together_get_what_each_gets_alone(dtype: torch.dtype, capped: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    store = KVStore([LayerKV(2, DIM, DIM)], 400, dtype)
+    store.k[0].copy_(torch.randn(store.k[0].shape, generator=generator))
+    store.v[0].copy_(torch.randn(store.v[0].shape, generator=generator))
+    q = torch.randn(21, 4, DIM, generator=generator).to(dtype)
+    scattered = [(200, 264), (10, 74), (300, 305)]
+    queries = [(i, [*scattered, (100, 100 + i)] if i else scattered) for i in range(4)]  # the first ends with a span
+    queries += [(4, [(0, 30)])]
+    queries += [(i, [(64, 124 + i)]) for i in range(5, 21)]  # across the end of a block of keys
+    decode = CompiledDecode(2, DIM, DIM, dtype, capped=capped)
+
+    def attended(runs: list[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = torch.empty(21, 4, DIM), torch.empty(21, 4)
+        reads = Reads.of(queries, runs)
+        decode.run(q, None, (store.k[0], store.v[0]), reads, 0.2, 5.0 if capped else None, out, lse)
+        return out, lse
+
+    for together, alone in zip(attended([4, 1, 16]), attended(None), strict=True):
+        assert torch.equal(together, alone)
