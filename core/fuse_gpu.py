@@ -17,20 +17,22 @@ import torch
 from torch import nn
 
 from graftlm.core.fuse import Fusions
-from graftlm.core.fuse_layers import ROW_DTYPES, Linear, Product, Recognised, fuse_layers, is_silu
+from graftlm.core.fuse_layers import fuse_layers, max_rows_of
+from graftlm.core.layer_parts import Linear, Product, Recognised, is_silu
 from graftlm.kernels.triton_elementwise import rms_norm, rotate, silu_mul
 from graftlm.kernels.triton_product import FixedProduct
 from graftlm.kernels.triton_row import Norm, row_product
+from graftlm.kernels.triton_stream import stream_product
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between old and new on random input; half precision rounds once more or less."""
 
 
-def fuse_gpu(model: nn.Module, *, single: bool | None = None, strict: bool = False) -> Fusions:
+def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = False) -> Fusions:
     """Replace in `model` what has a faster equal on a GPU. One layer's weights are held twice while they are packed.
 
-    single  whether products of one row take in what is around them; None takes the measured rule.
-    strict  all plain linear layers give each row to the last bit what they would give it alone.
+    max_rows  up to how many rows products take in what is around them; None takes the measured rule.
+    strict    all plain linear layers give each row to the last bit what they would give it alone.
     """
     fusions = Fusions()
     linear = FixedProduct(next(model.parameters()).device) if strict else None
@@ -42,7 +44,7 @@ def fuse_gpu(model: nn.Module, *, single: bool | None = None, strict: bool = Fal
             if not _pack_qkv(module, fusions, found, linear):
                 _pack_gate_up(module, fusions, found, linear) or _fuse_norm(module, fusions, found)
         _fuse_rotary(model, fusions)
-        fuse_layers(model, found, fusions, _agree, single=single, linear=linear)
+        fuse_layers(model, found, fusions, _agree, max_rows=max_rows, linear=linear)
         if linear is None:
             _fuse_head(model, fusions)
     return fusions
@@ -181,18 +183,23 @@ def _fuse_norm(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
 
 
 def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
-    """Read the weights of the logits as fast as the memory gives them, for one row."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    if type(head) is not nn.Linear or head.weight.dtype not in ROW_DTYPES:
+    """Read the weights of the logits as fast as the memory gives them, for few rows."""
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    max_rows = max_rows_of(head.weight) if type(head) is nn.Linear else 0
+    if not max_rows:
         return
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        if rows.shape[0] != 1:
-            return nn.functional.linear(x, head.weight, head.bias)
-        return row_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
+        if len(rows) == 1:
+            return row_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
+        if head.bias is None and 1 < len(rows) <= max_rows:
+            return stream_product(rows, head.weight).view(*x.shape[:-1], -1)
+        return nn.functional.linear(x, head.weight, head.bias)
 
-    _replace_forward(head, forward, _probe(head, head.in_features)[:, :1], fusions)
+    probe = _probe(head, head.in_features)
+    if _agree(head(probe[:, :1]), forward(probe[:, :1])):
+        _replace_forward(head, forward, probe, fusions)
 
 
 def _fuse_rotary(model: nn.Module, fusions: Fusions) -> None:

@@ -4,15 +4,15 @@ A layer of the common shape (norm, attention, norm, MLP, each half added to its 
 
     qkv = norm(x) @ Wqkv;  rotate and store;  attend;  x += o @ Wo;  x += (silu and product)(norm(x) @ Wgu) @ Wd
 
-with x overwritten in place, and in steps of one token with norms, gates and sums inside the products. It is used in
-steps of the paged lane only, and only if the layer gave the same on random input; a layer of another shape keeps
-what it has.
+with x overwritten in place. In steps of one token norms, gates and sums are inside the products; of a few more tokens
+gates are, and sums are left to the norm behind them, that of the next layer too. All this is used in steps of the paged
+lane only, and only if the layer gave the same on random input; a layer of another shape keeps what it has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,85 +20,15 @@ import torch
 from torch import nn
 
 from graftlm.core.fuse import Fusions
+from graftlm.core.layer_parts import Linear, Parts, Product, Recognised
 from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.torch_attention import attend
-from graftlm.kernels.triton_elementwise import rms_norm, silu_mul
+from graftlm.kernels.triton_elementwise import add_norm, rms_norm, silu_mul
+from graftlm.kernels.triton_launch import can_chain
 from graftlm.kernels.triton_packed_qkv import rotate_store
 from graftlm.kernels.triton_row import Norm, row_product
-
-ROW_DTYPES = (torch.bfloat16, torch.float16)
-"""Of models whose steps of one row go through a kernel of their own."""
-
-Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Product:
-    """A linear layer: weight [n, k] and bias [n]."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    @classmethod
-    def of(cls, module: nn.Module | None) -> Product | None:
-        """That of a plain linear layer; None for any other."""
-        return cls(module.weight, module.bias) if type(module) is nn.Linear else None
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a layer consists of. Without `gate_up` its MLP is called as it is."""
-
-    attention: nn.Module
-    mlp: nn.Module
-    before_attention: Norm
-    before_mlp: Norm
-    qkv: Product
-    out: Product
-    q_norm: Norm | None
-    k_norm: Norm | None
-    gate_up: Product | None
-    down: Product | None
-
-
-@dataclass(frozen=True)
-class Recognised:
-    """What was fused before, by module: norms of the usual arithmetic, and projections that became one product."""
-
-    norms: dict[nn.Module, Norm]
-    products: dict[nn.Module, Product]
-    gated: set[nn.Module]
-
-    def parts(self, layer: nn.Module) -> Parts | None:
-        """The parts of `layer` if it has the common shape."""
-        attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-        first, second = (self._norm(layer, name) for name in ("input_layernorm", "post_attention_layernorm"))
-        if not isinstance(attention, nn.Module) or not isinstance(mlp, nn.Module) or first is None or second is None:
-            return None
-        qkv = self.products.get(attention) or Product.of(getattr(attention, "qkv_proj", None))
-        out = Product.of(getattr(attention, "o_proj", None))
-        q_norm, k_norm = self._norm(attention, "q_norm"), self._norm(attention, "k_norm")
-        if qkv is None or out is None or (q_norm is None) != (k_norm is None):
-            return None
-        gate_up, down = self._gated(mlp), Product.of(getattr(mlp, "down_proj", None))
-        if gate_up is None or down is None:
-            gate_up = down = None
-        return Parts(attention, mlp, first, second, qkv, out, q_norm, k_norm, gate_up, down)
-
-    def _norm(self, module: nn.Module, name: str) -> Norm | None:
-        child = getattr(module, name, None)
-        return self.norms.get(child) if isinstance(child, nn.Module) else None
-
-    def _gated(self, mlp: nn.Module) -> Product | None:
-        if mlp in self.gated:
-            return self.products.get(mlp)
-        activation = getattr(mlp, "activation_fn", getattr(mlp, "act_fn", None))
-        return Product.of(getattr(mlp, "gate_up_proj", None)) if is_silu(activation) else None
-
-
-def is_silu(activation: object) -> bool:
-    return isinstance(activation, nn.SiLU) or "silu" in type(activation).__name__.lower()
+from graftlm.kernels.triton_stream import MAX_ROWS, gated_product, product_parts, stream_product
 
 
 @dataclass(frozen=True)
@@ -114,19 +44,43 @@ class Scoring:
     sinks: torch.Tensor | None
 
 
+class Handoff:
+    """What a layer has normed already for the next one, while it summed."""
+
+    def __init__(self) -> None:
+        self._hidden: torch.Tensor | None = None
+        self._normed: torch.Tensor | None = None
+
+    def give(self, hidden: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
+        """Keep what `hidden` is when it is normed. -> hidden"""
+        self._hidden, self._normed = hidden, normed
+        return hidden
+
+    def take(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """`hidden` normed; None if that is not what was kept."""
+        normed = self._normed if self._hidden is hidden else None
+        self._hidden = self._normed = None
+        return normed
+
+
 @dataclass(frozen=True)
 class FusedLayer:
     """Takes the place of a layer's forward.
 
-    single  whether the products of a step of one token take in the norms, gates and sums around them
-    linear  every other product; None is torch's own, with the sum in its epilogue
+    max_rows   up to how many tokens of a step the products take in what is around them: norms, gates and sums in a
+               step of one token, gates, and sums together with the norm that comes next, in a step of a few more
+    linear     every other product; None is torch's own, with the sum in its epilogue
+    following  the norm that comes after the layer, in the next one
+    handoff    one for all layers
     """
 
     parts: Parts
     scoring: Scoring
     original: Callable[..., Any]
-    single: bool
+    max_rows: int
     linear: Linear | None = None
+    following: Norm | None = None
+    handoff: Handoff = field(default_factory=Handoff)
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
         step = packed_step()
@@ -135,7 +89,10 @@ class FusedLayer:
         if step is None or embeddings is None or not plain or hidden_states.shape[0] != 1:
             return self.original(hidden_states, *args, **options)
         cos, sin = embeddings
-        return self.run(hidden_states[0], cos[0], sin[0], step, wanted_after(self.parts.attention))[None]
+        normed = self.handoff.take(hidden_states)
+        wanted = wanted_after(self.parts.attention)
+        out, normed = self.run(hidden_states[0], cos[0], sin[0], step, wanted, normed)
+        return self.handoff.give(out[None], normed)
 
     def run(
         self,
@@ -144,11 +101,16 @@ class FusedLayer:
         sin: torch.Tensor,
         step: Callable[[PackedCall], torch.Tensor],
         wanted: Wanted | None = None,
-    ) -> torch.Tensor:
-        """Run the layer on x [num_tokens, hidden_size], overwriting it. -> x, of which only `wanted` means anything."""
+        normed: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the layer on x [num_tokens, hidden_size], overwriting it.
+
+        normed  x after the layer's first norm, where that is known
+        -> x, of which only `wanted` means anything, and perhaps x after the norm that follows
+        """
         parts, scoring = self.parts, self.scoring
         packed = PackedQKV(
-            self._after_norm(x, parts.before_attention, parts.qkv),
+            self._qkv(x, normed),
             scoring.num_heads,
             scoring.num_kv_heads,
             scoring.head_dim,
@@ -163,35 +125,65 @@ class FusedLayer:
         attended = step(call).flatten(1)
         if wanted is None:
             return self._finish(x, attended)
-        rest = self._finish(x.index_select(0, wanted.tokens), attended if ends else attended[wanted.tokens])
-        return x.index_copy_(0, wanted.tokens, rest)
+        rest, _ = self._finish(x.index_select(0, wanted.tokens), attended if ends else attended[wanted.tokens])
+        return x.index_copy_(0, wanted.tokens, rest), None
 
-    def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """What comes after the attention, for x [n, hidden_size], overwritten, and attended [n, heads * dim]. -> x"""
+    def _qkv(self, x: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
         parts = self.parts
-        self._add(x, attended, parts.out)
+        if self._alone(x):
+            return row_product(x, *_pair(parts.qkv), norm=parts.before_attention)
+        normed = normed if normed is not None else rms_norm(x, *parts.before_attention)
+        return stream_product(normed, parts.qkv.weight) if self._few(x, parts.qkv) else self._product(normed, parts.qkv)
+
+    def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What comes after the attention, for x [n, hidden_size], overwritten, and attended [n, heads * dim].
+
+        -> x, and perhaps x after the norm that follows
+        """
+        parts = self.parts
+        normed = self._add(x, attended, parts.out, parts.before_mlp)
         if parts.gate_up is None or parts.down is None:
-            return x.add_(parts.mlp(rms_norm(x, *parts.before_mlp)[None])[0])
-        if self.single and x.shape[0] == 1:
+            normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
+            return x.add_(parts.mlp(normed[None])[0]), None
+        if self._alone(x):
             gate = row_product(x, *_pair(parts.gate_up), norm=parts.before_mlp, gated=True)
         else:
-            gate = silu_mul(self._after_norm(x, parts.before_mlp, parts.gate_up))
-        self._add(x, gate, parts.down)
-        return x
+            normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
+            few = self._few(x, parts.gate_up)
+            gate = (
+                gated_product(normed, parts.gate_up.weight) if few else silu_mul(self._product(normed, parts.gate_up))
+            )
+        # behind the last layer, a norm that nobody asks for is as quick as a sum alone
+        normed = self._add(x, gate, parts.down, self.following or parts.before_attention)
+        return x, normed if self.following is not None else None
 
-    def _after_norm(self, x: torch.Tensor, norm: Norm, product: Product) -> torch.Tensor:
-        if self.single and x.shape[0] == 1:
-            return row_product(x, *_pair(product), norm=norm)
-        return (self.linear or nn.functional.linear)(rms_norm(x, *norm), product.weight, product.bias)
+    def _alone(self, x: torch.Tensor) -> bool:
+        return x.shape[0] == 1 <= self.max_rows
 
-    def _add(self, residual: torch.Tensor, x: torch.Tensor, product: Product) -> None:
-        """residual += x @ weight.T + bias, in place."""
-        if self.single and x.shape[0] == 1:
+    def _few(self, x: torch.Tensor, product: Product) -> bool:
+        return 1 < x.shape[0] <= self.max_rows and product.bias is None
+
+    def _product(self, x: torch.Tensor, product: Product) -> torch.Tensor:
+        return (self.linear or nn.functional.linear)(x, product.weight, product.bias)
+
+    def _add(self, residual: torch.Tensor, x: torch.Tensor, product: Product, norm: Norm) -> torch.Tensor | None:
+        """residual += x @ weight.T + bias, in place. -> perhaps the residual after `norm`"""
+        if self._few(x, product):
+            return add_norm(product_parts(x, product.weight), residual, *norm)
+        if self._alone(x):
             row_product(x, *_pair(product), residual=residual)
         elif product.bias is None and self.linear is None:
             residual.addmm_(x, product.weight.t())
         else:
-            residual.add_((self.linear or nn.functional.linear)(x, product.weight, product.bias))
+            residual.add_(self._product(x, product))
+        return None
+
+
+def max_rows_of(weight: torch.Tensor) -> int:
+    """Up to how many rows such a product is faster through our kernels; measured where launches can be chained."""
+    if weight.dtype not in (torch.bfloat16, torch.float16):
+        return 0
+    return MAX_ROWS if can_chain(weight.device) else 1
 
 
 def _pair(product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -204,12 +196,12 @@ def fuse_layers(
     fusions: Fusions,
     agree: Callable[[torch.Tensor, torch.Tensor], bool],
     *,
-    single: bool | None = None,
+    max_rows: int | None = None,
     linear: Linear | None = None,
 ) -> int:
     """Replace the forward of every layer of the common shape. -> how many.
 
-    single  None takes the measured rule; see FusedLayer.
+    max_rows  None takes the measured rule; see FusedLayer.
     """
     switch = AttentionSwitch(model)
     num_fused = 0
@@ -217,12 +209,21 @@ def fuse_layers(
         layers, rotary = getattr(owner, "layers", None), getattr(owner, "rotary_emb", None)
         if not isinstance(layers, nn.ModuleList) or not isinstance(rotary, nn.Module):
             continue
-        for layer in layers:
-            parts = found.parts(layer)
+        handoff = Handoff()
+        all_parts = [found.parts(layer) for layer in layers]
+        for layer, parts, behind in zip(layers, all_parts, [*all_parts[1:], None], strict=True):
             if parts is None:
                 continue
-            alone = parts.qkv.weight.dtype in ROW_DTYPES and linear is None if single is None else single
-            fused = _fused(layer, rotary, parts, switch, agree, alone, linear)
+            measured = max_rows_of(parts.qkv.weight) if linear is None else 0
+            following = behind.before_attention if behind is not None else None
+            make = partial(
+                FusedLayer,
+                max_rows=measured if max_rows is None else max_rows,
+                linear=linear,
+                following=following,
+                handoff=handoff,
+            )
+            fused = _fused(layer, rotary, parts, switch, agree, make)
             if fused is not None:
                 layer.forward = fused
                 fusions.add(partial(delattr, layer, "forward"))
@@ -236,10 +237,9 @@ def _fused(
     parts: Parts,
     switch: AttentionSwitch,
     agree: Callable[[torch.Tensor, torch.Tensor], bool],
-    single: bool,
-    linear: Linear | None,
+    make: Callable[[Parts, Scoring, Callable[..., Any]], FusedLayer],
 ) -> FusedLayer | None:
-    """The fused equal of `layer`; None if there is none."""
+    """The fused equal of `layer`, as `make` makes it; None if there is none."""
     try:
         probe = Probe.of(layer, rotary, parts, switch)
     except Exception:  # it takes or gives something else: it keeps its own forward
@@ -248,9 +248,9 @@ def _fused(
         return None
     plain_mlp = replace(parts, gate_up=None, down=None)
     for candidate in [parts, plain_mlp] if parts.gate_up is not None else [parts]:
-        fused = FusedLayer(candidate, probe.scoring, layer.forward, single, linear)
+        fused = make(candidate, probe.scoring, layer.forward)
         try:
-            if probe.same(fused, agree) and (not single or probe.first().same(fused, agree)):
+            if probe.same(fused, agree) and (not fused.max_rows or probe.first().same(fused, agree)):
                 return fused
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
@@ -315,12 +315,14 @@ class Probe:
             k, v = (x.transpose(0, 1)[None] for x in store)
             return _causal(q.transpose(0, 1)[None], k, v, call.scale)
 
-        out = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step)
+        out, normed = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step)
         found = [queries[0], *store]
         expected = [x[0].transpose(0, 1) for x in (self.call.q, self.call.k, self.call.v)]
         wanted = Wanted(fused.parts.attention, slots[::3].long(), ends=False)
-        part = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step, wanted)[wanted.tokens]
-        agreeing = agree(self.expected[0], out) and agree(self.expected[0, ::3], part)
+        part, _ = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step, wanted)
+        agreeing = agree(self.expected[0], out) and agree(self.expected[0, ::3], part[wanted.tokens])
+        if normed is not None and fused.following is not None:
+            agreeing = agreeing and agree(rms_norm(out, *fused.following), normed)
         return agreeing and all(agree(a, b) for a, b in zip(expected, found, strict=True))
 
 

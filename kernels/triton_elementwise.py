@@ -10,13 +10,17 @@ from graftlm.kernels.triton_launch import begin, chain
 
 
 @triton.jit
-def _rms_norm(x, residual, weight, out, x_row, n, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def _rms_norm(
+    x, residual, weight, out, x_row, x_part, n, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):
     begin(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     ok = i < n
     value = tl.load(x + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
-    if ADD:
+    if PARTS:
+        for part in tl.static_range(1, PARTS):
+            value += tl.load(x + part * x_part + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
         value += tl.load(residual + row * n + i, mask=ok, other=0.0).to(tl.float32)
         rounded = value.to(residual.dtype.element_ty)
         tl.store(residual + row * n + i, rounded, mask=ok)
@@ -28,20 +32,33 @@ def _rms_norm(x, residual, weight, out, x_row, n, eps, ADD: tl.constexpr, BLOCK:
     tl.store(out + row * n + i, (scale * normed).to(out.dtype.element_ty), mask=ok)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """weight * x / sqrt(mean(x^2) + eps) over the last dimension.
-
-    x [..., n] -> [..., n], dtype of x. With `residual` (contiguous, shape of x), x + residual is stored there, in its
-    dtype, and normed.
-    """
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """weight * x / sqrt(mean(x^2) + eps) over the last dimension. x [..., n] -> [..., n], dtype of x"""
     n = x.shape[-1]
     rows = x.reshape(-1, n)
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-    _rms_norm[(rows.shape[0],)](
-        rows, residual if residual is not None else rows, weight, out, rows.stride(0), n, eps,
-        ADD=residual is not None, BLOCK=triton.next_power_of_2(n), num_warps=8 if n > 2048 else 4, **chain(rows),
-    )  # fmt: skip
+    _launch_norm(rows, rows, weight, eps, out, 0)
     return out.view(x.shape)
+
+
+def add_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add all `parts` to the residual, in place, and norm it.
+
+    parts  [num_parts, num_rows, n], contiguous; residual [num_rows, n], contiguous -> [num_rows, n], its dtype
+    """
+    out = torch.empty_like(residual)
+    _launch_norm(parts[0], residual, weight, eps, out, len(parts))
+    return out
+
+
+def _launch_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, num_parts: int
+) -> None:
+    num_rows, n = x.shape
+    _rms_norm[(num_rows,)](
+        x, residual, weight, out, x.stride(0), x.stride(0) * num_rows, n, eps, PARTS=num_parts,
+        BLOCK=triton.next_power_of_2(n), num_warps=8 if n > 2048 else 4, **chain(x),
+    )  # fmt: skip
 
 
 @triton.jit

@@ -59,10 +59,10 @@ def test_a_norm_with_other_arithmetic_keeps_its_own() -> None:
     fusions.undo()
 
 
-@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("max_rows", [0, 64])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "phi3", "qwen3_moe", "gpt2"])
-def test_whole_layers_run_fused_in_the_paged_lane(kind: str, single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, single=single))
+def test_whole_layers_run_fused_in_the_paged_lane(kind: str, max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, max_rows=max_rows))
     model = tiny_model(kind)
     config = EngineConfig(device=DEVICE.type, max_model_len=8)
     loaded = load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)

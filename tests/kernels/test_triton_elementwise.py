@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from graftlm.kernels.attention import PackedQKV
-from graftlm.kernels.triton_elementwise import rms_norm, rotate, silu_mul, store_kv
+from graftlm.kernels.triton_elementwise import add_norm, rms_norm, rotate, silu_mul, store_kv
 from graftlm.kernels.triton_mask import apply_mask, walk_mask
 from graftlm.kernels.triton_packed_qkv import rotate_store
 from graftlm.kernels.triton_product import FixedProduct
 from graftlm.kernels.triton_row import Norm, row_product
+from graftlm.kernels.triton_stream import StreamTile, gated_product, parts_tile, product_parts, stream_product
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16]
@@ -32,12 +33,13 @@ def test_rms_norm(dtype: torch.dtype, n: int) -> None:
     assert close(rms_norm(x, weight, 1e-5), expected, dtype)
 
 
-def test_rms_norm_adds_to_the_residual_first() -> None:
-    x, residual, weight = random(4, 64), random(4, 64), random(64)
-    total = x + residual
-    out = rms_norm(x, weight, 1e-5, residual)
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_parts_are_added_to_the_residual_and_normed(num_parts: int) -> None:
+    parts, residual, weight = random(num_parts, 4, 100), random(4, 100), random(100)
+    total = parts.sum(0) + residual
+    out = add_norm(parts, residual, weight, 1e-5)
     assert close(residual, total, torch.float32)
-    assert close(out, torch.nn.functional.rms_norm(total, (64,), weight, 1e-5), torch.float32)
+    assert close(out, torch.nn.functional.rms_norm(total, (100,), weight, 1e-5), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -134,7 +136,7 @@ def test_heads_are_normed_rotated_and_stored(head_dim: int, rotary: int, norm: b
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [96, 1100])
 def test_a_product_of_one_row_takes_in_the_norm_the_gate_and_the_sum(k: int, dtype: torch.dtype) -> None:
-    x, weight, bias = random(1, k, dtype=dtype), random(2 * 40, k, dtype=dtype), random(80, dtype=dtype)
+    x, weight, bias = random(1, k, dtype=dtype), random(2 * 40, k, dtype=dtype) / k**0.5, random(80, dtype=dtype)
     scale = random(k, dtype=dtype)
     normed = torch.nn.functional.rms_norm(x.double(), (k,), scale.double(), 1e-5)
     out = row_product(x, weight, bias, norm=Norm(scale, 1e-5))
@@ -145,6 +147,27 @@ def test_a_product_of_one_row_takes_in_the_norm_the_gate_and_the_sum(k: int, dty
     residual = random(1, 80, dtype=dtype)
     total = residual.double() + x.double() @ weight.double().T
     assert row_product(x, weight, residual=residual) is residual and close(residual, total, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "n", "k"), [(2, 64, 256), (17, 40, 200), (64, 130, 72)])
+def test_a_product_of_few_rows_takes_in_the_gate_and_leaves_its_parts_to_be_summed(
+    num_rows: int, n: int, k: int, dtype: torch.dtype
+) -> None:
+    x, weight = random(num_rows, k, dtype=dtype), random(2 * n, k, dtype=dtype) / k**0.5
+    product = x.double() @ weight.double().T
+    gate, up = product.chunk(2, -1)
+    assert close(stream_product(x, weight), product, dtype)
+    assert close(gated_product(x, weight), torch.nn.functional.silu(gate) * up, dtype)
+    for splits in (1, 2, 3):
+        parts = product_parts(x, weight, StreamTile(64, 32, splits, 2))
+        assert parts.shape == (splits, num_rows, 2 * n) and parts.dtype is torch.float32
+        assert close(parts.sum(0), product, dtype)
+
+
+@pytest.mark.parametrize(("n", "splits"), [(64, 8), (1000, 8), (4096, 2), (5120, 1), (16384, 1)])
+def test_a_product_is_cut_into_as_many_parts_as_can_run_at_once(n: int, splits: int) -> None:
+    assert parts_tile(n, 132).splits == splits
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
