@@ -1,8 +1,8 @@
-"""Whole decoder layers on a CPU as two compiled calls around their attention, in steps of few tokens.
+"""Whole decoder layers on a CPU: in steps of few tokens two compiled calls around their attention, in others few more.
 
 A layer of the common shape (norm, attention, norm, gated MLP, each half added to its input) whose weights oneDNN laid
-out in panels gets this beside its own forward, which still runs longer steps. It is used in steps of the paged lane
-only, and only if the layer gave the same on random input.
+out in panels gets this beside its own forward. It is used in steps of the paged lane only, and only if the layer gave
+the same on random input.
 """
 
 from __future__ import annotations
@@ -16,25 +16,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from graftlm.core.paged import AttentionCall, AttentionSwitch, Step, step_at_hand
+from graftlm.core.paged import AttentionCall, AttentionSwitch, Step, Wanted, step_at_hand, wanted_after
 from graftlm.kernels.packed_linear import PackedLinear, Panels
 from graftlm.kernels.torch_attention import attend
 
 if TYPE_CHECKING:
     from graftlm.core.fuse import Fusions
     from graftlm.kernels.row_layer import LayerWeights, RowLayer
+    from graftlm.kernels.wide_layer import WideLayer
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between a layer and its equal on random input."""
 _PROBED = (1, 7)
 """Tokens of the random inputs."""
+_BLOCK = 256
+"""Tokens that run through a layer's MLP together: enough for its products."""
 
 
-@dataclass(frozen=True)
-class FusedRows:
-    """Takes the place of a layer's forward; `original` runs whatever is not a step of few tokens."""
+class FusedRows(NamedTuple):
+    """Takes the place of a layer's forward; `original` runs whatever is not a step of the paged lane.
+
+    rows  runs up to `max_rows` tokens, `wide` runs more
+    """
 
     rows: RowLayer
+    wide: WideLayer
     attention: nn.Module
     scoring: Scoring
     original: Callable[..., Any]
@@ -46,20 +52,36 @@ class FusedRows:
         if step is None or embeddings is None or not plain or not self._takes(hidden_states, *embeddings):
             return self.original(hidden_states, *args, **options)
         cos, sin = embeddings
-        return self.run(hidden_states[0].contiguous(), cos[0], sin[0], step)[None]
+        return self.run(hidden_states[0].contiguous(), cos[0], sin[0], step, wanted_after(self.attention))[None]
 
     def _takes(self, hidden_states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-        """Whether these are few tokens of one ragged batch, with rotations for each."""
+        """Whether these are the tokens of one ragged batch, with rotations for each."""
         one, num_rows, _ = hidden_states.shape
-        if one != 1 or num_rows > self.max_rows or not hidden_states.dtype == cos.dtype == self.rows.dtype:
+        if one != 1 or not hidden_states.dtype == cos.dtype == self.rows.dtype:
             return False
         return cos.shape[:2] == (1, num_rows) and cos.stride() == sin.stride() and cos.stride(2) == 1
 
-    def run(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step) -> torch.Tensor:
-        """Run the layer on x [num_rows, hidden_size], overwriting it. -> x"""
-        q, k, v = (part.transpose(0, 1)[None] for part in self.rows.before(x, cos, sin))
-        self.rows.after(x, step(AttentionCall(self.attention, q, k, v, *self.scoring)).contiguous())
-        return x
+    def run(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step, wanted: Wanted | None = None
+    ) -> torch.Tensor:
+        """Run the layer on x [num_rows, hidden_size], overwriting it. -> x, of which only `wanted` means anything."""
+        q, k, v = (part.transpose(0, 1)[None] for part in self._half(x).before(x, cos, sin))
+        attended = step(AttentionCall(self.attention, q, k, v, *self.scoring)).contiguous()
+        if wanted is None:
+            self._finish(x, attended)
+            return x
+        part = x.index_select(0, wanted.tokens)
+        self._finish(part, attended.index_select(0, wanted.tokens))
+        return x.index_copy_(0, wanted.tokens, part)
+
+    def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> None:
+        """What follows the attention, block by block: work space stays small, and products see few numbers of rows."""
+        for first in range(0, x.shape[0], _BLOCK):
+            here = slice(first, first + _BLOCK)
+            self._half(x[here]).after(x[here], attended[here])
+
+    def _half(self, x: torch.Tensor) -> RowLayer | WideLayer:
+        return self.rows if x.shape[0] <= self.max_rows else self.wide
 
 
 class Scoring(NamedTuple):
@@ -112,11 +134,12 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         num_rows = x.numel() // x.shape[-1]
-        if not 0 < num_rows <= MAX_ROWS:
+        if not 0 < num_rows <= max_rows:
             out: torch.Tensor = original(x)
             return out
         return product(x.reshape(num_rows, -1)).view(*x.shape[:-1], -1)
 
+    max_rows = MAX_ROWS[head.weight.dtype]
     probe = torch.randn(1, max(_PROBED), head.in_features).to(head.weight.dtype)
     if all(_agree(original(probe[:, :n]), forward(probe[:, :n])) for n in _PROBED):
         head.forward = forward
@@ -124,15 +147,19 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
 
 
 def _install(found: list[tuple[nn.Module, Probe, LayerWeights]], fusions: Fusions) -> int:
-    from graftlm.kernels.row_layer import MAX_ROWS, RowLayer, WorkSpace
+    from graftlm.kernels.numba_elementwise import Elementwise
+    from graftlm.kernels.row_layer import RowLayer, WorkSpace
+    from graftlm.kernels.wide_layer import WideLayer
 
+    loops = Elementwise(found[0][1].hidden.dtype)
     space = WorkSpace([weights for *_, weights in found])
     num_fused = 0
     for layer, probe, weights in found:
         scoring = Scoring(probe.call.scale, probe.call.window, probe.call.softcap, probe.call.sinks)
-        fused = FusedRows(RowLayer(weights, space), probe.call.module, scoring, layer.forward, MAX_ROWS)
-        if all(probe.first(n).same(fused) for n in _PROBED):
-            layer.forward = fused
+        halves = RowLayer(weights, space), WideLayer(weights, loops)
+        fused = FusedRows(*halves, probe.call.module, scoring, layer.forward, space.num_rows)
+        if all(probe.first(n).same(fused) for n in _PROBED) and probe.same(fused._replace(max_rows=0)):
+            setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))
             num_fused += 1
     return num_fused
@@ -224,7 +251,10 @@ class Probe:
 
         out = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step)
         (call,) = calls
+        wanted = Wanted(fused.attention, torch.arange(0, out.shape[0], 3), ends=False)
+        part = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step, wanted)
         pairs = [(self.call.q, call.q), (self.call.k, call.k), (self.call.v, call.v), (self.expected[0], out)]
+        pairs += [(self.expected[0, wanted.tokens], part[wanted.tokens])]
         return all(_agree(old, new) for old, new in pairs)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,16 @@ def free_bytes(device: torch.device) -> int:
     index = torch.cuda.current_device() if device.index is None else device.index
     share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)(index)  # new in torch 2.8
     return int(min(free, share * total - torch.cuda.memory_reserved(device)))
+
+
+def give_back() -> None:
+    """Return to the system what loading a model has freed: blocks of the C library, and work space of MKL."""
+    from graftlm.kernels.team import torch_library
+
+    with contextlib.suppress(OSError, AttributeError):
+        torch_library().mkl_serv_free_buffers()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_weights_fit(name: str, model: nn.Module, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fuse import Fusions, fuse
 from graftlm.core.fuse_rows import fuse_rows
-from graftlm.core.memory import check_weights_fit
+from graftlm.core.memory import check_weights_fit, give_back
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
 from graftlm.core.tokenizer import Tokenizer
@@ -139,6 +139,8 @@ def load_model(
     _choose_lane(loaded, reference, factory)
     if config.strict and loaded.lane == "paged" and device.type == "cuda":
         _check_strict(loaded, factory)
+    if device.type == "cpu":
+        give_back()
     return loaded
 
 

@@ -215,7 +215,7 @@ class PagedRunner:
 
     def _wanted(self, plan: StepPlan, rows: torch.Tensor) -> Wanted | None:
         """What the last layer is to compute for logits of these rows; None for all."""
-        if self._last is None or not self._takes_packed:
+        if self._last is None or not (self._takes_packed or self.loaded.device.type == "cpu"):
             return None
         ends = [row.start + row.num_new - 1 for row in plan.rows]
         only_ends = set(ends).issuperset(rows.tolist())

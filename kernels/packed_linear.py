@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,9 @@ from torch import nn
 _LINEAR: Any = None
 _REORDER: Any = None
 if torch._C._has_mkldnn:
+    # What oneDNN compiles for a shape and a number of rows it keeps, half a MiB each, up to this many. It reads the
+    # variable at its first use; 1,024, its own choice, would be more than the weights of many a model.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     _LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
 
@@ -114,6 +118,12 @@ class PackedLinear(nn.Linear):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight
+
+
+def linear(x: torch.Tensor, panels: Panels) -> torch.Tensor:
+    """x [n, num_in] -> [n, num_out]"""
+    output: torch.Tensor = _LINEAR(x, panels.packed, panels.bias, "none", [], "")
+    return output
 
 
 def packable(module: nn.Module) -> bool:

@@ -10,21 +10,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from graftlm.kernels.numba_rows import (
-    PANEL,
-    AfterCall,
-    BeforeCall,
-    ProductCall,
-    compile_after,
-    compile_before,
-    compile_plain_product,
-    compile_product,
-)
+from graftlm.kernels.numba_products import PANEL, ProductCall, compile_plain_product, compile_product
+from graftlm.kernels.numba_rows import AfterCall, BeforeCall, compile_after, compile_before
 from graftlm.kernels.packed_linear import Panels
 from graftlm.kernels.team import team
 
-MAX_ROWS = 16
-"""Rows that these loops are for; from there on oneDNN's are as fast."""
+MAX_ROWS = {torch.float32: 64, torch.bfloat16: 16}
+"""Rows up to which these loops are as fast as oneDNN's, which has instructions for bfloat16 that these lack."""
 _SMALL_BYTES = 1 << 18
 """Of a layer's weights: below this, one thread is done before another has joined."""
 
@@ -80,11 +72,12 @@ class WorkSpace:
     def __init__(self, layers: Sequence[LayerWeights]) -> None:
         dtype = layers[0].before_attention.weight.dtype
         widest = max(p.depth for layer in layers for p in (*layer.qkv, layer.out, *layer.gate_up, layer.down))
-        self.inputs = torch.zeros(MAX_ROWS, widest)
-        self.qkv = torch.zeros(
-            MAX_ROWS * max((layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in layers), dtype=dtype
+        self.num_rows = num_rows = MAX_ROWS[dtype]
+        self.inputs = torch.empty(num_rows, widest)
+        self.qkv = torch.empty(
+            num_rows * max((layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in layers), dtype=dtype
         )
-        self.gate = torch.zeros(MAX_ROWS * max(layer.gate_size for layer in layers), dtype=dtype)
+        self.gate = torch.empty(num_rows * max(layer.gate_size for layer in layers), dtype=dtype)
 
 
 def _address(x: torch.Tensor | None) -> int:
@@ -152,7 +145,7 @@ class RowLayer:
         self._entry = ctypes.cast(cast(Any, self._team), ctypes.c_void_p).value or 0 if self._team is not None else 0
         heads = w.num_heads + 2 * w.num_kv_heads
         width = heads * w.head_dim
-        self._qkv = space.qkv[: MAX_ROWS * width].view(MAX_ROWS, heads, w.head_dim)
+        self._qkv = space.qkv[: space.num_rows * width].view(space.num_rows, heads, w.head_dim)
         gate = space.gate
         up = w.gate_up
         if len(up) == 1:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.packed_linear import PackedLinear
 from graftlm.kernels.row_layer import MAX_ROWS, RowLayer
 from graftlm.kernels.torch_attention import TorchAttention
+from graftlm.kernels.wide_layer import WideLayer
 from tests.models import byte_tokenizer, tiny_model
 
 pytestmark = pytest.mark.skipif(
@@ -28,11 +31,16 @@ def num_fused(loaded: LoadedModel) -> int:
     return sum(isinstance(module.forward, FusedRows) for module in loaded.model.modules())
 
 
-def logits(loaded: LoadedModel, num_tokens: int) -> torch.Tensor:
+def ids(num_tokens: int) -> list[int]:
+    return [3 + i % 200 for i in range(num_tokens)]
+
+
+def logits(loaded: LoadedModel, num_tokens: int, wanted: list[int] | None = None) -> torch.Tensor:
     store = KVStore(loaded.kv_layout, num_tokens, loaded.dtype)
     runner = PagedRunner(loaded, TorchAttention(store))
-    tokens = list(range(3, 3 + num_tokens))
-    return runner.forward(_plan([tokens], ([Extent(0, num_tokens)],), [(0, num_tokens)]))
+    tokens = ids(num_tokens)
+    plan = _plan([tokens], ([Extent(0, num_tokens)],), [(0, num_tokens)])
+    return runner.forward(plan if wanted is None else replace(plan, logits_rows=torch.tensor(wanted)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -47,11 +55,11 @@ def test_layers_of_another_shape_keep_their_own_forward(kind: str) -> None:
     assert num_fused(load(kind)) == 0
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, MAX_ROWS, MAX_ROWS + 1])
+@pytest.mark.parametrize("num_tokens", [1, 5, MAX_ROWS[torch.float32], MAX_ROWS[torch.float32] + 1, 300])
 def test_few_tokens_and_many_get_the_logits_of_the_model(num_tokens: int) -> None:
     model = tiny_model()
     with torch.inference_mode():
-        expected = model(torch.arange(3, 3 + num_tokens)[None]).logits[0]
+        expected = model(torch.tensor([ids(num_tokens)])).logits[0]
     found = logits(load_model(model, EngineConfig(), byte_tokenizer()), num_tokens)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -82,3 +90,21 @@ def test_a_step_of_few_tokens_outlives_weights_that_were_moved() -> None:
         if parameter.numel():
             parameter.data = parameter.data.clone()
     assert torch.equal(logits(loaded, 3), before)
+
+
+def test_the_last_layer_runs_only_the_tokens_whose_logits_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load()
+    expected = logits(loaded, 90)
+    seen: list[int] = []
+    right = WideLayer.after
+
+    def after(self: WideLayer, x: torch.Tensor, attended: torch.Tensor) -> None:
+        seen.append(len(x))
+        right(self, x, attended)
+
+    monkeypatch.setattr(WideLayer, "after", after)
+    assert_close = torch.testing.assert_close
+    assert_close(logits(loaded, 90, wanted=[89]), expected[-1:], rtol=1e-4, atol=1e-5)
+    assert seen == [90]  # of two layers: the last one's token went through the loops for few
+    assert_close(logits(loaded, 90, wanted=[3, 40]), expected[[3, 40]], rtol=1e-4, atol=1e-5)
+    assert seen == [90, 90]
