@@ -295,6 +295,8 @@ class LocalEngine:
         if flight is None:
             return False
         plan, draws, counters = flight.plan, flight.draws, self.counters
+        if draws is not None:
+            self._prepare_ends(plan, draws)
         started = time.perf_counter()
         try:
             outcomes = self.sampler.sample(plan, flight.logits) if draws is None else self.sampler.landed(plan, draws)
@@ -324,6 +326,14 @@ class LocalEngine:
                 self._fail_step(further.plan, error)
                 break
             self._commit(Flight(*further, None), outcomes)
+
+    def _prepare_ends(self, plan: StepPlan, draws: Draws) -> None:
+        """Do what can be done for rows that end with the token on its way, while the device runs their last step."""
+        for index in draws.rows:
+            sequence = plan.rows[index].sequence
+            if sequence.status == "running" and sequence.remaining <= 1:
+                self.cache.publish(sequence)
+                self.writer.spell(sequence)
 
     def _commit(self, flight: Flight, outcomes: list[Outcome]) -> None:
         """Append what was sampled, end what has ended."""

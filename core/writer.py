@@ -93,10 +93,15 @@ class Writer:
         child.matcher = parent.matcher.fork() if parent.matcher is not None else None
         return child
 
+    def spell(self, sequence: Sequence) -> None:
+        """Bring the text up to date with the tokens; with stop strings it always is."""
+        if sequence.stop_matcher is None:
+            sequence.text += self._spelled(sequence, sequence.num_generated)
+
     def chunk(self, sequence: Sequence) -> Chunk | None:
         """What is new since the last chunk; None if there is no new text yet."""
-        if sequence.finish_reason is None and sequence.stop_matcher is None:
-            sequence.text += self._spelled(sequence, sequence.num_generated)
+        if sequence.finish_reason is None:
+            self.spell(sequence)
         text = sequence.text[sequence.num_streamed :]
         done = sequence.finish_reason is not None
         if not text and not done:

@@ -373,3 +373,27 @@ def test_a_device_that_stops_working_closes_the_runtime_with_its_cause(
         assert rt.closed
         with pytest.raises(EngineError, match="illegal memory access"):
             rt.generate("later", **GREEDY)
+
+
+def test_a_text_that_ends_at_its_length_is_published_while_its_last_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = random_prompt(21, seed=4)
+    published: list[int] = []
+    with runtime() as rt:
+
+        def body(engine: Any) -> None:
+            result = Drawn.result
+
+            def read(drawn: Drawn) -> Any:
+                published.append(engine.cache.tree.num_tokens)
+                return result(drawn)
+
+            monkeypatch.setattr(Drawn, "result", read)
+            queue(rt, engine, prompt, **GREEDY)
+            while not engine.idle:
+                engine.step()
+                engine.check()
+            published.append(engine.cache.tree.num_tokens)
+
+        stepping(rt, body)
+    whole = len(prompt) + NEW - 1  # the last token never runs
+    assert published[-3:] == [len(prompt), whole, whole]
