@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graftlm.core.lookup import Recent, Text, find
+from graftlm.core.lookup import Recent, find
 from graftlm.core.plan import PlanRow, ScheduledRow, StepPlan
 from graftlm.core.step_sampler import forks
 from graftlm.core.step_times import StepTimes
@@ -75,9 +75,12 @@ class Odds:
 
 @dataclass(eq=False)
 class Copying:
-    """What drafting knows of one sequence: its text, how its guesses fared, and the last guess, made at `made_at`."""
+    """What drafting knows of one sequence: how its guesses fared, and the last one.
 
-    text: Text
+    guess    tokens that were guessed to follow the first `made_at`, of which the last `matched` stand elsewhere too
+    rest     steps for which it is not looked up; `idle` counts the guesses in a row that were not worth running
+    """
+
     odds: Odds = field(default_factory=lambda: Odds(memory=16))
     guess: list[int] = field(default_factory=list)
     made_at: int = 0
@@ -191,7 +194,9 @@ class Drafter:
         most = min(MAX_NEW - row.num_new, sequence.remaining - 1, sequence.capacity - sequence.num_tokens)
         if most <= 0:
             return []
-        known.matched, ids = self.look_up(known.text.ids, sequence.request.namespace, most)
+        text = np.frombuffer(sequence.tokens, np.int32)  # a view: the tokens cannot grow while it is held
+        known.matched, ids = self.look_up(text, sequence.request.namespace, most)
+        del text
         known.guess = self._allowed(sequence, ids)
         chances: list[float] = []
         reached = 1.0
@@ -204,17 +209,14 @@ class Drafter:
         """What is known of a sequence, brought up to date: has the last guess come true?"""
         known: Copying | None = sequence.copying
         if known is None:
-            room = min(sequence.max_new_tokens, 512)
-            known = sequence.copying = Copying(Text(np.array(sequence.tokens, np.int32), room))
+            known = sequence.copying = Copying()
             return known
-        new = sequence.tokens[len(known.text) :]
         since = sequence.tokens[known.made_at :]
         for i, (guessed, written) in enumerate(zip(known.guess, since, strict=False)):
             for odds in (self.odds, known.odds):
                 odds.add(known.matched + i, guessed == written)
             if guessed != written:
                 break
-        known.text.extend(new)
         return known
 
     def _chance(self, known: Copying, length: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -39,48 +38,30 @@ def find(text: NDArray[np.int32], tail: NDArray[np.int32], most: int) -> Match |
     return Match(int(ends[-1]) + 1, length)
 
 
-class Text:
-    """Token ids that only grow. `ids` int32 [num_tokens] is a view that stays valid until the next `extend`."""
-
-    def __init__(self, ids: NDArray[np.int32], room: int) -> None:
-        self._buffer = np.empty(len(ids) + room, np.int32)
-        self._length = 0
-        self.extend(ids)
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def ids(self) -> NDArray[np.int32]:
-        return self._buffer[: self._length]
-
-    def extend(self, ids: NDArray[np.int32] | array[int] | list[int]) -> None:
-        stop = self._length + len(ids)
-        if stop > len(self._buffer):
-            self._buffer = np.concatenate([self.ids, np.empty(stop, np.int32)])
-        self._buffer[self._length : stop] = ids
-        self._length = stop
-
-
 class Recent:
     """The texts that were written last, oldest first, parted by PARTING; at most `size` tokens of them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._text = Text(np.empty(0, np.int32), size)
+        self._buffer = np.empty(size, np.int32)
+        self._length = 0
 
     @property
     def ids(self) -> NDArray[np.int32]:
-        return self._text.ids
+        """All of them, a view that stays valid until the next `add`."""
+        return self._buffer[: self._length]
 
     def add(self, ids: NDArray[np.int32]) -> None:
         """Put a text last; the older half goes when there is no room."""
         ids = ids[-(self.size // 2 - 1) :]
-        if len(self._text) + len(ids) + 1 > self.size:
+        if self._length + len(ids) + 1 > self.size:
             kept = self.ids[-(self.size // 2) :].copy()
-            self._text = Text(kept, self.size - len(kept))
-        self._text.extend(ids)
-        self._text.extend([PARTING])
+            self._buffer[: len(kept)] = kept
+            self._length = len(kept)
+        stop = self._length + len(ids)
+        self._buffer[self._length : stop] = ids
+        self._buffer[stop] = PARTING
+        self._length = stop + 1
 
     def after(self, stop: int, most: int) -> NDArray[np.int32]:
         """How the text goes on from `stop`, up to `most` tokens."""

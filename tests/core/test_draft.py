@@ -100,7 +100,7 @@ def repetitive(num: int) -> list[list[int]]:
 
 def said(completion: Completion) -> list[tuple[Any, ...]]:
     every = completion.completions or [completion]
-    return [(c.token_ids, c.text, c.finish_reason, c.stop, c.text_complete, c.usage.forced_tokens) for c in every]
+    return [(c.token_ids, c.text, c.finish_reason, c.stop, c.text_complete) for c in every]
 
 
 def logprobs(completion: Completion) -> list[float]:

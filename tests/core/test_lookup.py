@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from graftlm.core.lookup import PARTING, Match, Recent, Text, find
+from graftlm.core.lookup import PARTING, Match, Recent, find
 
 
 def ids(*tokens: int) -> np.ndarray:
@@ -38,15 +38,6 @@ def test_it_finds_what_looking_at_every_place_finds(text: list[int], tail: list[
         if length and (best is None or length >= best.length):
             best = Match(stop, length)
     assert find(ids(*text), ids(*tail), most) == best
-
-
-@given(st.lists(tokens, min_size=1, max_size=8), st.integers(0, 5))
-def test_a_text_grows_beyond_its_room(parts: list[list[int]], room: int) -> None:
-    text = Text(ids(*parts[0]), room)
-    for part in parts[1:]:
-        text.extend(part)
-    assert text.ids.tolist() == sum(parts, [])
-    assert len(text) == len(text.ids)
 
 
 def test_what_was_written_last_stays_and_the_older_half_goes() -> None:
