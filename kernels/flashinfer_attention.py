@@ -26,6 +26,27 @@ HEAD_DIMS = (64, 128, 256)  # others are refused after minutes of compiling
 MIN_NEW = 128  # new tokens of a row, on average over a step: with fewer Triton is faster
 
 
+class Planned:
+    """A wrapper of FlashInfer, planned for one step after the other.
+
+    A plan is written to pinned memory, from where the device copies it once it gets there. Steps are launched ahead,
+    so the next plan waits until the last one was copied; else that step would run by a mixture of both.
+    """
+
+    def __init__(self, wrapper: Any, device: torch.device) -> None:
+        self.wrapper = wrapper
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._recorded = False
+
+    def plan(self, *args: Any, **options: Any) -> None:
+        if self._copied is not None and self._recorded:
+            self._copied.synchronize()
+        self.wrapper.plan(*args, **options)
+        if self._copied is not None:
+            self._copied.record()
+            self._recorded = True
+
+
 class FlashInferAttention(TritonAttention):
     """TritonAttention whose prefill goes through FlashInfer.
 
@@ -37,7 +58,7 @@ class FlashInferAttention(TritonAttention):
         self.usable = True
         self.dense.enabled = False
         self._workspace_bytes = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
-        self._wrappers: dict[tuple[Any, ...], Any] = {}
+        self._wrappers: dict[tuple[Any, ...], Planned] = {}
         self._planned: set[tuple[Any, ...]] = set()
         self._checked: set[tuple[Any, ...]] = set()
         self._pages: tuple[np.ndarray, np.ndarray, torch.Tensor] | None = None
@@ -83,23 +104,23 @@ class FlashInferAttention(TritonAttention):
 
     def _run(self, layer: int, q: torch.Tensor, kind: tuple[Any, ...], scoring: Scoring) -> torch.Tensor:
         k, v = self.store.k[layer], self.store.v[layer]
-        wrapper = self._wrappers.get(kind)
-        if wrapper is None:
+        planned = self._wrappers.get(kind)
+        if planned is None:
             wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace_bytes, "NHD")
-            self._wrappers[kind] = wrapper
+            planned = self._wrappers[kind] = Planned(wrapper, self.device)
         if kind not in self._planned:
             assert self._pages is not None
             queries, pages, slots = self._pages
-            wrapper.plan(
+            planned.plan(
                 torch.from_numpy(queries), torch.from_numpy(pages), slots,
                 torch.ones(len(queries) - 1, dtype=torch.int32), q.shape[1], k.shape[1], k.shape[2], 1,
                 head_dim_vo=v.shape[2], causal=True, sm_scale=scoring.scale,
                 window_left=-1 if scoring.window is None else scoring.window - 1,
                 logits_soft_cap=scoring.softcap, q_data_type=q.dtype, kv_data_type=k.dtype,
             )  # fmt: skip
-            self._planned = {kind}  # plans of other kinds lie in the same workspace
+            self._planned.add(kind)
         out: torch.Tensor
-        out, lse = wrapper.run(q.contiguous(), (k.unsqueeze(1), v.unsqueeze(1)), return_lse=True)
+        out, lse = planned.wrapper.run(q.contiguous(), (k.unsqueeze(1), v.unsqueeze(1)), return_lse=True)
         if scoring.sinks is not None:
             share = torch.sigmoid(lse * math.log(2.0) - scoring.sinks.float())  # its sums are in base 2
             out = (out.float() * share[..., None]).to(q.dtype)

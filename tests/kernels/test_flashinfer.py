@@ -119,6 +119,25 @@ def test_steps_of_few_new_tokens_in_each_row_go_through_triton(monkeypatch: pyte
     assert attention.usable and not attention._wrappers
 
 
+def test_each_kind_of_layer_is_planned_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[int] = []
+
+    class Counting(Wrapper):
+        def plan(self, *args: Any, **options: Any) -> None:
+            super().plan(*args, **options)
+            plans.append(options["window_left"])
+
+    attention = attend(monkeypatch, Counting, window=6)
+    plan = plan_of((3, 9), (7, 0))
+    q, k, v = (torch.randn(plan.num_tokens, h, DIM, device=DEVICE).to(DTYPE) for h in (HEADS, KV_HEADS, KV_HEADS))
+    for _ in range(2):
+        plans.clear()
+        attention.prepare(plan)
+        for window in (6, None, 6, None):
+            attention.forward(0, q, k, v, plan, scale=0.1, window=window)
+        assert plans == [5, -1]
+
+
 def test_a_head_size_that_it_has_no_kernels_for_is_not_compiled_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="left out.*no kernels for heads of 128 and 128 dimensions") as caught:
         assert not attend(monkeypatch, Broken, head_dims=(64,)).usable
