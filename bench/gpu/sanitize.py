@@ -2,13 +2,12 @@
 
 memcheck finds reads and writes outside of what was allocated (every tensor gets an allocation of its own), racecheck
 threads of a block that meet in shared memory without a barrier. Only the kernels of this library are watched. Several
-processes share the tests where pytest-xdist is installed. Arguments after `--` go to pytest in place of the tests.
+processes share the tests. Arguments after `--` go to pytest in place of the kernels' tests.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
 import shutil
@@ -16,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import ExitStack
+from typing import Any
 
 from bench.harness import ROOT
 
@@ -30,7 +30,9 @@ SOME = " or ".join(f"shape{i}-" for i in range(0, 150, 7))
 TESTS = (*(f"tests/kernels/test_{name}.py" for name in FILES), "-m", "gpu")
 TESTS += ("-k", f"not engine and (not its_definition or {SOME})")
 WORKERS = 8
-SUMMARY = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) .*")  # one of each process
+SHARE = "SANITIZE_SHARE"  # the environment variable that says which of how many shares of the tests a process takes
+SUMMARY = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) .*")
+PASSED = re.compile(r"(\d+) passed")
 
 
 def find_sanitizer() -> str | None:
@@ -46,24 +48,43 @@ def kernels() -> list[str]:
     return sorted({name for source in sources for name in re.findall(r"@triton\.jit.*\n(?:@.*\n)*def (_\w+)", source)})
 
 
-def check(sanitizer: str, tool: str, tests: Sequence[str]) -> tuple[int, list[str]]:
-    """Run the tests under one tool. -> exit status, and what the tool has counted or, after an error, all it said."""
-    options = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all"]
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Keep this process's share of the tests, where it has one."""
+    index, of = map(int, os.environ.get(SHARE, "0/1").split("/"))
+    items[:] = items[index::of]
+
+
+def check(sanitizer: str, tool: str, tests: Sequence[str], workers: int = 1) -> tuple[int, list[str]]:
+    """Run the tests under one tool, shared among `workers` processes.
+
+    -> exit status, and what the tool has counted or, after an error, what was said.
+    """
+    options = ["--tool", tool, "--error-exitcode", str(FOUND)]
     options += ["--report-api-errors", "no"] if tool == "memcheck" else []
     for name in kernels():
-        options += ["--kernel-regex", f"kns={name}"]
+        options += ["--kernel-name", f"kns={name}"]
+    command = [sanitizer, *options, sys.executable, "-m", "pytest", *tests, "-p", "bench.gpu.sanitize"]
+    command += ["-p", "no:cacheprovider"]
     environment = os.environ | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool in ("memcheck", "initcheck") else {})
-    with tempfile.TemporaryDirectory() as folder:  # what processes of pytest-xdist print would be lost
-        command = [sanitizer, *options, "--log-file", f"{folder}/%p.log", sys.executable, "-m", "pytest", *tests]
-        done = subprocess.run(
-            [*command, "-p", "no:cacheprovider"], cwd=ROOT, env=environment, capture_output=True, text=True
-        )
-        said = [line for path in sorted(Path(folder).iterdir()) for line in path.read_text().splitlines()]
-    tested = (done.stdout + done.stderr).splitlines()
-    counted = [int(found[1]) for line in said if (found := SUMMARY.match(line))]
-    if done.returncode or not counted or any(counted):
-        return done.returncode or FOUND, [*said[:60], *tested[-60:]]
-    return 0, [f"{sum(counted)} found in {len(counted)} processes", *tested[-1:]]
+    with ExitStack() as open_files:
+        running = []
+        for index in range(workers):
+            output = open_files.enter_context(tempfile.TemporaryFile("w+"))
+            share = environment | {SHARE: f"{index}/{workers}"}
+            process = subprocess.Popen(command, cwd=ROOT, env=share, stdout=output, stderr=subprocess.STDOUT, text=True)
+            running.append((process, output))
+        status, passed, counted = 0, 0, 0
+        failed: list[str] = []
+        for process, output in running:
+            code = process.wait()
+            output.seek(0)
+            said = output.read().splitlines()
+            counts = [int(found[1]) for line in said if (found := SUMMARY.match(line))]
+            passed += sum(int(found[1]) for line in said if (found := PASSED.search(line)))
+            counted += len(counts)
+            if code or not counts or any(counts):
+                status, failed = status or code or FOUND, failed + said[-120:]
+    return status, failed or [f"0 found in {counted} processes, {passed} tests passed"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,11 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sanitizer is None:
         print("compute-sanitizer was not found; it comes with the CUDA toolkit: set CUDA_HOME or PATH", file=sys.stderr)
         return 2
-    shared = importlib.util.find_spec("xdist") is not None
-    whole = (*TESTS, "-n", str(given.workers)) if shared else TESTS
     status = 0
     for tool in given.tools:
-        code, said = check(sanitizer, tool, given.tests or whole)
+        code, said = check(sanitizer, tool, given.tests or TESTS, given.workers)
         print(f"{tool}: {'clean' if code == 0 else f'status {code}'}")
         print("\n".join(f"    {line}" for line in said), flush=True)
         status = status or code

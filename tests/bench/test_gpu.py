@@ -242,12 +242,11 @@ def test_a_machine_without_the_sanitizer_is_told_where_it_comes_from(
     assert "comes with the CUDA toolkit" in capsys.readouterr().err
 
 
-def pretended(folder: Path, status: int, *counts: int) -> Path:
-    """A tool that writes a log for each process, each with its count of errors."""
+def pretended(folder: Path, status: int, count: int | None) -> Path:
+    """A tool that counts so many errors, or says nothing, and ends with this status."""
     tool = folder / "compute-sanitizer"
-    find = "while [ $1 != --log-file ]; do shift; done\n"
-    logs = [f'echo "========= ERROR SUMMARY: {n} errors" > "${{2%/*}}/{i}.log"\n' for i, n in enumerate(counts)]
-    tool.write_text(f"#!/bin/sh\n{find}{''.join(logs)}echo '4 passed'\nexit {status}\n")
+    summary = "" if count is None else f"echo '========= ERROR SUMMARY: {count} errors'\n"
+    tool.write_text(f"#!/bin/sh\n{summary}echo '4 passed in 1.00s'\nexit {status}\n")
     tool.chmod(0o755)
     return tool
 
@@ -256,19 +255,29 @@ def pretended(folder: Path, status: int, *counts: int) -> Path:
 def test_what_the_sanitizer_counts_is_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, word: str
 ) -> None:
-    pretended(tmp_path, status, 0, status)
+    pretended(tmp_path, status, status)
     monkeypatch.setenv("CUDA_HOME", "")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert sanitize.main(["--tools", "memcheck"]) == status
+    assert sanitize.main(["--tools", "memcheck", "--workers", "3"]) == status
     said = capsys.readouterr().out
-    assert f"memcheck: {word}" in said and "4 passed" in said
-    assert ("0 found in 2 processes" if status == 0 else "ERROR SUMMARY: 86 errors") in said
+    assert f"memcheck: {word}" in said
+    assert ("0 found in 3 processes, 12 tests passed" if status == 0 else "ERROR SUMMARY: 86 errors") in said
 
 
-@pytest.mark.parametrize("counts", [(0, 3), ()])
-def test_errors_in_a_process_below_count_and_so_does_silence(tmp_path: Path, counts: tuple[int, ...]) -> None:
-    code, lines = sanitize.check(str(pretended(tmp_path, 0, *counts)), "memcheck", ())
-    assert code == sanitize.FOUND and lines[-1] == "4 passed"
+@pytest.mark.parametrize("count", [3, None])
+def test_errors_count_whatever_the_exit_status_is_and_so_does_silence(tmp_path: Path, count: int | None) -> None:
+    code, lines = sanitize.check(str(pretended(tmp_path, 0, count)), "memcheck", ())
+    assert code == sanitize.FOUND and lines[-1] == "4 passed in 1.00s"
+
+
+def test_processes_share_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+    for index in range(3):
+        monkeypatch.setenv(sanitize.SHARE, f"{index}/3")
+        items = list("abcdefgh")
+        sanitize.pytest_collection_modifyitems(items)
+        shares.append("".join(items))
+    assert shares == ["adg", "beh", "cf"]
 
 
 def test_the_kernels_that_are_watched_are_those_that_are_launched() -> None:
