@@ -19,9 +19,9 @@ from torch import nn
 from graftlm.core.fuse import Fusions
 from graftlm.core.fuse_layers import fuse_layers, max_rows_of
 from graftlm.core.layer_parts import Linear, Product, Recognised, is_silu
-from graftlm.kernels.triton_elementwise import rms_norm, rotate, silu_mul
+from graftlm.kernels.triton_elementwise import Norm, rms_norm, rotate, silu_mul
 from graftlm.kernels.triton_product import FixedProduct
-from graftlm.kernels.triton_row import Norm, row_product
+from graftlm.kernels.triton_row import row_product
 from graftlm.kernels.triton_stream import stream_product
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -193,8 +193,8 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) == 1:
             return row_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
-        if head.bias is None and 1 < len(rows) <= max_rows:
-            return stream_product(rows, head.weight).view(*x.shape[:-1], -1)
+        if len(rows) <= max_rows:
+            return stream_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
         return nn.functional.linear(x, head.weight, head.bias)
 
     probe = _probe(head, head.in_features)

@@ -4,9 +4,9 @@ A layer of the common shape (norm, attention, norm, MLP, each half added to its 
 
     qkv = norm(x) @ Wqkv;  rotate and store;  attend;  x += o @ Wo;  x += (silu and product)(norm(x) @ Wgu) @ Wd
 
-with x overwritten in place. In steps of one token norms, gates and sums are inside the products; of a few more tokens
-gates are, and sums are left to the norm behind them, that of the next layer too. All this is used in steps of the paged
-lane only, and only if the layer gave the same on random input; a layer of another shape keeps what it has.
+with x overwritten in place. In steps of few tokens gates are inside the products, and sums are left to the norm behind
+them, that of the next layer too. All this is used in steps of the paged lane only, and only if the layer gave the same
+on random input; a layer of another shape keeps what it has.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from graftlm.core.layer_parts import Linear, Parts, Product, Recognised
 from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.torch_attention import attend
-from graftlm.kernels.triton_elementwise import add_norm, rms_norm, silu_mul
+from graftlm.kernels.triton_elementwise import Norm, add_norm, rms_norm, silu_mul
 from graftlm.kernels.triton_launch import can_chain
 from graftlm.kernels.triton_packed_qkv import rotate_store
-from graftlm.kernels.triton_row import Norm, row_product
 from graftlm.kernels.triton_stream import MAX_ROWS, gated_product, product_parts, stream_product
 
 
@@ -67,8 +66,7 @@ class Handoff:
 class FusedLayer:
     """Takes the place of a layer's forward.
 
-    max_rows   up to how many tokens of a step the products take in what is around them: norms, gates and sums in a
-               step of one token, gates, and sums together with the norm that comes next, in a step of a few more
+    max_rows   up to how many tokens of a step the products take in gates, and leave sums to the norm that comes next
     linear     every other product; None is torch's own, with the sum in its epilogue
     following  the norm that comes after the layer, in the next one
     handoff    one for all layers
@@ -129,11 +127,8 @@ class FusedLayer:
         return x.index_copy_(0, wanted.tokens, rest), None
 
     def _qkv(self, x: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
-        parts = self.parts
-        if self._alone(x):
-            return row_product(x, *_pair(parts.qkv), norm=parts.before_attention)
-        normed = normed if normed is not None else rms_norm(x, *parts.before_attention)
-        return stream_product(normed, parts.qkv.weight) if self._few(x, parts.qkv) else self._product(normed, parts.qkv)
+        normed = normed if normed is not None else rms_norm(x, *self.parts.before_attention)
+        return stream_product(normed, *_pair(self.parts.qkv)) if self._few(x) else self._product(normed, self.parts.qkv)
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What comes after the attention, for x [n, hidden_size], overwritten, and attended [n, heads * dim].
@@ -142,37 +137,28 @@ class FusedLayer:
         """
         parts = self.parts
         normed = self._add(x, attended, parts.out, parts.before_mlp)
+        normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
         if parts.gate_up is None or parts.down is None:
-            normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
             return x.add_(parts.mlp(normed[None])[0]), None
-        if self._alone(x):
-            gate = row_product(x, *_pair(parts.gate_up), norm=parts.before_mlp, gated=True)
+        if self._few(x) and parts.gate_up.bias is None:
+            gate = gated_product(normed, parts.gate_up.weight)
         else:
-            normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
-            few = self._few(x, parts.gate_up)
-            gate = (
-                gated_product(normed, parts.gate_up.weight) if few else silu_mul(self._product(normed, parts.gate_up))
-            )
+            gate = silu_mul(self._product(normed, parts.gate_up))
         # behind the last layer, a norm that nobody asks for is as quick as a sum alone
         normed = self._add(x, gate, parts.down, self.following or parts.before_attention)
         return x, normed if self.following is not None else None
 
-    def _alone(self, x: torch.Tensor) -> bool:
-        return x.shape[0] == 1 <= self.max_rows
-
-    def _few(self, x: torch.Tensor, product: Product) -> bool:
-        return 1 < x.shape[0] <= self.max_rows and product.bias is None
+    def _few(self, x: torch.Tensor) -> bool:
+        return x.shape[0] <= self.max_rows
 
     def _product(self, x: torch.Tensor, product: Product) -> torch.Tensor:
         return (self.linear or nn.functional.linear)(x, product.weight, product.bias)
 
     def _add(self, residual: torch.Tensor, x: torch.Tensor, product: Product, norm: Norm) -> torch.Tensor | None:
         """residual += x @ weight.T + bias, in place. -> perhaps the residual after `norm`"""
-        if self._few(x, product):
+        if self._few(x) and product.bias is None:
             return add_norm(product_parts(x, product.weight), residual, *norm)
-        if self._alone(x):
-            row_product(x, *_pair(product), residual=residual)
-        elif product.bias is None and self.linear is None:
+        if product.bias is None and self.linear is None:
             residual.addmm_(x, product.weight.t())
         else:
             residual.add_(self._product(x, product))

@@ -67,6 +67,9 @@ def undisturbed(device: torch.device) -> Iterator[None]:
     Freeing the graphs of an earlier runtime fails the capture at hand, so no garbage is collected meanwhile. A failed
     one leaves torch's generator believing that it is being captured: every later random number would be an error.
     """
+    if device.type != "cuda":
+        yield
+        return
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]
     state = generator.clone_state()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -30,6 +32,13 @@ def _rms_norm(
     # round before the weight, as the models' own code does
     normed = normed.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * n + i, (scale * normed).to(out.dtype.element_ty), mask=ok)
+
+
+class Norm(NamedTuple):
+    """An RMSNorm: weight [n] and epsilon."""
+
+    weight: torch.Tensor
+    eps: float
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

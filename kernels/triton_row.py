@@ -1,14 +1,12 @@
-"""The product of one row with a large weight, as decoding a single sequence needs it: bound by reading the weight.
+"""The product of one row with a very large weight, as decoding a single sequence needs it: bound by reading the weight.
 
-Each program streams a few rows of the weight, whole, so nothing is split or joined, and takes in what comes before and
-after the product: the norm of the input, the gate of an MLP, the sum with the residual. A norm's factor is applied
-after the product, which is linear in it. More rows than one are faster through the matrix units: see gpu-notes.md.
+Each program streams a few rows of the weight, whole, so nothing is split or joined, and takes in the gate of an MLP.
+More rows than one, and smaller weights, are faster through the matrix units: see triton_stream.py and gpu-notes.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
@@ -18,27 +16,21 @@ from graftlm.kernels.triton_launch import chain
 
 
 @triton.jit
-def _take(
-    w, w_up, x, norm, first, k_total, acc, acc_up, squares, K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr
-):
+def _take(w, w_up, x, first, k_total, acc, acc_up, K: tl.constexpr, GATED: tl.constexpr):
     """Add the products of one block of weights [N, K] with inputs [first, first + K)."""
     k = first + tl.arange(0, K)
-    k_ok = k < k_total
-    value = tl.load(x + k, mask=k_ok, other=0.0).to(tl.float32)
-    if NORM:
-        squares += value * value
-        value *= tl.load(norm + k, mask=k_ok, other=0.0).to(tl.float32)
+    value = tl.load(x + k, mask=k < k_total, other=0.0).to(tl.float32)
     acc += w.to(tl.float32) * value[None, :]
     if GATED:
         acc_up += w_up.to(tl.float32) * value[None, :]
-    return acc, acc_up, squares
+    return acc, acc_up
 
 
 @triton.jit
 def _row_product(
-    x, weight, bias, norm, residual, out, n_total, k_total, eps, weight_row,
-    N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
-    NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, CHAINED: tl.constexpr,
+    x, weight, bias, out, n_total, k_total, weight_row,
+    N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs): all of their weights."""
     n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
@@ -47,7 +39,6 @@ def _row_product(
     there = here + n_total.to(tl.int64) * weight_row  # of the factor that a gate is for
     acc = tl.zeros([N, K], tl.float32)
     acc_up = tl.zeros([N, K], tl.float32)
-    squares = tl.zeros([K], tl.float32)
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
     ok = n_ok[:, None] & (k < k_total)[None, :]
@@ -57,19 +48,15 @@ def _row_product(
         w_up = tl.load(there, mask=ok, other=0.0, eviction_policy="evict_first")
     if CHAINED:
         tl.extra.cuda.gdc_wait()  # the first weights are on their way before the inputs are there
-    acc, acc_up, squares = _take(w, w_up, x, norm, 0, k_total, acc, acc_up, squares, K, NORM, GATED)
+    acc, acc_up = _take(w, w_up, x, 0, k_total, acc, acc_up, K, GATED)
     for first in tl.range(K, k_total, K, num_stages=STAGES):
         ok = n_ok[:, None] & (first + k < k_total)[None, :]
         w = tl.load(here + first, mask=ok, other=0.0, eviction_policy="evict_first")
         w_up = w
         if GATED:
             w_up = tl.load(there + first, mask=ok, other=0.0, eviction_policy="evict_first")
-        acc, acc_up, squares = _take(w, w_up, x, norm, first, k_total, acc, acc_up, squares, K, NORM, GATED)
+        acc, acc_up = _take(w, w_up, x, first, k_total, acc, acc_up, K, GATED)
     y, y_up = tl.sum(acc, 1), tl.sum(acc_up, 1)
-    if NORM:
-        factor = tl.rsqrt(tl.sum(squares, 0) / k_total + eps)
-        y *= factor
-        y_up *= factor
     if BIAS:
         y += tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)
         if GATED:
@@ -79,16 +66,7 @@ def _row_product(
         # rounded where separate kernels round
         gate = y.to(kind).to(tl.float32)
         y = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * y_up.to(kind).to(tl.float32)
-    if RESIDUAL:
-        y += tl.load(residual + n, mask=n_ok, other=0.0).to(tl.float32)
     tl.store(out + n, y.to(kind), mask=n_ok)
-
-
-class Norm(NamedTuple):
-    """An RMSNorm: weight [n] and epsilon."""
-
-    weight: torch.Tensor
-    eps: float
 
 
 @dataclass(frozen=True)
@@ -106,27 +84,22 @@ def row_product(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    norm: Norm | None = None,
     gated: bool = False,
-    residual: torch.Tensor | None = None,
     tile: RowTile | None = None,
 ) -> torch.Tensor:
     """x @ weight.T + bias, for one row.
 
-    x         [1, k], dense; with `norm`, x is normed first
-    weight    [n, k], last dimension dense; `gated`: [2 n, k], the gates first, the answer is silu(gate) * other
-    residual  [1, n], dense: the answer is added to it, in place, and it is returned
+    x       [1, k], dense
+    weight  [n, k], last dimension dense; `gated`: [2 n, k], the gates first, the answer is silu(gate) * other
     -> [1, n], dtype of x; sums in float32
     """
     k = x.shape[1]
     n = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = residual if residual is not None else torch.empty(1, n, dtype=x.dtype, device=x.device)
+    out = torch.empty(1, n, dtype=x.dtype, device=x.device)
     tile = tile or tile_of(n, k, gated)
     _row_product[(triton.cdiv(n, tile.outputs),)](
-        x, weight, bias if bias is not None else x, norm.weight if norm is not None else x, out, out, n, k,
-        norm.eps if norm is not None else 0.0, weight.stride(0), N=tile.outputs, K=tile.inputs, STAGES=tile.stages,
-        NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual is not None,
-        num_warps=tile.warps, **chain(x),
+        x, weight, bias if bias is not None else x, out, n, k, weight.stride(0), N=tile.outputs, K=tile.inputs,
+        STAGES=tile.stages, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, **chain(x),
     )  # fmt: skip
     return out
 

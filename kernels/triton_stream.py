@@ -1,8 +1,8 @@
 """The product of a few rows with a large weight, as decoding a batch needs it: bound by reading the weight.
 
 Beside a library's product of the same shape it begins while the kernel before it ends, takes in the gate of an MLP,
-and leaves the sum over its parts to the norm that comes next, which reads them anyway. One row is faster by
-triton_row.py; from about a hundred rows on it is arithmetic that takes the time, and the library is better at that.
+and leaves the sum over its parts to the norm that comes next, which reads them anyway. The largest products of one row
+are faster by triton_row.py; from about a hundred rows on arithmetic takes the time, which the library is better at.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from graftlm.kernels.triton_launch import begin, chain
+from graftlm.kernels.triton_row import row_product
 from graftlm.kernels.triton_softmax import precision
 
 MAX_ROWS = 64
@@ -24,9 +25,9 @@ MAX_PARTS = 8
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _stream(
-    x, weight, out, num_rows, n_total, k_total, x_row, weight_row,
+    x, weight, bias, out, num_rows, n_total, k_total, x_row, weight_row,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    GATED: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs). The weight is the first factor, so that the rows may be few."""
     begin(CHAINED)
@@ -49,6 +50,8 @@ def _stream(
         if GATED:
             w_up = tl.load(there + first, mask=ok, other=0.0, eviction_policy="evict_first")
             acc_up = tl.dot(w_up, value, acc_up, input_precision=PRECISION)
+    if BIAS:
+        acc += tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)[:, None]
     kind = out.dtype.element_ty
     if GATED:
         # rounded where separate kernels round
@@ -78,27 +81,41 @@ def parts_tile(n: int, num_sms: int) -> StreamTile:
     return StreamTile(64, 128, min(max(num_sms // triton.cdiv(n, 64), 1), MAX_PARTS), 6)
 
 
-def _launch(x: torch.Tensor, weight: torch.Tensor, tile: StreamTile, out: torch.Tensor, *, gated: bool) -> None:
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tile: StreamTile,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> None:
     num_rows, k = x.shape
     n = out.shape[-1]
     rows = max(16, triton.next_power_of_2(num_rows))
     one_read = (tile.outputs * (2 if gated else 1) + rows) * tile.inputs * x.element_size()
     _stream[(triton.cdiv(n, tile.outputs), tile.splits)](
-        x, weight, out, num_rows, n, k, x.stride(0), weight.stride(0), M=rows, N=tile.outputs, K=tile.inputs,
-        SPLITS=tile.splits, STAGES=max(min(tile.stages, _card(x.device).shared_memory // one_read), 1), GATED=gated,
+        x, weight, bias if bias is not None else x, out, num_rows, n, k, x.stride(0), weight.stride(0),
+        M=rows, N=tile.outputs, K=tile.inputs, SPLITS=tile.splits,
+        STAGES=max(min(tile.stages, _card(x.device).shared_memory // one_read), 1), GATED=gated, BIAS=bias is not None,
         PRECISION=precision(x.dtype), num_warps=4, **chain(x),
     )  # fmt: skip
 
 
-def stream_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [num_rows, k] @ weight [n, k].T, last dimensions dense. -> [num_rows, n], dtype of x; sums in float32"""
+def stream_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [num_rows, k] @ weight [n, k].T + bias [n], last dimensions dense. -> [num_rows, n], dtype of x
+
+    Sums are in float32.
+    """
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-    _launch(x, weight, WHOLE, out, gated=False)
+    _launch(x, weight, WHOLE, out, bias)
     return out
 
 
 def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+    if x.shape[0] == 1:
+        return row_product(x, weight, gated=True)
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     _launch(x, weight, GATED, out, gated=True)
     return out
@@ -108,7 +125,7 @@ def product_parts(x: torch.Tensor, weight: torch.Tensor, tile: StreamTile | None
     """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
     tile = tile or parts_tile(weight.shape[0], _card(x.device).num_sms)
     out = torch.empty(tile.splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
-    _launch(x, weight, tile, out, gated=False)
+    _launch(x, weight, tile, out)
     return out
 
 
