@@ -7,6 +7,9 @@ step, and as long as the sampled token is the draft, the next position's logits 
 Every token is one that the ordinary sampler drew from the logits after the true text, so nothing is rejected and
 redrawn, and answers are those of single steps: penalties, masks, seeds, stops and log-probabilities see no difference.
 
+On a GPU there are none: a step of drafts must be sampled before the next is known, and there the next step is launched
+while the tokens of the last are on their way, which is worth more. Nor in the serial lane, whose caches cannot be cut.
+
 How much is drafted follows from two things that are learnt on the way: what a token costs (`StepTimes`) and how often
 guesses came true, by the length of what matched and by sequence (`Odds`). Guesses are followed up even where they were
 not run, at no cost, so that a text that begins to copy is noticed.
