@@ -1,0 +1,54 @@
+"""What the LlamaIndex cases share: the same weights behind GraftLLM and HuggingFaceLLM, passages, and their packing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from llama_index.core.indices.prompt_helper import PromptHelper
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.huggingface import HuggingFaceLLM
+
+from bench.frameworks._transformers import same_weights
+from bench.harness import Options
+from graftlm import Runtime
+from graftlm.adapters.llama_index import GraftLLM
+
+CASE = "llama_index"
+
+
+@contextmanager
+def both(options: Options) -> Iterator[tuple[Runtime, GraftLLM, HuggingFaceLLM]]:
+    """A loaded runtime, GraftLLM on it and HuggingFaceLLM; both answer with the same number of tokens."""
+    max_tokens = options.choose(16, 48)
+    with same_weights(options) as (runtime, model, tokenizer):
+        settings = {"context_window": runtime.max_model_len, "is_chat_model": False}
+        ours = GraftLLM(
+            runtime=runtime,
+            temperature=0,
+            max_tokens=max_tokens,
+            additional_kwargs={"min_tokens": max_tokens},
+            **settings,
+        )
+        theirs = HuggingFaceLLM(
+            model=model,
+            tokenizer=tokenizer,
+            max_new_tokens=max_tokens,
+            generate_kwargs={"do_sample": False, "min_new_tokens": max_tokens},
+            **settings,
+        )
+        yield runtime, ours, theirs
+
+
+def packer(llm: Any, window: int, num_output: int = 16) -> PromptHelper:
+    """What packs chunks into prompts, counting as Settings.tokenizer would be set for this LLM."""
+    count = llm.tokenize if isinstance(llm, GraftLLM) else partial(llm._tokenizer.encode, add_special_tokens=False)
+    return PromptHelper(context_window=window, num_output=num_output, tokenizer=count)
+
+
+def passages(count: int, words: int) -> list[NodeWithScore]:
+    text = "The river runs past the old mill and the town grew around it over many years. "
+    passages = [f"Passage {i}. " + (text * (words // 16 + 1)) for i in range(count)]
+    return [NodeWithScore(node=TextNode(text=passage), score=1.0) for passage in passages]
