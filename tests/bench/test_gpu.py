@@ -210,14 +210,14 @@ def test_a_trial_run_on_any_machine_measures_us_and_names_what_is_missing(tmp_pa
 def test_the_kept_figures_make_their_table_again_without_a_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = [str(ROOT / "bench/gpu" / name) for name in ("h200-peers.json", "h200.json")]
+    kept = ROOT / "bench/gpu/h200.json"
     written = tmp_path / "figures.json"
-    assert compare.main(["--engines", "", "--add", *kept, "--json", str(written)]) == 0
+    assert compare.main(["--engines", "", "--add", str(kept), "--json", str(written)]) == 0
     said = capsys.readouterr().out
     assert "NVIDIA H200" in said and "an earlier run" in said and report.CAVEAT in said
     found = json.loads(written.read_text())
-    assert list(found["engines"]) == ["graftlm", "vllm", "sglang"]
-    measured = json.loads(Path(kept[1]).read_text())
+    assert list(found["engines"]) == ["graftlm", "vllm", "sglang", "hf"]
+    measured = json.loads(kept.read_text())
     assert {key: found[key] for key in ("limits", "commit", "at")} == {
         key: measured[key] for key in ("limits", "commit", "at")
     }
