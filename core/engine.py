@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from graftlm.core.admission import Limits, admit
-from graftlm.core.choice import Choice
+from graftlm.core.admission import Limits
 from graftlm.core.claim import Claim
 from graftlm.core.config import EngineConfig
 from graftlm.core.draft import Check, Drafter
-from graftlm.core.errors import EngineError, GraftError, RequestCancelled, RequestTimeout
+from graftlm.core.errors import EngineError, GraftError
 from graftlm.core.metrics import Counters, Stats
+from graftlm.core.open_requests import OpenRequests
 from graftlm.core.plan import StepPlan, build_plan
 from graftlm.core.prefix_cache import PrefixCache
 from graftlm.core.radix import Node
 from graftlm.core.request import Completion, Request, Sequence, SequenceGroup
-from graftlm.core.sampler import Sampled
 from graftlm.core.scheduler import HEADROOM, Scheduler
 from graftlm.core.step_sampler import Draws, Outcome, StepSampler, is_constrained
 from graftlm.core.writer import Writer
@@ -107,13 +105,17 @@ class LocalEngine:
         self.sampler = StepSampler(tokenizer, self.writer, spec.vocab_size, spec.drawer)
         self.drafter = Drafter(tokenizer.eos_token_ids, config.max_step_tokens) if spec.drafts else None
         self.counters = Counters()
-        self.wake = wake
-        self.clock = clock
-        self.finished = finished
-        self._groups: dict[int, SequenceGroup] = {}
-        self._timed: dict[int, SequenceGroup] = {}
-        self._unopened: list[Sequence] = []
-        self._seeds = random.Random(config.seed)
+        self.requests = OpenRequests(
+            self.scheduler,
+            self.writer,
+            self.counters,
+            Limits(spec.max_model_len, spec.num_embeddings, self.cache.num_slots),
+            self.drafter,
+            seed=config.seed,
+            wake=wake,
+            clock=clock,
+            finished=finished,
+        )
         self._flight: Flight | None = None
         self._jumps = 1.0  # the share of constrained rows that get forced tokens, over the last steps
 
@@ -123,33 +125,18 @@ class LocalEngine:
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a request; one that can never run is refused to its listener."""
-        (sequence,) = group.sequences
-        try:
-            limits = Limits(self.max_model_len, self.spec.num_embeddings, self.cache.num_slots)
-            admit(sequence, limits, self._seeds)
-        except GraftError as error:
-            group.listener.on_error(error)
-            self.counters.failed += 1
-            return
-        self.counters.requests += 1
-        self._groups[group.request.id] = group
-        if sequence.deadline_s is not None:
-            self._timed[group.request.id] = group
-        if sequence.grammar is not None:
-            self._unopened.append(sequence)
-            sequence.grammar.add_done_callback(lambda _: self.wake())
-        self.scheduler.add([sequence])
+        self.requests.add(group)
 
     def step(self) -> bool:
         """Run one step; False if nothing could run."""
-        self._expire()
-        self._open_grammars()
+        self.requests.expire()
+        self.requests.open_grammars()
         if self._flight is not None and (self._needs_room() or self._awaits_jumps(self._flight)):
             self._land()
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         for sequence, error in self.scheduler.failures:
-            self._fail_group(sequence, error)
+            self.requests.fail(sequence, error)
         self.scheduler.failures.clear()
         if not scheduled:
             return self._land()
@@ -167,14 +154,11 @@ class LocalEngine:
 
     def cancel(self, request_id: int) -> None:
         """Drop a request and free its slots; unknown or finished ids are ignored."""
-        group = self._groups.get(request_id)
-        if group is not None:
-            self.counters.cancelled += 1
-            self._end_group(group, RequestCancelled(f"request {request_id} was cancelled"))
+        self.requests.cancel(request_id)
 
     def fail_all(self, error: BaseException) -> None:
-        for group in list(self._groups.values()):
-            self._end_group(group, error)
+        """End every request with `error`."""
+        self.requests.fail_all(error)
 
     def stats(self) -> Stats:
         return Stats(
@@ -205,36 +189,6 @@ class LocalEngine:
     def check(self) -> None:
         """Raise AssertionError unless free + cached + in use == all slots. For tests."""
         self.cache.check(self.scheduler.running)
-
-    # -- a request arrives -------------------------------------------------------------------------------------
-
-    def _open_grammars(self) -> None:
-        """Append what compiled grammars force at the start, so that it runs with the prompt."""
-        waiting, self._unopened = self._unopened, []
-        for sequence in waiting:
-            if sequence.status == "finished":
-                continue
-            if not sequence.ready:
-                self._unopened.append(sequence)
-                continue
-            try:
-                self.writer.open(sequence)
-            except GraftError as error:
-                self._fail_group(sequence, error)
-                continue
-            self._choose_or_finish(sequence)
-
-    def _expire(self) -> None:
-        if not self._timed:
-            return
-        now = self.clock()
-        for group in list(self._timed.values()):
-            deadline = group.sequences[0].deadline_s
-            if group.done:
-                del self._timed[group.request.id]
-            elif deadline is not None and now > deadline:
-                timeout = group.request.sampling.timeout
-                self._end_group(group, RequestTimeout(f"the request did not finish within its {timeout} s timeout"))
 
     # -- a step ------------------------------------------------------------------------------------------------
 
@@ -346,97 +300,16 @@ class LocalEngine:
                 continue  # it ended while this step was under way
             sequence.num_ahead -= draws is not None
             if isinstance(outcome, GraftError):
-                self._fail_group(sequence, outcome)
+                self.requests.fail(sequence, outcome)
             elif outcome is not None:
                 constrained, num_tokens = sequence.matcher is not None, sequence.num_tokens
-                self._append(sequence, outcome)
+                self.requests.append(sequence, outcome)
                 num_constrained += constrained
                 num_jumps += constrained and sequence.num_tokens > num_tokens + 1
             elif sequence.num_pending == 0:
-                self._finish(sequence)
+                self.requests.finish(sequence)
         if num_constrained:
             self._jumps += JUMPS_MEMORY * (num_jumps / num_constrained - self._jumps)
-
-    def _append(self, sequence: Sequence, samples: list[Sampled]) -> None:
-        members = [sequence]
-        if len(samples) > 1 and sequence.group is not None:
-            siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
-            sequence.group.sequences.extend(siblings)
-            self.scheduler.waiting[:0] = siblings
-            members += siblings
-        for member, sample in zip(members, samples, strict=True):
-            place = member.num_tokens
-            try:
-                self.writer.write(member, sample)
-            except GraftError as error:
-                self._fail_group(sequence, error)
-                return
-            if member.num_computed > place and (member.num_tokens <= place or member.tokens[place] != sample.token_id):
-                member.num_computed = place  # it ran ahead with a token whose place its ending has taken
-            self._emit(member)
-            if member.group is not None and member.group.done:
-                return  # all have ended, or a listener failed and the request with it
-
-    def _emit(self, sequence: Sequence) -> None:
-        group = sequence.group
-        assert group is not None
-        if group.request.stream and (chunk := self.writer.chunk(sequence)) is not None:
-            try:
-                group.listener.on_chunk(chunk)
-            except Exception as error:  # what a caller's own function raises ends its request, not those of others
-                self._fail_group(sequence, error)
-                return
-        self._choose_or_finish(sequence)
-
-    def _choose_or_finish(self, sequence: Sequence) -> None:
-        """End a sequence that is complete; let one that stands before a choice wait until its options are scored."""
-        if sequence.finish_reason is not None:
-            self._finish(sequence)
-        elif (choice := Choice.at(sequence)) is not None:
-            assert sequence.group is not None
-            self.scheduler.hold(sequence)
-            sequence.group.sequences.extend(choice.scoring)
-            self.scheduler.add(choice.scoring)
-
-    def _scored(self, sequence: Sequence, choice: Choice) -> None:
-        """An option is scored; after the last one the sequence goes on with the option that is chosen."""
-        group, chooser = sequence.group, choice.sequence
-        assert group is not None
-        self.scheduler.remove(sequence, publish=True)
-        group.sequences.remove(sequence)
-        if not choice.scored():
-            return
-        if chooser.num_cached is None:
-            chooser.num_cached = choice.num_reused
-            self.counters.prompt_tokens += chooser.num_prompt_tokens
-            self.counters.cached_tokens += chooser.num_cached
-        self.scheduler.resume(chooser)
-        self.writer.choose(chooser, choice.best())
-        self._emit(chooser)
-
-    def _finish(self, sequence: Sequence) -> None:
-        if sequence.choice is not None:
-            self._scored(sequence, sequence.choice)
-            return
-        group = sequence.group
-        assert group is not None
-        self.counters.completion_tokens += sequence.num_generated
-        self.counters.forced_tokens += sequence.num_forced
-        if sequence.request.pin and sequence.status == "running":
-            self.cache.publish(sequence)
-            if sequence.node is not None:
-                self.cache.tree.lock(sequence.node)
-                sequence.pinned = sequence.node
-        self.scheduler.remove(sequence, publish=True)
-        if self.drafter is not None:
-            self.drafter.remember(sequence)
-        group.completions[sequence.index] = self.writer.completion(sequence)
-        if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
-            self._groups.pop(group.request.id, None)
-            group.done = True
-            completion = group.completion
-            group.listener.on_finish(completion)
-            self.finished(group.request, completion)
 
     # -- failures ----------------------------------------------------------------------------------------------
 
@@ -446,28 +319,12 @@ class LocalEngine:
             if row.sequence.status != "finished":
                 failure = EngineError(f"a step of {len(plan.rows)} sequences failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
-                self._fail_group(row.sequence, failure)
+                self.requests.fail(row.sequence, failure)
         try:
             self.spec.check()
         except Exception:
             reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])  # CUDA adds advice
             raise EngineError(f"the device cannot be used any more after {reason}; start a new process") from error
-
-    def _fail_group(self, sequence: Sequence, error: BaseException) -> None:
-        assert sequence.group is not None
-        self._end_group(sequence.group, error)
-
-    def _end_group(self, group: SequenceGroup, error: BaseException) -> None:
-        """End every sequence of a request with `error`; what they computed before this step stays cached."""
-        if group.done:
-            return
-        group.done = True
-        self._groups.pop(group.request.id, None)
-        for sequence in group.sequences:
-            self.scheduler.remove(sequence, publish=not isinstance(error, EngineError))
-        if not isinstance(error, RequestCancelled):
-            self.counters.failed += 1
-        group.listener.on_error(error)
 
     # -- counting ----------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import EngineError, GraftError, ModelError
@@ -139,15 +140,17 @@ class EngineThread:
             self.closed = True
             tasks, self._tasks = self._tasks, deque()
         error = self._end()
-        engine.fail_all(error)
+        with ExitStack() as ends:
+            if self.failure is not None:
+                ends.enter_context(suppress(Exception))  # what broke cannot be tidied up; the cause is known already
+            ends.callback(engine.close)
+            ends.callback(self._answer, tasks, error)
+            ends.callback(engine.fail_all, error)
+
+    def _answer(self, tasks: Iterable[Task], error: BaseException) -> None:
         self.engine = None
         for task in tasks:
             task(_EndedEngine(error))
-        try:
-            engine.close()
-        except Exception:  # a device that failed cannot be tidied up; the cause is known already
-            if self.failure is None:
-                raise
 
     def _end(self) -> BaseException:
         return self.failure or EngineError("the runtime was closed before the request finished")

@@ -346,6 +346,28 @@ def test_a_failing_forward_fails_its_requests_and_the_next_ones_run(
     rt._thread.call(lambda engine: engine.check())
 
 
+def test_an_engine_that_breaks_ends_every_request_whatever_state_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    with runtime() as rt:
+        engine = rt.load()._thread.engine
+        sampling = SamplingParams(max_tokens=400, ignore_eos=True)
+        stream = rt.submit_stream(Request(random_prompt(30), sampling))
+        next(stream)
+        futures = rt.submit_many([Request(random_prompt(40 + i), sampling) for i in range(3)])
+        monkeypatch.setattr(engine.scheduler, "remove", broken)
+        monkeypatch.setattr(engine.scheduler, "schedule", broken)
+        for future in futures:
+            with pytest.raises(EngineError, match="the engine stopped: RuntimeError: broken on purpose"):
+                future.result(timeout=30)
+        with pytest.raises(EngineError, match="broken on purpose"):
+            list(stream)
+        with pytest.raises(EngineError):
+            rt.generate("x")
+        assert rt.closed and rt.stats().slots_in_use == 0
+
+
 @pytest.mark.parametrize("policy", ["lpm", "fcfs", "random"])
 def test_every_policy_gives_the_same_tokens(policy: str) -> None:
     prompts = family(6)
