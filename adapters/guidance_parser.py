@@ -90,6 +90,8 @@ class Parser:
     def check_end(self) -> None:
         """Raise GrammarError if the parser stopped for another reason than the end of the text."""
         reason = str(self._interpreter.stop_reason())
+        if reason == "NoExtensionBias":
+            raise GrammarError(f"the grammar allows no text here ({reason}); loosen what stands at this place")
         if reason not in _GOOD_ENDS:
             raise GrammarError(f"llguidance stopped with {reason}; simplify the grammar or raise its limits")
 

@@ -23,7 +23,7 @@ from transformers import Cache
 
 from graftlm.adapters.guidance import GraftModel
 from graftlm.adapters.guidance_engine import Grammar
-from graftlm.core.errors import ConfigError, RequestTooLong
+from graftlm.core.errors import ConfigError, GrammarError, RequestTooLong
 from graftlm.core.runtime import Runtime
 from graftlm.demo.pipelines.guidance import mend_crop
 from tests.adapters.guidance_plugin import tame_model, trained_tokenizer
@@ -351,6 +351,9 @@ def test_a_text_that_reaches_the_end_of_the_context_says_so(model: GraftModel) -
 def test_an_infeasible_grammar_is_guidances_error(model: GraftModel) -> None:
     with pytest.raises(ValueError):
         model + gen("x", regex="[")
+    with pytest.raises(GrammarError, match="allows no text here"):
+        model + "a" + gen("x", regex=r"[^\s\S]")
+    assert len((model + gen("x", regex="[ab]"))["x"]) == 1  # others go on
 
 
 def test_copies_share_the_engine(model: GraftModel) -> None:
