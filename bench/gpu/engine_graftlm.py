@@ -73,7 +73,8 @@ def strict(engine: GraftLM, sizes: Sizes) -> Figures:
     engine.runtime = engine.open(strict=True)
     figures: Figures = {}
     for batch in [b for b in sizes.batches if b in STRICT_BATCHES] or sizes.batches[:1]:
-        figures[f"ms_per_step_{batch}"] = decode(engine, sizes, batch)["ms_per_step"]
+        rounds = [decode(engine, sizes, batch)["ms_per_step"] for _ in range(sizes.rounds)]
+        figures[f"ms_per_step_{batch}"] = min(rounds)
     prompts = Draw(901, sizes).several(min(16, max(sizes.batches)), sizes.prompt)
     engine.flush()
     _, together = timed(engine, prompts, sizes.new)
