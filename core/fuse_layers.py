@@ -21,13 +21,16 @@ from torch import nn
 
 from graftlm.core.fuse import Fusions
 from graftlm.core.layer_parts import Linear, Parts, Product, Recognised
+from graftlm.core.layer_probe import LayerProbe, causal
 from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
 from graftlm.kernels.attention import PackedQKV
-from graftlm.kernels.torch_attention import attend
 from graftlm.kernels.triton_elementwise import Norm, add_norm, rms_norm, silu_mul
 from graftlm.kernels.triton_launch import can_chain
 from graftlm.kernels.triton_packed_qkv import rotate_store
 from graftlm.kernels.triton_stream import MAX_ROWS, gated_product, product_parts, stream_product
+
+_PROBED = 5
+"""Tokens of the random inputs."""
 
 
 @dataclass(frozen=True)
@@ -227,111 +230,55 @@ def _fused(
 ) -> FusedLayer | None:
     """The fused equal of `layer`, as `make` makes it; None if there is none."""
     try:
-        probe = Probe.of(layer, rotary, parts, switch)
+        probe = LayerProbe.of(layer, rotary, parts.qkv.weight[0], _PROBED, switch)
     except Exception:  # it takes or gives something else: it keeps its own forward
         return None
-    if probe is None:
+    scoring = _scoring(probe.call, parts) if probe is not None else None
+    if probe is None or scoring is None:
         return None
     plain_mlp = replace(parts, gate_up=None, down=None)
     for candidate in [parts, plain_mlp] if parts.gate_up is not None else [parts]:
-        fused = make(candidate, probe.scoring, layer.forward)
+        fused = make(candidate, scoring, layer.forward)
         try:
-            if probe.same(fused, agree) and (not fused.max_rows or probe.first().same(fused, agree)):
+            if _same(probe, fused, agree) and (not fused.max_rows or _same(probe.first(1), fused, agree)):
                 return fused
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
     return None
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A random input of a layer, and what the layer's own forward makes of it."""
-
-    hidden: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
-    expected: torch.Tensor
-    call: AttentionCall
-    scoring: Scoring
-
-    @classmethod
-    def of(cls, layer: nn.Module, rotary: nn.Module, parts: Parts, switch: AttentionSwitch) -> Probe | None:
-        """None if its attention does not have the shape of `parts`. Raises what the layer raises."""
-        weight = parts.qkv.weight
-        hidden = torch.randn(1, 5, weight.shape[1], device=weight.device).to(weight.dtype)
-        positions = torch.arange(7, 12, device=weight.device)[None]
-        cos, sin = rotary(hidden, positions)
-        _, out = _own(layer, hidden, cos, sin, switch)
-        # A residual as large as what is added to it: otherwise it would hide an error, or the error of its rounding
-        # would look like one.
-        share = float((out - hidden).float().norm() / hidden.float().norm())
-        hidden = hidden * min(max(share, 1e-2), 1.0)
-        calls, out = _own(layer, hidden, cos, sin, switch)
-        if len(calls) != 1:
-            return None
-        (call,) = calls
-        num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[-1]
-        same_dims = (
-            call.k.shape[-1] == call.v.shape[-1] == dim and weight.shape[0] == (num_heads + 2 * num_kv_heads) * dim
-        )
-        norms = [n for n in (parts.q_norm, parts.k_norm) if n is not None]
-        if not same_dims or any(n.weight.shape != (dim,) or n.eps != norms[0].eps for n in norms):
-            return None
-        scoring = Scoring(num_heads, num_kv_heads, dim, call.scale, call.window, call.softcap, call.sinks)
-        return cls(hidden, cos, sin, out, call, scoring)
-
-    def first(self) -> Probe:
-        """The first token by itself, which sees no other."""
-        q, k, v = (x[:, :, :1] for x in (self.call.q, self.call.k, self.call.v))
-        call = self.call._replace(q=q, k=k, v=v)
-        hidden, cos, sin, expected = (x[:, :1] for x in (self.hidden, self.cos, self.sin, self.expected))
-        return Probe(hidden, cos, sin, expected, call, self.scoring)
-
-    def same(self, fused: FusedLayer, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
-        """Whether the fused layer gives this output, by way of these queries, keys and values; all of it and a part."""
-        num_tokens = self.hidden.shape[1]
-        shape = (num_tokens, self.scoring.num_kv_heads, self.scoring.head_dim)
-        store = [torch.zeros(shape, dtype=self.hidden.dtype, device=self.hidden.device) for _ in "kv"]
-        slots = torch.arange(num_tokens, dtype=torch.int32, device=self.hidden.device)
-        queries: list[torch.Tensor] = []
-
-        def step(call: PackedCall) -> torch.Tensor:
-            q, _, _ = rotate_store(call.packed, store[0], store[1], slots)
-            queries.append(q)
-            k, v = (x.transpose(0, 1)[None] for x in store)
-            return _causal(q.transpose(0, 1)[None], k, v, call.scale)
-
-        out, normed = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step)
-        found = [queries[0], *store]
-        expected = [x[0].transpose(0, 1) for x in (self.call.q, self.call.k, self.call.v)]
-        wanted = Wanted(fused.parts.attention, slots[::3].long(), ends=False)
-        part, _ = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step, wanted)
-        agreeing = agree(self.expected[0], out) and agree(self.expected[0, ::3], part[wanted.tokens])
-        if normed is not None and fused.following is not None:
-            agreeing = agreeing and agree(rms_norm(out, *fused.following), normed)
-        return agreeing and all(agree(a, b) for a, b in zip(expected, found, strict=True))
+def _scoring(call: AttentionCall, parts: Parts) -> Scoring | None:
+    """How a layer of these parts calls its attention; None if that has another shape."""
+    num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[-1]
+    same_dims = call.k.shape[-1] == call.v.shape[-1] == dim
+    norms = [n for n in (parts.q_norm, parts.k_norm) if n is not None]
+    if not same_dims or parts.qkv.weight.shape[0] != (num_heads + 2 * num_kv_heads) * dim:
+        return None
+    if any(n.weight.shape != (dim,) or n.eps != norms[0].eps for n in norms):
+        return None
+    return Scoring(num_heads, num_kv_heads, dim, call.scale, call.window, call.softcap, call.sinks)
 
 
-def _own(
-    layer: nn.Module, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, switch: AttentionSwitch
-) -> tuple[list[AttentionCall], torch.Tensor]:
-    calls: list[AttentionCall] = []
+def _same(probe: LayerProbe, fused: FusedLayer, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
+    """Whether the fused layer gives this output, by way of these queries, keys and values; all of it and a part."""
+    num_tokens = probe.hidden.shape[1]
+    shape = (num_tokens, fused.scoring.num_kv_heads, fused.scoring.head_dim)
+    store = [torch.zeros(shape, dtype=probe.hidden.dtype, device=probe.hidden.device) for _ in "kv"]
+    slots = torch.arange(num_tokens, dtype=torch.int32, device=probe.hidden.device)
+    queries: list[torch.Tensor] = []
 
-    def step(call: AttentionCall) -> torch.Tensor:
-        calls.append(call)
-        return _causal(call.q, call.k, call.v, call.scale)
+    def step(call: PackedCall) -> torch.Tensor:
+        q, _, _ = rotate_store(call.packed, store[0], store[1], slots)
+        queries.append(q)
+        k, v = (x.transpose(0, 1)[None] for x in store)
+        return causal(q.transpose(0, 1)[None], k, v, call.scale)
 
-    positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
-    with switch(step):
-        out: torch.Tensor = layer(
-            hidden.clone(), attention_mask=None, position_ids=positions, past_key_values=None, use_cache=False,
-            position_embeddings=(cos, sin),
-        )  # fmt: skip
-    return calls, out
-
-
-def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """q [1, heads, n, d], k, v [1, kv_heads, n, d] -> [n, heads, d]. Window, cap and sinks are the kernel's affair."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    return attend(q, k, v, scale=scale, causal=True).out[0].transpose(0, 1)
+    out, normed = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step)
+    found = [queries[0], *store]
+    expected = [x[0].transpose(0, 1) for x in (probe.call.q, probe.call.k, probe.call.v)]
+    wanted = Wanted(fused.parts.attention, slots[::3].long(), ends=False)
+    part, _ = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step, wanted)
+    agreeing = agree(probe.expected[0], out) and agree(probe.expected[0, ::3], part[wanted.tokens])
+    if normed is not None and fused.following is not None:
+        agreeing = agreeing and agree(rms_norm(out, *fused.following), normed)
+    return agreeing and all(agree(a, b) for a, b in zip(expected, found, strict=True))

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
+from graftlm.core.layer_probe import LayerProbe, causal
 from graftlm.core.paged import AttentionCall, AttentionSwitch, Step, Wanted, step_at_hand, wanted_after
 from graftlm.kernels.packed_linear import PackedLinear, Panels
-from graftlm.kernels.torch_attention import attend
 
 if TYPE_CHECKING:
     from graftlm.core.fuse import Fusions
@@ -99,14 +98,17 @@ def fuse_rows(model: nn.Module, fusions: Fusions) -> int:
     if importlib.util.find_spec("numba") is None or next(model.parameters()).dtype not in TOLERANCE:
         return 0
     switch = AttentionSwitch(model)
-    found: list[tuple[nn.Module, Probe, LayerWeights]] = []
+    found: list[tuple[nn.Module, LayerProbe, LayerWeights]] = []
     for owner in list(model.modules()):
         layers, rotary = getattr(owner, "layers", None), getattr(owner, "rotary_emb", None)
         if not isinstance(layers, nn.ModuleList) or not isinstance(rotary, nn.Module):
             continue
         for layer in layers:
+            norm = _norm(layer, "input_layernorm")
+            if norm is None:
+                continue
             try:
-                probe = Probe.of(layer, rotary, switch)
+                probe = LayerProbe.of(layer, rotary, norm.weight, max(_PROBED), switch)
             except Exception:  # it takes or gives something else: it keeps its own forward
                 continue
             weights = weights_of(layer, probe.call) if probe is not None else None
@@ -146,7 +148,7 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
         fusions.add(partial(delattr, head, "forward"))
 
 
-def _install(found: list[tuple[nn.Module, Probe, LayerWeights]], fusions: Fusions) -> int:
+def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: Fusions) -> int:
     from graftlm.kernels.numba_elementwise import Elementwise
     from graftlm.kernels.row_layer import RowLayer, WorkSpace
     from graftlm.kernels.wide_layer import WideLayer
@@ -158,7 +160,7 @@ def _install(found: list[tuple[nn.Module, Probe, LayerWeights]], fusions: Fusion
         scoring = Scoring(probe.call.scale, probe.call.window, probe.call.softcap, probe.call.sinks)
         halves = RowLayer(weights, space), WideLayer(weights, loops)
         fused = FusedRows(*halves, probe.call.module, scoring, layer.forward, space.num_rows)
-        if all(probe.first(n).same(fused) for n in _PROBED) and probe.same(fused._replace(max_rows=0)):
+        if all(_same(probe.first(n), fused) for n in _PROBED) and _same(probe, fused._replace(max_rows=0)):
             setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))
             num_fused += 1
@@ -207,80 +209,21 @@ def _panels(owner: Any, *names: str) -> list[Panels] | None:
     return found
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A random input of a layer, and what the layer's own forward makes of it."""
-
-    hidden: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
-    expected: torch.Tensor
-    call: AttentionCall
-
-    @classmethod
-    def of(cls, layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch) -> Probe | None:
-        """None if the layer does not begin with a norm and attend once. Raises what the layer raises."""
-        norm = _norm(layer, "input_layernorm")
-        if norm is None:
-            return None
-        weight = norm.weight
-        num_tokens = max(_PROBED)
-        hidden = torch.randn(1, num_tokens, weight.shape[0]).to(weight.dtype)
-        cos, sin = rotary(hidden, torch.arange(7, 7 + num_tokens)[None])
-        _, out = _own(layer, hidden, cos, sin, switch)
-        # A residual as large as what is added to it: otherwise it would hide an error, or the error of its rounding
-        # would look like one.
-        share = float((out - hidden).float().norm() / hidden.float().norm())
-        hidden = hidden * min(max(share, 1e-2), 1.0)
-        calls, out = _own(layer, hidden, cos, sin, switch)
-        return cls(hidden, cos, sin, out, calls[0]) if len(calls) == 1 else None
-
-    def first(self, num_tokens: int) -> Probe:
-        """The first tokens, which do not see the others."""
-        q, k, v = (x[:, :, :num_tokens] for x in (self.call.q, self.call.k, self.call.v))
-        hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
-        return Probe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v))
-
-    def same(self, fused: FusedRows) -> bool:
-        """Whether the fused layer gives this output, by way of these queries, keys and values."""
-        calls: list[AttentionCall] = []
-
-        def step(call: AttentionCall) -> torch.Tensor:
-            calls.append(call._replace(q=call.q.clone(), k=call.k.clone(), v=call.v.clone()))
-            return _causal(call)
-
-        out = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step)
-        (call,) = calls
-        wanted = Wanted(fused.attention, torch.arange(0, out.shape[0], 3), ends=False)
-        part = fused.run(self.hidden[0].clone(), self.cos[0], self.sin[0], step, wanted)
-        pairs = [(self.call.q, call.q), (self.call.k, call.k), (self.call.v, call.v), (self.expected[0], out)]
-        pairs += [(self.expected[0, wanted.tokens], part[wanted.tokens])]
-        return all(_agree(old, new) for old, new in pairs)
-
-
-def _own(
-    layer: nn.Module, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, switch: AttentionSwitch
-) -> tuple[list[AttentionCall], torch.Tensor]:
+def _same(probe: LayerProbe, fused: FusedRows) -> bool:
+    """Whether the fused layer gives this output, by way of these queries, keys and values; all of it and a part."""
     calls: list[AttentionCall] = []
 
     def step(call: AttentionCall) -> torch.Tensor:
-        calls.append(call)
-        return _causal(call)
+        calls.append(call._replace(q=call.q.clone(), k=call.k.clone(), v=call.v.clone()))
+        return causal(call.q, call.k, call.v, call.scale)
 
-    positions = torch.arange(hidden.shape[1])[None]
-    with switch(step):
-        out: torch.Tensor = layer(
-            hidden.clone(), attention_mask=None, position_ids=positions, past_key_values=None, use_cache=False,
-            position_embeddings=(cos, sin),
-        )  # fmt: skip
-    return calls, out
-
-
-def _causal(call: AttentionCall) -> torch.Tensor:
-    """[num_tokens, heads, dim]. Window, cap and sinks are the kernel's affair."""
-    group = call.q.shape[1] // call.k.shape[1]
-    k, v = call.k.repeat_interleave(group, 1), call.v.repeat_interleave(group, 1)
-    return attend(call.q, k, v, scale=call.scale, causal=True).out[0].transpose(0, 1)
+    out = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step)
+    (call,) = calls
+    wanted = Wanted(fused.attention, torch.arange(0, out.shape[0], 3), ends=False)
+    part = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step, wanted)
+    pairs = [(probe.call.q, call.q), (probe.call.k, call.k), (probe.call.v, call.v), (probe.expected[0], out)]
+    pairs += [(probe.expected[0, wanted.tokens], part[wanted.tokens])]
+    return all(_agree(old, new) for old, new in pairs)
 
 
 def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
