@@ -12,6 +12,7 @@ from graftlm.core.claim import Claim
 from graftlm.core.config import EngineConfig
 from graftlm.core.draft import Check, Drafter
 from graftlm.core.errors import EngineError, GraftError
+from graftlm.core.memory import give_back
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.open_requests import OpenRequests
 from graftlm.core.plan import StepPlan, build_plan
@@ -63,6 +64,9 @@ class Flight:
 
 HOST_TIME = (1 / 10, 1 / 64)
 """What the host does between two steps that wait for each other, in steps: at least, and more for each row."""
+
+REST_AFTER = 2048
+"""Tokens whose steps take a hundred times as long as giving their memory back."""
 
 JUMPS_MEMORY = 1 / 4
 """The weight of the newest step in the share of rows that get forced tokens."""
@@ -117,6 +121,7 @@ class LocalEngine:
             finished=finished,
         )
         self._flight: Flight | None = None
+        self._num_run = 0  # tokens, since memory was given back
         self._jumps = 1.0  # the share of constrained rows that get forced tokens, over the last steps
 
     @property
@@ -148,6 +153,8 @@ class LocalEngine:
         self._land()
         if flight is not None and (flight.draws is not None or self._draw(flight)):
             self._flight = flight
+        if self.idle:
+            self._rest()
         # free + cached + in use == all slots, and nobody uses any now
         assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
         return True
@@ -326,6 +333,12 @@ class LocalEngine:
             reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])  # CUDA adds advice
             raise EngineError(f"the device cannot be used any more after {reason}; start a new process") from error
 
+    def _rest(self) -> None:
+        """Nothing is left to run: after much was run on a CPU, give back the memory that its steps took."""
+        if self._num_run >= REST_AFTER and self.spec.drawer is None:
+            self._num_run = 0
+            give_back()
+
     # -- counting ----------------------------------------------------------------------------------------------
 
     def _count_prompt(self, sequence: Sequence, past: int, kv_len: int) -> None:
@@ -339,6 +352,7 @@ class LocalEngine:
 
     def _count_step(self, plan: StepPlan, launch_s: float) -> None:
         counters = self.counters
+        self._num_run += plan.num_tokens
         counters.steps += 1
         counters.largest_batch = max(counters.largest_batch, len(plan.rows))
         counters.retracted = self.scheduler.num_retracted

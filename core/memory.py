@@ -37,7 +37,10 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_back() -> None:
-    """Return to the system what loading a model has freed: blocks of the C library, and work space of MKL."""
+    """Return to the system what loading or running a model has freed: blocks of the C library, work space of MKL.
+
+    Takes a millisecond or two where there is something to return.
+    """
     from graftlm.kernels.team import torch_library
 
     with contextlib.suppress(OSError, AttributeError):

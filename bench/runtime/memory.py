@@ -30,6 +30,7 @@ c = model.config
 per_token = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 4
 with Runtime(model, tokenizer=byte_tokenizer(), cache=CacheConfig(max_tokens=pool), max_step_tokens=512) as runtime:
     runtime.generate([random_ids(200, seed=i) for i in range(pool // 200)], max_tokens=8, **GREEDY)
+    runtime.reset_stats()  # waits until the engine rests
     used = process.memory_info().rss - before
 print(json.dumps({"weights": weights, "pool": pool * per_token, "used": used}))
 """

@@ -346,6 +346,18 @@ def test_a_failing_forward_fails_its_requests_and_the_next_ones_run(
     rt._thread.call(lambda engine: engine.check())
 
 
+def test_memory_is_given_back_when_much_was_run_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+    monkeypatch.setattr("graftlm.core.engine.give_back", lambda: times.append(rt.stats().steps))
+    with runtime() as rt:
+        rt.generate([random_prompt(400, seed=i) for i in range(6)], max_tokens=2, temperature=0, ignore_eos=True)
+        rt.reset_stats()  # waits until the engine rests
+        assert len(times) == 1
+        rt.generate(random_prompt(400, seed=7), **GREEDY)
+        rt.reset_stats()
+        assert len(times) == 1
+
+
 def test_an_engine_that_breaks_ends_every_request_whatever_state_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("broken on purpose")
