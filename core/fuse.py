@@ -1,6 +1,6 @@
 """Faster modules in the place of a loaded model's own, each checked old against new, all of them reversible.
 
-Here the linear layers on a CPU; fuse_rows.py puts whole layers on top of them, fuse_gpu.py is for GPUs.
+Here the linear layers on a CPU; fuse_cpu.py puts whole layers on top of them, fuse_gpu.py is for GPUs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch import nn
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fuse import Fusions, fuse
-from graftlm.core.fuse_rows import fuse_rows
+from graftlm.core.fuse_cpu import fuse_cpu
 from graftlm.core.memory import check_weights_fit, give_back
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
@@ -134,7 +134,7 @@ def load_model(
     if not isinstance(model, nn.Module):
         _leave_files(hf_model, loaded.fusions)
     if device.type == "cpu":
-        fuse_rows(hf_model, loaded.fusions)  # last: it takes addresses
+        fuse_cpu(hf_model, loaded.fusions)  # last: it takes addresses
     factory = attention_factory or default_attention(device)
     _choose_lane(loaded, reference, factory)
     if config.strict and loaded.lane == "paged" and device.type == "cuda":

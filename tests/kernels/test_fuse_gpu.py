@@ -24,7 +24,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(autouse=True)
 def _without_what_is_fused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.model.fuse_rows", lambda model, fusions: 0)
+    monkeypatch.setattr("graftlm.core.model.fuse_cpu", lambda model, fusions: 0)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "phi3", "gpt2"])

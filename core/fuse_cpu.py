@@ -32,7 +32,7 @@ _BLOCK = 256
 """Tokens that run through a layer's MLP together: enough for its products."""
 
 
-class FusedRows(NamedTuple):
+class FusedCpuLayer(NamedTuple):
     """Takes the place of a layer's forward; `original` runs whatever is not a step of the paged lane.
 
     rows  runs up to `max_rows` tokens, `wide` runs more
@@ -93,8 +93,8 @@ class Scoring(NamedTuple):
 
 
 @torch.inference_mode()
-def fuse_rows(model: nn.Module, fusions: Fusions) -> int:
-    """Give every layer of the common shape a forward for few tokens. -> how many got one."""
+def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
+    """Give layers of the common shape a compiled forward, and the head one for few rows. -> how many layers got one."""
     if importlib.util.find_spec("numba") is None or next(model.parameters()).dtype not in TOLERANCE:
         return 0
     switch = AttentionSwitch(model)
@@ -159,7 +159,7 @@ def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: F
     for layer, probe, weights in found:
         scoring = Scoring(probe.call.scale, probe.call.window, probe.call.softcap, probe.call.sinks)
         halves = RowLayer(weights, space), WideLayer(weights, loops)
-        fused = FusedRows(*halves, probe.call.module, scoring, layer.forward, space.num_rows)
+        fused = FusedCpuLayer(*halves, probe.call.module, scoring, layer.forward, space.num_rows)
         if all(_same(probe.first(n), fused) for n in _PROBED) and _same(probe, fused._replace(max_rows=0)):
             setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))
@@ -209,7 +209,7 @@ def _panels(owner: Any, *names: str) -> list[Panels] | None:
     return found
 
 
-def _same(probe: LayerProbe, fused: FusedRows) -> bool:
+def _same(probe: LayerProbe, fused: FusedCpuLayer) -> bool:
     """Whether the fused layer gives this output, by way of these queries, keys and values; all of it and a part."""
     calls: list[AttentionCall] = []
 

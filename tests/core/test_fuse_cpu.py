@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.fuse_rows import FusedRows
+from graftlm.core.fuse_cpu import FusedCpuLayer
 from graftlm.core.model import LoadedModel, load_model
 from graftlm.core.paged import PagedRunner
 from graftlm.core.pages import Extent
@@ -28,7 +28,7 @@ def load(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: obje
 
 
 def num_fused(loaded: LoadedModel) -> int:
-    return sum(isinstance(module.forward, FusedRows) for module in loaded.model.modules())
+    return sum(isinstance(module.forward, FusedCpuLayer) for module in loaded.model.modules())
 
 
 def ids(num_tokens: int) -> list[int]:
