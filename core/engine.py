@@ -98,11 +98,8 @@ class LocalEngine:
         finished: Callable[[Request, Completion], None] = lambda request, completion: None,
     ) -> None:
         self.config = config
-        self.tokenizer = tokenizer
         self.spec = spec
         self.runner: Runner = spec.runner
-        self.max_model_len = spec.max_model_len
-        self.vocab_size = spec.vocab_size
         self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane)
         self.scheduler = Scheduler(config, self.cache, clock)
         self.writer = Writer(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
@@ -318,6 +315,12 @@ class LocalEngine:
         if num_constrained:
             self._jumps += JUMPS_MEMORY * (num_jumps / num_constrained - self._jumps)
 
+    def _rest(self) -> None:
+        """Nothing is left to run: after much was run on a CPU, give back the memory that its steps took."""
+        if self._num_run >= REST_AFTER and self.spec.drawer is None:
+            self._num_run = 0
+            give_back()
+
     # -- failures ----------------------------------------------------------------------------------------------
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
@@ -332,12 +335,6 @@ class LocalEngine:
         except Exception:
             reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])  # CUDA adds advice
             raise EngineError(f"the device cannot be used any more after {reason}; start a new process") from error
-
-    def _rest(self) -> None:
-        """Nothing is left to run: after much was run on a CPU, give back the memory that its steps took."""
-        if self._num_run >= REST_AFTER and self.spec.drawer is None:
-            self._num_run = 0
-            give_back()
 
     # -- counting ----------------------------------------------------------------------------------------------
 
