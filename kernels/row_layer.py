@@ -63,6 +63,8 @@ class LayerWeights:
             return "gate and up do not meet between two panels"
         if any(p.bias is not None for p in self.gate_up):
             return "gate and up have a bias"
+        if self.q_norm is not None and self.k_norm is not None and self.q_norm.eps != self.k_norm.eps:
+            return "the norms of queries and keys have different epsilons"
         return None
 
 

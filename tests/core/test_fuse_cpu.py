@@ -64,6 +64,13 @@ def test_few_tokens_and_many_get_the_logits_of_the_model(num_tokens: int) -> Non
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_layer_whose_head_norms_differ_in_epsilon_keeps_its_own_forward() -> None:
+    model = tiny_model("qwen3")
+    model.model.layers[0].self_attn.k_norm.variance_epsilon *= 2  # too little for random input to show it
+    loaded = load_model(model, EngineConfig(), byte_tokenizer())
+    assert num_fused(loaded) == loaded.text_config.num_hidden_layers - 1
+
+
 def test_a_layer_whose_loops_answer_otherwise_keeps_its_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RowLayer.after
 
