@@ -82,7 +82,7 @@ class OpenRequests:
         for sequence in waiting:
             if sequence.status == "finished":
                 continue
-            if not sequence.ready:
+            if sequence.grammar is not None and not sequence.grammar.done():
                 self._unopened.append(sequence)
                 continue
             try:

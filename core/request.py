@@ -252,8 +252,8 @@ class Sequence:
 
     @property
     def ready(self) -> bool:
-        """Whether its last token may run: the grammar, if there is one, is compiled."""
-        return self.grammar is None or self.matcher is not None or self.grammar.done()
+        """Whether its last token may run: what its grammar forces at the start has been appended, if it has one."""
+        return self.grammar is None or self.matcher is not None
 
     @property
     def remaining(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from graftlm.core import engine as engine_module
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.device_sampler import DeviceSampler, Drawn
-from graftlm.core.errors import EngineError, RequestCancelled
+from graftlm.core.errors import EngineError, GrammarError, RequestCancelled
 from graftlm.core.plan import StepPlan
 from graftlm.core.request import Chunk, Completion, Request, SequenceGroup
 from graftlm.core.runtime import Runtime
@@ -149,6 +150,38 @@ def queue(rt: Runtime, engine: Any, prompt: list[int], **sampling: Any) -> tuple
     group = rt._group(Request(prompt, SamplingParams(**sampling)), listener, 0.0)
     engine.add(group)
     return listener, group
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_grammar_that_turns_out_bad_while_a_step_is_made_ends_its_own_request_only(overlap: bool) -> None:
+    bad: Future[Any] = Future()
+    with runtime(overlap=overlap) as rt:
+
+        def body(engine: Any) -> tuple[Listener, Listener]:
+            schedule = engine.scheduler.schedule
+
+            def schedule_late() -> Any:  # it is compiled after grammars were opened, before the rows are chosen
+                if not bad.done():
+                    bad.set_exception(GrammarError("nothing can satisfy this"))
+                return schedule()
+
+            engine.scheduler.schedule = schedule_late
+            good, _ = queue(rt, engine, random_prompt(9), **GREEDY)
+            failed = Listener()
+            group = rt._group(Request(random_prompt(8, seed=5), SamplingParams(**GREEDY)), failed, 0.0)
+            group.sequences[0].grammar = bad
+            engine.add(group)
+            while not engine.idle:
+                engine.step()
+            engine.check()
+            return good, failed
+
+        rt.load()
+        good, failed = rt._thread.call(body)
+    assert good.completion is not None and good.completion.token_ids == greedy_reference(
+        tiny_model(), random_prompt(9), NEW
+    )
+    assert isinstance(failed.error, GrammarError)
 
 
 def recording(
