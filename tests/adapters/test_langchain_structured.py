@@ -196,7 +196,7 @@ def test_auto_gives_text_or_whole_calls(llm: ChatGraftLM) -> None:
 
 
 def test_none_never_calls(llm: ChatGraftLM) -> None:
-    answer = llm.bind_tools([add], tool_choice="none").invoke("x", max_tokens=30)
+    answer = llm.bind_tools([add], tool_choice="none", seed=1).invoke("x", max_tokens=30)
     assert not answer.tool_calls and answer.content
 
 
