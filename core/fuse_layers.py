@@ -28,6 +28,7 @@ from graftlm.kernels.triton_elementwise import Norm, add_norm, rms_norm, silu_mu
 from graftlm.kernels.triton_launch import can_chain
 from graftlm.kernels.triton_packed_qkv import rotate_store
 from graftlm.kernels.triton_stream import MAX_ROWS, gated_product, product_parts, stream_product
+from graftlm.kernels.wide_product import is_deep, is_wide, product_halves, wide_product
 
 _PROBED = 5
 """Tokens of the random inputs."""
@@ -70,6 +71,7 @@ class FusedLayer:
     """Takes the place of a layer's forward.
 
     max_rows   up to how many tokens of a step the products take in gates, and leave sums to the norm that comes next
+    halves     whether products of some more tokens are cut in two where that is faster
     linear     every other product; None is torch's own, with the sum in its epilogue
     following  the norm that comes after the layer, in the next one
     handoff    one for all layers
@@ -79,6 +81,7 @@ class FusedLayer:
     scoring: Scoring
     original: Callable[..., Any]
     max_rows: int
+    halves: bool = False
     linear: Linear | None = None
     following: Norm | None = None
     handoff: Handoff = field(default_factory=Handoff)
@@ -145,6 +148,8 @@ class FusedLayer:
             return x.add_(parts.mlp(normed[None])[0]), None
         if self._few(x) and parts.gate_up.bias is None:
             gate = gated_product(normed, parts.gate_up.weight)
+        elif self._wide(x) and parts.gate_up.bias is None:
+            gate = silu_mul(wide_product(normed, parts.gate_up.weight))
         else:
             gate = silu_mul(self._product(normed, parts.gate_up))
         # behind the last layer, a norm that nobody asks for is as quick as a sum alone
@@ -154,6 +159,9 @@ class FusedLayer:
     def _few(self, x: torch.Tensor) -> bool:
         return x.shape[0] <= self.max_rows
 
+    def _wide(self, x: torch.Tensor) -> bool:
+        return self.halves and is_wide(x.shape[0])
+
     def _product(self, x: torch.Tensor, product: Product) -> torch.Tensor:
         return (self.linear or nn.functional.linear)(x, product.weight, product.bias)
 
@@ -161,6 +169,8 @@ class FusedLayer:
         """residual += x @ weight.T + bias, in place. -> perhaps the residual after `norm`"""
         if self._few(x) and product.bias is None:
             return add_norm(product_parts(x, product.weight), residual, *norm)
+        if self._wide(x) and product.bias is None and is_deep(product.weight):
+            return add_norm(product_halves(x, product.weight), residual, *norm)
         if product.bias is None and self.linear is None:
             residual.addmm_(x, product.weight.t())
         else:
@@ -208,6 +218,7 @@ def fuse_layers(
             make = partial(
                 FusedLayer,
                 max_rows=measured if max_rows is None else max_rows,
+                halves=(measured if max_rows is None else max_rows) > 1,
                 linear=linear,
                 following=following,
                 handoff=handoff,

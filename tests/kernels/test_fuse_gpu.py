@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from graftlm.core import fuse_layers
 from graftlm.core.config import EngineConfig
 from graftlm.core.fuse_gpu import PackedProjections, fuse_gpu
 from graftlm.core.fuse_layers import FusedLayer
@@ -100,6 +101,31 @@ def test_the_last_layer_ends_with_the_tokens_whose_logits_are_wanted(
     expected = everything[logits_rows]
     assert float((few - expected).norm() / expected.norm()) < 1e-5
     loaded.release()
+
+
+@pytest.mark.parametrize("num_tokens", [64, 65, 230, 257])
+def test_products_of_some_rows_run_in_halves(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama", intermediate_size=128)
+    config = EngineConfig(device=DEVICE.type, max_model_len=8)
+    plain, halved = (lambda model, device, strict, rows=rows: fuse_gpu(model, max_rows=rows) for rows in (0, 64))
+    calls: list[str] = []
+    for name in ("wide_product", "product_halves"):
+        run = getattr(fuse_layers, name)
+        monkeypatch.setattr(
+            fuse_layers, name, lambda x, weight, name=name, run=run: (calls.append(name), run(x, weight))[1]
+        )
+    logits: list[torch.Tensor] = []
+    for fuse in (plain, halved):
+        monkeypatch.setattr("graftlm.core.model._fuse", fuse)
+        loaded = load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
+        calls.clear()
+        runner = PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_tokens, loaded.dtype, DEVICE)))
+        logits.append(
+            runner.forward(prefill_plan([random_prompt(num_tokens // 2), random_prompt(-(-num_tokens // 2))]))
+        )
+        loaded.release()
+    assert calls == (["wide_product", "product_halves"] * 2 if 64 < num_tokens <= 256 else [])
+    assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < 1e-5
 
 
 def prefill_plan(prompts: list[list[int]]) -> StepPlan:
