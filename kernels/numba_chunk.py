@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, from_dtype, njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from graftlm.kernels.numba_decode import _FLAGS, _at, _exp, _kept, _row_address, _take, _wide
+from graftlm.kernels.numba_loop import FLAGS, Loop, at, compiled, element_of, exp, row_address, take, widen
 from graftlm.kernels.span_layout import Blocks
-from graftlm.kernels.team import team
 
 COLUMNS = 64
 """Queries of a task: four vector registers of float32."""
@@ -42,11 +41,7 @@ class CompiledChunks:
     """The loop for one shape of heads and one dtype, compiled when it is made and kept on disk for later processes."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype) -> None:
-        self._call = _Call()
-        self._address = ctypes.addressof(self._call)
-        self._function = _compile(group, k_dim, v_dim, dtype is torch.bfloat16)
-        self._team = team()
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._function)
+        self._loop = Loop(_Call(), _compile(group, k_dim, v_dim, dtype is torch.bfloat16))
 
     def run(
         self,
@@ -64,20 +59,15 @@ class CompiledChunks:
         out     [num_tokens, Hq, Dv], lse [num_tokens, Hq], both float32; only the blocks' queries are set
         """
         k_store, v_store = stores
-        call = self._call
-        call.next_task = 0
+        call = self._loop.call
         call.num_blocks = len(blocks.query_ptr) - 1
         call.num_slots, call.num_kv_heads = k_store.shape[:2]
-        call.q, call.q_token, call.q_head = _row_address(q)
+        call.q, call.q_token, call.q_head = row_address(q)
         call.k, call.v = k_store.data_ptr(), v_store.data_ptr()
         call.query, call.visible, call.query_ptr, call.spans, call.span_ptr = blocks.addresses
         call.out, call.lse = out.data_ptr(), lse.data_ptr()
         call.scale = scale
-        threads = torch.get_num_threads()
-        if self._team is None or threads == 1:
-            self._alone(self._address)
-        else:
-            self._team(self._function, self._address, threads, 0)
+        self._loop.run()
 
 
 def _tile(num_rows: int, width: int, *, half: bool = False) -> Any:
@@ -135,67 +125,41 @@ def _tile(num_rows: int, width: int, *, half: bool = False) -> Any:
     return tile
 
 
-_eight_by_16, _one_by_16 = _tile(8, 1), _tile(1, 1)
-_eight_by_32, _one_by_32 = _tile(8, 2), _tile(1, 2)
-_four_by_64, _one_by_64 = _tile(4, 4), _tile(1, 4)
-_eight_half_by_16, _one_half_by_16 = _tile(8, 1, half=True), _tile(1, 1, half=True)
-_eight_half_by_32, _one_half_by_32 = _tile(8, 2, half=True), _tile(1, 2, half=True)
-_four_half_by_64, _one_half_by_64 = _tile(4, 4, half=True), _tile(1, 4, half=True)
+def _in_blocks(num_rows: int, width: int, *, half: bool) -> Any:
+    """The product of any number of rows: `num_rows` at a time, and the rest one by one."""
+    many, one = _tile(num_rows, width, half=half), _tile(1, width, half=half)
 
-
-@njit(**_FLAGS)
-def _product(c, a, a_row, a_step, b, num_rows, depth, columns):
-    """C [num_rows, columns] = A B, as `_tile` reads them, for A in float32 and 16, 32 or 64 columns."""
-    row = 0
-    if columns == 16:
-        while row + 8 <= num_rows:
-            _eight_by_16(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 8
-        while row < num_rows:
-            _one_by_16(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 1
-    elif columns == 32:
-        while row + 8 <= num_rows:
-            _eight_by_32(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 8
-        while row < num_rows:
-            _one_by_32(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 1
-    else:
-        while row + 4 <= num_rows:
-            _four_by_64(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 4
-        while row < num_rows:
-            _one_by_64(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+    @njit(forceinline=True, **FLAGS)
+    def product(c, a, a_row, a_step, b, rows, depth):
+        row = 0
+        while row + num_rows <= rows:
+            many(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += num_rows
+        while row < rows:
+            one(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
             row += 1
 
+    return product
 
-@njit(**_FLAGS)
-def _half_product(c, a, a_row, a_step, b, num_rows, depth, columns):
-    """The same for A in bfloat16."""
-    row = 0
-    if columns == 16:
-        while row + 8 <= num_rows:
-            _eight_half_by_16(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 8
-        while row < num_rows:
-            _one_half_by_16(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 1
-    elif columns == 32:
-        while row + 8 <= num_rows:
-            _eight_half_by_32(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 8
-        while row < num_rows:
-            _one_half_by_32(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 1
-    else:
-        while row + 4 <= num_rows:
-            _four_half_by_64(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 4
-        while row < num_rows:
-            _one_half_by_64(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
-            row += 1
 
+def _by_columns(*, half: bool) -> Any:
+    """C [num_rows, columns] = A B, as `_tile` reads them, for 16, 32 or 64 columns."""
+    by_16, by_32, by_64 = (_in_blocks(rows, width, half=half) for rows, width in ((8, 1), (8, 2), (4, 4)))
+
+    @njit(**FLAGS)
+    def product(c, a, a_row, a_step, b, num_rows, depth, columns):
+        if columns == 16:
+            by_16(c, a, a_row, a_step, b, num_rows, depth)
+        elif columns == 32:
+            by_32(c, a, a_row, a_step, b, num_rows, depth)
+        else:
+            by_64(c, a, a_row, a_step, b, num_rows, depth)
+
+    return product
+
+
+# of the module, not of `_compile`: what a loop closes over is part of the name that it is kept under
+_product, _half_product = _by_columns(half=False), _by_columns(half=True)
 
 _F = np.float32
 
@@ -203,17 +167,16 @@ _F = np.float32
 @functools.cache
 def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
     """Address of the loop `void (call *)`: works on tasks, one block and KV head each, until none is left."""
-    element = np.uint16 if bfloat16 else np.float32
-    size = np.dtype(element).itemsize
+    element, size = element_of(bfloat16)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num_blocks, num_kv_heads = call.num_blocks, call.num_kv_heads
-        query_ptr = carray(_at(call.query_ptr), num_blocks + 1, np.int64)
-        span_ptr = carray(_at(call.span_ptr), num_blocks + 1, np.int64)
-        query = carray(_at(call.query), query_ptr[num_blocks], np.int64)
-        visible = carray(_at(call.visible), query_ptr[num_blocks], np.int64)
-        spans = carray(_at(call.spans), (span_ptr[num_blocks], 2), np.int64)
+        query_ptr = carray(at(call.query_ptr), num_blocks + 1, np.int64)
+        span_ptr = carray(at(call.span_ptr), num_blocks + 1, np.int64)
+        query = carray(at(call.query), query_ptr[num_blocks], np.int64)
+        visible = carray(at(call.visible), query_ptr[num_blocks], np.int64)
+        spans = carray(at(call.spans), (span_ptr[num_blocks], 2), np.int64)
         turned = np.empty((k_dim, COLUMNS), np.float32)
         total, added = np.empty((v_dim, COLUMNS), np.float32), np.empty((v_dim, COLUMNS), np.float32)
         scores = np.empty((KEYS, COLUMNS), np.float32)
@@ -221,7 +184,7 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
         kept, gained = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
         last_seen = np.empty(COLUMNS, np.int64)
         while True:
-            task = _take(pointer)
+            task = take(pointer)
             if task >= num_blocks * num_kv_heads:
                 break
             # the longest blocks of a row are its last ones: they go first, so that no thread ends long after another
@@ -241,9 +204,9 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
             for column in range(num_columns):
                 token = query[first_query + column // group]
                 offset = token * call.q_token + (head * group + column % group) * call.q_head
-                row = carray(_at(call.q + offset * size), k_dim, element)
+                row = carray(at(call.q + offset * size), k_dim, element)
                 for d in range(k_dim):
-                    turned[d, column] = _wide(row[d]) * call.scale
+                    turned[d, column] = widen(row[d]) * call.scale
             position = np.int64(0)
             for span in range(span_ptr[block], span_ptr[block + 1]):
                 for first in range(spans[span, 0], spans[span, 1], KEYS):
@@ -267,11 +230,11 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                         for column in range(columns):
                             peak[column] = max(peak[column], scores[j, column])
                     for column in range(columns):
-                        kept[column] = _exp(kept[column] - peak[column])
+                        kept[column] = exp(kept[column] - peak[column])
                         gained[column] = _F(0)
                     for j in range(num_keys):
                         for column in range(columns):
-                            x = _exp(scores[j, column] - peak[column])
+                            x = exp(scores[j, column] - peak[column])
                             scores[j, column] = x
                             gained[column] += x
                     if bfloat16:
@@ -288,11 +251,9 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
             for column in range(num_columns):
                 token = query[first_query + column // group]
                 offset = (token * num_kv_heads + head) * group + column % group
-                row = carray(_at(call.out + offset * v_dim * 4), v_dim, np.float32)
+                row = carray(at(call.out + offset * v_dim * 4), v_dim, np.float32)
                 for d in range(v_dim):
                     row[d] = total[d, column] / weight[column]
-                carray(_at(call.lse + offset * 4), 1, np.float32)[0] = peak[column] + np.log(weight[column])
+                carray(at(call.lse + offset * 4), 1, np.float32)[0] = peak[column] + np.log(weight[column])
 
-    signature = types.void(types.CPointer(from_dtype(np.dtype(_Call))))
-    address: int = _kept(signature, work).address
-    return address
+    return compiled(_Call, work)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, from_dtype, types
+from numba import carray
 
-from graftlm.kernels.numba_decode import _at, _kept, _narrow, _take, _wide
-from graftlm.kernels.numba_products import _gated
-from graftlm.kernels.numba_rows import _load, _load_normed, _turn
-from graftlm.kernels.team import team
+from graftlm.kernels.numba_loop import (
+    Loop,
+    at,
+    compiled,
+    element_of,
+    gated,
+    load,
+    load_normed,
+    narrow,
+    take,
+    turn,
+    widen,
+)
 
 _ROWS = 4
 """Rows of a task."""
@@ -52,9 +60,9 @@ class Elementwise:
 
     def __init__(self, dtype: torch.dtype) -> None:
         half = dtype is torch.bfloat16
-        self._norm = _Loop(_Norm(), _compile_norm(half))
-        self._rotation = _Loop(_Rotation(), _compile_rotation(half))
-        self._gate = _Loop(_Gate(), _compile_gate(half))
+        self._norm = Loop(_Norm(), _compile_norm(half))
+        self._rotation = Loop(_Rotation(), _compile_rotation(half))
+        self._gate = Loop(_Gate(), _compile_gate(half))
 
     def norm(self, x: torch.Tensor, added: torch.Tensor | None, norm: tuple[torch.Tensor, float], out: Any) -> None:
         """x += added; out = RMSNorm of x.
@@ -68,7 +76,7 @@ class Elementwise:
         call.num_rows, call.size = x.shape
         call.x, call.weight, call.out, call.out_row = x.data_ptr(), weight.data_ptr(), out.data_ptr(), out.stride(0)
         call.added, call.added_row = (added.data_ptr(), added.stride(0)) if added is not None else (0, 0)
-        self._norm.run(x.numel())
+        self._norm.run(alone=x.numel() < _SMALL)
 
     def rotate(
         self,
@@ -90,7 +98,7 @@ class Elementwise:
         call.cos, call.sin, call.table_row = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
         call.q_norm, call.eps = (q_norm[0].data_ptr(), q_norm[1]) if q_norm is not None else (0, 0.0)
         call.k_norm = k_norm[0].data_ptr() if k_norm is not None else 0
-        self._rotation.run(q.numel())
+        self._rotation.run(alone=q.numel() < _SMALL)
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
         """out = silu(gate) * up. All [num_rows, n], rows dense, gate and up of one stride; out may be gate."""
@@ -99,112 +107,84 @@ class Elementwise:
         call.num_rows, call.size = gate.shape
         call.gate, call.up, call.row = gate.data_ptr(), up.data_ptr(), gate.stride(0)
         call.out, call.out_row = out.data_ptr(), out.stride(0)
-        self._gate.run(gate.numel())
-
-
-class _Loop:
-    """A compiled loop `void (call *)` over tasks of a few rows, and what it is called with."""
-
-    def __init__(self, call: ctypes.Structure, function: int) -> None:
-        self.call: Any = call
-        self._address = ctypes.addressof(call)
-        self._function = function
-        self._alone: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
-        self._team = team()
-
-    def run(self, num_elements: int) -> None:
-        self.call.next_task = 0
-        threads = torch.get_num_threads()
-        if self._team is None or threads == 1 or num_elements < _SMALL:
-            self._alone(self._address)
-        else:
-            self._team(self._function, self._address, threads, 0)
-
-
-def _element(bfloat16: bool) -> tuple[Any, int]:
-    return (np.uint16, 2) if bfloat16 else (np.float32, 4)
-
-
-def _address(call: type[ctypes.Structure], work: Callable[..., Any]) -> int:
-    address: int = _kept(types.void(types.CPointer(from_dtype(np.dtype(call)))), work).address
-    return address
+        self._gate.run(alone=gate.numel() < _SMALL)
 
 
 @functools.cache
 def _compile_norm(bfloat16: bool) -> int:
-    element, size = _element(bfloat16)
+    element, size = element_of(bfloat16)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num = call.size
-        weight = carray(_at(call.weight), num, element)
+        weight = carray(at(call.weight), num, element)
         wide = np.empty(num, np.float32)
         while True:
-            first = _take(pointer) * _ROWS
+            first = take(pointer) * _ROWS
             if first >= call.num_rows:
                 break
             for row in range(first, min(first + _ROWS, call.num_rows)):
-                x = carray(_at(call.x + row * num * size), num, element)
+                x = carray(at(call.x + row * num * size), num, element)
                 if call.added != 0:
-                    added = carray(_at(call.added + row * call.added_row * size), num, element)
+                    added = carray(at(call.added + row * call.added_row * size), num, element)
                     for d in range(num):
-                        x[d] = _narrow(_wide(x[d]) + _wide(added[d]), x)
-                _load_normed(wide, x, weight, num, call.eps)
-                out = carray(_at(call.out + row * call.out_row * size), num, element)
+                        x[d] = narrow(widen(x[d]) + widen(added[d]), x)
+                load_normed(wide, x, weight, num, call.eps)
+                out = carray(at(call.out + row * call.out_row * size), num, element)
                 for d in range(num):
-                    out[d] = _narrow(wide[d], out)
+                    out[d] = narrow(wide[d], out)
 
-    return _address(_Norm, work)
+    return compiled(_Norm, work)
 
 
 @functools.cache
 def _compile_rotation(bfloat16: bool) -> int:
-    element, size = _element(bfloat16)
+    element, size = element_of(bfloat16)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         dim, half = call.head_dim, call.rotary_dim // 2
         wide = np.empty(dim, np.float32)
         while True:
-            first = _take(pointer) * _ROWS
+            first = take(pointer) * _ROWS
             if first >= call.num_rows:
                 break
             for row in range(first, min(first + _ROWS, call.num_rows)):
-                cos = carray(_at(call.cos + row * call.table_row * size), call.rotary_dim, element)
-                sin = carray(_at(call.sin + row * call.table_row * size), call.rotary_dim, element)
+                cos = carray(at(call.cos + row * call.table_row * size), call.rotary_dim, element)
+                sin = carray(at(call.sin + row * call.table_row * size), call.rotary_dim, element)
                 for head in range(call.num_heads + call.num_kv_heads):
                     if head < call.num_heads:
                         place, norm = call.q + (row * call.q_row + head * dim) * size, call.q_norm
                     else:
                         place = call.k + (row * call.k_row + (head - call.num_heads) * dim) * size
                         norm = call.k_norm
-                    x = carray(_at(place), dim, element)
+                    x = carray(at(place), dim, element)
                     if norm != 0:
-                        _load_normed(wide, x, carray(_at(norm), dim, element), dim, call.eps)
+                        load_normed(wide, x, carray(at(norm), dim, element), dim, call.eps)
                         for d in range(dim):
-                            x[d] = _narrow(wide[d], x)
-                    _turn(x, cos, sin, half)
+                            x[d] = narrow(wide[d], x)
+                    turn(x, cos, sin, half)
 
-    return _address(_Rotation, work)
+    return compiled(_Rotation, work)
 
 
 @functools.cache
 def _compile_gate(bfloat16: bool) -> int:
-    element, size = _element(bfloat16)
+    element, size = element_of(bfloat16)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num = call.size
         wide = np.empty(num, np.float32)
         while True:
-            first = _take(pointer) * _ROWS
+            first = take(pointer) * _ROWS
             if first >= call.num_rows:
                 break
             for row in range(first, min(first + _ROWS, call.num_rows)):
-                _load(wide, carray(_at(call.gate + row * call.row * size), num, element))
-                up = carray(_at(call.up + row * call.row * size), num, element)
-                out = carray(_at(call.out + row * call.out_row * size), num, element)
+                load(wide, carray(at(call.gate + row * call.row * size), num, element))
+                up = carray(at(call.up + row * call.row * size), num, element)
+                out = carray(at(call.out + row * call.out_row * size), num, element)
                 for d in range(num):
-                    out[d] = _narrow(_gated(wide[d], _wide(up[d]), out), out)
+                    out[d] = narrow(gated(wide[d], widen(up[d]), out), out)
 
-    return _address(_Gate, work)
+    return compiled(_Gate, work)

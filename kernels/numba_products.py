@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, from_dtype, njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from graftlm.kernels.numba_decode import _FLAGS, _at, _exp, _kept, _narrow, _take, _wide
+from graftlm.kernels.numba_loop import FLAGS, at, compiled, element_of, gated, narrow, rounded, take, widen
 
 PANEL = 64
 """Outputs of one task: four vector registers of float32."""
-
-_F = np.float32
 
 
 class ProductCall(ctypes.Structure):
@@ -99,10 +97,6 @@ def _tile(num_rows: int, *, half: bool) -> Any:
     return tile
 
 
-_tile_1, _tile_2, _tile_3, _tile_4 = (_tile(n, half=False) for n in (1, 2, 3, 4))
-_half_1, _half_2, _half_3, _half_4 = (_tile(n, half=True) for n in (1, 2, 3, 4))
-
-
 def _dots(num_rows: int, *, half: bool) -> Any:
     """C [num_rows, 4] = A [num_rows, depth] B^T, with B [4, depth] row by row; rows of C lie PANEL apart."""
 
@@ -158,100 +152,68 @@ def _dots(num_rows: int, *, half: bool) -> Any:
     return dots
 
 
-_dots_1, _dots_2, _dots_4 = (_dots(n, half=False) for n in (1, 2, 4))
-_half_dots_1, _half_dots_2, _half_dots_4 = (_dots(n, half=True) for n in (1, 2, 4))
+def _by_rows(*, half: bool) -> Any:
+    """C [num_rows, PANEL] = A B, four rows at a time."""
+    one, two, three, four = (_tile(num_rows, half=half) for num_rows in (1, 2, 3, 4))
+
+    @njit(forceinline=True, **FLAGS)
+    def product(c, a, a_row, b, num_rows, depth):
+        for row in range(0, num_rows, 4):
+            left = num_rows - row
+            here, there = a + row * a_row, c + row * 4 * PANEL
+            if left >= 4:
+                four(there, here, a_row, b, depth)
+            elif left == 3:
+                three(there, here, a_row, b, depth)
+            elif left == 2:
+                two(there, here, a_row, b, depth)
+            else:
+                one(there, here, a_row, b, depth)
+
+    return product
 
 
-@njit(forceinline=True, **_FLAGS)
-def _rounded(x, like):
-    """x as it would be read from the array `like` after it was written there."""
-    return _wide(_narrow(x, like))
+def _by_rows_plain(*, half: bool) -> Any:
+    """The same for the next `num_out` rows, 4 to PANEL of them, of a weight that lies row by row."""
+    one, two, four = (_dots(num_rows, half=half) for num_rows in (1, 2, 4))
+    size = 2 if half else 4
+
+    @njit(forceinline=True, **FLAGS)
+    def product(c, a, a_row, b, num_rows, depth, num_out):
+        for first in range(0, num_out, 4):
+            column = min(first, num_out - 4)  # the last four once more, if there are not four left
+            weight = b + column * depth * size
+            row = 0
+            while num_rows - row >= 4:
+                four(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
+                row += 4
+            if num_rows - row >= 2:
+                two(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
+                row += 2
+            if num_rows - row == 1:
+                one(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
+
+    return product
 
 
-@njit(forceinline=True, **_FLAGS)
-def _gated(gate, up, like):
-    """silu(gate) * up, rounded where the models' own code rounds."""
-    gate = _rounded(gate, like)
-    return _rounded(gate / (_F(1) + _exp(min(-gate, _F(80)))), like) * _rounded(up, like)
-
-
-@njit(forceinline=True, **_FLAGS)
-def _product(c, a, a_row, b, num_rows, depth):
-    for row in range(0, num_rows, 4):
-        left = num_rows - row
-        here, there = a + row * a_row, c + row * 4 * PANEL
-        if left >= 4:
-            _tile_4(there, here, a_row, b, depth)
-        elif left == 3:
-            _tile_3(there, here, a_row, b, depth)
-        elif left == 2:
-            _tile_2(there, here, a_row, b, depth)
-        else:
-            _tile_1(there, here, a_row, b, depth)
-
-
-@njit(forceinline=True, **_FLAGS)
-def _half_product(c, a, a_row, b, num_rows, depth):
-    for row in range(0, num_rows, 4):
-        left = num_rows - row
-        here, there = a + row * a_row, c + row * 4 * PANEL
-        if left >= 4:
-            _half_4(there, here, a_row, b, depth)
-        elif left == 3:
-            _half_3(there, here, a_row, b, depth)
-        elif left == 2:
-            _half_2(there, here, a_row, b, depth)
-        else:
-            _half_1(there, here, a_row, b, depth)
-
-
-@njit(forceinline=True, **_FLAGS)
-def _plain_product(c, a, a_row, b, num_rows, depth, num_out):
-    """The same for the next `num_out` rows, at most PANEL, of a weight that lies row by row."""
-    for first in range(0, num_out, 4):
-        column = min(first, num_out - 4)  # the last four once more, if there are not four left
-        weight = b + column * depth * 4
-        row = 0
-        while num_rows - row >= 4:
-            _dots_4(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
-            row += 4
-        if num_rows - row >= 2:
-            _dots_2(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
-            row += 2
-        if num_rows - row == 1:
-            _dots_1(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
-
-
-@njit(forceinline=True, **_FLAGS)
-def _half_plain_product(c, a, a_row, b, num_rows, depth, num_out):
-    for first in range(0, num_out, 4):
-        column = min(first, num_out - 4)
-        weight = b + column * depth * 2
-        row = 0
-        while num_rows - row >= 4:
-            _half_dots_4(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
-            row += 4
-        if num_rows - row >= 2:
-            _half_dots_2(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
-            row += 2
-        if num_rows - row == 1:
-            _half_dots_1(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
+# of the module, not of what compiles: what a loop closes over is part of the name that it is kept under
+_product, _half_product = _by_rows(half=False), _by_rows(half=True)
+_plain_product, _half_plain_product = _by_rows_plain(half=False), _by_rows_plain(half=True)
 
 
 @functools.cache
 def compile_plain_product(bfloat16: bool) -> int:
     """The same for one weight that lies row by row."""
-    element = np.uint16 if bfloat16 else np.float32
-    size = np.dtype(element).itemsize
+    element, size = element_of(bfloat16)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num_rows, depth = call.num_rows, call.depth
-        pieces = carray(_at(call.pieces), (1, 6), np.int64)
+        pieces = carray(at(call.pieces), (1, 6), np.int64)
         sums = np.empty((num_rows, PANEL), np.float32)
         num_out, weight, bias = pieces[0, 1], pieces[0, 3], pieces[0, 5]
         while True:
-            task = _take(pointer)
+            task = take(pointer)
             if task >= call.num_tasks:
                 break
             first = min(task * PANEL, num_out - 4)
@@ -262,32 +224,29 @@ def compile_plain_product(bfloat16: bool) -> int:
             else:
                 _plain_product(sums.ctypes.data, call.x, call.x_row * 4, here, num_rows, depth, width)
             for row in range(num_rows):
-                out = carray(_at(call.out + (row * call.out_row + first) * size), width, element)
+                out = carray(at(call.out + (row * call.out_row + first) * size), width, element)
                 if bias != 0:
-                    added = carray(_at(bias + first * size), width, element)
+                    added = carray(at(bias + first * size), width, element)
                     for j in range(width):
-                        sums[row, j] += _wide(added[j])
+                        sums[row, j] += widen(added[j])
                 for j in range(width):
-                    out[j] = _narrow(sums[row, j], out)
+                    out[j] = narrow(sums[row, j], out)
 
-    signature = types.void(types.CPointer(from_dtype(np.dtype(ProductCall))))
-    address: int = _kept(signature, work).address
-    return address
+    return compiled(ProductCall, work)
 
 
 @functools.cache
 def compile_product(bfloat16: bool) -> int:
     """Address of `void (ProductCall *)`: works on tasks, a panel of outputs each, until none is left."""
-    element = np.uint16 if bfloat16 else np.float32
-    size = np.dtype(element).itemsize
+    element, size = element_of(bfloat16)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num_rows, depth = call.num_rows, call.depth
-        pieces = carray(_at(call.pieces), (call.num_pieces, 6), np.int64)
+        pieces = carray(at(call.pieces), (call.num_pieces, 6), np.int64)
         sums, others = np.empty((num_rows, PANEL), np.float32), np.empty((num_rows, PANEL), np.float32)
         while True:
-            task = _take(pointer)
+            task = take(pointer)
             if task >= call.num_tasks:
                 break
             index = 0
@@ -308,21 +267,19 @@ def compile_product(bfloat16: bool) -> int:
                     _product(others.ctypes.data, call.x, call.x_row * 4, second + offset, num_rows, depth)
             for row in range(num_rows):
                 place = call.out + (row * call.out_row + pieces[index, 2] + first) * size
-                out = carray(_at(place), width, element)
+                out = carray(at(place), width, element)
                 if bias != 0:
-                    added = carray(_at(bias + first * size), width, element)
+                    added = carray(at(bias + first * size), width, element)
                     for j in range(width):
-                        sums[row, j] += _wide(added[j])
+                        sums[row, j] += widen(added[j])
                 if second != 0:
                     for j in range(width):
-                        sums[row, j] = _gated(sums[row, j], others[row, j], out)
+                        sums[row, j] = gated(sums[row, j], others[row, j], out)
                 if call.add != 0:
                     for j in range(width):
-                        out[j] = _narrow(_rounded(sums[row, j], out) + _wide(out[j]), out)
+                        out[j] = narrow(rounded(sums[row, j], out) + widen(out[j]), out)
                 else:
                     for j in range(width):
-                        out[j] = _narrow(sums[row, j], out)
+                        out[j] = narrow(sums[row, j], out)
 
-    signature = types.void(types.CPointer(from_dtype(np.dtype(ProductCall))))
-    address: int = _kept(signature, work).address
-    return address
+    return compiled(ProductCall, work)

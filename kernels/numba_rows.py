@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, from_dtype, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
-from graftlm.kernels.numba_decode import _FLAGS, _at, _kept, _narrow, _wide
-from graftlm.kernels.numba_products import ProductCall, _rounded
-
-_F = np.float32
+from graftlm.kernels.numba_loop import at, compiled, element_of, load, load_normed, narrow, turn
+from graftlm.kernels.numba_products import ProductCall
 
 
 class BeforeCall(ctypes.Structure):
@@ -77,116 +75,76 @@ def _start(typingctx: Any, entry: Any, work: Any, call: Any, threads: Any) -> tu
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
 
 
-@njit(forceinline=True, **_FLAGS)
-def _load(to, x):
-    """to = x, and zeros after its end."""
-    for d in range(len(x)):
-        to[d] = _wide(x[d])
-    for d in range(len(x), len(to)):
-        to[d] = _F(0)
-
-
-@njit(forceinline=True, **_FLAGS)
-def _load_normed(to, x, weight, num, eps):
-    """to = x, or the RMSNorm of x by `weight`; rounded where the models' own code rounds, zeros after its end."""
-    for d in range(num, len(to)):
-        to[d] = _F(0)
-    total = _F(0)
-    for d in range(num):
-        value = _wide(x[d])
-        to[d] = value
-        total += value * value
-    factor = _F(1) / np.sqrt(total / _F(num) + eps)
-    for d in range(num):
-        to[d] = _rounded(_wide(weight[d]) * _rounded(to[d] * factor, x), x)
-
-
-@njit(forceinline=True, **_FLAGS)
-def _turn(x, cos, sin, half):
-    """Rotate the first 2 * half elements of x, rounded where the models' own code rounds."""
-    for d in range(half):
-        a, b = _wide(x[d]), _wide(x[half + d])
-        c, s = _wide(cos[d]), _wide(sin[d])
-        x[d] = _narrow(_rounded(a * c, x) - _rounded(b * s, x), x)
-        x[half + d] = _narrow(_rounded(b * c, x) + _rounded(a * s, x), x)
-
-
 @functools.cache
 def compile_before(bfloat16: bool) -> int:
     """Address of `void (BeforeCall *)`."""
-    element = np.uint16 if bfloat16 else np.float32
-    size = np.dtype(element).itemsize
+    element, size = element_of(bfloat16)
     product = np.dtype(ProductCall)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num_rows, hidden, dim = call.num_rows, call.hidden_size, call.head_dim
-        weight = carray(_at(call.norm), hidden, element)
-        qkv = carray(_at(call.qkv), 1, product)
+        weight = carray(at(call.norm), hidden, element)
+        qkv = carray(at(call.qkv), 1, product)
         for row in range(num_rows):
-            x = carray(_at(call.x + row * hidden * size), hidden, element)
-            to = carray(_at(call.scratch + row * call.scratch_row * 4), qkv[0].depth, np.float32)
-            _load_normed(to, x, weight, hidden, call.eps)
+            x = carray(at(call.x + row * hidden * size), hidden, element)
+            to = carray(at(call.scratch + row * call.scratch_row * 4), qkv[0].depth, np.float32)
+            load_normed(to, x, weight, hidden, call.eps)
         qkv[0].next_task = 0
         qkv[0].num_rows = num_rows
         _start(call.entry, call.work, call.qkv, call.threads)
         half = call.rotary_dim // 2
         num_turned = call.num_heads + call.num_kv_heads
-        scratch = carray(_at(call.scratch), dim, np.float32)
+        scratch = carray(at(call.scratch), dim, np.float32)
         for row in range(num_rows):
-            cos = carray(_at(call.cos + row * call.table_row * size), call.rotary_dim, element)
-            sin = carray(_at(call.sin + row * call.table_row * size), call.rotary_dim, element)
+            cos = carray(at(call.cos + row * call.table_row * size), call.rotary_dim, element)
+            sin = carray(at(call.sin + row * call.table_row * size), call.rotary_dim, element)
             for head in range(num_turned):
                 place = call.out + ((row * (num_turned + call.num_kv_heads) + head) * dim) * size
-                x = carray(_at(place), dim, element)
+                x = carray(at(place), dim, element)
                 norm = call.q_norm if head < call.num_heads else call.k_norm
                 if norm != 0:
-                    _load_normed(scratch, x, carray(_at(norm), dim, element), dim, call.head_eps)
+                    load_normed(scratch, x, carray(at(norm), dim, element), dim, call.head_eps)
                     for d in range(dim):
-                        x[d] = _narrow(scratch[d], x)
-                _turn(x, cos, sin, half)
+                        x[d] = narrow(scratch[d], x)
+                turn(x, cos, sin, half)
 
-    signature = types.void(types.CPointer(from_dtype(np.dtype(BeforeCall))))
-    address: int = _kept(signature, work).address
-    return address
+    return compiled(BeforeCall, work)
 
 
 @functools.cache
 def compile_after(bfloat16: bool) -> int:
     """Address of `void (AfterCall *)`."""
-    element = np.uint16 if bfloat16 else np.float32
-    size = np.dtype(element).itemsize
+    element, size = element_of(bfloat16)
     product = np.dtype(ProductCall)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num_rows, hidden = call.num_rows, call.hidden_size
-        weight = carray(_at(call.norm), hidden, element)
+        weight = carray(at(call.norm), hidden, element)
         o, gate_up, down = (
-            carray(_at(call.o), 1, product),
-            carray(_at(call.gate_up), 1, product),
-            carray(_at(call.down), 1, product),
+            carray(at(call.o), 1, product),
+            carray(at(call.gate_up), 1, product),
+            carray(at(call.down), 1, product),
         )
         o[0].next_task, gate_up[0].next_task, down[0].next_task = 0, 0, 0
         o[0].num_rows, gate_up[0].num_rows, down[0].num_rows = num_rows, num_rows, num_rows
         o[0].out, down[0].out = call.x, call.x
         size_a, size_g = call.attended_size, call.gate_size
         for row in range(num_rows):
-            source = carray(_at(call.attended + row * size_a * size), size_a, element)
-            to = carray(_at(call.scratch + row * call.scratch_row * 4), o[0].depth, np.float32)
-            _load(to, source)
+            source = carray(at(call.attended + row * size_a * size), size_a, element)
+            to = carray(at(call.scratch + row * call.scratch_row * 4), o[0].depth, np.float32)
+            load(to, source)
         _start(call.entry, call.work, call.o, call.threads)
         for row in range(num_rows):
-            x = carray(_at(call.x + row * hidden * size), hidden, element)
-            to = carray(_at(call.scratch + row * call.scratch_row * 4), gate_up[0].depth, np.float32)
-            _load_normed(to, x, weight, hidden, call.eps)
+            x = carray(at(call.x + row * hidden * size), hidden, element)
+            to = carray(at(call.scratch + row * call.scratch_row * 4), gate_up[0].depth, np.float32)
+            load_normed(to, x, weight, hidden, call.eps)
         _start(call.entry, call.work, call.gate_up, call.threads)
         for row in range(num_rows):
-            source = carray(_at(call.gate + row * size_g * size), size_g, element)
-            to = carray(_at(call.scratch + row * call.scratch_row * 4), down[0].depth, np.float32)
-            _load(to, source)
+            source = carray(at(call.gate + row * size_g * size), size_g, element)
+            to = carray(at(call.scratch + row * call.scratch_row * 4), down[0].depth, np.float32)
+            load(to, source)
         _start(call.entry, call.work, call.down, call.threads)
 
-    signature = types.void(types.CPointer(from_dtype(np.dtype(AfterCall))))
-    address: int = _kept(signature, work).address
-    return address
+    return compiled(AfterCall, work)

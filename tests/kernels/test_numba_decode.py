@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from graftlm.kernels import numba_decode
+from graftlm.kernels import numba_decode, numba_loop
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from graftlm.kernels.numba_decode import CompiledDecode
 from graftlm.kernels.span_layout import Reads
@@ -49,7 +49,7 @@ def test_threads_share_the_rows_and_answer_as_one_does(monkeypatch: pytest.Monke
 def test_without_a_team_of_threads_one_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = attend()
     monkeypatch.setattr(numba_decode, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(numba_decode, "team", lambda: None)
+    monkeypatch.setattr(numba_loop, "team", lambda: None)
     assert torch.equal(attend(), alone)
 
 
