@@ -1,8 +1,10 @@
 """python -m bench.gpu.sanitize: the kernels' tests under NVIDIA's compute-sanitizer.
 
 memcheck finds reads and writes outside of what was allocated (every tensor gets an allocation of its own), racecheck
-threads of a block that meet in shared memory without a barrier. Only the kernels of this library are watched. Several
-processes share the tests. Arguments after `--` go to pytest in place of the kernels' tests.
+threads of a block that meet in shared memory without a barrier, synccheck barriers that not all threads reach. Only the
+kernels of this library are watched. Several processes share the tests. memcheck runs all of them, but a seventh only of
+attention's shapes; the others, which take many times longer, run one case of each test and dtype. Arguments after `--`
+go to pytest in place of the kernels' tests, and then all of their cases run.
 """
 
 from __future__ import annotations
@@ -18,19 +20,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import pytest
+
 from bench.harness import ROOT
 
-TOOLS = ("memcheck", "racecheck")
+TOOLS = ("memcheck", "racecheck", "synccheck")
+SLOW = ("racecheck", "synccheck")
 FOUND = 86  # the exit status that the sanitizer gives for an error it has seen
 PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
-FILES = ("triton_attention", "triton_elementwise", "triton_greedy", "fp8", "device_step")
 SOME = " or ".join(f"shape{i}-" for i in range(0, 150, 7))
 """Of the shapes, dtypes and variants of attention: each of them, but not all together, which takes many minutes."""
 
-TESTS = (*(f"tests/kernels/test_{name}.py" for name in FILES), "-m", "gpu")
+FILES = sorted((ROOT / "tests/kernels").glob("test_triton_*.py"))
+FILES += [ROOT / f"tests/kernels/test_{name}.py" for name in ("device_step", "fp8", "fuse_gpu")]
+TESTS = (*map(str, FILES), "-m", "gpu")
 TESTS += ("-k", f"not engine and (not its_definition or {SOME})")
 WORKERS = 8
 SHARE = "SANITIZE_SHARE"  # the environment variable that says which of how many shares of the tests a process takes
+FEW = "SANITIZE_FEW"  # set where one case of each test is enough
 SUMMARY = re.compile(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) .*")
 PASSED = re.compile(r"(\d+) passed")
 
@@ -48,14 +55,28 @@ def kernels() -> list[str]:
     return sorted({name for source in sources for name in re.findall(r"@triton\.jit.*\n(?:@.*\n)*def (_\w+)", source)})
 
 
+@pytest.hookimpl(trylast=True)  # what was asked for is chosen by then
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Keep this process's share of the tests, where it has one."""
+    if FEW in os.environ:
+        items[:] = one_of_each(items)
     index, of = map(int, os.environ.get(SHARE, "0/1").split("/"))
     items[:] = items[index::of]
 
 
-def check(sanitizer: str, tool: str, tests: Sequence[str], workers: int = 1) -> tuple[int, list[str]]:
-    """Run the tests under one tool, shared among `workers` processes.
+def one_of_each(items: Sequence[Any]) -> list[Any]:
+    """Of the cases of each test and dtype the one in the middle: first ones tend to be the simplest."""
+    cases: dict[tuple[Any, ...], list[Any]] = {}
+    for item in items:
+        arguments = item.callspec.params if hasattr(item, "callspec") else {}
+        cases.setdefault((item.path, item.originalname, arguments.get("dtype")), []).append(item)
+    return [those[len(those) // 2] for those in cases.values()]
+
+
+def check(
+    sanitizer: str, tool: str, tests: Sequence[str], workers: int = 1, *, few: bool = False
+) -> tuple[int, list[str]]:
+    """Run the tests under one tool, shared among `workers` processes; `few`: one case of each.
 
     -> exit status, and what the tool has counted or, after an error, what was said.
     """
@@ -66,6 +87,7 @@ def check(sanitizer: str, tool: str, tests: Sequence[str], workers: int = 1) -> 
     command = [sanitizer, *options, sys.executable, "-m", "pytest", *tests, "-p", "bench.gpu.sanitize"]
     command += ["-p", "no:cacheprovider"]
     environment = os.environ | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if tool in ("memcheck", "initcheck") else {})
+    environment |= {FEW: "1"} if few else {}
     with ExitStack() as open_files:
         running = []
         for index in range(workers):
@@ -103,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     status = 0
     for tool in given.tools:
-        code, said = check(sanitizer, tool, given.tests or TESTS, given.workers)
+        few = tool in SLOW and not given.tests
+        code, said = check(sanitizer, tool, given.tests or TESTS, given.workers, few=few)
         print(f"{tool}: {'clean' if code == 0 else f'status {code}'}")
         print("\n".join(f"    {line}" for line in said), flush=True)
         status = status or code

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -278,6 +279,30 @@ def test_processes_share_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
         sanitize.pytest_collection_modifyitems(items)
         shares.append("".join(items))
     assert shares == ["adg", "beh", "cf"]
+
+
+def test_one_case_of_each_test_and_dtype_is_the_one_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def case(name: str, place: int, **arguments: str) -> SimpleNamespace:
+        return SimpleNamespace(path="file", originalname=name, at=place, callspec=SimpleNamespace(params=arguments))
+
+    dtypes = ["half", "single", "half", "single", "half"]
+    plain = SimpleNamespace(path="file", originalname="plain", at=5)
+    items = [*(case("norm", i, dtype=dtype) for i, dtype in enumerate(dtypes)), plain, case("greedy", 6, dtype="half")]
+    monkeypatch.setenv(sanitize.FEW, "1")
+    sanitize.pytest_collection_modifyitems(items)
+    assert [item.at for item in items] == [2, 3, 5, 6]
+
+
+@pytest.mark.parametrize(("tool", "few"), [("memcheck", ""), ("racecheck", "1"), ("synccheck", "1")])
+def test_slow_tools_run_a_few_cases_unless_tests_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: str, few: str
+) -> None:
+    path = pretended(tmp_path, 1, 1)
+    path.write_text(path.read_text().replace("echo '4", f'echo few="${sanitize.FEW}"; echo \'4'))
+    monkeypatch.setattr(sanitize, "find_sanitizer", lambda: str(path))
+    for tests, said in (([], f"few={few}\n"), (["tests"], "few=\n")):
+        assert sanitize.main(["--tools", tool, "--workers", "1", *tests]) == 1
+        assert said in capsys.readouterr().out
 
 
 def test_the_kernels_that_are_watched_are_those_that_are_launched() -> None:
