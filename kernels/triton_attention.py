@@ -159,12 +159,16 @@ class TritonAttention:
         layout = self._layout
         assert layout is not None
         q = q if q.stride(-1) == 1 else q.contiguous()
-        num_decode = 0 if self.strict else layout.num_decode
-        if num_decode == layout.num_rows:
+        num_decode = layout.num_decode
+        if num_decode == layout.num_rows and not self.strict:
             return self._decode(layer, q[:num_decode], scoring)
         out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
-        if num_decode:
+        if num_decode and self.strict:
+            self._extend(layer, q, out, slice(0, num_decode), scoring)
+        elif num_decode:
             out[:num_decode] = self._decode(layer, q[:num_decode], scoring)
+        if num_decode == layout.num_rows:
+            return out
         dense = self.dense.takes(q, v, scoring.window, scoring.softcap)
         if not dense or not any(segment.dense for segment in self._segments):
             self._extend(layer, q, out, slice(num_decode, layout.num_rows), scoring)
@@ -185,11 +189,12 @@ class TritonAttention:
         """Attend these rows through the kernel that reads the table."""
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
+        max_new = 1 if rows.stop <= layout.num_decode else layout.max_new
         extend_attention(
             q,
             self.store.k[layer],
             self.store.v[layer],
-            ExtendRows(step.table, step.rows[rows], step.lens[rows], self._indptr(rows), layout.max_new),
+            ExtendRows(step.table, step.rows[rows], step.lens[rows], self._indptr(rows), max_new),
             scale=scoring.scale,
             window=scoring.window,
             softcap=scoring.softcap,
