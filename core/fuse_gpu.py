@@ -35,7 +35,8 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
     strict    all plain linear layers give each row to the last bit what they would give it alone.
     """
     fusions = Fusions()
-    linear = FixedProduct(next(model.parameters()).device) if strict else None
+    first = next(model.parameters())
+    linear = FixedProduct(first.device, first.dtype) if strict else None
     found = Recognised({}, {}, set())
     with torch.no_grad():
         if linear is not None:

@@ -63,26 +63,32 @@ MANY_ROWS = 128
 
 
 class FixedProduct:
-    """x @ weight.T + bias, each row to the last bit as it would be alone."""
+    """x @ weight.T + bias, each row to the last bit as it would be alone.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._same: dict[torch.dtype, bool] = {}
+    Large tiles are for one dtype, and for cards where they give the bits of small ones. That is found out here: a step
+    cannot, it may be a dry one (triton_compile.py), whose products are void.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        large = device.type == "cuda" and dtype != torch.float32 and _tiles_agree(device, dtype)
+        self._many = LARGE if large else _few(dtype)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., k], weight [n, k], bias [n] -> [..., n], dtype of x; sums in float32."""
         rows = x.reshape(-1, x.shape[-1])
-        tile = EXACT if x.dtype == torch.float32 else SMALL
-        if rows.shape[0] >= MANY_ROWS and x.dtype != torch.float32 and self._tiles_agree(x.dtype):
-            tile = LARGE
+        tile = self._many if len(rows) >= MANY_ROWS and x.dtype == self.dtype else _few(x.dtype)
         return product(rows, weight, bias, tile).view(*x.shape[:-1], weight.shape[0])
 
-    def _tiles_agree(self, dtype: torch.dtype) -> bool:
-        """Whether both tiles give the same bits on this card."""
-        if dtype not in self._same:
-            x, weight = (torch.randn(n, 4096, device=self.device).to(dtype) for n in (256, 256))
-            self._same[dtype] = torch.equal(product(x, weight, None, SMALL), product(x, weight, None, LARGE))
-        return self._same[dtype]
+
+def _few(dtype: torch.dtype) -> ProductTile:
+    return EXACT if dtype == torch.float32 else SMALL
+
+
+def _tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether both tiles give the same bits on this card."""
+    x, weight = (torch.randn(n, 4096, device=device).to(dtype) for n in (256, 256))
+    return torch.equal(product(x, weight, None, SMALL), product(x, weight, None, LARGE))
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: ProductTile) -> torch.Tensor:

@@ -12,8 +12,9 @@ from graftlm.kernels.triton_row import row_product
 from graftlm.kernels.triton_stream import StreamTile, gated_product, parts_tile, product_parts, stream_product
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPES = [torch.float32, torch.float16]
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}  # half precision: one rounding of the result
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])
+# half precision: one rounding of the result
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -170,7 +171,7 @@ def test_a_product_is_cut_into_as_many_parts_as_can_run_at_once(n: int, splits: 
 @pytest.mark.parametrize("num_rows", [1, 70, 130])
 def test_a_fixed_product(num_rows: int, dtype: torch.dtype) -> None:
     x, weight, bias = random(2, num_rows, 72, dtype=dtype), random(45, 72, dtype=dtype), random(45, dtype=dtype)
-    linear = FixedProduct(DEVICE)
+    linear = FixedProduct(DEVICE, dtype)
     out = linear(x, weight, bias)
     assert close(out, x.double() @ weight.double().T + bias.double(), dtype)
 
@@ -178,7 +179,7 @@ def test_a_fixed_product(num_rows: int, dtype: torch.dtype) -> None:
 @pytest.mark.gpu  # the products of Triton's interpreter do depend on where a row is
 def test_a_fixed_product_gives_a_row_the_same_bits_alone_and_among_others() -> None:
     x, weight = random(300, 4096, dtype=torch.bfloat16), random(500, 4096, dtype=torch.bfloat16)
-    linear = FixedProduct(DEVICE)
+    linear = FixedProduct(DEVICE, torch.bfloat16)
     out = linear(x, weight)
     for first, last in ((0, 1), (7, 20), (100, 299), (299, 300)):
         assert torch.equal(linear(x[first:last], weight), out[first:last])
