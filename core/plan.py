@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class PlanRow(NamedTuple):
     """One sequence in one step: tokens [past, past + num_new) of it, at query rows [start, start + num_new).
 
-    extents     slots of tokens [0, past + num_new), in order, neighbours joined.
+    extents     slots of tokens [0, past + num_new) and perhaps of later ones, in order, neighbours joined.
     holding     all slots of the sequence, the same object for as long as they stay the same
     drafts      the last of the new tokens, which are guesses: the sequence does not have them yet
     """
@@ -132,14 +132,6 @@ class Holding:
             and (not own or own[-1] is self._last)
         )
 
-    def clipped(self, num_tokens: int) -> tuple[Extent, ...]:
-        """The slots of the first `num_tokens` tokens."""
-        if num_tokens <= self.before:
-            return tuple(clip_range(self.extents, 0, num_tokens))
-        start, stop = self.extents[-1]
-        end = start + num_tokens - self.before
-        return self.extents if end == stop else (*self.extents[:-1], Extent(start, end))
-
     def slot(self, position: int) -> int:
         """The slot of one token."""
         if position >= self.before:
@@ -172,7 +164,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
             break
         sequence = item.sequence
         past, held = sequence.num_computed, Holding.of(sequence)
-        rows.append(PlanRow(sequence, start, 1, past, held.clipped(past + 1), held))
+        rows.append(PlanRow(sequence, start, 1, past, held.extents, held))
         known = past < len(sequence.tokens)
         ids.append(sequence.tokens[past] if known else 0)
         fed.append(-1 if known else sequence.drawn_at)
@@ -187,12 +179,11 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         past = sequence.num_computed
         stop = past + num_new
         held = Holding.of(sequence)
-        extents = held.clipped(stop)
-        rows.append(PlanRow(sequence, start, num_new, past, extents, held, item.drafts))
+        rows.append(PlanRow(sequence, start, num_new, past, held.extents, held, item.drafts))
         prompt = sequence.prompt_ids
         within = stop <= len(prompt) and not item.drafts
         new = prompt[past:stop] if within else np.array([*sequence.tokens[past:stop], *item.drafts], np.int64)
-        pieces.append((new, np.arange(past, stop), slots_of(extents, past, stop)))
+        pieces.append((new, np.arange(past, stop), slots_of(held.extents, past, stop)))
         logits_rows.extend(range(start + num_new - item.num_logits, start + num_new))
         start += num_new
     input_ids, all_positions, out_slots = (np.concatenate(part, dtype=np.int64) for part in zip(*pieces, strict=True))
@@ -232,15 +223,16 @@ def find_shared(rows: list[PlanRow], *, min_length: int = 64) -> tuple[SharedPre
 
 def _partition(rows: list[PlanRow], members: list[int], offset: int, min_length: int) -> tuple[int, list[SharedPrefix]]:
     """The best grouping of rows that agree on their first `offset` tokens, and the reads that it saves."""
-    by_slot: dict[int, list[int]] = {}
+    first_at: dict[int, int] = {}
+    together: dict[int, list[int]] = {}  # by their first: most rows share nothing and need no list
     for index in members:
         if rows[index].sequence.num_shared > offset:
-            by_slot.setdefault(slot_at(rows[index].extents, offset), []).append(index)
+            first = first_at.setdefault(slot_at(rows[index].extents, offset), index)
+            if first != index:
+                together.setdefault(first, [first]).append(index)
     saved = 0
     groups: list[SharedPrefix] = []
-    for group in by_slot.values():
-        if len(group) < 2:
-            continue
+    for group in together.values():
         common = _common_length([rows[i] for i in group])
         whole = (len(group) - 1) * common if common >= min_length else 0
         split_saved, split_groups = _partition(rows, group, common, min_length)

@@ -32,8 +32,8 @@ class Slots(Protocol):
 class Row(Protocol):
     """One sequence: tokens [past, past + num_new) of it are the step's queries [start, start + num_new).
 
-    `extents` hold tokens [0, past + num_new), in order. `holding` is the same object in every step between which the
-    sequence's slots stay the same; None where nobody keeps count.
+    `extents` hold tokens [0, past + num_new), in order, and perhaps later ones. `holding` is the same object in every
+    step between which the sequence's slots stay the same; None where nobody keeps count.
     """
 
     @property

@@ -17,6 +17,7 @@ import torch
 
 from graftlm.kernels.attention import Plan
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.span_layout import spans_of
 from graftlm.kernels.transfer import send
 from graftlm.kernels.triton_attention import Scoring, TritonAttention
 
@@ -73,7 +74,8 @@ class FlashInferAttention(TritonAttention):
         if self.usable and not self.strict and rows and num_new >= MIN_NEW * len(rows):
             starts = [row.start for row in rows] + [rows[-1].start + rows[-1].num_new]
             lens = np.fromiter((row.past + row.num_new for row in rows), np.int64, len(rows))
-            slots = [np.arange(e.start, e.stop, dtype=np.int32) for row in rows for e in row.extents]
+            spans = [span for row in rows for span in spans_of(row.extents, 0, row.past + row.num_new)]
+            slots = [np.arange(first, last, dtype=np.int32) for first, last in spans]
             queries = np.array(starts, np.int32) - np.int32(starts[0])
             pages = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
             self._pages = queries, pages, send(np.concatenate(slots), self.device)
