@@ -135,17 +135,9 @@ class LocalEngine:
         self.requests.open_grammars()
         if self._flight is not None and (self._needs_room() or self._awaits_jumps(self._flight)):
             self._land()
-        started = time.perf_counter()
-        scheduled = self.scheduler.schedule()
-        for sequence, error in self.scheduler.failures:
-            self.requests.fail(sequence, error)
-        self.scheduler.failures.clear()
-        if not scheduled:
+        plan = self._plan()
+        if plan is None:
             return self._land()
-        if self.drafter is not None:
-            scheduled = self.drafter.extend(scheduled)
-        plan = build_plan(scheduled, share_decode=self.config.shared_prefix_decode)
-        self.counters.schedule_s += time.perf_counter() - started
         flight = self._launch(plan)
         self._land()
         if flight is not None and (flight.draws is not None or self._draw(flight)):
@@ -195,6 +187,21 @@ class LocalEngine:
         self.cache.check(self.scheduler.running)
 
     # -- a step ------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> StepPlan | None:
+        """Lay out the next step; None if nothing can run."""
+        started = time.perf_counter()
+        scheduled = self.scheduler.schedule()
+        for sequence, error in self.scheduler.failures:
+            self.requests.fail(sequence, error)
+        self.scheduler.failures.clear()
+        if not scheduled:
+            return None
+        if self.drafter is not None:
+            scheduled = self.drafter.extend(scheduled)
+        plan = build_plan(scheduled, share_decode=self.config.shared_prefix_decode)
+        self.counters.schedule_s += time.perf_counter() - started
+        return plan
 
     def _needs_room(self) -> bool:
         """Whether what has ended must make room first, so that nothing is retracted whose token is on its way."""

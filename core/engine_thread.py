@@ -122,8 +122,8 @@ class EngineThread:
                 if self.closed:
                     return
                 tasks, self._tasks = self._tasks, deque()
-            for task in tasks:
-                task(engine)
+            while tasks:
+                tasks.popleft()(engine)
             progressed = engine.idle or engine.step()
 
     def _await_work(self, engine: Engine, progressed: bool) -> None:

@@ -94,26 +94,33 @@ class OpenRequests:
 
     # -- they are answered -------------------------------------------------------------------------------------
 
-    def append(self, sequence: Sequence, samples: list[Sampled]) -> None:
-        """Append what was sampled; several samples make as many sequences of one."""
-        members = [sequence]
-        if len(samples) > 1 and sequence.group is not None:
+    def append(self, sequence: Sequence, samples: int | list[Sampled]) -> None:
+        """Append what was sampled: a token, or samples, of which several make as many sequences of one."""
+        if isinstance(samples, int):
+            self._append(sequence, samples, None)
+            return
+        group, members = sequence.group, [sequence]
+        assert group is not None
+        if len(samples) > 1:
             siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
-            sequence.group.sequences.extend(siblings)
+            group.sequences.extend(siblings)
             self.scheduler.waiting[:0] = siblings
             members += siblings
         for member, sample in zip(members, samples, strict=True):
-            place = member.num_tokens
-            try:
-                self.writer.write(member, sample)
-            except GraftError as error:
-                self.fail(sequence, error)
-                return
-            if member.num_computed > place and (member.num_tokens <= place or member.tokens[place] != sample.token_id):
-                member.num_computed = place  # it ran ahead with a token whose place its ending has taken
-            self._emit(member)
-            if member.group is not None and member.group.done:
-                return  # all have ended, or a listener failed and the request with it
+            self._append(member, sample.token_id, sample)
+            if group.done:
+                return  # all have ended, or one failed and the request with it
+
+    def _append(self, sequence: Sequence, token_id: int, sampled: Sampled | None) -> None:
+        place = len(sequence.tokens)
+        try:
+            self.writer.write(sequence, token_id, sampled)
+        except GraftError as error:
+            self.fail(sequence, error)
+            return
+        if sequence.num_computed > place and (len(sequence.tokens) <= place or sequence.tokens[place] != token_id):
+            sequence.num_computed = place  # it ran ahead with a token whose place its ending has taken
+        self._emit(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence is complete: give its slots back, and end its request with the last of them."""
@@ -135,7 +142,7 @@ class OpenRequests:
         group.completions[sequence.index] = self.writer.completion(sequence)
         if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
             self._groups.pop(group.request.id, None)
-            group.done = True
+            group.end()
             completion = group.completion
             group.listener.on_finish(completion)
             self.finished(group.request, completion)
@@ -200,9 +207,9 @@ class OpenRequests:
                 self._end(group, RequestTimeout(f"the request did not finish within its {timeout} s timeout"))
 
     def fail(self, sequence: Sequence, error: BaseException) -> None:
-        """End the whole request of a sequence with `error`."""
-        assert sequence.group is not None
-        self._end(sequence.group, error)
+        """End the whole request of a sequence with `error`, unless it has ended."""
+        if sequence.group is not None:
+            self._end(sequence.group, error)
 
     def fail_all(self, error: BaseException) -> None:
         """End every request with `error`, whatever state the engine is in; raises what could not be tidied up."""
@@ -214,7 +221,7 @@ class OpenRequests:
         """End every sequence of a request with `error`; what they computed before this step stays cached."""
         if group.done:
             return
-        group.done = True
+        group.end()
         self._groups.pop(group.request.id, None)
         if not isinstance(error, RequestCancelled):
             self.counters.failed += 1

@@ -144,7 +144,7 @@ class Request:
 SequenceStatus = Literal["waiting", "running", "held", "finished"]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """One token sequence on its way through the engine; a request with n > 1 has n of them.
 
@@ -154,7 +154,8 @@ class Sequence:
     steps that were launched have run: the first `num_shared` of them in locked radix nodes (`node` and its
     ancestors), the rest in slots that this sequence owns (`own`), which may reach further than num_computed.
 
-    `tokens` are int32 in an array: of a list the garbage collector would look at every token, again and again.
+    `tokens` are int32 in an array: of a list the garbage collector would look at every token, again and again. For
+    its sake there are slots, too, and `group` is None once the request has ended: what it held is freed at once.
     """
 
     request: Request
@@ -268,7 +269,10 @@ class Sequence:
     @property
     def capacity(self) -> int:
         """Tokens whose slots this sequence holds."""
-        return self.num_shared + sum(e.stop - e.start for e in self.own)
+        num_own = 0
+        for start, stop in self.own:
+            num_own += stop - start
+        return self.num_shared + num_own
 
 
 @dataclass(eq=False)
@@ -291,6 +295,12 @@ class SequenceGroup:
         group = cls(request, listener, [sequence])
         sequence.group = group
         return group
+
+    def end(self) -> None:
+        """Nothing more becomes of them. They let go of the group, so that no circle keeps what they hold."""
+        self.done = True
+        for sequence in self.sequences:
+            sequence.group = None
 
     @property
     def completion(self) -> Completion:

@@ -197,20 +197,20 @@ def needs_of(row: SampleRow, *, few: bool) -> Needs:
     return Needs.of(row.sequence.sampling, few=few, masked=row.mask is not None)
 
 
-def is_unedited(row: SampleRow) -> bool:
-    """Whether the row's logits are drawn from as they are, but for a mask, and nothing is reported of them."""
-    s = row.sequence.sampling
+def is_unedited(sequence: Sequence) -> bool:
+    """Whether the sequence draws from its logits as they are, but for a mask, and is told nothing of them."""
+    s = sequence.request.sampling
     return (
         s.repetition_penalty == 1
         and not (s.logprobs or s.top_logprobs or s.frequency_penalty or s.presence_penalty or s.logit_bias)
-        and (s.min_tokens == 0 or row.sequence.num_generated + row.sequence.num_ahead >= s.min_tokens)
+        and (s.min_tokens == 0 or sequence.num_generated + sequence.num_ahead >= s.min_tokens)
     )
 
 
 def _is_plain(row: SampleRow) -> bool:
     """Whether the likeliest token of the untouched logits is all that is wanted."""
     greedy = row.sequence.sampling.temperature == 0
-    return greedy and row.mask is None and row.num_samples == 1 and is_unedited(row)
+    return greedy and row.mask is None and row.num_samples == 1 and is_unedited(row.sequence)
 
 
 def _sample_plain(logits: torch.Tensor) -> list[list[Sampled] | GraftError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from graftlm.core.tokenizer import Tokenizer
     from graftlm.core.writer import Writer
 
-Outcome = list[Sampled] | GraftError | None
-"""What a row gets of a step: its samples, the error that stops it, or None where nothing is sampled."""
+Outcome = int | list[Sampled] | GraftError | None
+"""What a row gets of a step: its token, or samples with all that was asked for; the error that stops it; or None."""
 
 
 class Draws(NamedTuple):
@@ -74,28 +75,29 @@ class StepSampler:
         assert self.drawer is not None
         if any(_needs_host(row.sequence) for row in plan.rows):
             return None
-        rows = self._rows([plan.rows[i].sequence for i in members])
-        if not all(map(self.drawer.takes, rows)):
+        sequences = [plan.rows[i].sequence for i in members]
+        if not all(map(self.drawer.takes, sequences)):
             return None
+        masks = self._masks_of(sequences)
         if len(members) < len(logits):
             offsets = np.cumsum(plan.num_logits_per_row)[members] - 1  # a row that is drawn has one logit row
             logits = logits.index_select(0, send(offsets, logits.device))
-        return Draws(tuple(members), self.drawer.draw(logits, rows))
+        return Draws(tuple(members), self.drawer.draw(logits, sequences, masks))
 
-    def _rows(self, sequences: list[Sequence]) -> list[SampleRow]:
-        """What is wanted for each sequence that gets a token, masks filled."""
+    def _masks_of(self, sequences: list[Sequence]) -> dict[int, np.ndarray]:
+        """Prepare sequences for their next token. -> the masks of those that may not get every one, by place"""
         constrained = sum(map(is_constrained, sequences))
         if constrained > len(self._masks):
             self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
-        rows: list[SampleRow] = []
-        used = 0
-        for sequence in sequences:
+        masks: dict[int, np.ndarray] = {}
+        for place, sequence in enumerate(sequences):
             self.writer.begin(sequence)
-            mask = None
             if sequence.matcher is not None:
-                mask, used = self._mask(sequence, used)
-            rows.append(SampleRow(sequence, mask, sequence.sampling.n if forks(sequence) else 1))
-        return rows
+                row = self._masks[len(masks)]
+                row[:] = 0
+                if sequence.matcher.fill_mask(row[: self._mask_words]):
+                    masks[place] = row
+        return masks
 
     def sample(self, plan: StepPlan, logits: torch.Tensor) -> list[Outcome]:
         """Per plan row, its outcome. Rows whose sequence ended meanwhile, or has tokens to compute, get None."""
@@ -112,23 +114,21 @@ class StepSampler:
             offset += num_logits
         targets = [i for i in _waiting(plan) if not _gives_no_token(plan.rows[i].sequence)]
         if targets:
-            rows = self._rows([plan.rows[i].sequence for i in targets])
             picked = [offsets[i] for i in targets]
             chosen = logits if len(picked) == len(logits) else logits[picked]
-            for target, outcome in zip(targets, self._draw(chosen, rows), strict=True):
+            for target, outcome in zip(
+                targets, self._draw(chosen, [plan.rows[i].sequence for i in targets]), strict=True
+            ):
                 outcomes[target] = outcome
         return outcomes
 
-    def _draw(self, logits: torch.Tensor, rows: list[SampleRow]) -> list[list[Sampled] | GraftError]:
-        if self.drawer is not None and all(map(self.drawer.takes, rows)):
-            return self.drawer.draw(logits, rows).result()
-        return self.sampler.sample(logits, rows)
-
-    def _mask(self, sequence: Sequence, used: int) -> tuple[np.ndarray | None, int]:
-        assert sequence.matcher is not None
-        row = self._masks[used]
-        row[:] = 0
-        return (row, used + 1) if sequence.matcher.fill_mask(row[: self._mask_words]) else (None, used)
+    def _draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> Seq[Outcome]:
+        masks = self._masks_of(sequences)
+        counts = [sequence.sampling.n if forks(sequence) else 1 for sequence in sequences]
+        if self.drawer is not None and max(counts) == 1 and all(map(self.drawer.takes, sequences)):
+            return self.drawer.draw(logits, sequences, masks).result()
+        rows = zip(sequences, counts, strict=True)
+        return self.sampler.sample(logits, [SampleRow(one, masks.get(i), num) for i, (one, num) in enumerate(rows)])
 
 
 def forks(sequence: Sequence) -> bool:

@@ -47,9 +47,11 @@ class Writer:
             )
         self._jump(sequence)
 
-    def write(self, sequence: Sequence, sampled: Sampled) -> None:
-        """Append a sampled token and all that the grammar forces after it; sets `finish_reason` at the end."""
-        token_id = sampled.token_id
+    def write(self, sequence: Sequence, token_id: int, sampled: Sampled | None = None) -> None:
+        """Append a sampled token and all that the grammar forces after it; sets `finish_reason` at the end.
+
+        sampled  what was asked for about the token
+        """
         if sequence.matcher is not None and token_id not in self.tokenizer.eos_token_ids:
             if sequence.matcher.advance([token_id]) != 1:
                 raise EngineError(f"token {token_id} was sampled against its grammar's mask")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.device_sampler import DeviceSampler, Drawn
 from graftlm.core.errors import EngineError, GrammarError, RequestCancelled
 from graftlm.core.plan import StepPlan
-from graftlm.core.request import Chunk, Completion, Request, SequenceGroup
+from graftlm.core.request import Chunk, Completion, Request, Sequence, SequenceGroup
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
@@ -150,6 +152,53 @@ def queue(rt: Runtime, engine: Any, prompt: list[int], **sampling: Any) -> tuple
     group = rt._group(Request(prompt, SamplingParams(**sampling)), listener, 0.0)
     engine.add(group)
     return listener, group
+
+
+def test_a_step_makes_few_objects_that_the_garbage_collector_counts() -> None:
+    num_rows = 40
+    made: list[int] = []
+
+    def body(engine: Any) -> None:
+        for i in range(num_rows):
+            queue(rt, engine, random_prompt(9, seed=i), **GREEDY)
+        for _ in range(3):
+            engine.step()
+        forward = engine.runner.forward
+
+        def counted(plan: StepPlan) -> torch.Tensor:
+            made.append(gc.get_count()[0])  # the rows of two steps live now, and one of them is new
+            return forward(plan)
+
+        engine.runner.forward = counted
+        gc.collect()
+        engine.step()
+
+    with runtime() as rt, collecting_nothing():
+        stepping(rt, body)
+    assert made[0] < 2.5 * num_rows
+
+
+@contextmanager
+def collecting_nothing() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_what_an_ended_request_held_is_freed_without_the_garbage_collector() -> None:
+    def num_sequences() -> int:
+        rt.generate([5], temperature=0, max_tokens=1)  # the kernels keep the plan of the last step
+        return sum(type(thing) is Sequence for thing in gc.get_objects())
+
+    with runtime() as rt:
+        rt.generate(family(4), **GREEDY)
+        gc.collect()
+        before = num_sequences()
+        with collecting_nothing():
+            rt.generate(family(4), **GREEDY | {"n": 2, "temperature": 1})
+            assert num_sequences() == before
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -364,10 +413,10 @@ def test_a_failing_launch_fails_its_requests_and_the_next_ones_run(monkeypatch: 
 def test_logits_that_are_not_finite_fail_their_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = DeviceSampler.draw
 
-    def broken(self: DeviceSampler, logits: torch.Tensor, rows: Any) -> Drawn:
+    def broken(self: DeviceSampler, logits: torch.Tensor, sequences: Any, masks: Any) -> Drawn:
         logits = logits.clone()
-        logits[[i for i, row in enumerate(rows) if row.sequence.tokens[0] == 5]] = float("nan")
-        return draw(self, logits, rows)
+        logits[[i for i, sequence in enumerate(sequences) if sequence.tokens[0] == 5]] = float("nan")
+        return draw(self, logits, sequences, masks)
 
     monkeypatch.setattr(DeviceSampler, "draw", broken)
     with runtime() as rt:
