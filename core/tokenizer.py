@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import marshal
 import os
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -284,12 +284,23 @@ class Detokenizer:
 _WINDOW = 6  # ids of context that decide how a tokenizer without exact bytes joins the next one
 
 
+_MARSHALLED = np.dtype([("kind", "u1"), ("value", "<i4")])
+
+
 def _packed(ids: list[Any]) -> NDArray[Any]:
-    """The same as numpy makes of a list, in half the time where it holds integers alone."""
+    """The same as numpy makes of a list, in a quarter of the time where it holds integers of 32 bits alone.
+
+    marshal writes such an integer as "i" and four bytes, behind five of the list's own. So where every fifth byte is
+    an "i", from the first item to the last, there is nothing else in the list.
+    """
     try:
-        return np.frombuffer(array("i", ids), np.int32)
-    except (TypeError, OverflowError):
+        written = marshal.dumps(ids, 0)
+    except ValueError:  # it holds what marshal cannot write
         return np.asarray(ids)
+    if len(written) != _MARSHALLED.itemsize * (1 + len(ids)):
+        return np.asarray(ids)
+    items = np.frombuffer(written, _MARSHALLED)[1:]
+    return items["value"] if (items["kind"] == ord("i")).all() else np.asarray(ids)
 
 
 def _check_writable(text: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,22 @@ def test_an_empty_prompt_is_refused(prompt: object) -> None:
 def test_a_prompt_that_is_none_is_refused(prompt: object) -> None:
     with pytest.raises(ConfigError):
         BYTES.encode_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[0, 105, 2**31 - 1], [1, True, 3], [1, np.int64(2), 3], (1, 2, 3), np.array([4, 5], np.uint16), [7]],
+    ids=["integers", "a bool", "a number of numpy", "a tuple", "an array", "one"],
+)
+def test_token_ids_are_taken_as_they_are(prompt: Any) -> None:
+    ids = BYTES.encode_prompt(prompt)
+    assert (ids.dtype, ids.tolist()) == (np.int32, [int(i) for i in prompt])
+
+
+@pytest.mark.parametrize("other", [None, 2.5, "iiii", b"iiii", [1], (1,), {}])
+def test_a_list_that_begins_with_a_token_id_and_goes_on_with_something_else_is_refused(other: object) -> None:
+    with pytest.raises((ConfigError, ValueError)):
+        BYTES.encode_prompt([105, other, 105])
 
 
 def test_messages_without_a_chat_template_are_refused() -> None:
