@@ -227,11 +227,9 @@ class Scheduler:
         leader = leaders.get(_place(peek.node, rest, self.cache.tree.page_size))
         if leader is None:
             return False
-        ahead = leader.ids[leader.num_shared :]
-        length = min(len(rest), len(ahead))
-        different = np.flatnonzero(rest[:length] != ahead[:length])
-        shared = int(different[0]) if len(different) else length
-        return shared >= min(WORTH_WAITING, max(1, len(rest) // 2))
+        enough = min(WORTH_WAITING, max(1, len(rest) // 2))
+        ahead = leader.ids[leader.num_shared : leader.num_shared + enough]
+        return rest[:enough].tobytes() == ahead.tobytes()
 
 
 def _place(node: Node | None, rest: np.ndarray, page_size: int) -> tuple[int, bytes]:
