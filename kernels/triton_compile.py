@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -14,35 +14,57 @@ import torch
 from graftlm.kernels.gpu_support import triton_problem
 
 MAX_THREADS = 16
+_PACKAGE = __name__.partition(".")[0]
+
+
+class Compiling:
+    """Kernels that threads compile meanwhile. None of them may be launched before `wait` has returned."""
+
+    def __init__(self, kernels: Sequence[tuple[Any, str]], device: torch.device) -> None:
+        self._kernels = len(kernels)
+        self._pool: ThreadPoolExecutor | None = None
+        if not kernels:
+            return
+        index = torch.cuda.current_device() if device.index is None else device.index
+        threads = min(len(kernels), MAX_THREADS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(
+            threads, "graftlm compile", initializer=torch.cuda.set_device, initargs=(index,)
+        )
+        for kernel in reversed(kernels):  # a start launches small ones first
+            self._pool.submit(_compile, kernel)
+        self._pool.shutdown(wait=False)
+
+    def wait(self) -> int:
+        """Wait for all of them. -> how many"""
+        if self._pool is not None:
+            self._pool.shutdown()
+        return self._kernels
+
+
+def compile_meanwhile(run: Callable[[], object], device: torch.device) -> Compiling:
+    """Begin to compile what `run` launches on `device`, in threads.
+
+    `run` is called once, with every launch left out whose kernel is one of ours and not loaded: what it computes is
+    void, and what it raises is left for the call that counts to raise. So is a kernel that does not compile. Does
+    nothing where Triton does not run.
+    """
+    wanted = _Wanted()
+    if triton_problem(device) is None:
+        from triton import knobs
+
+        before = knobs.runtime.jit_cache_hook
+        knobs.runtime.jit_cache_hook = wanted
+        try:
+            with suppress(Exception):
+                run()
+        finally:
+            knobs.runtime.jit_cache_hook = before
+    return Compiling(list(wanted.kernels.values()), device)
 
 
 def compile_together(run: Callable[[], object], device: torch.device) -> int:
-    """Compile what `run` launches on `device`, in threads. -> how many kernels
-
-    `run` is called once, with every launch left out whose kernel is not loaded: what it computes is void, and what it
-    raises is left for the call that counts to raise. So is a kernel that does not compile. Does nothing where Triton
-    does not run.
-    """
-    if triton_problem(device) is not None:
-        return 0
-    from triton import knobs
-
-    wanted = _Wanted()
-    before = knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = wanted
-    try:
-        with suppress(Exception):
-            run()
-    finally:
-        knobs.runtime.jit_cache_hook = before
-    if wanted.kernels:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        threads = min(len(wanted.kernels), MAX_THREADS, os.cpu_count() or 1)
-        with ThreadPoolExecutor(
-            threads, "graftlm compile", initializer=torch.cuda.set_device, initargs=(index,)
-        ) as pool:
-            list(pool.map(_compile, wanted.kernels.values()))
-    return len(wanted.kernels)
+    """The same, and wait for it. -> how many kernels"""
+    return compile_meanwhile(run, device).wait()
 
 
 class _Wanted:
@@ -53,7 +75,7 @@ class _Wanted:
         self._thread = threading.get_ident()
 
     def __call__(self, *, key: Any, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or fn.module.partition(".")[0] != _PACKAGE:
             return False
         self.kernels.setdefault((fn.name, key), (fn.jit_function, compile["specialization_data"]))
         return True
