@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -28,27 +29,39 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between old and new on random input; half precision rounds once more or less."""
 
 
-def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = False) -> Fusions:
+def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = False, dry: bool = False) -> Fusions:
     """Replace in `model` what has a faster equal on a GPU. One layer's weights are held twice while they are packed.
 
     max_rows  up to how many rows products take in what is around them; None takes the measured rule.
     strict    all plain linear layers give each row to the last bit what they would give it alone.
+    dry       take every replacement for an equal one, to see what is launched; `model` is then void. What it shares
+              with other models of its kind stays as it is.
     """
     fusions = Fusions()
     first = next(model.parameters())
     linear = FixedProduct(first.device, first.dtype) if strict else None
-    found = Recognised({}, {}, set())
+    work = _Work(fusions, Recognised({}, {}, set()), linear, _any if dry else _agree)
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
         for module in list(model.modules()):
-            if not _pack_qkv(module, fusions, found, linear):
-                _pack_gate_up(module, fusions, found, linear) or _fuse_norm(module, fusions, found)
-        _fuse_rotary(model, fusions)
-        fuse_layers(model, found, fusions, _agree, max_rows=max_rows, linear=linear)
+            if not _pack_qkv(module, work):
+                _pack_gate_up(module, work) or _fuse_norm(module, work)
+        _fuse_rotary(model, work, dry=dry)
+        fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, linear=linear)
         if linear is None:
-            _fuse_head(model, fusions)
+            _fuse_head(model, work)
     return fusions
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What was replaced and recognised so far; what computes products; and whether two outputs count as equal."""
+
+    fusions: Fusions
+    found: Recognised
+    linear: Linear | None
+    agree: Callable[[torch.Tensor, torch.Tensor], bool]
 
 
 def _fix_linears(model: nn.Module, linear: Linear, fusions: Fusions) -> None:
@@ -121,32 +134,32 @@ def _plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear]
     return linears if same else None
 
 
-def _pack_qkv(module: nn.Module, fusions: Fusions, found: Recognised, linear: Linear | None) -> bool:
+def _pack_qkv(module: nn.Module, work: _Work) -> bool:
     names = ("q_proj", "k_proj", "v_proj")
     linears = _plain_linears(module, names)
     if linears is None:
         return False
     probe = _probe(linears[0], linears[0].in_features)
     old = [linear(probe) for linear in linears]
-    packed = PackedProjections(linears, linear)
+    packed = PackedProjections(linears, work.linear)
     packed(probe)
-    if not all(_agree(a, b) for a, b in zip(old, packed.parts, strict=True)):
+    if not all(work.agree(a, b) for a, b in zip(old, packed.parts, strict=True)):
         return False
     _release(linears)
     for index, name in enumerate(names):
         setattr(module, name, packed if index == 0 else PackedPart(packed, index))
-    fusions.add(partial(_restore, module, dict(zip(names, linears, strict=True)), packed))
-    fusions.num_packed += 1
-    found.products[module] = Product(packed.weight, packed.bias)
+    work.fusions.add(partial(_restore, module, dict(zip(names, linears, strict=True)), packed))
+    work.fusions.num_packed += 1
+    work.found.products[module] = Product(packed.weight, packed.bias)
     return True
 
 
-def _pack_gate_up(module: nn.Module, fusions: Fusions, found: Recognised, linear: Linear | None) -> bool:
+def _pack_gate_up(module: nn.Module, work: _Work) -> bool:
     linears = _plain_linears(module, ("gate_proj", "up_proj"))
     down, activation = getattr(module, "down_proj", None), getattr(module, "act_fn", None)
     if linears is None or not isinstance(down, nn.Module) or activation is None:
         return False
-    packed = PackedProjections(linears, linear)
+    packed = PackedProjections(linears, work.linear)
     width = linears[0].out_features
     silu = is_silu(activation)
 
@@ -156,18 +169,18 @@ def _pack_gate_up(module: nn.Module, fusions: Fusions, found: Recognised, linear
         out: torch.Tensor = down(hidden)
         return out
 
-    if not _replace_forward(module, forward, _probe(linears[0], linears[0].in_features), fusions):
+    if not _replace_forward(module, forward, _probe(linears[0], linears[0].in_features), work):
         return False
     _release(linears)
-    fusions.add(partial(packed.unpack, linears))
-    fusions.num_packed += 1
-    found.products[module] = Product(packed.weight, packed.bias)
+    work.fusions.add(partial(packed.unpack, linears))
+    work.fusions.num_packed += 1
+    work.found.products[module] = Product(packed.weight, packed.bias)
     if silu:
-        found.gated.add(module)
+        work.found.gated.add(module)
     return True
 
 
-def _fuse_norm(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
+def _fuse_norm(module: nn.Module, work: _Work) -> bool:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, torch.Tensor) or eps is None:
@@ -177,13 +190,13 @@ def _fuse_norm(module: nn.Module, fusions: Fusions, found: Recognised) -> bool:
         return rms_norm(x, weight, eps)
 
     probe = torch.randn(2, 3, weight.shape[0], device=weight.device).to(weight.dtype)
-    if not _replace_forward(module, forward, probe, fusions):
+    if not _replace_forward(module, forward, probe, work):
         return False
-    found.norms[module] = Norm(weight, eps)
+    work.found.norms[module] = Norm(weight, eps)
     return True
 
 
-def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
+def _fuse_head(model: nn.Module, work: _Work) -> None:
     """Read the weights of the logits as fast as the memory gives them, for few rows."""
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     max_rows = max_rows_of(head.weight) if type(head) is nn.Linear else 0
@@ -199,11 +212,11 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
         return nn.functional.linear(x, head.weight, head.bias)
 
     probe = _probe(head, head.in_features)
-    if _agree(head(probe[:, :1]), forward(probe[:, :1])):
-        _replace_forward(head, forward, probe, fusions)
+    if work.agree(head(probe[:, :1]), forward(probe[:, :1])):
+        _replace_forward(head, forward, probe, work)
 
 
-def _fuse_rotary(model: nn.Module, fusions: Fusions) -> None:
+def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:
     """Replace the rotary embedding of the model's file; tensors on other devices still go through its own."""
     sources = {type(m).__module__ for m in model.modules() if type(m).__name__.endswith("Attention")}
     device = next(model.parameters()).device
@@ -223,21 +236,25 @@ def _fuse_rotary(model: nn.Module, fusions: Fusions) -> None:
             q_out, k_out = rotate(q[0].transpose(0, 1), k[0].transpose(0, 1), cos[0], sin[0])
             return q_out.transpose(0, 1)[None], k_out.transpose(0, 1)[None]
 
-        if _same_rotation(original, fused, device, next(model.parameters()).dtype):
+        if _same_rotation(original, fused, model) and not dry:
             setattr(source, "apply_rotary_pos_emb", fused)  # noqa: B010
-            fusions.add(partial(_restore_rotary, source, original))
+            work.fusions.add(partial(_restore_rotary, source, original))
 
 
 def _restore_rotary(source: ModuleType, original: Callable[..., Any]) -> None:
     setattr(source, "apply_rotary_pos_emb", original)  # noqa: B010
 
 
-def _same_rotation(
-    original: Callable[..., Any], fused: Callable[..., Any], device: torch.device, dtype: torch.dtype
-) -> bool:
-    q, k = (torch.randn(1, heads, 3, 16, device=device).to(dtype) for heads in (4, 2))
-    angle = torch.randn(1, 3, 8, device=device)
-    cos, sin = (torch.cat([f(angle)] * 2, -1).to(dtype) for f in (torch.cos, torch.sin))
+def _same_rotation(original: Callable[..., Any], fused: Callable[..., Any], model: nn.Module) -> bool:
+    """Whether they turn random heads alike, as many and as large as the model's own if it says what these are."""
+    config: Any = getattr(model, "config", None)
+    num_heads = getattr(config, "num_attention_heads", None) or 4
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    half = (getattr(config, "head_dim", None) or 16) // 2
+    like = next(model.parameters())
+    q, k = (torch.randn(1, n, 3, 2 * half, device=like.device).to(like.dtype) for n in (num_heads, num_kv_heads))
+    angle = torch.randn(1, 3, half, device=like.device)
+    cos, sin = (torch.cat([f(angle)] * 2, -1).to(like.dtype) for f in (torch.cos, torch.sin))
     try:
         old, new = original(q, k, cos, sin), fused(q, k, cos, sin)
     except Exception:  # a signature or a kind of rotation of its own: it keeps it
@@ -246,15 +263,15 @@ def _same_rotation(
 
 
 def _replace_forward(
-    module: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor], probe: torch.Tensor, fusions: Fusions
+    module: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor], probe: torch.Tensor, work: _Work
 ) -> bool:
     try:
-        agree = _agree(module(probe), forward(probe))
+        agree = work.agree(module(probe), forward(probe))
     except Exception:  # it takes other arguments, or the kernel refuses this shape: it stays as it is
         return False
     if agree:
         module.forward = forward
-        fusions.add(partial(delattr, module, "forward"))
+        work.fusions.add(partial(delattr, module, "forward"))
     return agree
 
 
@@ -265,6 +282,10 @@ def _probe(linear: nn.Linear, width: int) -> torch.Tensor:
 def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
     error = (new.float() - old.float()).norm() / old.float().norm().clamp_min(1e-30)
     return old.shape == new.shape and bool(error < TOLERANCE.get(old.dtype, 0.0))
+
+
+def _any(old: torch.Tensor, new: torch.Tensor) -> bool:
+    return old.shape == new.shape
 
 
 def _release(linears: list[nn.Linear]) -> None:
