@@ -99,10 +99,12 @@ class GraphRunner:
     ) -> None:
         self.eager = eager
         self.attention = attention
-        largest = min(max(TOKENS_PER_ROW * max_batch, 64), LADDER[-1])
-        self.sizes = [size for size in LADDER if size < largest] + [largest]
-        self.step = DeviceStep(largest, largest, max_len, scratch, attention.device, min(max_batch, largest))
+        self.sizes = graph_sizes(max_batch)
+        self.step = step_buffers(max_batch, max_len, scratch, attention.device)
         self.graphs: dict[Shape, Captured] = {}
+        loaded = eager.loaded
+        num_first = 1 + max(map(loaded.layers.index, loaded.layers))  # up to the first layer of the last kind
+        self._brief = PagedRunner(loaded, _until(attention, num_first), eager.drawn)
         self._capture_all()
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -129,23 +131,16 @@ class GraphRunner:
 
     def _compile(self) -> None:
         """Compile the kernels of all graphs side by side; capturing one graph after the other compiles them in turn."""
-        loaded, drawn = self.eager.loaded, self.eager.drawn
-        num_layers = len(loaded.layers)
-        num_first = 1 + max(map(loaded.layers.index, loaded.layers))  # up to the first layer of the last kind
-        some, whole = (PagedRunner(loaded, _until(self.attention, end), drawn) for end in (num_first, num_layers))
 
         def launch_all() -> None:
-            for size in reversed(self.sizes):
-                for prefix in (False, True):
-                    self.attention.bind(self.step, Layout(size, size, 1, prefix))
-                    self.step.fill_scratch(size)
-                    with suppress(_Seen):
-                        self._run(size, whole if size == self.sizes[0] else some)  # one row has a head of its own
+            launch_steps(self.step, self.attention, self._brief, self.sizes[1:])
+            launch_steps(self.step, self.attention, self.eager, self.sizes[:1])  # one row has a head of its own
 
         compile_together(launch_all, self.attention.device)
 
     def _capture_all(self) -> None:
-        self._compile()
+        if not self.eager.loaded.rehearsed:
+            self._compile()
         reason = self._captured(self.sizes, nullcontext)
         if reason is None:
             return
@@ -180,8 +175,10 @@ class GraphRunner:
         self.step.fill_scratch(shape.num_rows)
         stream: Any = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels compile and libraries set themselves up outside the capture
-            self._run(shape.num_rows)
+        with torch.cuda.stream(stream), suppress(_Seen):
+            # Kernels compile and libraries set themselves up outside the capture. With a prefix only attention is
+            # another than in the graph of this size without.
+            run_rows(self.step, self._brief if shape.prefix else self.eager, shape.num_rows)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
@@ -189,13 +186,38 @@ class GraphRunner:
         graph.replay()  # the first replay sends the graph to the device, which takes milliseconds
         return Captured(graph, _borrowed(logits))
 
-    def _run(self, num_rows: int, runner: PagedRunner | None = None) -> torch.Tensor:
-        """The forward of the step at hand, by the eager runner or another."""
-        step, drawn = self.step, self.eager.drawn
-        ids = step.ids[:num_rows]
-        if drawn is not None:
-            ids = feed(ids, step.sources[:num_rows], drawn)
-        return (runner or self.eager).run(ids, step.positions[:num_rows], None, None)
+    def _run(self, num_rows: int) -> torch.Tensor:
+        return run_rows(self.step, self.eager, num_rows)
+
+
+def graph_sizes(max_batch: int) -> list[int]:
+    """For how many rows graphs are captured, the fewest first."""
+    largest = min(max(TOKENS_PER_ROW * max_batch, 64), LADDER[-1])
+    return [size for size in LADDER if size < largest] + [largest]
+
+
+def step_buffers(max_batch: int, max_len: int, scratch: int, device: torch.device) -> DeviceStep:
+    """What all these graphs read."""
+    largest = graph_sizes(max_batch)[-1]
+    return DeviceStep(largest, largest, max_len, scratch, device, min(max_batch, largest))
+
+
+def run_rows(step: DeviceStep, runner: PagedRunner, num_rows: int) -> torch.Tensor:
+    """Run the step at hand, which has so many rows of one token. -> logits [num_rows, vocab_size]"""
+    ids = step.ids[:num_rows]
+    if runner.drawn is not None:
+        ids = feed(ids, step.sources[:num_rows], runner.drawn)
+    return runner.run(ids, step.positions[:num_rows], None, None)
+
+
+def launch_steps(step: DeviceStep, attention: CapturableAttention, runner: PagedRunner, sizes: list[int]) -> None:
+    """Run steps of all `sizes` as graphs of them are captured, for what they launch."""
+    for size in reversed(sizes):
+        for prefix in (False, True):
+            attention.bind(step, Layout(size, size, 1, prefix))
+            step.fill_scratch(size)
+            with suppress(_Seen):
+                run_rows(step, runner, size)
 
 
 class _Seen(Exception):

@@ -18,6 +18,7 @@ from graftlm.core.fuse_cpu import fuse_cpu
 from graftlm.core.memory import check_weights_fit, give_back
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
+from graftlm.core.rehearsal import rehearse
 from graftlm.core.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.gpu_support import triton_problem
@@ -42,6 +43,7 @@ class LoadedModel:
     eos_token_ids    every id that ends an answer
     lane             "paged": ragged batches over the KV store; "serial": one sequence at a time over the model's
                      own cache, because of `lane_reason`
+    rehearsed        whether what its steps launch was compiled before anything was (rehearsal.py)
     """
 
     model: nn.Module
@@ -58,6 +60,7 @@ class LoadedModel:
     lane: Lane = "serial"
     lane_reason: str | None = None
     fusions: Fusions = field(default_factory=Fusions, repr=False)
+    rehearsed: bool = False
 
     def release(self) -> None:
         """Give the model back as it came: its own modules, its weights in their plain layout."""
@@ -126,16 +129,21 @@ def load_model(
         name=name,
     )
     wrapped.eos_token_ids = loaded.eos_token_ids
+    factory = attention_factory or default_attention(device)
+    rehearsal = rehearse(loaded, config, factory)
     try:
         reference = Reference.of(loaded)
     except Exception as error:
         raise ModelError(f"{name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
+    if rehearsal is not None:
+        _ = wrapped.token_bytes  # which the engine will ask for
+        rehearsal.wait()
     loaded.fusions = _fuse(hf_model, device, strict=config.strict)
+    loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if not isinstance(model, nn.Module):
         _leave_files(hf_model, loaded.fusions)
     if device.type == "cpu":
         fuse_cpu(hf_model, loaded.fusions)  # last: it takes addresses
-    factory = attention_factory or default_attention(device)
     _choose_lane(loaded, reference, factory)
     if config.strict and loaded.lane == "paged" and device.type == "cuda":
         _check_strict(loaded, factory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,7 +119,12 @@ def qualify(loaded: LoadedModel, reference: Reference, attention_factory: Attent
     for limit, cause in context_limits(loaded.text_config, loaded.layers):
         if loaded.max_model_len > limit:
             return f"{cause} beyond {limit:,} tokens; max_model_len={limit} keeps it in the paged lane"
-    _compile(loaded, attention_factory)
+    if not loaded.rehearsed:  # on a GPU kernels compile, side by side
+        launches = (
+            partial(launch_ragged, loaded, attention_factory),
+            partial(_difference, loaded, reference, attention_factory),
+        )
+        compile_together(lambda: [launch() for launch in launches], loaded.device)
     try:
         return _difference(loaded, reference, attention_factory)
     except Exception as failure:
@@ -162,18 +168,14 @@ def stretched_context(config: Any) -> int | None:
     return None
 
 
-def _compile(loaded: LoadedModel, attention_factory: AttentionFactory) -> None:
-    """Compile what rows of one token, of a few and of many launch, side by side: on a GPU, where kernels compile."""
+def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory) -> None:
+    """Run steps of many tokens and of half as many, with rows of one token and of a few, for what they launch."""
     many = min(MANY_TOKENS, loaded.max_model_len - 1)
-
-    def launch_all() -> None:
-        store = KVStore(loaded.kv_layout, many + 9, loaded.dtype, loaded.device)
-        runner = PagedRunner(loaded, attention_factory(store))
-        places = ([Extent(0, many)], [Extent(many, many + 9)])
-        for pieces in ([(0, many - 1), (0, 5)], [(many - 1, many), (5, 9)]):
-            runner.forward(_plan([[0] * many, [0] * 9], places, pieces))
-
-    compile_together(launch_all, loaded.device)
+    store = KVStore(loaded.kv_layout, many + 9, loaded.dtype, loaded.device)
+    runner = PagedRunner(loaded, attention_factory(store))
+    places = ([Extent(0, many)], [Extent(many, many + 9)])
+    for pieces in ([(0, many // 2), (0, 5)], [(0, many - 1), (0, 5)], [(many - 1, many), (5, 9)]):
+        runner.forward(_plan([[0] * many, [0] * 9], places, pieces))
 
 
 def _difference(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> str | None:

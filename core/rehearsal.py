@@ -1,0 +1,149 @@
+"""A start on a GPU rehearsed with a small copy of the model: its kernels compile while the model runs as it came.
+
+A start compares each replacement with what it replaces, a ragged batch with the model's own forward, and captures a
+graph for each batch size. All that launches a few dozen kernels, and to compile each where it is first launched takes
+longer than all else. So the same is run dry first, on one layer of each kind, and threads compile what it launched.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.kv_dtype import kv_dtype
+from graftlm.core.paged import PagedRunner
+from graftlm.core.qualify import AttentionFactory, discover, launch_ragged
+from graftlm.kernels.attention import StrictAttention
+from graftlm.kernels.device_step import CapturableAttention
+from graftlm.kernels.gpu_support import triton_problem
+from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.triton_compile import Compiling, compile_meanwhile
+
+if TYPE_CHECKING:
+    from graftlm.core.model import LoadedModel
+
+MAX_KINDS = 4
+"""Layers of the copy at most, whose packed weights it holds beside those of the model."""
+
+Form = frozenset[tuple[type, type]]
+"""The modules of a model, and what their forward is."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was launched, being compiled, and what the copy had become by its end; nothing if it ended early."""
+
+    compiling: tuple[Compiling, ...]
+    form: Form
+
+    def wait(self) -> None:
+        """Wait until everything is compiled."""
+        for compiling in self.compiling:
+            compiling.wait()
+
+    def covers(self, model: nn.Module) -> bool:
+        """Whether `model` became what its copy had become, so that it launches the same."""
+        return self.form == form_of(model)
+
+
+def rehearse(loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory) -> Rehearsal | None:
+    """Begin to compile what the rest of the start launches. None where Triton does not run.
+
+    The model stays as it is. Nothing is to be launched on behalf of it, but for its own forward, before the kernels
+    are waited for.
+    """
+    if triton_problem(loaded.device) is not None:
+        return None
+    form: Form = frozenset()
+
+    def run() -> None:
+        nonlocal form
+        from graftlm.core.fuse_gpu import fuse_gpu
+
+        model = small_copy(loaded.model)
+        try:
+            fuse_gpu(model, strict=config.strict, dry=True)
+            found = discover(model, loaded.device)
+            small = replace(loaded, model=model, lane="paged", layers=found.layers, layer_of=found.layer_of)
+            launch_ragged(small, attention_factory)
+            _launch_steps(small, config, attention_factory)
+            form = form_of(model)
+        finally:
+            _strip(model)
+
+    # what the first kernels wait for, all others then find done: Triton reads itself to know its version
+    first = compile_meanwhile(partial(_launch_draws, loaded), loaded.device)
+    others = compile_meanwhile(run, loaded.device)
+    return Rehearsal((first, others), form)
+
+
+def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory) -> None:
+    """Run a decode step of every size that a graph is captured for."""
+    from graftlm.core.graphs import graph_sizes, launch_steps, step_buffers
+
+    dtype, scales = kv_dtype(loaded, config.cache), None
+    if dtype is not loaded.dtype:
+        scales = [torch.ones(2, layer.num_kv_heads, device=loaded.device) for layer in loaded.layers]
+    attention = attention_factory(KVStore(loaded.kv_layout, 1, dtype, loaded.device, scales))
+    if isinstance(attention, StrictAttention):
+        attention.strict = config.strict
+    if isinstance(attention, CapturableAttention):
+        step = step_buffers(config.max_batch, loaded.max_model_len, 0, loaded.device)
+        launch_steps(step, attention, PagedRunner(loaded, attention), graph_sizes(config.max_batch))
+
+
+def _launch_draws(loaded: LoadedModel) -> None:
+    """Draw a token as decode steps do, under a mask."""
+    from graftlm.kernels.triton_greedy import greedy
+    from graftlm.kernels.triton_mask import apply_mask
+
+    logits = torch.zeros(1, loaded.vocab_size, dtype=loaded.dtype, device=loaded.device)
+    numbers = torch.zeros(1, (loaded.vocab_size + 31) // 32, dtype=torch.int32, device=loaded.device)
+    apply_mask(logits, numbers, numbers[0, :1])
+    greedy(logits, torch.zeros(1, dtype=torch.int64, device=loaded.device))
+
+
+def small_copy(model: nn.Module) -> nn.Module:
+    """A copy that has the weights of `model`, not copies of them, and of its decoder layers one of each kind.
+
+    Raises ValueError if there are too many kinds.
+    """
+    memo: dict[int, object] = {id(x): x for x in chain(model.parameters(), model.buffers())}
+    for module in model.modules():
+        layers = getattr(module, "layers", None)
+        if isinstance(layers, nn.ModuleList):
+            kinds = {_kind(layer): layer for layer in reversed(layers)}
+            if len(kinds) > MAX_KINDS:
+                raise ValueError(f"{type(module).__name__} has {len(kinds)} kinds of layers")
+            memo[id(layers)] = nn.ModuleList(copy.deepcopy(layer, memo) for layer in reversed(kinds.values()))
+    return copy.deepcopy(model, memo)
+
+
+def _kind(layer: nn.Module) -> tuple[object, ...]:
+    """What two layers that launch the same kernels have in common."""
+    kind: list[object] = []
+    for module in layer.modules():
+        kind.append(type(module))
+        kind += [(k, v) for k, v in vars(module).items() if isinstance(v, bool | int | float | str) and "idx" not in k]
+        for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+            kind.append((name, tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16))
+    return tuple(kind)
+
+
+def form_of(model: nn.Module) -> Form:
+    return frozenset((type(module), type(vars(module).get("forward"))) for module in model.modules())
+
+
+def _strip(model: nn.Module) -> None:
+    """Let go of all weights at once: modules refer to each other in circles, which are collected some time."""
+    for module in model.modules():
+        vars(module).pop("forward", None)
+        module._parameters.clear()
+        module._buffers.clear()
