@@ -358,7 +358,8 @@ def _byte_table(tokenizer: Tokenizer) -> list[bytes]:
     hf = tokenizer.hf
     kinds = _decoder_types(getattr(hf, "backend_tokenizer", None))
     added = {i: token.content for i, token in hf.added_tokens_decoder.items()}
-    byte_of = {character: byte for byte, character in enumerate(byte_alphabet())}
+    # what stands for no byte becomes a character that is none
+    byte_of = dict.fromkeys(range(256), 0xFFFF) | {ord(c): byte for byte, c in enumerate(byte_alphabet())}
     table = [b""] * tokenizer.vocab_size
     for piece, i in hf.get_vocab().items():
         if tokenizer.is_special(i):
@@ -366,7 +367,10 @@ def _byte_table(tokenizer: Tokenizer) -> list[bytes]:
         if i in added:
             table[i] = added[i].encode()
         elif "ByteLevel" in kinds:
-            table[i] = bytes(byte_of[c] for c in piece) if all(c in byte_of for c in piece) else piece.encode()
+            try:
+                table[i] = piece.translate(byte_of).encode("latin-1")
+            except UnicodeEncodeError:
+                table[i] = piece.encode()
         elif "ByteFallback" in kinds and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             table[i] = bytes([int(piece[3:5], 16)])
         elif "WordPiece" in kinds:
