@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.triton_launch import begin, chain
+from graftlm.kernels.triton_launch import announce, chain, wait
 from graftlm.kernels.triton_softmax import LOG2E, add_sink, attend_block, precision
 
 MAX_SPLITS = 32
@@ -22,20 +22,31 @@ PREFIX_QUERIES = 64  # of one program over a shared prefix
 
 
 @triton.jit
+def _slots(slots, first, last, BLOCK: tl.constexpr):
+    """The slots of tokens [first, first + BLOCK) of the table, 0 from `last` on."""
+    n = first + tl.arange(0, BLOCK)
+    return tl.load(slots + n, mask=n < last, other=0)
+
+
+@triton.jit
 def _see(
-    q, k, v, slots, first, last, m, total, acc, scale, softcap, k_slot, v_slot,
+    q, k, v, slots, slot, first, last, m, total, acc, scale, softcap, k_slot, v_slot,
     D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, BLOCK: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Let queries q [M, D_PAD] see tokens [first, last) of the table; k and v point at their head."""
+    """Let queries q [M, D_PAD] see tokens [first, last) of the table, which begin with `slot` [BLOCK].
+
+    k and v point at their head. Slots are read a block ahead, so that K and V never wait for them.
+    """
     d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
     d_ok, e_ok = d < D, e < E
     for position in range(first, last, BLOCK):
         n = position + tl.arange(0, BLOCK)
         ok = n < last
-        slot = tl.load(slots + n, mask=ok, other=0).to(tl.int64)
-        keys = tl.load(k + slot[:, None] * k_slot + d[None, :], mask=ok[:, None] & d_ok[None, :], other=0.0)
-        values = tl.load(v + slot[:, None] * v_slot + e[None, :], mask=ok[:, None] & e_ok[None, :], other=0.0)
+        here = slot.to(tl.int64)[:, None]
+        keys = tl.load(k + here * k_slot + d[None, :], mask=ok[:, None] & d_ok[None, :], other=0.0)
+        values = tl.load(v + here * v_slot + e[None, :], mask=ok[:, None] & e_ok[None, :], other=0.0)
+        slot = _slots(slots, position + BLOCK, last, BLOCK)
         m, total, acc = attend_block(
             q, keys, values, ok[None, :], m, total, acc, scale, softcap, True, SOFTCAP, PRECISION
         )
@@ -60,19 +71,25 @@ def _decode(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, KV head, split): tokens [first, last) of this row's part of the table."""
-    begin(CHAINED)
+    """Program (row, KV head, split): tokens [first, last) of this row's part of the table.
+
+    Where the tokens lie is read early.
+    """
+    announce(CHAINED)
     b, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + b)
     covered = tl.load(starts + b)
+    slots = table + tl.load(rows + b).to(tl.int64) * table_row
     start = covered
     if WINDOW:
         start = tl.maximum(start, length - window)
     per_split = tl.maximum(tl.cdiv(tl.cdiv(length - start, num_splits), BLOCK), 1) * BLOCK
     used = tl.maximum(tl.cdiv(length - start, per_split), 1)  # splits that have tokens; one at least
+    first = start + s * per_split
+    last = tl.minimum(first + per_split, length)
+    slot = _slots(slots, first, last, BLOCK)
+    wait(CHAINED)
     if s < used:
-        first = start + s * per_split
-        last = tl.minimum(first + per_split, length)
         g, d, e = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, E_PAD)
         g_ok, e_ok = g < GROUP, e < E
         head = h * GROUP + g
@@ -82,7 +99,7 @@ def _decode(
         if SCALED:
             scale *= tl.load(k_scale + h)
         m, total, acc = _see(
-            queries, k + h * k_head, v + h * v_head, table + tl.load(rows + b).to(tl.int64) * table_row, first, last,
+            queries, k + h * k_head, v + h * v_head, slots, slot, first, last,
             tl.full([GROUP_PAD], -1e30, tl.float32), tl.zeros([GROUP_PAD], tl.float32),
             tl.zeros([GROUP_PAD, E_PAD], tl.float32), scale, softcap, k_slot, v_slot,
             D, D_PAD, E, E_PAD, BLOCK, SOFTCAP, PRECISION,
@@ -167,19 +184,24 @@ def _decode_prefix(
     GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
     BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of queries, KV head, split): tokens of a prefix that all `members` share, read once."""
-    begin(CHAINED)
+    """Program (block of queries, KV head, split): tokens of a prefix that all `members` share, read once.
+
+    Who they are and where the tokens lie is read early.
+    """
+    announce(CHAINED)
     i, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(num_members)
+    length = tl.load(prefix_lens)
+    slots = table + tl.load(rows + tl.load(members, mask=count > 0, other=0)).to(tl.int64) * table_row
+    per_split = tl.cdiv(tl.cdiv(length, num_splits), BLOCK) * BLOCK
+    first = s * per_split
+    last = tl.minimum(first + per_split, length)
+    slot = _slots(slots, first, last, BLOCK)
+    query = i * M + tl.arange(0, M)  # a query is (member, head of the group)
+    q_ok = query < count * GROUP
+    b = tl.load(members + query // GROUP, mask=q_ok, other=0)
+    wait(CHAINED)
     if i * M < count * GROUP:
-        length = tl.load(prefix_lens)
-        slots = table + tl.load(rows + tl.load(members)).to(tl.int64) * table_row
-        per_split = tl.cdiv(tl.cdiv(length, num_splits), BLOCK) * BLOCK
-        first = s * per_split
-        last = tl.minimum(first + per_split, length)
-        query = i * M + tl.arange(0, M)  # a query is (member, head of the group)
-        q_ok = query < count * GROUP
-        b = tl.load(members + query // GROUP, mask=q_ok, other=0)
         head = h * GROUP + query % GROUP
         d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
         queries = tl.load(
@@ -190,7 +212,7 @@ def _decode_prefix(
         if SCALED:
             scale *= tl.load(k_scale + h)
         m, total, acc = _see(
-            queries, k + h * k_head, v + h * v_head, slots, first, last,
+            queries, k + h * k_head, v + h * v_head, slots, slot, first, last,
             tl.full([M], -1e30, tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, E_PAD], tl.float32),
             scale, softcap, k_slot, v_slot, D, D_PAD, E, E_PAD, BLOCK, SOFTCAP, PRECISION,
         )  # fmt: skip
@@ -345,4 +367,4 @@ def decode_attention(
 
 def tile_of(dtype: torch.dtype, head_dim: int) -> Tile:
     """The tile that is fastest for heads of this size."""
-    return Tile(32, 4, 2) if dtype == torch.float32 or head_dim > 128 else Tile(64, 2, 3)
+    return Tile(32, 4, 2) if dtype == torch.float32 or head_dim > 128 else Tile(64, 2, 2)

@@ -8,17 +8,19 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.triton_launch import begin, chain
+from graftlm.kernels.triton_launch import announce, begin, chain, wait
 
 
 @triton.jit
 def _rms_norm(
     x, residual, weight, out, x_row, x_part, n, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
 ):
-    begin(CHAINED)
+    announce(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     ok = i < n
+    scale = tl.load(weight + i, mask=ok, other=0.0)  # read early
+    wait(CHAINED)
     value = tl.load(x + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
     if PARTS:
         for part in tl.static_range(1, PARTS):
@@ -28,10 +30,9 @@ def _rms_norm(
         tl.store(residual + row * n + i, rounded, mask=ok)
         value = rounded.to(tl.float32)
     normed = value * tl.rsqrt(tl.sum(value * value, 0) / n + eps)
-    scale = tl.load(weight + i, mask=ok, other=0.0).to(tl.float32)
     # round before the weight, as the models' own code does
     normed = normed.to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * n + i, (scale * normed).to(out.dtype.element_ty), mask=ok)
+    tl.store(out + row * n + i, (scale.to(tl.float32) * normed).to(out.dtype.element_ty), mask=ok)
 
 
 class Norm(NamedTuple):
@@ -64,9 +65,10 @@ def _launch_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, num_parts: int
 ) -> None:
     num_rows, n = x.shape
+    most = 16 if num_parts else 8  # parts are of few rows: a row's latency is all there is
     _rms_norm[(num_rows,)](
         x, residual, weight, out, x.stride(0), x.stride(0) * num_rows, n, eps, PARTS=num_parts,
-        BLOCK=triton.next_power_of_2(n), num_warps=8 if n > 2048 else 4, **chain(x),
+        BLOCK=triton.next_power_of_2(n), num_warps=most if n > 2048 else 4, **chain(x),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.triton_elementwise import saturate
-from graftlm.kernels.triton_launch import begin, chain
+from graftlm.kernels.triton_launch import announce, chain, wait
 
 
 @triton.jit
@@ -24,8 +24,11 @@ def _rotate_store(
     REST: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of tokens, head): q is turned where it lies; k too, and stored; v is stored."""
-    begin(CHAINED)
+    """Program (block of tokens, head): q is turned where it lies; k too, and stored; v is stored.
+
+    Cosines, sines, slots and the weights of norms are read early, whatever the head takes of them.
+    """
+    announce(CHAINED)
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1)
     t_ok = token < num_tokens
@@ -33,6 +36,16 @@ def _rotate_store(
     d, r = tl.arange(0, HALF_PAD), tl.arange(0, REST_PAD)
     ok = t_ok[:, None] & (d < HALF)[None, :]
     rest_ok = t_ok[:, None] & (r < REST)[None, :]
+    table = token[:, None] * table_token + d[None, :]
+    cosine = tl.load(cos + table, mask=ok, other=0.0)
+    sine = tl.load(sin + table, mask=ok, other=0.0)
+    slot = tl.load(slots + token, mask=t_ok, other=0).to(tl.int64)[:, None]
+    if NORM:
+        weight = q_weight if head < Q_HEADS else k_weight
+        wa = tl.load(weight + d, mask=d < HALF, other=0.0)
+        wb = tl.load(weight + HALF + d, mask=d < HALF, other=0.0)
+        wr = tl.load(weight + 2 * HALF + r, mask=r < REST, other=0.0)
+    wait(CHAINED)
     here = qkv + token[:, None] * qkv_token + head * D
     a = tl.load(here + d[None, :], mask=ok, other=0.0).to(tl.float32)
     b = tl.load(here + HALF + d[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -44,25 +57,19 @@ def _rotate_store(
         if NORM:
             squares = tl.sum(a * a, 1) + tl.sum(b * b, 1) + tl.sum(rest * rest, 1)
             factor = tl.rsqrt(squares / D + eps)[:, None]
-            weight = q_weight if head < Q_HEADS else k_weight
-            wa = tl.load(weight + d, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
-            wb = tl.load(weight + HALF + d, mask=d < HALF, other=0.0).to(tl.float32)[None, :]
             # rounded where the models' own code rounds
-            a, b = _round(wa * _round(a * factor, kind), kind), _round(wb * _round(b * factor, kind), kind)
+            a = _round(wa.to(tl.float32)[None, :] * _round(a * factor, kind), kind)
+            b = _round(wb.to(tl.float32)[None, :] * _round(b * factor, kind), kind)
             if REST:
-                wr = tl.load(weight + 2 * HALF + r, mask=r < REST, other=0.0).to(tl.float32)[None, :]
-                rest = _round(wr * _round(rest * factor, kind), kind)
+                rest = _round(wr.to(tl.float32)[None, :] * _round(rest * factor, kind), kind)
                 tl.store(here + 2 * HALF + r[None, :], rest.to(kind), mask=rest_ok)
-        table = token[:, None] * table_token + d[None, :]
-        c = tl.load(cos + table, mask=ok, other=0.0).to(tl.float32)
-        s = tl.load(sin + table, mask=ok, other=0.0).to(tl.float32)
+        c, s = cosine.to(tl.float32), sine.to(tl.float32)
         turned = _round(_round(a * c, kind) - _round(b * s, kind), kind)
         b = _round(_round(b * c, kind) + _round(a * s, kind), kind)
         a = turned
         tl.store(here + d[None, :], a.to(kind), mask=ok)
         tl.store(here + HALF + d[None, :], b.to(kind), mask=ok)
     if head >= Q_HEADS:
-        slot = tl.load(slots + token, mask=t_ok, other=0).to(tl.int64)[:, None]
         if is_v:
             kv_head = head - Q_HEADS - K_HEADS
             there = v_store + slot * vs_slot + kv_head * vs_head

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.triton_launch import chain
+from graftlm.kernels.triton_launch import announce, chain, wait
 
 
 @triton.jit
@@ -39,15 +39,13 @@ def _row_product(
     there = here + n_total.to(tl.int64) * weight_row  # of the factor that a gate is for
     acc = tl.zeros([N, K], tl.float32)
     acc_up = tl.zeros([N, K], tl.float32)
-    if CHAINED:
-        tl.extra.cuda.gdc_launch_dependents()
+    announce(CHAINED)
     ok = n_ok[:, None] & (k < k_total)[None, :]
     w = tl.load(here, mask=ok, other=0.0, eviction_policy="evict_first")
     w_up = w
     if GATED:
         w_up = tl.load(there, mask=ok, other=0.0, eviction_policy="evict_first")
-    if CHAINED:
-        tl.extra.cuda.gdc_wait()  # the first weights are on their way before the inputs are there
+    wait(CHAINED)  # the first weights are on their way before the inputs are there
     acc, acc_up = _take(w, w_up, x, 0, k_total, acc, acc_up, K, GATED)
     for first in tl.range(K, k_total, K, num_stages=STAGES):
         ok = n_ok[:, None] & (first + k < k_total)[None, :]
