@@ -120,6 +120,8 @@ def rotate_store(
         Q_HEADS=packed.num_heads, K_HEADS=packed.num_kv_heads, D=dim, HALF=half,
         HALF_PAD=triton.next_power_of_2(half), REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
         NORM=packed.q_norm is not None, SCALED=k_scale is not None, BLOCK=block,
-        num_warps=4 if block > 4 else 1, **chain(qkv),
+        num_warps=4 if block > 4 else 1,
+        enable_fp_fusion=False,  # a product and a sum in one instruction would leave out the rounding between them
+        **chain(qkv),
     )  # fmt: skip
     return packed.split()

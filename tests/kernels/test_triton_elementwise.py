@@ -14,6 +14,7 @@ from graftlm.kernels.triton_stream import StreamTile, gated_product, parts_tile,
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])
 # half precision: one rounding of the result
+HALF_DTYPES = [torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]  # the interpreter cuts bfloat16 off
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
@@ -132,6 +133,19 @@ def test_heads_are_normed_rotated_and_stored(head_dim: int, rotary: int, norm: b
     assert all(close(a, b, torch.float32) for a, b in zip(found, wanted, strict=True))
     assert all(close(s[slots.long()], w, torch.float32) for s, w in zip(stores, wanted[1:], strict=True))
     assert all((s[[0, -1]] == 7).all() for s in stores)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_heads_are_rotated_to_the_bit_as_by_the_models_own_code(dtype: torch.dtype) -> None:
+    qkv, angle = random(33, 4 * 64, dtype=dtype), random(33, 32)
+    cos, sin = (torch.cat([f(angle)] * 2, -1).to(dtype) for f in (torch.cos, torch.sin))
+    before = PackedQKV(qkv.clone(), 2, 1, 64, cos, sin).split()
+    stores = [torch.empty(33, 1, 64, dtype=dtype, device=DEVICE) for _ in "kv"]
+    found = rotate_store(PackedQKV(qkv, 2, 1, 64, cos, sin), *stores, torch.arange(33, device=DEVICE))
+    for x, out in zip(before[:2], found[:2], strict=True):
+        a, b = x.chunk(2, -1)  # what is fused into one instruction is rounded once less
+        assert torch.equal(out, x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None])
+    assert torch.equal(stores[0], found[1]) and torch.equal(stores[1], before[2])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
