@@ -31,7 +31,7 @@ PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
 SOME = " or ".join(f"shape{i}-" for i in range(0, 150, 7))
 """Of the shapes, dtypes and variants of attention: each of them, but not all together, which takes many minutes."""
 
-FILES = sorted((ROOT / "tests/kernels").glob("test_triton_*.py"))
+FILES = [path for kind in ("triton_*", "wide_*") for path in sorted((ROOT / "tests/kernels").glob(f"test_{kind}.py"))]
 FILES += [ROOT / f"tests/kernels/test_{name}.py" for name in ("device_step", "fp8", "fuse_gpu")]
 TESTS = (*map(str, FILES), "-m", "gpu")
 TESTS += ("-k", f"not engine and (not its_definition or {SOME})")
@@ -52,7 +52,9 @@ def find_sanitizer() -> str | None:
 def kernels() -> list[str]:
     """The names of all kernels, as their source has them; what they call has no underscore in front, or is inlined."""
     sources = [path.read_text() for path in sorted((ROOT / "kernels").glob("triton_*.py"))]
-    return sorted({name for source in sources for name in re.findall(r"@triton\.jit.*\n(?:@.*\n)*def (_\w+)", source)})
+    return sorted(
+        {name for source in sources for name in re.findall(r"@(?:triton|gluon)\.jit.*\n(?:@.*\n)*def (_\w+)", source)}
+    )
 
 
 @pytest.hookimpl(trylast=True)  # what was asked for is chosen by then
