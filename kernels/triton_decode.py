@@ -7,6 +7,8 @@ Source: flash decoding; the paged table after vLLM, arXiv 2309.06180.
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -336,11 +338,14 @@ def decode_attention(
     group = num_heads // num_kv_heads
     num_prefix = prefix_splits if prefix is not None else 0
     num_parts = splits + num_prefix
-    tile = tile or tile_of(q.dtype, max(k_dim, v_dim))
+    base = tile or tile_of(q.dtype, max(k_dim, v_dim))
+    if tile is None and num_parts == 1 and k.element_size() == 2:
+        tile = whole_tile(base, max(k_dim, v_dim), num_rows * num_kv_heads / _num_sms(q.device))
+    tile = tile or base
     sizes = {
         "D": k_dim, "D_PAD": triton.next_power_of_2(k_dim), "E": v_dim, "E_PAD": triton.next_power_of_2(v_dim),
-        "BLOCK": tile.block, "SOFTCAP": softcap is not None, "SCALED": scales is not None,
-        "PRECISION": precision(q.dtype), "num_warps": tile.warps, "num_stages": tile.stages, **chain(q),
+        "SOFTCAP": softcap is not None, "SCALED": scales is not None,
+        "PRECISION": precision(q.dtype), **chain(q),
     }  # fmt: skip
     strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0))
     k_scale, v_scale = (scales.k, scales.v) if scales is not None else (workspace.lse, workspace.lse)
@@ -350,7 +355,7 @@ def decode_attention(
         _decode_prefix[(blocks, num_kv_heads, prefix_splits)](
             q, k, v, step.table, step.rows, prefix.members, prefix.length, workspace.out, workspace.lse,
             k_scale, v_scale, *numbers, *strides, prefix.count, prefix_splits, num_parts,
-            GROUP=group, M=PREFIX_QUERIES, **(sizes | {"num_warps": 4}),
+            GROUP=group, M=PREFIX_QUERIES, BLOCK=base.block, num_warps=4, num_stages=base.stages, **sizes,
         )  # fmt: skip
     out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
     group_join = triton.next_power_of_2(group)
@@ -360,7 +365,8 @@ def decode_attention(
         out.stride(0), out.stride(1), splits, num_prefix, num_parts,
         GROUP=group, GROUP_PAD=max(16, group_join), GROUP_JOIN=group_join, JOINED=max(JOINED // group_join, 1),
         SPLIT=num_parts > 1,
-        WINDOW=window is not None, SINKS=sinks is not None, **sizes,
+        WINDOW=window is not None, SINKS=sinks is not None,
+        BLOCK=tile.block, num_warps=tile.warps, num_stages=tile.stages, **sizes,
     )  # fmt: skip
     return out
 
@@ -368,3 +374,22 @@ def decode_attention(
 def tile_of(dtype: torch.dtype, head_dim: int) -> Tile:
     """The tile that is fastest for heads of this size."""
     return Tile(32, 4, 2) if dtype == torch.float32 or head_dim > 128 else Tile(64, 2, 2)
+
+
+AT_ONCE = {8: Tile(32, 2, 2), 6: Tile(32, 1, 3), 5: Tile(32, 4, 2), 4: Tile(64, 2, 2)}
+"""Tiles of 128 dimensions by how many of their programs a multiprocessor of Hopper runs at once."""
+
+
+def whole_tile(base: Tile, head_dim: int, num_programs: float) -> Tile:
+    """The tile for rows that are not split, of which each multiprocessor has `num_programs` to run.
+
+    What runs at last, with few others beside it, leaves the memory idle: the tile is that whose programs come out even.
+    """
+    if triton.next_power_of_2(head_dim) != 128 or num_programs <= min(AT_ONCE):
+        return base
+    return AT_ONCE[min(AT_ONCE, key=lambda at_once: math.ceil(num_programs / at_once) * at_once)]
+
+
+@functools.cache
+def _num_sms(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

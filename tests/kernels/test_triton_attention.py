@@ -7,7 +7,16 @@ import torch
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.runtime import Runtime
-from graftlm.kernels.triton_decode import DecodeRows, PrefixRows, Workspace, decode_attention
+from graftlm.kernels.triton_decode import (
+    AT_ONCE,
+    DecodeRows,
+    PrefixRows,
+    Tile,
+    Workspace,
+    decode_attention,
+    tile_of,
+    whole_tile,
+)
 from graftlm.kernels.triton_extend import ExtendRows, extend_attention
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
@@ -91,6 +100,26 @@ def test_decode_equals_its_definition(shape, dtype, variant) -> None:
         last = torch.tensor([length - 1], device=DEVICE)
         expected = reference(q[i : i + 1], *case.kv(i), last, scale=scale, sinks=sinks, **options)
         assert error(out[i : i + 1], expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("tile", AT_ONCE.values())
+def test_rows_that_are_not_split_are_the_same_by_every_tile(tile: Tile) -> None:
+    case = Case([1, 70, 131], 4, 2, 128, 128, torch.float16)
+    q = case.queries(3)
+    workspace = Workspace.allocate(3, 4, 128, 1, DEVICE)
+    step = DecodeRows(case.table, case.rows, case.ints(case.lens), case.ints([0, 0, 0]))
+    out = decode_attention(q, case.k, case.v, step, workspace, splits=1, scale=0.1, tile=tile)
+    for i, length in enumerate(case.lens):
+        last = torch.tensor([length - 1], device=DEVICE)
+        expected = reference(q[i : i + 1], *case.kv(i), last, scale=0.1, window=None, softcap=None, sinks=None)
+        assert error(out[i : i + 1], expected) < TOLERANCE[torch.float16]
+
+
+def test_rows_that_are_not_split_take_the_tile_whose_programs_come_out_even() -> None:
+    base = tile_of(torch.bfloat16, 128)
+    assert [whole_tile(base, 128, n) for n in (0.5, 3.9, 4.0)] == [base] * 3
+    assert [whole_tile(base, 128, n) for n in (4.8, 5.8, 7.7, 15.5)] == [AT_ONCE[n] for n in (5, 6, 8, 8)]
+    assert whole_tile(base, 64, 4.8) == base
 
 
 @pytest.mark.parametrize("num_splits", [1, 2])
