@@ -88,9 +88,10 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of packed projections. x [..., 2 n], contiguous -> [..., n], dtype of x."""
     n = x.shape[-1] // 2
     rows = x.reshape(-1, 2 * n)
-    out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
-    block = 4096 if rows.shape[0] > 256 else 1024  # large steps want few programs, small ones many
-    _silu_mul[(rows.shape[0], triton.cdiv(n, block))](rows, out, n, BLOCK=block, num_warps=block // 256, **chain(rows))
+    num_rows = rows.shape[0]
+    out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
+    block = 4096 if num_rows > 256 else 2048 if num_rows > 64 else 1024  # small steps want many programs
+    _silu_mul[(num_rows, triton.cdiv(n, block))](rows, out, n, BLOCK=block, num_warps=block // 256, **chain(rows))
     return out.view(*x.shape[:-1], n)
 
 
