@@ -137,6 +137,7 @@ def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
     _rotate[(num_tokens, q_heads + k_heads)](
         q, k, cos, sin, q_out, k_out, q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0),
         Q_HEADS=q_heads, K_HEADS=k_heads, HALF=half, HALF_PAD=triton.next_power_of_2(half), num_warps=1,
+        enable_fp_fusion=False,  # a product and a sum in one instruction would leave out the rounding between them
     )  # fmt: skip
     return q_out, k_out
 

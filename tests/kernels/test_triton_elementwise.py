@@ -142,9 +142,11 @@ def test_heads_are_rotated_to_the_bit_as_by_the_models_own_code(dtype: torch.dty
     before = PackedQKV(qkv.clone(), 2, 1, 64, cos, sin).split()
     stores = [torch.empty(33, 1, 64, dtype=dtype, device=DEVICE) for _ in "kv"]
     found = rotate_store(PackedQKV(qkv, 2, 1, 64, cos, sin), *stores, torch.arange(33, device=DEVICE))
-    for x, out in zip(before[:2], found[:2], strict=True):
+    plain = rotate(*before[:2], cos, sin)
+    for x, out, unpacked in zip(before[:2], found[:2], plain, strict=True):
         a, b = x.chunk(2, -1)  # what is fused into one instruction is rounded once less
         assert torch.equal(out, x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None])
+        assert torch.equal(unpacked, out)
     assert torch.equal(stores[0], found[1]) and torch.equal(stores[1], before[2])
 
 
