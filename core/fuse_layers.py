@@ -24,11 +24,12 @@ from graftlm.core.layer_parts import Linear, Parts, Product, Recognised
 from graftlm.core.layer_probe import LayerProbe, causal
 from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
 from graftlm.kernels.attention import PackedQKV
+from graftlm.kernels.halved_product import is_halved, product_halves
 from graftlm.kernels.triton_elementwise import Norm, add_norm, rms_norm, silu_mul
 from graftlm.kernels.triton_launch import can_chain
 from graftlm.kernels.triton_packed_qkv import rotate_store
-from graftlm.kernels.triton_stream import MAX_ROWS, gated_product, product_parts, stream_product
-from graftlm.kernels.wide_product import is_deep, is_wide, product_halves, wide_product
+from graftlm.kernels.triton_stream import MAX_ROWS as FEW_ROWS, gated_product, product_parts, stream_product
+from graftlm.kernels.wide_gate import MAX_ROWS, MIN_ROWS, can_gate, wide_gate
 
 _PROBED = 5
 """Tokens of the random inputs."""
@@ -71,7 +72,8 @@ class FusedLayer:
     """Takes the place of a layer's forward.
 
     max_rows   up to how many tokens of a step the products take in gates, and leave sums to the norm that comes next
-    halves     whether products of some more tokens are cut in two where that is faster
+    halves     whether sums of some more tokens come in two halves where that is faster
+    gates      whether the products of as many take in gates
     linear     every other product; None is torch's own, with the sum in its epilogue
     following  the norm that comes after the layer, in the next one
     handoff    one for all layers
@@ -82,6 +84,7 @@ class FusedLayer:
     original: Callable[..., Any]
     max_rows: int
     halves: bool = False
+    gates: bool = False
     linear: Linear | None = None
     following: Norm | None = None
     handoff: Handoff = field(default_factory=Handoff)
@@ -148,8 +151,8 @@ class FusedLayer:
             return x.add_(parts.mlp(normed[None])[0]), None
         if self._few(x) and parts.gate_up.bias is None:
             gate = gated_product(normed, parts.gate_up.weight)
-        elif self._wide(x) and parts.gate_up.bias is None:
-            gate = silu_mul(wide_product(normed, parts.gate_up.weight))
+        elif self.gates and MIN_ROWS <= x.shape[0] <= MAX_ROWS:
+            gate = wide_gate(normed, parts.gate_up.weight)
         else:
             gate = silu_mul(self._product(normed, parts.gate_up))
         # behind the last layer, a norm that nobody asks for is as quick as a sum alone
@@ -159,9 +162,6 @@ class FusedLayer:
     def _few(self, x: torch.Tensor) -> bool:
         return x.shape[0] <= self.max_rows
 
-    def _wide(self, x: torch.Tensor) -> bool:
-        return self.halves and is_wide(x.shape[0])
-
     def _product(self, x: torch.Tensor, product: Product) -> torch.Tensor:
         return (self.linear or nn.functional.linear)(x, product.weight, product.bias)
 
@@ -169,7 +169,7 @@ class FusedLayer:
         """residual += x @ weight.T + bias, in place. -> perhaps the residual after `norm`"""
         if self._few(x) and product.bias is None:
             return add_norm(product_parts(x, product.weight), residual, *norm)
-        if self._wide(x) and product.bias is None and is_deep(product.weight):
+        if self.halves and product.bias is None and is_halved(x.shape[0], product.weight):
             return add_norm(product_halves(x, product.weight), residual, *norm)
         if product.bias is None and self.linear is None:
             residual.addmm_(x, product.weight.t())
@@ -182,7 +182,7 @@ def max_rows_of(weight: torch.Tensor) -> int:
     """Up to how many rows such a product is faster through our kernels; measured where launches can be chained."""
     if weight.dtype not in (torch.bfloat16, torch.float16):
         return 0
-    return MAX_ROWS if can_chain(weight.device) else 1
+    return FEW_ROWS if can_chain(weight.device) else 1
 
 
 def _pair(product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -213,12 +213,13 @@ def fuse_layers(
         for layer, parts, behind in zip(layers, all_parts, [*all_parts[1:], None], strict=True):
             if parts is None:
                 continue
-            measured = max_rows_of(parts.qkv.weight) if linear is None else 0
+            few = max_rows if max_rows is not None else max_rows_of(parts.qkv.weight) if linear is None else 0
             following = behind.before_attention if behind is not None else None
             make = partial(
                 FusedLayer,
-                max_rows=measured if max_rows is None else max_rows,
-                halves=(measured if max_rows is None else max_rows) > 1,
+                max_rows=few,
+                halves=few > 1,
+                gates=few > 1 and _can_gate(parts),
                 linear=linear,
                 following=following,
                 handoff=handoff,
@@ -252,10 +253,26 @@ def _fused(
         fused = make(candidate, scoring, layer.forward)
         try:
             if _same(probe, fused, agree) and (not fused.max_rows or _same(probe.first(1), fused, agree)):
-                return fused
+                return fused if not fused.gates or _same_gates(candidate, agree) else replace(fused, gates=False)
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
     return None
+
+
+def _can_gate(parts: Parts) -> bool:
+    return parts.gate_up is not None and parts.gate_up.bias is None and can_gate(parts.gate_up.weight)
+
+
+def _same_gates(parts: Parts, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
+    """Whether the product that takes in gates gives what a product and a gate do."""
+    if parts.gate_up is None:
+        return False
+    weight = parts.gate_up.weight
+    x = torch.randn(MIN_ROWS, weight.shape[1], device=weight.device).to(weight.dtype)
+    try:
+        return agree(silu_mul(nn.functional.linear(x, weight)), wide_gate(x, weight))
+    except Exception:  # Triton has another form of what the kernel is written in
+        return False
 
 
 def _scoring(call: AttentionCall, parts: Parts) -> Scoring | None:

@@ -17,6 +17,7 @@ from graftlm.core.pages import Extent
 from graftlm.core.plan import PlanRow, StepPlan
 from graftlm.core.qualify import batch_dependence
 from graftlm.core.request import Request, Sequence
+from graftlm.kernels.halved_product import product_halves
 from graftlm.kernels.triton_attention import TritonAttention
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
@@ -103,28 +104,24 @@ def test_the_last_layer_ends_with_the_tokens_whose_logits_are_wanted(
     loaded.release()
 
 
-@pytest.mark.parametrize("num_tokens", [64, 65, 230, 257])
-def test_products_of_some_rows_run_in_halves(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama", intermediate_size=128)
+@pytest.mark.parametrize(("num_tokens", "halved"), [(64, 0), (65, 2), (257, 0)])
+def test_sums_of_some_rows_come_in_halves(num_tokens: int, halved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama", intermediate_size=128)  # two layers, twice as many inputs of a sum as outputs
     config = EngineConfig(device=DEVICE.type, max_model_len=8)
-    plain, halved = (lambda model, device, strict, rows=rows: fuse_gpu(model, max_rows=rows) for rows in (0, 64))
-    calls: list[str] = []
-    for name in ("wide_product", "product_halves"):
-        run = getattr(fuse_layers, name)
-        monkeypatch.setattr(
-            fuse_layers, name, lambda x, weight, name=name, run=run: (calls.append(name), run(x, weight))[1]
-        )
+    halves: list[int] = []
+    monkeypatch.setattr(fuse_layers, "product_halves", lambda x, w: (halves.append(len(x)), product_halves(x, w))[1])
     logits: list[torch.Tensor] = []
-    for fuse in (plain, halved):
-        monkeypatch.setattr("graftlm.core.model._fuse", fuse)
-        loaded = load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
-        calls.clear()
-        runner = PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_tokens, loaded.dtype, DEVICE)))
-        logits.append(
-            runner.forward(prefill_plan([random_prompt(num_tokens // 2), random_prompt(-(-num_tokens // 2))]))
+    for max_rows in (0, 64):
+        monkeypatch.setattr(
+            "graftlm.core.model._fuse", lambda model, device, strict, rows=max_rows: fuse_gpu(model, max_rows=rows)
         )
+        loaded = load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
+        halves.clear()
+        runner = PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_tokens, loaded.dtype, DEVICE)))
+        first = num_tokens // 2
+        logits.append(runner.forward(prefill_plan([random_prompt(first), random_prompt(num_tokens - first)])))
         loaded.release()
-    assert calls == (["wide_product", "product_halves"] * 2 if 64 < num_tokens <= 256 else [])
+    assert halves == [num_tokens] * halved
     assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < 1e-5
 
 
