@@ -166,7 +166,7 @@ class TritonAttention:
         if num_decode and self.strict:
             self._extend(layer, q, out, slice(0, num_decode), scoring)
         elif num_decode:
-            out[:num_decode] = self._decode(layer, q[:num_decode], scoring)
+            self._decode(layer, q[:num_decode], scoring, out=out[:num_decode])
         if num_decode == layout.num_rows:
             return out
         dense = self.dense.takes(q, v, scoring.window, scoring.softcap)
@@ -215,7 +215,9 @@ class TritonAttention:
             self._one_each = torch.arange(2 * layout.num_rows + 1, dtype=torch.int32, device=self.device)
         return self._one_each[: layout.num_rows + 1]
 
-    def _decode(self, layer: int, q: torch.Tensor, scoring: Scoring, *, shared: bool = True) -> torch.Tensor:
+    def _decode(
+        self, layer: int, q: torch.Tensor, scoring: Scoring, *, shared: bool = True, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Attend one token, the last, of each of the first rows, perhaps by way of the prefix that they share."""
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
@@ -240,6 +242,7 @@ class TritonAttention:
             prefix=PrefixRows(step.prefix_len, step.members[rows], step.num_members) if shared else None,
             prefix_splits=max(prefix_splits, 1),
             scales=self._scales(layer),
+            out=out,
         )
 
     def _workspace(self, num_rows: int, num_heads: int, v_dim: int, num_parts: int) -> Workspace:

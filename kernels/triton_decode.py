@@ -323,12 +323,14 @@ def decode_attention(
     prefix_splits: int = 1,
     scales: Scales | None = None,
     tile: Tile | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend each row's newest token to the row's slots.
 
     q  [num_rows, num_heads, k_dim], last dimension dense
     k  [num_slots, num_kv_heads, k_dim], v [num_slots, num_kv_heads, v_dim], last dimension dense
-    -> [num_rows, num_heads, v_dim], dtype of q; softmax in float32. A row of length 0 gives zeros.
+    -> [num_rows, num_heads, v_dim], dtype of q, written to `out` if given; softmax in float32. A row of length 0 gives
+       zeros.
 
     With `prefix`, the tokens that its members share are read once for all of them; `window` must then be None.
     `splits` is the most parts that a row is cut into.
@@ -357,7 +359,8 @@ def decode_attention(
             k_scale, v_scale, *numbers, *strides, prefix.count, prefix_splits, num_parts,
             GROUP=group, M=PREFIX_QUERIES, BLOCK=base.block, num_warps=4, num_stages=base.stages, **sizes,
         )  # fmt: skip
-    out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
     group_join = triton.next_power_of_2(group)
     _decode[(num_rows, num_kv_heads, splits)](
         q, k, v, step.table, step.rows, step.lens, step.starts, workspace.out, workspace.lse, workspace.counters,
