@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     report.run("start", lambda: {"process_to_first_token_s": time.perf_counter() - began, **engine.started})
     report.run("warm-up", lambda: warm_up(engine, sizes))
     gc.collect()
-    gc.freeze()  # else a collection in the middle of a step looks through all that the engine has loaded
+    gc.freeze()  # else a collection in the middle of a step looks through all that the engine has loaded and compiled
     for name, section in sections(sizes).items():
         if wanted(name, given.only):
             report.run(name, lambda section=section: section(engine))  # type: ignore[misc]
