@@ -65,7 +65,8 @@ def _launch_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, num_parts: int
 ) -> None:
     num_rows, n = x.shape
-    most = 16 if num_parts else 8  # parts are of few rows: a row's latency is all there is
+    # parts are of few rows: a row's latency is all there is
+    most = 8 if not num_parts else 16 if num_rows > 32 else 32
     _rms_norm[(num_rows,)](
         x, residual, weight, out, x.stride(0), x.stride(0) * num_rows, n, eps, PARTS=num_parts,
         BLOCK=triton.next_power_of_2(n), num_warps=most if n > 2048 else 4, **chain(x),
