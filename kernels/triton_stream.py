@@ -76,9 +76,10 @@ GATED = StreamTile(64, 128, 1, 4)
 """The fastest of those tried."""
 
 
-def parts_tile(n: int, num_sms: int) -> StreamTile:
-    """As many parts as still let all programs run at once."""
-    return StreamTile(64, 128, min(max(num_sms // triton.cdiv(n, 64), 1), MAX_PARTS), 6)
+def parts_tile(n: int, num_rows: int, num_sms: int) -> StreamTile:
+    """As many parts as still let all programs run at once; more inputs a read where few rows leave room for them."""
+    inputs, stages = (256, 3) if num_rows <= 16 else (128, 6)
+    return StreamTile(64, inputs, min(max(num_sms // triton.cdiv(n, 64), 1), MAX_PARTS), stages)
 
 
 def _launch(
@@ -123,7 +124,7 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def product_parts(x: torch.Tensor, weight: torch.Tensor, tile: StreamTile | None = None) -> torch.Tensor:
     """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
-    tile = tile or parts_tile(weight.shape[0], _card(x.device).num_sms)
+    tile = tile or parts_tile(weight.shape[0], x.shape[0], _card(x.device).num_sms)
     out = torch.empty(tile.splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
     _launch(x, weight, tile, out)
     return out

@@ -180,7 +180,7 @@ def test_a_product_of_few_rows_takes_in_the_gate_and_leaves_its_parts_to_be_summ
 
 @pytest.mark.parametrize(("n", "splits"), [(64, 8), (1000, 8), (4096, 2), (5120, 1), (16384, 1)])
 def test_a_product_is_cut_into_as_many_parts_as_can_run_at_once(n: int, splits: int) -> None:
-    assert parts_tile(n, 132).splits == splits
+    assert parts_tile(n, 16, 132).splits == parts_tile(n, 17, 132).splits == splits
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
