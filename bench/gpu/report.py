@@ -90,7 +90,7 @@ def rows(found: Mapping[str, Any]) -> Iterator[tuple[Figure, dict[str, float | N
 def number(of: float | None) -> str:
     if of is None:
         return ""
-    return f"{of:,.0f}" if abs(of) >= 1000 else f"{of:.3g}" if abs(of) < 100 else f"{of:.1f}"
+    return f"{of:,.0f}" if abs(of) >= 1000 else f"{of:#.3g}" if abs(of) < 100 else f"{of:.1f}"
 
 
 def table(found: Mapping[str, Any]) -> Table:
