@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from graftlm.core.choice import Choice
+    from graftlm.core.detokenizer import Detokenizer
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.metrics import PrefixMiss
     from graftlm.core.pages import Extent
     from graftlm.core.radix import Node
     from graftlm.core.stop import StopMatcher
-    from graftlm.core.tokenizer import Detokenizer
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
 Prompt = "str | Seq[int] | Seq[Message] | Seq[dict[str, Any]]"

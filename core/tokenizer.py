@@ -1,8 +1,7 @@
-"""Text to token ids and back: prompts, chat templates, the bytes of every token, text that arrives piece by piece."""
+"""Text to token ids and back: prompts, chat templates, continuations."""
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 import marshal
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graftlm.core.detokenizer import Detokenizer
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.messages import Message, to_messages, to_template_dicts
+from graftlm.core.token_bytes import SPACE_MARK, byte_table, table_is_exact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-SPACE_MARK = "\u2581"  # how sentencepiece writes a space
-REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
@@ -208,12 +206,12 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes each id adds to a text that goes on; b"" for special ids. [vocab_size]"""
-        return _byte_table(self)
+        return byte_table(self)
 
     @cached_property
     def exact_bytes(self) -> bool:
         """Whether joining `token_bytes` gives the text, so that text can be decoded token by token."""
-        return _table_is_exact(self)
+        return table_is_exact(self)
 
     def detokenizer(self) -> Detokenizer:
         """A new incremental decoder for an answer that follows a prompt."""
@@ -223,65 +221,6 @@ class Tokenizer:
     def _special_ids(self) -> frozenset[int]:
         added = (i for i, token in self.hf.added_tokens_decoder.items() if token.special)
         return frozenset([*self.hf.all_special_ids, *added])
-
-
-class Detokenizer:
-    """Turn ids into text piece by piece, never showing part of a character.
-
-    The text goes on after a prompt: a leading space of the first token is kept. Bytes that are no UTF-8 become
-    U+FFFD as soon as they cannot become a character. Special tokens add nothing.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._pieces: list[str] = []
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.exact_bytes else None
-        self._window: list[int] = []  # without exact bytes: recent ids, of which the first _num_shown are in the text
-        self._num_shown = 0
-
-    @property
-    def text(self) -> str:
-        """All whole characters so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Take the next ids; return the characters they complete."""
-        if self._decoder is None:
-            return self._push_window(ids)
-        table = self._tokenizer.token_bytes
-        return self._add(self._decoder.decode(b"".join([table[i] for i in ids if i < len(table)])))
-
-    def flush(self) -> str:
-        """Return what is still held back, at the end of the text: bytes of a broken character become U+FFFD."""
-        if self._decoder is not None:
-            return self._add(self._decoder.decode(b"", final=True))
-        text = self._hidden_text()
-        self._window, self._num_shown = [], 0
-        return self._add(text)
-
-    def _add(self, text: str) -> str:
-        if text:
-            self._pieces.append(text)
-        return text
-
-    def _push_window(self, ids: Iterable[int]) -> str:
-        """Decode through the tokenizer itself: the text that the hidden ids add to the shown ones of the window."""
-        self._window.extend(i for i in ids if not self._tokenizer.is_special(i))
-        text = self._hidden_text()
-        if not text or text.endswith(REPLACEMENT):
-            return ""
-        self._window = self._window[self._num_shown :][-_WINDOW:]
-        self._num_shown = len(self._window)
-        return self._add(text)
-
-    def _hidden_text(self) -> str:
-        shown = self._tokenizer.decode(self._window[: self._num_shown])
-        return self._tokenizer.decode(self._window)[len(shown) :]
-
-
-_WINDOW = 6  # ids of context that decide how a tokenizer without exact bytes joins the next one
 
 
 _MARSHALLED = np.dtype([("kind", "u1"), ("value", "<i4")])
@@ -337,90 +276,3 @@ def _without_space(component: Any) -> Any:
     elif "add_prefix_space" in component:
         changed["add_prefix_space"] = False
     return changed
-
-
-def _decoder_types(backend: Any) -> set[str]:
-    """The kinds of a tokenizer.json's decoders, nested ones included."""
-    if backend is None or backend.decoder is None:
-        return set()
-    found: set[str] = set()
-
-    def walk(decoder: dict[str, Any]) -> None:
-        found.add(decoder["type"])
-        for inner in decoder.get("decoders", ()):
-            walk(inner)
-
-    walk(json.loads(backend.decoder.__getstate__()))
-    return found
-
-
-def _byte_table(tokenizer: Tokenizer) -> list[bytes]:
-    hf = tokenizer.hf
-    kinds = _decoder_types(getattr(hf, "backend_tokenizer", None))
-    added = {i: token.content for i, token in hf.added_tokens_decoder.items()}
-    # what stands for no byte becomes a character that is none
-    byte_of = dict.fromkeys(range(256), 0xFFFF) | {ord(c): byte for byte, c in enumerate(byte_alphabet())}
-    table = [b""] * tokenizer.vocab_size
-    for piece, i in hf.get_vocab().items():
-        if tokenizer.is_special(i):
-            continue
-        if i in added:
-            table[i] = added[i].encode()
-        elif "ByteLevel" in kinds:
-            try:
-                table[i] = piece.translate(byte_of).encode("latin-1")
-            except UnicodeEncodeError:
-                table[i] = piece.encode()
-        elif "ByteFallback" in kinds and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            table[i] = bytes([int(piece[3:5], 16)])
-        elif "WordPiece" in kinds:
-            table[i] = piece[2:].encode() if piece.startswith("##") else b" " + piece.encode()
-        else:
-            table[i] = piece.replace(SPACE_MARK, " ").encode()
-    return table
-
-
-def _table_is_exact(tokenizer: Tokenizer) -> bool:
-    """Compare joined bytes with the tokenizer's own decoding over samples of text and of the vocabulary.
-
-    The first text token anchors each sample, because what begins a text may lose its leading space.
-    """
-    table = tokenizer.token_bytes
-    text_ids = [i for i, piece in enumerate(table) if piece and _is_text(piece)]
-    if not text_ids:
-        return False
-    samples = [tokenizer.encode_continuation(text) for text in _SAMPLES]
-    samples.extend(text_ids[start :: max(1, len(text_ids) // 64)][:64] for start in range(8))
-    anchor = text_ids[0]
-    shown = tokenizer.decode([anchor])
-    for ids in samples:
-        expected = tokenizer.decode([anchor, *ids])
-        joined = b"".join(table[i] for i in ids if not tokenizer.is_special(i))
-        if not expected.startswith(shown) or expected[len(shown) :] != joined.decode("utf-8", "replace"):
-            return False
-    return True
-
-
-_SAMPLES = (
-    "Hello, world! It's 3.5 o'clock.",
-    " a  b\n\n\tc ",
-    "na\u00efve \u4e2d\u6587 \U0001f600!",
-    "def f(x): return {'a': [1, 2]}",
-)
-
-
-def _is_text(piece: bytes) -> bool:
-    try:
-        return bool(piece.decode().strip())
-    except UnicodeDecodeError:
-        return False
-
-
-def byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in byte-level BPE vocabularies.
-
-    Source: GPT-2. Printable Latin-1 stands for itself; the others follow from U+0100 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
