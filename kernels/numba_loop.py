@@ -7,7 +7,9 @@ until none is left, so that any number of threads may run it at once.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from numba.extending import intrinsic
 from graftlm.kernels.team import team
 
 FLAGS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
+_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
 
 
 class Loop:
@@ -44,6 +47,8 @@ class Loop:
 def compiled(call: type[ctypes.Structure], work: Callable[..., Any]) -> int:
     """Address of `work` as machine code, which is kept on disk for later processes where that can be."""
     signature = types.void(types.CPointer(from_dtype(np.dtype(call))))
+    # numba sees by the file of `work` alone whether what it kept is stale; what is inlined from here is named too
+    work.__qualname__ += f".{_SOURCE}"
     try:
         address: int = cfunc(signature, cache=True, **FLAGS)(work).address
     except RuntimeError:  # no folder to keep it in: neither beside the source nor the user's cache
@@ -76,6 +81,8 @@ def take(typingctx: Any, call: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def at(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    """The pointer to an address."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
@@ -168,7 +175,7 @@ def load(to, x):
 
 @njit(forceinline=True, **FLAGS)
 def load_normed(to, x, weight, num, eps):
-    """to = x, or the RMSNorm of x by `weight`; rounded where the models' own code rounds, zeros after its end."""
+    """to = the RMSNorm of x [num] by `weight`; rounded where the models' own code rounds, zeros after its end."""
     for d in range(num, len(to)):
         to[d] = _F(0)
     total = _F(0)
