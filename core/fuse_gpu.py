@@ -40,7 +40,7 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
     fusions = Fusions()
     first = next(model.parameters())
     linear = FixedProduct(first.device, first.dtype) if strict else None
-    work = _Work(fusions, Recognised({}, {}, set()), linear, _any if dry else _agree)
+    work = _Work(fusions, Recognised({}, {}, set()), linear, _same_shape if dry else _agree)
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
@@ -284,7 +284,7 @@ def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
     return old.shape == new.shape and bool(error < TOLERANCE.get(old.dtype, 0.0))
 
 
-def _any(old: torch.Tensor, new: torch.Tensor) -> bool:
+def _same_shape(old: torch.Tensor, new: torch.Tensor) -> bool:
     return old.shape == new.shape
 
 

@@ -72,8 +72,8 @@ class FusedLayer:
     """Takes the place of a layer's forward.
 
     max_rows   up to how many tokens of a step the products take in gates, and leave sums to the norm that comes next
-    halves     whether sums of some more tokens come in two halves where that is faster
-    gates      whether the products of as many take in gates
+    halves     whether sums of 65 to 256 tokens come in two halves where that is faster (halved_product.py)
+    gates      whether the product for gates takes them in for as many tokens (wide_gate.py)
     linear     every other product; None is torch's own, with the sum in its epilogue
     following  the norm that comes after the layer, in the next one
     handoff    one for all layers
@@ -219,7 +219,6 @@ def fuse_layers(
                 FusedLayer,
                 max_rows=few,
                 halves=few > 1,
-                gates=few > 1 and _can_gate(parts),
                 linear=linear,
                 following=following,
                 handoff=handoff,
@@ -253,21 +252,17 @@ def _fused(
         fused = make(candidate, scoring, layer.forward)
         try:
             if _same(probe, fused, agree) and (not fused.max_rows or _same(probe.first(1), fused, agree)):
-                return fused if not fused.gates or _same_gates(candidate, agree) else replace(fused, gates=False)
+                return replace(fused, gates=fused.halves and _takes_gates(candidate.gate_up, agree))
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
     return None
 
 
-def _can_gate(parts: Parts) -> bool:
-    return parts.gate_up is not None and parts.gate_up.bias is None and can_gate(parts.gate_up.weight)
-
-
-def _same_gates(parts: Parts, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
-    """Whether the product that takes in gates gives what a product and a gate do."""
-    if parts.gate_up is None:
+def _takes_gates(product: Product | None, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
+    """Whether this product can take in its gates, and then gives what the product and a gate do."""
+    if product is None or product.bias is not None or not can_gate(product.weight):
         return False
-    weight = parts.gate_up.weight
+    weight = product.weight
     x = torch.randn(MIN_ROWS, weight.shape[1], device=weight.device).to(weight.dtype)
     try:
         return agree(silu_mul(nn.functional.linear(x, weight)), wide_gate(x, weight))
