@@ -194,7 +194,10 @@ def _tiled(x: torch.Tensor, *block: int) -> TensorDescriptor:
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """out = silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first."""
+    """out [num_rows, n] = silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
+
+    All contiguous and of one type of 16 bits; what else they have to be, and in how many rows: wide_gate.py.
+    """
     (num_rows, k), n = x.shape, out.shape[1]
     rows, more, stages = tile_of(num_rows)
     num_tiles = triton.cdiv(n, 64)

@@ -268,7 +268,7 @@ def warm_up(engine: Engine, sizes: Sizes) -> Figures:
     engine.generate(draw.several(8, medium), 8)
     engine.generate(draw.several(max(sizes.batches), medium), 8)
     engine.generate(draw.several(2, sizes.long), 2)
-    with suppress(NotImplementedError):
+    with suppress(NotImplementedError):  # which the section says, too
         engine.generate([draw.ids(sizes.own)], sizes.text, SCHEMA)
     return {}
 
