@@ -1,0 +1,48 @@
+"""Where products of up to 64 rows are read without a pause (triton_flow.py) instead of by triton_stream.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from graftlm.kernels.gluon_support import gluon_kernel, takes
+
+MAX_ROWS = 64
+_MAX_PARTS = 8
+_INPUTS = 64 * 2
+"""Of a step: two reads of 128 bytes of each output's weights, right after each other."""
+
+
+def num_parts(weight: torch.Tensor) -> int:
+    """Into how many parts the inputs of `weight` [n, k] are cut: as many as let all programs run at once."""
+    sms = torch.cuda.get_device_properties(weight.device).multi_processor_count
+    fitting = max(sms // triton.cdiv(weight.shape[0], 64), 1)
+    return min(fitting, _MAX_PARTS, triton.cdiv(weight.shape[1], _INPUTS))
+
+
+def can_flow(weight: torch.Tensor) -> bool:
+    """Whether these products take `weight` [n, k]: 16 bits on Hopper, dense, k in 64s."""
+    return takes(weight) and gluon_kernel("triton_flow") is not None
+
+
+def flow_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [num_rows, k] @ weight [n, k].T + bias [n]. -> [num_rows, n], dtype of x
+
+    x contiguous, of the dtype of `weight`, which `can_flow`; up to 64 rows. Sums are in float32.
+    """
+    out = torch.empty(1, x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+    _launch(x, weight, out, bias)
+    return out[0]
+
+
+def flow_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
+    out = torch.empty(num_parts(weight), x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    _launch(x, weight, out, None)
+    return out
+
+
+def _launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+    kernel = gluon_kernel("triton_flow")
+    assert kernel is not None and len(x) <= MAX_ROWS
+    kernel.launch(x, weight, out, bias)

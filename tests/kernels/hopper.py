@@ -1,0 +1,44 @@
+"""Kernels in Gluon, for which Triton has no interpreter: without a GPU they are compiled only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from graftlm.kernels import {module} as kernel
+from graftlm.kernels.gluon_tiles import shared_layout
+
+tile = lambda *shape: f"tensordesc<{kind}{{list(shape)}},{{shared_layout(*shape)!r}}>"
+{arguments}
+function = kernel.{name}
+constants = {{(function.arg_names.index(name),): value for name, value in given.items()}}
+source = GluonASTSource(function, signature | dict.fromkeys(given, "constexpr"), constants, {{}})
+found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=4, maxnreg={registers}))
+ptx = found.asm["ptx"]
+print(found.metadata.shared, ptx.count("wgmma.mma_async"), ptx.count("setmaxnreg"))
+"""
+
+
+def compile_for_hopper(module: str, name: str, arguments: str, kind: str, registers: int | None = None) -> None:
+    """Compile kernel `name` of kernels/`module`: for the matrix units, and so that its shared memory is there.
+
+    arguments  code that sets `signature` and `given`, the constants; it has `kernel`, and `tile` for the descriptors
+    kind       "bf16" or "fp16"
+    registers  of a thread when it starts; None leaves it to the compiler
+    """
+    pytest.importorskip("triton")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = _COMPILE.format(module=module, name=name, arguments=arguments, kind=kind, registers=registers)
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    shared, products, changes = (int(value) for value in run.stdout.split()[-3:])
+    assert shared <= 227 * 1024
+    assert products > 0
+    assert changes > 0  # warps that load leave registers to those that multiply
