@@ -24,12 +24,13 @@ from graftlm.core.layer_parts import Linear, Parts, Product, Recognised
 from graftlm.core.layer_probe import LayerProbe, causal
 from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
 from graftlm.kernels.attention import PackedQKV
+from graftlm.kernels.flow_product import MAX_ROWS as FLOW_ROWS, can_flow, flow_parts, flow_product
 from graftlm.kernels.halved_product import is_halved, product_halves
 from graftlm.kernels.triton_elementwise import Norm, add_norm, rms_norm, silu_mul
 from graftlm.kernels.triton_launch import can_chain
 from graftlm.kernels.triton_packed_qkv import rotate_store
 from graftlm.kernels.triton_stream import MAX_ROWS as FEW_ROWS, gated_product, product_parts, stream_product
-from graftlm.kernels.wide_gate import MAX_ROWS, MIN_ROWS, can_gate, wide_gate
+from graftlm.kernels.wide_gate import ONE_OF_EACH, can_gate, is_gated, wide_gate
 
 _PROBED = 5
 """Tokens of the random inputs."""
@@ -72,8 +73,9 @@ class FusedLayer:
     """Takes the place of a layer's forward.
 
     max_rows   up to how many tokens of a step the products take in gates, and leave sums to the norm that comes next
+    flows      whether up to so many all products but that for gates are read without a pause (flow_product.py)
     halves     whether sums of 65 to 256 tokens come in two halves where that is faster (halved_product.py)
-    gates      whether the product for gates takes them in for as many tokens (wide_gate.py)
+    gates      whether the product for gates takes them in for more tokens too, where that is faster (wide_gate.py)
     linear     every other product; None is torch's own, with the sum in its epilogue
     following  the norm that comes after the layer, in the next one
     handoff    one for all layers
@@ -84,6 +86,7 @@ class FusedLayer:
     original: Callable[..., Any]
     max_rows: int
     halves: bool = False
+    flows: bool = False
     gates: bool = False
     linear: Linear | None = None
     following: Norm | None = None
@@ -137,7 +140,9 @@ class FusedLayer:
 
     def _qkv(self, x: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
         normed = normed if normed is not None else rms_norm(x, *self.parts.before_attention)
-        return stream_product(normed, *_pair(self.parts.qkv)) if self._few(x) else self._product(normed, self.parts.qkv)
+        if not self._few(x):
+            return self._product(normed, self.parts.qkv)
+        return (flow_product if self.flows else stream_product)(normed, *_pair(self.parts.qkv))
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What comes after the attention, for x [n, hidden_size], overwritten, and attended [n, heads * dim].
@@ -149,10 +154,10 @@ class FusedLayer:
         normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
         if parts.gate_up is None or parts.down is None:
             return x.add_(parts.mlp(normed[None])[0]), None
-        if self._few(x) and parts.gate_up.bias is None:
-            gate = gated_product(normed, parts.gate_up.weight)
-        elif self.gates and MIN_ROWS <= x.shape[0] <= MAX_ROWS:
+        if self.gates and is_gated(x.shape[0]):
             gate = wide_gate(normed, parts.gate_up.weight)
+        elif self._few(x) and parts.gate_up.bias is None:
+            gate = gated_product(normed, parts.gate_up.weight)
         else:
             gate = silu_mul(self._product(normed, parts.gate_up))
         # behind the last layer, a norm that nobody asks for is as quick as a sum alone
@@ -168,7 +173,7 @@ class FusedLayer:
     def _add(self, residual: torch.Tensor, x: torch.Tensor, product: Product, norm: Norm) -> torch.Tensor | None:
         """residual += x @ weight.T + bias, in place. -> perhaps the residual after `norm`"""
         if self._few(x) and product.bias is None:
-            return add_norm(product_parts(x, product.weight), residual, *norm)
+            return add_norm((flow_parts if self.flows else product_parts)(x, product.weight), residual, *norm)
         if self.halves and product.bias is None and is_halved(x.shape[0], product.weight):
             return add_norm(product_halves(x, product.weight), residual, *norm)
         if product.bias is None and self.linear is None:
@@ -252,21 +257,47 @@ def _fused(
         fused = make(candidate, scoring, layer.forward)
         try:
             if _same(probe, fused, agree) and (not fused.max_rows or _same(probe.first(1), fused, agree)):
-                return replace(fused, gates=fused.halves and _takes_gates(candidate.gate_up, agree))
+                if not fused.halves:
+                    return fused
+                flows = fused.max_rows <= FLOW_ROWS and _flows(candidate, agree)
+                return replace(fused, flows=flows, gates=_takes_gates(candidate.gate_up, agree))
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
     return None
 
 
+def _flows(parts: Parts, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
+    """Whether all products of few rows, but that for gates, can be read without a pause, and then give the same."""
+    sums = [product.weight for product in (parts.out, parts.down) if product is not None and product.bias is None]
+    try:
+        if not all(can_flow(weight) for weight in (parts.qkv.weight, *sums)):
+            return False
+        for weight in (parts.qkv.weight, *sums):
+            is_sum = weight is not parts.qkv.weight
+            bias = None if is_sum else parts.qkv.bias
+            x = torch.randn(FLOW_ROWS, weight.shape[1], device=weight.device).to(weight.dtype)
+            expected = nn.functional.linear(x, weight, bias)
+            for rows in (x[:16], x[:32], x):
+                found = flow_parts(rows, weight).sum(0).to(x.dtype) if is_sum else flow_product(rows, weight, bias)
+                if not agree(expected[: len(rows)], found):
+                    return False
+    except Exception:  # Triton has another form of what the kernel is written in
+        return False
+    return True
+
+
 def _takes_gates(product: Product | None, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
     """Whether this product can take in its gates, and then gives what the product and a gate do."""
-    if product is None or product.bias is not None or not can_gate(product.weight):
+    if product is None or product.bias is not None:
         return False
     weight = product.weight
-    x = torch.randn(MIN_ROWS, weight.shape[1], device=weight.device).to(weight.dtype)
     try:
-        return agree(silu_mul(nn.functional.linear(x, weight)), wide_gate(x, weight))
-    except Exception:  # Triton has another form of what the kernel is written in
+        if not can_gate(weight):
+            return False
+        x = torch.randn(max(ONE_OF_EACH), weight.shape[1], device=weight.device).to(weight.dtype)
+        expected = silu_mul(nn.functional.linear(x, weight))
+        return all(agree(expected[:n], wide_gate(x[:n], weight)) for n in ONE_OF_EACH)
+    except Exception:  # Triton has another form of what the kernels are written in
         return False
 
 

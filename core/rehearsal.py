@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MAX_KINDS = 4
 """Layers of the copy at most, whose packed weights it holds beside those of the model."""
 
-Form = frozenset[tuple[type, type]]
-"""The modules of a model, and what their forward is."""
+Form = frozenset[tuple[type, type, bool, bool]]
+"""The modules of a model, what their forward is, and which kernels a fused layer takes."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def _kind(layer: nn.Module) -> tuple[object, ...]:
 
 
 def form_of(model: nn.Module) -> Form:
-    return frozenset((type(module), type(vars(module).get("forward"))) for module in model.modules())
+    forwards = ((type(module), vars(module).get("forward")) for module in model.modules())
+    return frozenset((k, type(f), getattr(f, "flows", False), getattr(f, "gates", False)) for k, f in forwards)
 
 
 def _strip(model: nn.Module) -> None:

@@ -1,15 +1,14 @@
-"""The first product of an MLP for 65 to 256 rows, with the gate inside, on Hopper.
+"""The first product of an MLP for 33 to 256 rows, with the gate inside, on Hopper.
 
-Such a step reads the weight once, which takes as long as its arithmetic does. One warp has the copy engine bring in
-tiles of both factors, two groups of warps multiply them, the weight as the first factor. Each eight gates are laid
-beside the eight outputs that they are for, so that a thread has both of a pair among its sums: what a library's product
-writes and a second kernel reads, twice as much as the result, is never stored. This is in Gluon, the level below
-Triton, which leaves loading and multiplying to the same warps on Hopper.
+Such a step reads the weight once, which takes as long as its arithmetic does or longer. One warp has the copy engine
+bring in tiles of both factors, two groups of warps multiply them, the weight as the first factor. Each eight gates
+are laid beside the eight outputs that they are for, so that a thread has both of a pair among its sums: what a
+library's product writes and a second kernel reads, twice as much as the result, is never stored. This is in Gluon,
+the level below Triton, which leaves loading and multiplying to the same warps on Hopper.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -24,17 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from graftlm.kernels.gluon_tiles import K, barrier, load, store, tiled
 from graftlm.kernels.triton_launch import announce, chain, wait
-
-# as they are called since Triton 3.7, and before
-_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-
-K = 64
-"""Inputs of a stage: 128 bytes, the widest rows that the copy engine lays out for the matrix units."""
 
 
 @gluon.jit
@@ -43,7 +34,7 @@ def _read_weight(weight, shared, s, tile, step, pred):
     xs, _, ws, ready, _ = shared
     for block in gl.static_range(2):
         place = [(tile * 2 + block) * 4, 0, 0, step * xs.shape[2]]
-        _load(weight, place, ready.index(s), ws.index(s * 2 + block), pred=pred)
+        load(weight, place, ready.index(s), ws.index(s * 2 + block), pred=pred)
 
 
 @gluon.jit
@@ -67,9 +58,9 @@ def _read(
         mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
         mbarrier.expect(ready.index(s), BYTES, pred=later)
         _read_weight(weight, shared, s, first + at // STEPS * num_programs, step, later)
-        _load(x, [0, step * xs.shape[2]], ready.index(s), xs.index(s))
+        load(x, [0, step * xs.shape[2]], ready.index(s), xs.index(s))
         if MORE > 0:
-            _load(more_x, [ROWS, step * xs.shape[2]], ready.index(s), more_xs.index(s))
+            load(more_x, [ROWS, step * xs.shape[2]], ready.index(s), more_xs.index(s))
 
 
 @gluon.jit
@@ -82,11 +73,11 @@ def _gate(sums, to, out, row, gate):
     gates, ups = gates.to(kind).to(gl.float32), ups.to(kind).to(gl.float32)
     gated = ((gates / (1.0 + gl.exp(-gates))).to(kind).to(gl.float32) * ups).to(kind)
     tma.store_wait(0)
-    _barrier()
+    barrier()
     to.store(gl.permute(gl.reshape(gated, [32, rows]), [1, 0]))
     fence_async_shared()
-    _barrier()
-    _store(out, [row, gate], to)
+    barrier()
+    store(out, [row, gate], to)
 
 
 @gluon.jit
@@ -138,7 +129,7 @@ def _multiply(
 def _gated(
     x, more_x, weight, out, more_out, num_tiles,
     ROWS: gl.constexpr, MORE: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
-    CHAINED: gl.constexpr,
+    REGISTERS: gl.constexpr, CHAINED: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the tiles of 64 gates and the 64 outputs that they are for)."""
     kind: gl.constexpr = x.dtype
@@ -163,19 +154,26 @@ def _gated(
             (_read, (x, more_x, weight, shared, num_tiles, MORE, STEPS, CHAINED)),
         ],
         [4, 1],  # warps
-        [240, 24],  # registers of a thread
+        [REGISTERS, 24],  # registers of a thread
     )
 
 
 class Tile(NamedTuple):
-    """How the kernel is cut: rows of one product and of a second beside it, stages of inputs."""
+    """How the kernel is cut: rows of one product and of a second beside it, stages of inputs.
+
+    registers  of a thread: one that multiplies, and all when they start. With few rows there is room for the kernel
+               before on the same multiprocessor.
+    """
 
     rows: int
     more: int
     stages: int
+    registers: tuple[int, int] = (240, 168)
 
 
-TILES = (Tile(64, 32, 7), Tile(128, 0, 6), Tile(128, 32, 5), Tile(128, 64, 5), Tile(256, 0, 4))
+TILES = (
+    Tile(64, 0, 8, (104, 80)), Tile(64, 32, 7), Tile(128, 0, 6), Tile(128, 32, 5), Tile(128, 64, 5), Tile(256, 0, 4)
+)  # fmt: skip
 """What shared memory has room for. Rows that a step does not have take no time to read, but to multiply."""
 
 
@@ -184,29 +182,21 @@ def tile_of(num_rows: int) -> Tile:
     return next(tile for tile in TILES if num_rows <= tile.rows + tile.more)
 
 
-@functools.cache
-def _layout(*shape: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for(list(shape), gl.float16)  # of any type of 16 bits
-
-
-def _tiled(x: torch.Tensor, *block: int) -> TensorDescriptor:
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block), _layout(*block))
-
-
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """out [num_rows, n] = silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
 
     All contiguous and of one type of 16 bits; what else they have to be, and in how many rows: wide_gate.py.
     """
     (num_rows, k), n = x.shape, out.shape[1]
-    rows, more, stages = tile_of(num_rows)
+    rows, more, stages, (registers, at_start) = tile_of(num_rows)
     num_tiles = triton.cdiv(n, 64)
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     # each program has as many tiles: those that would have one less would only draw power meanwhile
     num_programs = triton.cdiv(num_tiles, triton.cdiv(num_tiles, num_sms))
     beside = weight.view(2, n // 8, 8, k).transpose(0, 1)  # eight gates, then what they are for
     _gated[(num_programs,)](
-        _tiled(x, rows, K), _tiled(x, more or rows, K), _tiled(beside, 4, 2, 8, K),
-        _tiled(out, rows, 32), _tiled(out, more or rows, 32), num_tiles,
-        ROWS=rows, MORE=more, K=K, STEPS=k // K, STAGES=stages, num_warps=4, **chain(x),
+        tiled(x, rows, K), tiled(x, more or rows, K), tiled(beside, 4, 2, 8, K),
+        tiled(out, rows, 32), tiled(out, more or rows, 32), num_tiles,
+        ROWS=rows, MORE=more, K=K, STEPS=k // K, STAGES=min(stages, k // K), REGISTERS=registers,
+        num_warps=4, maxnreg=at_start, **chain(x),
     )  # fmt: skip

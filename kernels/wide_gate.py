@@ -1,50 +1,45 @@
-"""Where the first product of an MLP takes in its gate in steps of 65 to 256 rows."""
+"""Where the first product of an MLP takes in its gate in steps of more than 32 rows. Measured on an H200."""
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 
 import torch
-import triton
 
-MIN_ROWS = 65
-MAX_ROWS = 256
-_INPUTS = 64 * 7
-"""The fewest inputs that fill all stages of the kernel."""
+from graftlm.kernels.gluon_support import gluon_kernel, takes
+
+READ_ONCE = range(33, 257)
+"""Of so many rows the weight is read once (triton_gated.py)."""
+
+MANY_ROWS = 513
+"""From so many on it is read more often (triton_gated_prefill.py)."""
+
+ONE_OF_EACH = (64, 96, 128, 160, 192, 256, MANY_ROWS)
+"""Numbers of rows that are multiplied in different ways."""
 
 
-@functools.cache
-def _kernel() -> ModuleType | None:
-    """The kernel's module; None where Triton does not have what it is written in, as before 3.6."""
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
-        return None
-    try:
-        from graftlm.kernels import triton_gated
-    except ImportError:
-        return None
-    return triton_gated
+def _kernel(num_rows: int) -> ModuleType | None:
+    return gluon_kernel("triton_gated_prefill" if num_rows >= MANY_ROWS else "triton_gated")
 
 
 def can_gate(weight: torch.Tensor) -> bool:
-    """Whether `wide_gate` takes `weight` [2 n, k]: 16 bits on Hopper, n in eights, k in 64s and 448 at least."""
-    device = weight.device
-    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    outputs, k = weight.shape
-    shape = outputs % 16 == 0 and k % 64 == 0 and k >= _INPUTS
-    dense = weight.is_contiguous() and weight.data_ptr() % 16 == 0
-    return weight.dtype in (torch.bfloat16, torch.float16) and shape and dense and _kernel() is not None
+    """Whether `wide_gate` takes `weight` [2 n, k]: 16 bits on Hopper, dense, n in eights, k in 64s."""
+    return takes(weight) and weight.shape[0] % 16 == 0 and all(_kernel(n) is not None for n in ONE_OF_EACH)
+
+
+def is_gated(num_rows: int) -> bool:
+    """Whether a product of so many rows is faster with the gate inside; of 257 to 512 rows the library's is."""
+    return num_rows in READ_ONCE or num_rows >= MANY_ROWS
 
 
 def wide_gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]
 
-    x contiguous, of the dtype of `weight`, which `can_gate`; 65 to 256 rows. Sums are in float32, and both factors
-    rounded before they are multiplied, as separate kernels do.
+    x contiguous, of the dtype of `weight`, which `can_gate`; so many rows that it `is_gated`. Sums are in float32, and
+    both factors rounded before they are multiplied, as separate kernels do.
     """
-    kernel = _kernel()
-    assert kernel is not None and MIN_ROWS <= len(x) <= MAX_ROWS
+    kernel = _kernel(len(x))
+    assert kernel is not None and is_gated(len(x))
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     kernel.launch(x, weight, out)
     return out

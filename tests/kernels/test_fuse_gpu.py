@@ -19,6 +19,7 @@ from graftlm.core.qualify import batch_dependence
 from graftlm.core.request import Request, Sequence
 from graftlm.kernels.halved_product import product_halves
 from graftlm.kernels.triton_attention import TritonAttention
+from graftlm.kernels.wide_gate import ONE_OF_EACH
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -123,6 +124,86 @@ def test_sums_of_some_rows_come_in_halves(num_tokens: int, halved: int, monkeypa
         loaded.release()
     assert halves == [num_tokens] * halved
     assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < 1e-5
+
+
+def gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    gates, ups = torch.nn.functional.linear(x, weight).chunk(2, -1)
+    return torch.nn.functional.silu(gates) * ups
+
+
+@pytest.mark.parametrize(("num_tokens", "gated"), [(32, 0), (33, 2), (257, 0), (513, 2)])
+def test_gates_are_inside_the_product_where_that_is_faster(
+    num_tokens: int, gated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    monkeypatch.setattr(fuse_layers, "can_gate", lambda weight: True)
+    monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: (rows.append(len(x)), gate(x, w))[1])
+    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, max_rows=64))
+    config = EngineConfig(device=DEVICE.type, max_model_len=8)
+    loaded = load_model(tiny_model("llama"), config, byte_tokenizer(), attention_factory=TritonAttention)
+    assert rows == list(ONE_OF_EACH) * 2  # what its kernels give is looked at first, in each layer
+    rows.clear()
+    runner = PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_tokens, loaded.dtype, DEVICE)))
+    runner.forward(prefill_plan([random_prompt(num_tokens)]))
+    assert rows == [num_tokens] * gated
+    loaded.release()
+
+
+def test_a_gate_that_is_wrong_for_many_rows_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse_layers, "can_gate", lambda weight: True)
+    monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: gate(x, w) * (1.0 if len(x) < 513 else 1.001))
+    model = tiny_model("llama").to(DEVICE)
+    fusions = fuse_gpu(model, max_rows=64)
+    layers = [module.forward for module in model.modules() if isinstance(vars(module).get("forward"), FusedLayer)]
+    assert len(layers) == 2
+    assert not any(layer.gates for layer in layers)
+    fusions.undo()
+
+
+@pytest.mark.parametrize(("num_tokens", "used"), [(3, 2), (64, 2), (65, 0)])
+def test_products_of_few_rows_are_read_without_a_pause(
+    num_tokens: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        called.append("product")
+        return torch.nn.functional.linear(x, weight, bias)
+
+    def parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        called.append("parts")
+        return torch.nn.functional.linear(x, weight)[None]
+
+    monkeypatch.setattr(fuse_layers, "can_flow", lambda weight: True)
+    monkeypatch.setattr(fuse_layers, "flow_product", product)
+    monkeypatch.setattr(fuse_layers, "flow_parts", parts)
+    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, max_rows=64))
+    config = EngineConfig(device=DEVICE.type, max_model_len=8)
+    loaded = load_model(tiny_model("llama"), config, byte_tokenizer(), attention_factory=TritonAttention)
+    called.clear()
+    runner = PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_tokens, loaded.dtype, DEVICE)))
+    runner.forward(prefill_plan([random_prompt(num_tokens)]))
+    assert called == ["product", "parts", "parts"] * used
+    loaded.release()
+
+
+@pytest.mark.parametrize("wrong", ["flow_product", "flow_parts"])
+def test_a_product_that_is_wrong_for_some_rows_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight, bias) * (1.001 if len(x) == 64 and wrong == "flow_product" else 1)
+
+    def parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight)[None] * (1.001 if len(x) == 64 and wrong == "flow_parts" else 1)
+
+    monkeypatch.setattr(fuse_layers, "can_flow", lambda weight: True)
+    monkeypatch.setattr(fuse_layers, "flow_product", product)
+    monkeypatch.setattr(fuse_layers, "flow_parts", parts)
+    model = tiny_model("llama").to(DEVICE)
+    fusions = fuse_gpu(model, max_rows=64)
+    layers = [module.forward for module in model.modules() if isinstance(vars(module).get("forward"), FusedLayer)]
+    assert len(layers) == 2
+    assert not any(layer.flows for layer in layers)
+    fusions.undo()
 
 
 def prefill_plan(prompts: list[list[int]]) -> StepPlan:

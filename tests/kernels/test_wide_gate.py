@@ -1,16 +1,14 @@
-"""The gated product of 65 to 256 rows. Triton has no interpreter for it: without a GPU it is compiled only."""
+"""The gated product of more than 32 rows. Triton has no interpreter for it: without a GPU it is compiled only."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from graftlm.kernels.gluon_support import gluon_kernel
 from graftlm.kernels.triton_compile import compile_together
-from graftlm.kernels.wide_gate import can_gate, wide_gate
+from graftlm.kernels.wide_gate import can_gate, is_gated, wide_gate
+from tests.kernels.hopper import compile_for_hopper
 
 HALF_DTYPES = [torch.bfloat16, torch.float16]
 
@@ -27,7 +25,7 @@ def error(x: torch.Tensor, weight: torch.Tensor) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-@pytest.mark.parametrize("num_rows", [65, 96, 97, 128, 129, 160, 161, 192, 193, 256])
+@pytest.mark.parametrize("num_rows", [33, 64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 256, 513, 640, 1000])
 def test_every_row_and_output_is_the_gate_times_what_it_is_for(dtype: torch.dtype, num_rows: int) -> None:
     x, weight = random(num_rows, 448, dtype=dtype), random(2 * 1000, 448, dtype=dtype)
     assert can_gate(weight)
@@ -36,14 +34,31 @@ def test_every_row_and_output_is_the_gate_times_what_it_is_for(dtype: torch.dtyp
 
 
 @pytest.mark.gpu
-def test_a_weight_with_more_tiles_than_the_card_runs_at_once() -> None:
-    x, weight = random(200, 448, dtype=torch.bfloat16), random(2 * 64 * 300, 448, dtype=torch.bfloat16)
+@pytest.mark.parametrize(("num_rows", "k"), [(40, 1088), (64, 448), (90, 576), (200, 448), (5000, 448)])
+def test_more_tiles_than_the_card_runs_at_once(num_rows: int, k: int) -> None:
+    x, weight = random(num_rows, k, dtype=torch.bfloat16), random(2 * 64 * 300, k, dtype=torch.bfloat16)
     assert error(x, weight) < 1.6e-2
 
 
 @pytest.mark.gpu
-def test_a_graph_gives_what_the_call_gave_and_a_dry_run_finds_the_kernel() -> None:
-    x, weight = random(96, 512, dtype=torch.bfloat16), random(2 * 520, 512, dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("num_rows", "name"),
+    [(40, "triton_gated"), (100, "triton_gated"), (513, "triton_gated_prefill"), (600, "triton_gated_prefill")],
+)
+def test_nothing_is_written_beside_the_result(num_rows: int, name: str) -> None:
+    x, weight = random(num_rows, 448, dtype=torch.bfloat16), random(2 * 1000, 448, dtype=torch.bfloat16)
+    room = torch.full((num_rows + 300, 1000), 7.0, dtype=torch.bfloat16, device="cuda")
+    kernel = gluon_kernel(name)
+    assert kernel is not None
+    kernel.launch(x, weight, room[:num_rows])
+    assert torch.equal(room[:num_rows], wide_gate(x, weight))
+    assert bool((room[num_rows:] == 7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [96, 600])
+def test_a_graph_gives_what_the_call_gave_and_a_dry_run_finds_the_kernel(num_rows: int) -> None:
+    x, weight = random(num_rows, 512, dtype=torch.bfloat16), random(2 * 520, 512, dtype=torch.bfloat16)
     assert compile_together(lambda: wide_gate(x, weight), x.device) == 1
     expected = wide_gate(x, weight)
     graph = torch.cuda.CUDAGraph()
@@ -59,41 +74,45 @@ def test_weights_that_it_cannot_take_are_told_apart() -> None:
     taken = torch.empty(2 * 64, 512, dtype=torch.bfloat16, device="cuda")
     assert can_gate(taken)
     assert not can_gate(taken.float())
-    assert not can_gate(taken[:, :256])  # not dense, and too few inputs
+    assert not can_gate(taken[:, :256])  # not dense
     assert not can_gate(taken[:24])
     assert not can_gate(torch.empty(2 * 64, 500, dtype=torch.bfloat16, device="cuda"))
+
+
+def test_numbers_of_rows_for_which_others_are_faster() -> None:
+    assert [n for n in (1, 32, 33, 256, 257, 512, 513, 8192) if not is_gated(n)] == [1, 32, 257, 512]
 
 
 def test_a_weight_on_the_cpu_is_not_taken() -> None:
     assert not can_gate(torch.empty(2 * 64, 512, dtype=torch.bfloat16))
 
 
-_COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
-from graftlm.kernels import triton_gated as kernel
-
-rows, more, stages = kernel.tile_of({num_rows})
-tile = lambda *shape: f"tensordesc<bf16{{list(shape)}},{{kernel._layout(*shape)!r}}>"
+_ONCE = """
+rows, more, stages, registers = kernel.tile_of(num_rows)
 signature = dict(
     x=tile(rows, 64), more_x=tile(more or rows, 64), weight=tile(4, 2, 8, 64), out=tile(rows, 32),
     more_out=tile(more or rows, 32), num_tiles="i32",
 )
-given = dict(ROWS=rows, MORE=more, K=64, STEPS=64, STAGES=stages, CHAINED=True)
-constants = {{(kernel._gated.arg_names.index(name),): value for name, value in given.items()}}
-source = GluonASTSource(kernel._gated, signature | dict.fromkeys(given, "constexpr"), constants, {{}})
-found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=4))
-print(found.metadata.shared, found.asm["ptx"].count("wgmma.mma_async"))
+given = dict(ROWS=rows, MORE=more, K=64, STEPS=64, STAGES=stages, REGISTERS=registers[0], CHAINED=True)
+"""
+
+_PREFILL = """
+signature = dict(x=tile(64, 64), weight=tile(16, 2, 8, 64), out=tile(64, 128), across="i32", down="i32")
+given = dict(K=64, STEPS=64, STAGES=kernel.STAGES, BAND=kernel.BAND)
 """
 
 
-@pytest.mark.parametrize("num_rows", [192, 256])
-def test_it_compiles_for_hopper_and_fits_its_shared_memory(num_rows: int) -> None:
-    pytest.importorskip("triton")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", _COMPILE.format(num_rows=num_rows)]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
-    shared, products = (int(value) for value in found[-2:])
-    assert shared <= 227 * 1024
-    assert products > 0
+@pytest.mark.parametrize(
+    ("module", "arguments", "kind", "registers"),
+    [
+        ("triton_gated", "num_rows = 64" + _ONCE, "bf16", 80),
+        ("triton_gated", "num_rows = 192" + _ONCE, "bf16", 168),
+        ("triton_gated", "num_rows = 256" + _ONCE, "bf16", 168),
+        ("triton_gated_prefill", _PREFILL, "bf16", None),
+        ("triton_gated_prefill", _PREFILL, "fp16", None),
+    ],
+)
+def test_it_compiles_for_hopper_and_fits_its_shared_memory(
+    module: str, arguments: str, kind: str, registers: int | None
+) -> None:
+    compile_for_hopper(module, "_gated", arguments, kind, registers)
