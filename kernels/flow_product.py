@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from graftlm.kernels.gluon_support import gluon_kernel, takes
 
@@ -15,9 +14,8 @@ _INPUTS = 64 * 2
 
 def num_parts(weight: torch.Tensor) -> int:
     """Into how many parts the inputs of `weight` [n, k] are cut: as many as let all programs run at once."""
-    sms = torch.cuda.get_device_properties(weight.device).multi_processor_count
-    fitting = max(sms // triton.cdiv(weight.shape[0], 64), 1)
-    return min(fitting, _MAX_PARTS, triton.cdiv(weight.shape[1], _INPUTS))
+    (n, k), sms = weight.shape, torch.cuda.get_device_properties(weight.device).multi_processor_count
+    return min(max(sms // -(-n // 64), 1), _MAX_PARTS, -(-k // _INPUTS))
 
 
 def can_flow(weight: torch.Tensor) -> bool:
