@@ -19,7 +19,6 @@ from graftlm.core.qualify import batch_dependence
 from graftlm.core.request import Request, Sequence
 from graftlm.kernels.halved_product import product_halves
 from graftlm.kernels.triton_attention import TritonAttention
-from graftlm.kernels.wide_gate import ONE_OF_EACH
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -131,17 +130,25 @@ def gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(gates) * ups
 
 
-@pytest.mark.parametrize(("num_tokens", "gated"), [(32, 0), (33, 2), (257, 0), (513, 2)])
+@pytest.fixture
+def gated_from_nine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates are inside products of nine rows and more: rows that are many take an interpreter long."""
+    monkeypatch.setattr(fuse_layers, "can_gate", lambda weight: True)
+    monkeypatch.setattr(fuse_layers, "is_gated", lambda num_rows: num_rows >= 9)
+    monkeypatch.setattr(fuse_layers, "ONE_OF_EACH", (9, 20))
+
+
+@pytest.mark.usefixtures("gated_from_nine")
+@pytest.mark.parametrize(("num_tokens", "gated"), [(8, 0), (9, 2), (65, 2)])
 def test_gates_are_inside_the_product_where_that_is_faster(
     num_tokens: int, gated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
-    monkeypatch.setattr(fuse_layers, "can_gate", lambda weight: True)
     monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: (rows.append(len(x)), gate(x, w))[1])
     monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, max_rows=64))
     config = EngineConfig(device=DEVICE.type, max_model_len=8)
     loaded = load_model(tiny_model("llama"), config, byte_tokenizer(), attention_factory=TritonAttention)
-    assert rows == list(ONE_OF_EACH) * 2  # what its kernels give is looked at first, in each layer
+    assert rows == [9, 20] * 2  # what its kernels give is looked at first, in each layer
     rows.clear()
     runner = PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_tokens, loaded.dtype, DEVICE)))
     runner.forward(prefill_plan([random_prompt(num_tokens)]))
@@ -149,9 +156,9 @@ def test_gates_are_inside_the_product_where_that_is_faster(
     loaded.release()
 
 
+@pytest.mark.usefixtures("gated_from_nine")
 def test_a_gate_that_is_wrong_for_many_rows_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse_layers, "can_gate", lambda weight: True)
-    monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: gate(x, w) * (1.0 if len(x) < 513 else 1.001))
+    monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: gate(x, w) * (1.0 if len(x) < 20 else 1.001))
     model = tiny_model("llama").to(DEVICE)
     fusions = fuse_gpu(model, max_rows=64)
     layers = [module.forward for module in model.modules() if isinstance(vars(module).get("forward"), FusedLayer)]
