@@ -12,9 +12,9 @@ _INPUTS = 64 * 2
 """Of a step: two reads of 128 bytes of each output's weights, right after each other."""
 
 
-def num_parts(weight: torch.Tensor) -> int:
-    """Into how many parts the inputs of `weight` [n, k] are cut: as many as let all programs run at once."""
-    (n, k), sms = weight.shape, torch.cuda.get_device_properties(weight.device).multi_processor_count
+def num_parts(n: int, k: int, device: torch.device) -> int:
+    """Into how many parts the k inputs of n outputs are cut: as many as let all programs run at once."""
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
     return min(max(sms // -(-n // 64), 1), _MAX_PARTS, -(-k // _INPUTS))
 
 
@@ -35,7 +35,8 @@ def flow_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 def flow_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
-    out = torch.empty(num_parts(weight), x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    n, k = weight.shape
+    out = torch.empty(num_parts(n, k, x.device), x.shape[0], n, dtype=torch.float32, device=x.device)
     _launch(x, weight, out, None)
     return out
 

@@ -33,7 +33,8 @@ SOME = " or ".join(f"shape{i}-" for i in range(0, 150, 7))
 
 FILES = sorted((ROOT / "tests/kernels").glob("test_triton_*.py"))
 FILES += [
-    ROOT / f"tests/kernels/test_{name}.py" for name in ("device_step", "flow_product", "fp8", "fuse_gpu", "wide_gate")
+    ROOT / f"tests/kernels/test_{name}.py"
+    for name in ("compact_product", "device_step", "flow_product", "fp8", "fuse_gpu", "wide_gate")
 ]
 CHOSEN = f"not engine and (not its_definition or {SOME})"
 LEFT_OUT = {
@@ -41,7 +42,7 @@ LEFT_OUT = {
     "memcheck": " and not a_graph",
     # A library's product in half precision fails under it, whoever calls it. Of kernels whose warps part ways it
     # reports the word by which Triton sends them, between whose writes and reads all warps meet at a barrier.
-    "racecheck": " and not fuse_gpu and not wide_gate and not flow_product",
+    "racecheck": " and not fuse_gpu and not wide_gate and not flow_product and not compact_product",
 }
 WORKERS = 8
 SHARE = "SANITIZE_SHARE"  # the environment variable that says which of how many shares of the tests a process takes
