@@ -19,9 +19,13 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 @dataclass
 class Fusions:
-    """What was replaced in a model. `undo` puts everything back."""
+    """What was replaced in a model. `undo` puts everything back.
+
+    num_compact  products that read their weight in 12 bits in steps of few tokens
+    """
 
     num_packed: int = 0
+    num_compact: int = 0
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def add(self, undo: Callable[[], None]) -> None:

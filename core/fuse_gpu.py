@@ -40,7 +40,7 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
     fusions = Fusions()
     first = next(model.parameters())
     linear = FixedProduct(first.device, first.dtype) if strict else None
-    work = _Work(fusions, Recognised({}, {}, set()), linear, _same_shape if dry else _agree)
+    work = _Work(fusions, Recognised({}, {}, set()), linear, same_shape if dry else agree)
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
@@ -259,7 +259,7 @@ def _same_rotation(original: Callable[..., Any], fused: Callable[..., Any], mode
         old, new = original(q, k, cos, sin), fused(q, k, cos, sin)
     except Exception:  # a signature or a kind of rotation of its own: it keeps it
         return False
-    return all(_agree(a, b) for a, b in zip(old, new, strict=True))
+    return all(agree(a, b) for a, b in zip(old, new, strict=True))
 
 
 def _replace_forward(
@@ -279,12 +279,14 @@ def _probe(linear: nn.Linear, width: int) -> torch.Tensor:
     return torch.randn(1, 3, width, device=linear.weight.device).to(linear.weight.dtype)
 
 
-def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
+def agree(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether two results of the same are as near as rounding lets them be."""
     error = (new.float() - old.float()).norm() / old.float().norm().clamp_min(1e-30)
     return old.shape == new.shape and bool(error < TOLERANCE.get(old.dtype, 0.0))
 
 
-def _same_shape(old: torch.Tensor, new: torch.Tensor) -> bool:
+def same_shape(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """All that can be said of results that were not computed."""
     return old.shape == new.shape
 
 

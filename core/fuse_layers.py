@@ -24,6 +24,8 @@ from graftlm.core.layer_parts import Linear, Parts, Product, Recognised
 from graftlm.core.layer_probe import LayerProbe, causal
 from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
 from graftlm.kernels.attention import PackedQKV
+from graftlm.kernels.compact_product import MAX_ROWS as COMPACT_ROWS, compact_gate, compact_parts, compact_product
+from graftlm.kernels.compact_weight import CompactWeight
 from graftlm.kernels.flow_product import MAX_ROWS as FLOW_ROWS, can_flow, flow_parts, flow_product
 from graftlm.kernels.halved_product import is_halved, product_halves
 from graftlm.kernels.triton_elementwise import Norm, add_norm, rms_norm, silu_mul
@@ -47,6 +49,16 @@ class Scoring:
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class CompactWeights:
+    """The weights of a layer in 12 bits; None for a product that reads all 16."""
+
+    qkv: CompactWeight | None = None
+    out: CompactWeight | None = None
+    gate_up: CompactWeight | None = None
+    down: CompactWeight | None = None
 
 
 class Handoff:
@@ -76,6 +88,7 @@ class FusedLayer:
     flows      whether up to so many all products but that for gates are read without a pause (flow_product.py)
     halves     whether sums of 65 to 256 tokens come in two halves where that is faster (halved_product.py)
     gates      whether the product for gates takes them in for more tokens too, where that is faster (wide_gate.py)
+    compact    what is read instead of the weights in steps of few tokens (compact_product.py)
     linear     every other product; None is torch's own, with the sum in its epilogue
     following  the norm that comes after the layer, in the next one
     handoff    one for all layers
@@ -88,6 +101,7 @@ class FusedLayer:
     halves: bool = False
     flows: bool = False
     gates: bool = False
+    compact: CompactWeights = field(default_factory=CompactWeights)
     linear: Linear | None = None
     following: Norm | None = None
     handoff: Handoff = field(default_factory=Handoff)
@@ -142,6 +156,8 @@ class FusedLayer:
         normed = normed if normed is not None else rms_norm(x, *self.parts.before_attention)
         if not self._few(x):
             return self._product(normed, self.parts.qkv)
+        if self.compact.qkv is not None and len(x) <= COMPACT_ROWS:
+            return compact_product(normed, self.compact.qkv, self.parts.qkv.bias)
         return (flow_product if self.flows else stream_product)(normed, *_pair(self.parts.qkv))
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -150,18 +166,20 @@ class FusedLayer:
         -> x, and perhaps x after the norm that follows
         """
         parts = self.parts
-        normed = self._add(x, attended, parts.out, parts.before_mlp)
+        normed = self._add(x, attended, parts.out, self.compact.out, parts.before_mlp)
         normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
         if parts.gate_up is None or parts.down is None:
             return x.add_(parts.mlp(normed[None])[0]), None
-        if self.gates and is_gated(x.shape[0]):
+        if self.compact.gate_up is not None and len(x) <= COMPACT_ROWS:
+            gate = compact_gate(normed, self.compact.gate_up)
+        elif self.gates and is_gated(x.shape[0]):
             gate = wide_gate(normed, parts.gate_up.weight)
         elif self._few(x) and parts.gate_up.bias is None:
             gate = gated_product(normed, parts.gate_up.weight)
         else:
             gate = silu_mul(self._product(normed, parts.gate_up))
         # behind the last layer, a norm that nobody asks for is as quick as a sum alone
-        normed = self._add(x, gate, parts.down, self.following or parts.before_attention)
+        normed = self._add(x, gate, parts.down, self.compact.down, self.following or parts.before_attention)
         return x, normed if self.following is not None else None
 
     def _few(self, x: torch.Tensor) -> bool:
@@ -170,8 +188,12 @@ class FusedLayer:
     def _product(self, x: torch.Tensor, product: Product) -> torch.Tensor:
         return (self.linear or nn.functional.linear)(x, product.weight, product.bias)
 
-    def _add(self, residual: torch.Tensor, x: torch.Tensor, product: Product, norm: Norm) -> torch.Tensor | None:
+    def _add(
+        self, residual: torch.Tensor, x: torch.Tensor, product: Product, compact: CompactWeight | None, norm: Norm
+    ) -> torch.Tensor | None:
         """residual += x @ weight.T + bias, in place. -> perhaps the residual after `norm`"""
+        if compact is not None and len(x) <= COMPACT_ROWS:
+            return add_norm(compact_parts(x, compact), residual, *norm)
         if self._few(x) and product.bias is None:
             return add_norm((flow_parts if self.flows else product_parts)(x, product.weight), residual, *norm)
         if self.halves and product.bias is None and is_halved(x.shape[0], product.weight):

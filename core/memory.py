@@ -58,8 +58,8 @@ def check_weights_fit(name: str, model: nn.Module, device: torch.device) -> None
     needed, free = sum(missing.values()), free_bytes(device)
     if needed > free:
         raise ModelError(
-            f"the weights of {name} take {_size(needed)}, {_size(free)} are free on {device}; use dtype='bfloat16', "
-            "quantization= or a smaller model, or end what else uses the GPU"
+            f"the weights of {name} take {size_of(needed)}, {size_of(free)} are free on {device}; use "
+            "dtype='bfloat16', quantization= or a smaller model, or end what else uses the GPU"
         )
 
 
@@ -81,8 +81,8 @@ def pool_size(loaded: LoadedModel, cache: CacheConfig) -> int:
     if num_slots < max(2, cache.page_size):
         raise ConfigError(
             f"the KV pool would hold {num_slots} tokens; one token takes {bytes_per_token:,} bytes and "
-            f"{_size(free_bytes(loaded.device))} are free beside the weights: raise CacheConfig.max_tokens, max_bytes "
-            "or memory_share, or use a smaller model or dtype, or end what else uses the memory"
+            f"{size_of(free_bytes(loaded.device))} are free beside the weights: raise CacheConfig.max_tokens, "
+            "max_bytes or memory_share, or use a smaller model or dtype, or end what else uses the memory"
         )
     if loaded.device.type == "cuda" and loaded.lane == "paged":
         _check_pool_fits(num_slots, bytes_per_token, free_bytes(loaded.device))
@@ -107,11 +107,12 @@ def _check_pool_fits(num_slots: int, bytes_per_token: int, free: int) -> None:
     needed = num_slots * bytes_per_token
     if needed > free:
         raise ConfigError(
-            f"a KV pool of {num_slots:,} tokens takes {_size(needed)}, {_size(free)} are free beside the weights; "
+            f"a KV pool of {num_slots:,} tokens takes {size_of(needed)}, {size_of(free)} are free beside the weights; "
             f"lower CacheConfig.max_tokens or max_bytes to {int(free * GPU_SHARE) // bytes_per_token:,} tokens, or "
             f"leave them out to take {GPU_SHARE:.0%} of what is free"
         )
 
 
-def _size(num_bytes: int) -> str:
+def size_of(num_bytes: int) -> str:
+    """In the unit that suits it."""
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

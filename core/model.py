@@ -130,7 +130,8 @@ def load_model(
     )
     wrapped.eos_token_ids = loaded.eos_token_ids
     factory = attention_factory or default_attention(device)
-    rehearsal = rehearse(loaded, config, factory)
+    compact = _wants_compact(loaded, config)
+    rehearsal = rehearse(loaded, config, factory, compact=compact)
     try:
         reference = Reference.of(loaded)
     except Exception as error:
@@ -139,6 +140,10 @@ def load_model(
         _ = wrapped.token_bytes  # which the engine will ask for
         rehearsal.wait()
     loaded.fusions = _fuse(hf_model, device, strict=config.strict)
+    if compact:
+        from graftlm.core.compact_gpu import compact_gpu
+
+        loaded.fusions.num_compact = compact_gpu(hf_model)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if not isinstance(model, nn.Module):
         _leave_files(hf_model, loaded.fusions)
@@ -160,6 +165,19 @@ def _check_strict(loaded: LoadedModel, attention_factory: AttentionFactory) -> N
         remedy = but if loaded.dtype is torch.float32 else "dtype='float32' makes it hold but for ties"
         named = f"{loaded.name} in {str(loaded.dtype)[6:]}"
         warnings.warn(f"strict=True does not hold for {named}: {reason}; {remedy}", stacklevel=3)
+
+
+def _wants_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
+    if triton_problem(loaded.device) is None:
+        from graftlm.core.compact_gpu import wants_compact
+
+        return wants_compact(loaded, config)
+    if config.compact_weights:
+        raise ConfigError(
+            f"compact_weights is True, but there are none on {loaded.device}; they need a Hopper GPU and Triton: leave "
+            "compact_weights out"
+        )
+    return False
 
 
 def _fuse(model: nn.Module, device: torch.device, *, strict: bool = False) -> Fusions:

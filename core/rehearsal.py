@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_KINDS = 4
 """Layers of the copy at most, whose packed weights it holds beside those of the model."""
 
-Form = frozenset[tuple[type, type, bool, bool]]
+Form = frozenset[tuple[object, ...]]
 """The modules of a model, what their forward is, and which kernels a fused layer takes."""
 
 
@@ -53,11 +53,13 @@ class Rehearsal:
         return self.form == form_of(model)
 
 
-def rehearse(loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory) -> Rehearsal | None:
+def rehearse(
+    loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory, *, compact: bool = False
+) -> Rehearsal | None:
     """Begin to compile what the rest of the start launches. None where Triton does not run.
 
     The model stays as it is. Nothing is to be launched on behalf of it, but for its own forward, before the kernels
-    are waited for.
+    are waited for. compact  whether its layers will have compact weights too (compact_gpu.py).
     """
     if triton_problem(loaded.device) is not None:
         return None
@@ -65,11 +67,14 @@ def rehearse(loaded: LoadedModel, config: EngineConfig, attention_factory: Atten
 
     def run() -> None:
         nonlocal form
+        from graftlm.core.compact_gpu import compact_gpu
         from graftlm.core.fuse_gpu import fuse_gpu
 
         model = small_copy(loaded.model)
         try:
             fuse_gpu(model, strict=config.strict, dry=True)
+            if compact:
+                compact_gpu(model, dry=True)
             found = discover(model, loaded.device)
             small = replace(loaded, model=model, lane="paged", layers=found.layers, layer_of=found.layer_of)
             launch_ragged(small, attention_factory)
@@ -139,7 +144,14 @@ def _kind(layer: nn.Module) -> tuple[object, ...]:
 
 def form_of(model: nn.Module) -> Form:
     forwards = ((type(module), vars(module).get("forward")) for module in model.modules())
-    return frozenset((k, type(f), getattr(f, "flows", False), getattr(f, "gates", False)) for k, f in forwards)
+    return frozenset((k, type(f), *_kernels_of(f)) for k, f in forwards)
+
+
+def _kernels_of(forward: object) -> tuple[bool, ...]:
+    """Which kernels a fused layer takes."""
+    compact = getattr(forward, "compact", None)
+    read = (getattr(compact, name, None) is not None for name in ("qkv", "out", "gate_up", "down"))
+    return getattr(forward, "flows", False), getattr(forward, "gates", False), *read
 
 
 def _strip(model: nn.Module) -> None:

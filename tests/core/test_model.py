@@ -122,6 +122,11 @@ def test_an_unknown_or_missing_device_is_refused(device: str) -> None:
         load(config=EngineConfig(device=device))
 
 
+def test_compact_weights_are_refused_where_nothing_reads_them() -> None:
+    with pytest.raises(ConfigError, match=r"compact_weights is True, but there are none on cpu; .* leave"):
+        load(config=EngineConfig(device="cpu", compact_weights=True))
+
+
 def test_an_unknown_quantization_lists_the_known_ones(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"quantization is 'int3'; use one of bnb-4bit, bnb-8bit"):
         load_model(folder, EngineConfig(device="cpu", quantization="int3"))

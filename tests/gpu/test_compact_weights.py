@@ -1,0 +1,125 @@
+"""Models whose weights are read in 12 bits answer as they do with all 16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from graftlm.core.config import CacheConfig
+from graftlm.core.errors import ConfigError
+from graftlm.core.fuse_layers import FusedLayer
+from graftlm.core.plan import StepPlan
+from graftlm.core.runtime import Runtime
+from tests.gpu.device import GREEDY, NEW, family, relative, replace_forward
+from tests.models import byte_tokenizer, random_prompt, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+WIDE = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+
+
+def wide(kind: str = "llama") -> Any:
+    """As much in every sum as in the narrow models."""
+    model = tiny_model(kind, **WIDE)
+    for parameter in model.parameters():
+        if parameter.dim() >= 2:
+            parameter.data *= (64 / WIDE["hidden_size"]) ** 0.5
+    return model
+
+
+def on_hopper(kind: str = "llama", dtype: torch.dtype = torch.bfloat16, **options: Any) -> Runtime:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    options = {"cache": CacheConfig(max_tokens=4096), "max_batch": 40, "device": "cuda"} | options
+    return Runtime(wide(kind).to(dtype), tokenizer=byte_tokenizer(), **options)
+
+
+def num_compact(runtime: Runtime) -> int:
+    runner: Any = runtime.load()._thread.engine.runner  # type: ignore[union-attr]
+    return int(runner.eager.loaded.fusions.num_compact)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen2"])
+@pytest.mark.parametrize("num_rows", [1, 5, 20, 40])
+def test_logits_are_near_those_of_float32(kind: str, num_rows: int) -> None:
+    steps: list[tuple[Any, int, torch.Tensor]] = []
+
+    def record(runner: Any, plan: StepPlan) -> torch.Tensor:
+        logits: torch.Tensor = type(runner).forward(runner, plan)
+        if plan.kind == "decode" and len(plan.rows) == num_rows:
+            kept = logits.float().cpu()
+            steps.extend((row.sequence, row.kv_len, kept[i]) for i, row in enumerate(plan.rows))
+        return logits
+
+    with on_hopper(kind) as runtime:
+        assert num_compact(runtime) == 2 * 4 + 1  # products of two layers, and the head
+        replace_forward(runtime, record)
+        runtime.generate(family(num_rows), **GREEDY)
+    reference = wide(kind).bfloat16().float()
+    with torch.inference_mode():
+        expected = [reference(torch.tensor([list(one.tokens[:length])])).logits[0, -1] for one, length, _ in steps]
+    assert len(steps) >= (NEW - 2) * num_rows
+    assert relative(torch.stack([logits for _, _, logits in steps]), torch.stack(expected)) < 2e-2
+
+
+def test_a_replayed_graph_computes_what_the_eager_step_does() -> None:
+    differences: list[float] = []
+
+    def compare(runner: Any, plan: StepPlan) -> torch.Tensor:
+        replayed = type(runner).forward(runner, plan).clone()
+        if plan.kind == "decode" and len(plan.rows) == 8:
+            differences.append(relative(replayed, runner.eager.forward(plan)))
+        return replayed
+
+    with on_hopper() as runtime:
+        replace_forward(runtime, compare)
+        runtime.generate(family(8), **GREEDY)
+    assert differences and max(differences) == 0.0
+
+
+def test_the_model_is_given_back_as_it_was() -> None:
+    model = wide().bfloat16()
+    ids = torch.tensor([random_prompt(20)], device="cuda")
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with Runtime(
+        model, tokenizer=byte_tokenizer(), device="cuda", cache=CacheConfig(max_tokens=512), max_batch=4
+    ) as own:
+        assert num_compact(own) > 0
+        own.generate("once", max_tokens=4)
+    assert not any(isinstance(vars(module).get("forward"), FusedLayer) for module in model.modules())
+    assert all(torch.equal(weight.cpu(), weights[name]) for name, weight in model.state_dict().items())
+    assert torch.isfinite(model(ids).logits).all()
+
+
+def test_who_does_not_want_them_has_none() -> None:
+    with on_hopper(compact_weights=False) as runtime:
+        assert num_compact(runtime) == 0
+    with on_hopper(strict=True) as runtime:
+        assert num_compact(runtime) == 0
+    with on_hopper(dtype=torch.float16) as runtime:
+        assert num_compact(runtime) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"strict": True}, "strict=True"), ({"dtype": torch.float16}, "in float16")]
+)
+def test_asking_for_what_there_is_not_is_an_error(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"compact_weights is True, but there are none for .*{reason}"):
+        on_hopper(compact_weights=True, **options).load()
+
+
+def test_they_are_left_out_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.compact_gpu.free_bytes", lambda device: 10_000_000)
+    with on_hopper() as runtime:
+        assert num_compact(runtime) == 0
+    monkeypatch.setattr("graftlm.core.compact_gpu.free_bytes", lambda device: 1_000_000)
+    with pytest.raises(ConfigError, match=r"compact weights take 7\.\d MB beside the weights, 1\.0 MB are free"):
+        on_hopper(compact_weights=True).load()
