@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -166,15 +167,17 @@ def test_cancelling_an_awaited_call_frees_its_kv(runtime: Runtime, lm: GraftLM) 
     async def cancel() -> None:
         task = asyncio.create_task(lm.acall("a long answer", max_tokens=2000, temperature=1.0))
         while runtime.stats().slots_in_use == 0:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)  # asking all the time would keep the interpreter from the engine
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         while runtime.stats().slots_in_use and not runtime.closed:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
+    before = runtime.stats().cancelled
     asyncio.run(cancel())
     assert runtime.stats().slots_in_use == 0
+    assert runtime.stats().cancelled == before + 1
 
 
 def test_an_overlong_prompt_is_a_context_overflow_of_dspy(lm: GraftLM) -> None:
@@ -252,12 +255,15 @@ def test_streaming_gives_the_events_of_the_unstreamed_answer(lm: GraftLM) -> Non
 
 
 def test_an_abandoned_stream_frees_its_kv(runtime: Runtime, lm: GraftLM) -> None:
+    before = runtime.stats().cancelled
     stream = lm.engine.stream(request(lm, max_tokens=2000, temperature=1.0))
     next(stream), next(stream)
     stream.close()
     while runtime.stats().slots_in_use and not runtime.closed:
         gc.collect()
+        time.sleep(0.001)
     assert runtime.stats().slots_in_use == 0
+    assert runtime.stats().cancelled == before + 1
 
 
 def test_a_tool_call_has_arguments_of_its_schema(lm: GraftLM) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.graphs import Captured, GraphRunner, Shape
@@ -17,6 +18,11 @@ from graftlm.kernels.device_step import Layout
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU captures graphs of its own")
+
+
+def small_model() -> PreTrainedModel:
+    """One KV head: the interpreter runs the programs of a grid one by one."""
+    return tiny_model(num_attention_heads=2, num_key_value_heads=1)
 
 
 @dataclass
@@ -50,7 +56,7 @@ class Rerunning(GraphRunner):
 def rt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     monkeypatch.setattr(Rerun, "pool", lambda self: None, raising=False)
     options: dict[str, Any] = {"attention": "triton", "overlap": True, "max_batch": 8}
-    with Runtime(tiny_model(), tokenizer=byte_tokenizer(), cache=CacheConfig(max_tokens=600), **options) as made:
+    with Runtime(small_model(), tokenizer=byte_tokenizer(), cache=CacheConfig(max_tokens=600), **options) as made:
         engine: Any = made.load()._thread.engine
         paged = engine.runner
         # slot 600 is the scratch slot, behind those of the pool
@@ -62,7 +68,7 @@ def rt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
 def test_decode_steps_are_replayed_padded_to_the_next_size(rt: Runtime) -> None:
     prompts = [random_prompt(70, seed=1) + random_prompt(3 + i, seed=i) for i in range(5)]
     answers = rt.generate(prompts, temperature=0, max_tokens=4, ignore_eos=True)
-    assert [a.token_ids for a in answers] == [greedy_reference(tiny_model(), p, 4) for p in prompts]
+    assert [a.token_ids for a in answers] == [greedy_reference(small_model(), p, 4) for p in prompts]
     engine: Any = rt._thread.engine
     # the first prompt's prefill goes ahead of its siblings'
     assert engine.runner.replayed == [(23, "mixed"), (5, "decode"), (5, "decode"), (4, "decode")]
@@ -70,12 +76,12 @@ def test_decode_steps_are_replayed_padded_to_the_next_size(rt: Runtime) -> None:
 
 def test_a_few_tokens_of_some_rows_are_rows_of_a_decode_step(rt: Runtime) -> None:
     prompts = [random_prompt(40, seed=1) + random_prompt(4 + i, seed=i) for i in range(4)]
-    first = [rt.generate(p, temperature=0, max_tokens=4, ignore_eos=True).token_ids for p in prompts]
+    first = [a.token_ids for a in rt.generate(prompts, temperature=0, max_tokens=4, ignore_eos=True)]
     engine: Any = rt._thread.engine
     engine.runner.replayed.clear()
     longer = [[*p, *said, 9, 8, 7] for p, said in zip(prompts, first, strict=True)]
     answers = rt.generate(longer, temperature=0, max_tokens=3, ignore_eos=True)
-    assert [a.token_ids for a in answers] == [greedy_reference(tiny_model(), p, 3) for p in longer]
+    assert [a.token_ids for a in answers] == [greedy_reference(small_model(), p, 3) for p in longer]
     num_tokens, kind = engine.runner.replayed[0]
     assert kind == "mixed" and num_tokens <= 4 * 5
 
@@ -84,7 +90,7 @@ def test_forced_tokens_are_replayed_with_the_others(rt: Runtime) -> None:
     enums = {name: {"enum": ["red", "green"]} for name in ("a", "b")}
     schema = {"type": "object", "properties": enums, "required": ["a", "b"]}
     prompts = [random_prompt(20, seed=i) for i in range(3)]
-    with Runtime(tiny_model(), tokenizer=byte_tokenizer(), cache=CacheConfig(max_tokens=600)) as plain:
+    with Runtime(small_model(), tokenizer=byte_tokenizer(), cache=CacheConfig(max_tokens=600)) as plain:
         expected = [plain.generate(p, temperature=0, max_tokens=40, json_schema=schema).text for p in prompts]
     done = rt.generate(prompts, temperature=0, max_tokens=40, json_schema=schema)
     assert [d.text for d in done] == expected

@@ -1,18 +1,20 @@
 """Fusions for GPUs, whose kernels run in Triton's interpreter without one."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from graftlm.core import fuse_layers
 from graftlm.core.config import EngineConfig
 from graftlm.core.fuse_gpu import PackedProjections, fuse_gpu
 from graftlm.core.fuse_layers import FusedLayer
-from graftlm.core.model import KVStore, PagedRunner, load_model
+from graftlm.core.model import KVStore, LoadedModel, PagedRunner, load_model
 from graftlm.core.pages import Extent
 from graftlm.core.plan import PlanRow, StepPlan
 from graftlm.core.qualify import batch_dependence
@@ -22,6 +24,8 @@ from graftlm.kernels.triton_attention import TritonAttention
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ONE_KV_HEAD = {"num_attention_heads": 2, "num_key_value_heads": 1}
+"""Quicker where heads are beside the point: the interpreter runs the programs of a grid one by one."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +33,40 @@ def _without_what_is_fused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graftlm.core.model.fuse_cpu", lambda model, fusions: 0)
 
 
+def varied_model(kind: str, **overrides: Any) -> PreTrainedModel:
+    """A tiny model in which biases are not 0, and weights of norms not 1."""
+    model = tiny_model(kind, **overrides)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def load_fused(
+    model: torch.nn.Module, *, qualified: bool = True, max_rows: int | None = None, strict: bool = False
+) -> LoadedModel:
+    """A model for steps of the paged lane, fused as on a GPU.
+
+    qualified  whether that lane is chosen, by what the model computes in it, or given
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, max_rows=max_rows, strict=strict)
+        )
+        if not qualified:
+            patch.setattr("graftlm.core.model.qualify", lambda *_: None)
+        config = EngineConfig(device=DEVICE.type, strict=strict, max_model_len=64 if strict else 8)
+        return load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
+
+
+def runner_of(loaded: LoadedModel, num_slots: int) -> PagedRunner:
+    return PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_slots, loaded.dtype, DEVICE)))
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "phi3", "gpt2"])
 def test_a_fused_model_computes_what_it_did_and_can_be_put_back(kind: str) -> None:
-    model = tiny_model(kind).to(DEVICE)
+    model = varied_model(kind).to(DEVICE)
     ids = torch.tensor([random_prompt(6)], device=DEVICE)
     names = [name for name, _ in model.named_parameters()]
     with torch.inference_mode():
@@ -46,7 +81,7 @@ def test_a_fused_model_computes_what_it_did_and_can_be_put_back(kind: str) -> No
 
 
 def test_projections_of_a_llama_are_packed() -> None:
-    model = tiny_model("llama").to(DEVICE)
+    model = varied_model("llama").to(DEVICE)
     fusions = fuse_gpu(model)
     assert fusions.num_packed == 4  # two layers: qkv, and gate and up
     assert isinstance(model.model.layers[0].self_attn.q_proj, PackedProjections)
@@ -54,7 +89,7 @@ def test_projections_of_a_llama_are_packed() -> None:
 
 
 def test_a_norm_with_other_arithmetic_keeps_its_own() -> None:
-    model = tiny_model("gemma3").to(DEVICE)
+    model = varied_model("gemma3").to(DEVICE)
     fusions = fuse_gpu(model)
     norms = [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]
     assert norms and not any("forward" in vars(m) for m in norms)  # it scales by 1 + weight
@@ -63,11 +98,9 @@ def test_a_norm_with_other_arithmetic_keeps_its_own() -> None:
 
 @pytest.mark.parametrize("max_rows", [0, 64])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "phi3", "qwen3_moe", "gpt2"])
-def test_whole_layers_run_fused_in_the_paged_lane(kind: str, max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, max_rows=max_rows))
-    model = tiny_model(kind)
-    config = EngineConfig(device=DEVICE.type, max_model_len=8)
-    loaded = load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
+def test_whole_layers_run_fused_in_the_paged_lane(kind: str, max_rows: int) -> None:
+    model = varied_model(kind, num_hidden_layers=2 if kind == "llama" else 1)
+    loaded = load_fused(model, max_rows=max_rows)
     assert loaded.lane == "paged"  # its ragged logits are those of the model before anything was fused
     layers = [m for m in model.modules() if type(m).__name__.endswith("DecoderLayer")]
     assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
@@ -75,54 +108,49 @@ def test_whole_layers_run_fused_in_the_paged_lane(kind: str, max_rows: int, monk
     assert not any("forward" in vars(m) for m in model.modules())
 
 
-@pytest.mark.parametrize(
-    ("logits_rows", "computed"),
-    [([12, 20], 2), ([20], 2), ([3, 12, 20], 3), (list(range(21)), 21)],  # rows end at tokens 12 and 20
-)
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_last_layer_ends_with_the_tokens_whose_logits_are_wanted(
-    logits_rows: list[int], computed: int, strict: bool, monkeypatch: pytest.MonkeyPatch
+    strict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, strict=strict))
-    config = EngineConfig(device=DEVICE.type, strict=strict, max_model_len=64)
-    loaded = load_model(tiny_model("qwen3"), config, byte_tokenizer(), attention_factory=TritonAttention)
-    attention = TritonAttention(KVStore(loaded.kv_layout, 32, loaded.dtype, DEVICE))
-    attention.strict = strict
-    runner = PagedRunner(loaded, attention)
-    prompts = [random_prompt(13), random_prompt(8)]
-    plan = prefill_plan(prompts)
-    everything = runner.forward(plan)
+    loaded = load_fused(varied_model("qwen3"), qualified=False, strict=strict)
+    runner = runner_of(loaded, 21)
+    runner.attention.strict = strict
+    plan = prefill_plan([random_prompt(13), random_prompt(8)])
     finished: list[int] = []
     finish = FusedLayer._finish
     monkeypatch.setattr(
         FusedLayer, "_finish", lambda self, x, attended: (finished.append(len(x)), finish(self, x, attended))[1]
     )
-    few = runner.forward(replace(plan, logits_rows=torch.tensor(logits_rows)))
-    assert finished == [21, computed]
-    expected = everything[logits_rows]
-    assert float((few - expected).norm() / expected.norm()) < 1e-5
+    everything = runner.forward(plan)
+    assert finished == [21, 21]
+    for logits_rows, computed in ([12, 20], 2), ([20], 2), ([3, 12, 20], 3):  # rows end at tokens 12 and 20
+        finished.clear()
+        few = runner.forward(replace(plan, logits_rows=torch.tensor(logits_rows)))
+        assert finished == [21, computed]
+        expected = everything[logits_rows]
+        assert float((few - expected).norm() / expected.norm()) < 1e-5
     loaded.release()
 
 
-@pytest.mark.parametrize(("num_tokens", "halved"), [(64, 0), (65, 2), (257, 0)])
-def test_sums_of_some_rows_come_in_halves(num_tokens: int, halved: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama", intermediate_size=128)  # two layers, twice as many inputs of a sum as outputs
-    config = EngineConfig(device=DEVICE.type, max_model_len=8)
+def test_sums_of_some_rows_come_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.kernels.halved_product.FEW_ROWS", 8)
+    monkeypatch.setattr("graftlm.kernels.halved_product.MAX_ROWS", 16)
     halves: list[int] = []
     monkeypatch.setattr(fuse_layers, "product_halves", lambda x, w: (halves.append(len(x)), product_halves(x, w))[1])
-    logits: list[torch.Tensor] = []
-    for max_rows in (0, 64):
-        monkeypatch.setattr(
-            "graftlm.core.model._fuse", lambda model, device, strict, rows=max_rows: fuse_gpu(model, max_rows=rows)
-        )
-        loaded = load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
+    # two layers, twice as many inputs of a sum as outputs
+    plain, halved = (
+        load_fused(varied_model("llama", intermediate_size=128, **ONE_KV_HEAD), qualified=False, max_rows=rows)
+        for rows in (0, 8)
+    )
+    for num_tokens, times in (8, 0), (9, 2), (17, 0):
+        plan = prefill_plan([random_prompt(3), random_prompt(num_tokens - 3)])
+        expected = runner_of(plain, num_tokens).forward(plan)
         halves.clear()
-        runner = PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_tokens, loaded.dtype, DEVICE)))
-        first = num_tokens // 2
-        logits.append(runner.forward(prefill_plan([random_prompt(first), random_prompt(num_tokens - first)])))
-        loaded.release()
-    assert halves == [num_tokens] * halved
-    assert float((logits[1] - logits[0]).norm() / logits[0].norm()) < 1e-5
+        found = runner_of(halved, num_tokens).forward(plan)
+        assert halves == [num_tokens] * times
+        assert float((found - expected).norm() / expected.norm()) < 1e-5
+    halved.release()  # what was replaced last is put back first
+    plain.release()
 
 
 def gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -139,78 +167,63 @@ def gated_from_nine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gated_from_nine")
-@pytest.mark.parametrize(("num_tokens", "gated"), [(8, 0), (9, 2), (65, 2)])
-def test_gates_are_inside_the_product_where_that_is_faster(
-    num_tokens: int, gated: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gates_are_inside_the_product_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: (rows.append(len(x)), gate(x, w))[1])
-    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, max_rows=64))
-    config = EngineConfig(device=DEVICE.type, max_model_len=8)
-    loaded = load_model(tiny_model("llama"), config, byte_tokenizer(), attention_factory=TritonAttention)
+    loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=16)
     assert rows[:4] == [9, 20] * 2  # what its kernels give is looked at first, in each layer
-    rows.clear()
-    runner = PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_tokens, loaded.dtype, DEVICE)))
-    runner.forward(prefill_plan([random_prompt(num_tokens)]))
-    assert rows == [num_tokens] * gated
+    for num_tokens, gated in (8, 0), (9, 2), (17, 2):
+        rows.clear()
+        runner_of(loaded, num_tokens).forward(prefill_plan([random_prompt(num_tokens)]))
+        assert rows == [num_tokens] * gated
     loaded.release()
 
 
 @pytest.mark.usefixtures("gated_from_nine")
 def test_a_gate_that_is_wrong_for_many_rows_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: gate(x, w) * (1.0 if len(x) < 20 else 1.001))
-    model = tiny_model("llama").to(DEVICE)
-    fusions = fuse_gpu(model, max_rows=64)
-    layers = [module.forward for module in model.modules() if isinstance(vars(module).get("forward"), FusedLayer)]
-    assert len(layers) == 2
-    assert not any(layer.gates for layer in layers)
-    fusions.undo()
+    assert not fused_layer().gates
 
 
-@pytest.mark.parametrize(("num_tokens", "used"), [(3, 2), (64, 2), (65, 0)])
-def test_products_of_few_rows_are_read_without_a_pause(
-    num_tokens: int, used: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
+def let_flow(monkeypatch: pytest.MonkeyPatch, factor: Callable[[str, int], float]) -> None:
+    """Products of few rows can be read without a pause, and give what torch's do, times factor(name, num_rows)."""
 
     def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        called.append("product")
-        return torch.nn.functional.linear(x, weight, bias)
+        return torch.nn.functional.linear(x, weight, bias) * factor("product", len(x))
 
     def parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        called.append("parts")
-        return torch.nn.functional.linear(x, weight)[None]
+        return torch.nn.functional.linear(x, weight)[None] * factor("parts", len(x))
 
     monkeypatch.setattr(fuse_layers, "can_flow", lambda weight: True)
     monkeypatch.setattr(fuse_layers, "flow_product", product)
     monkeypatch.setattr(fuse_layers, "flow_parts", parts)
-    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, max_rows=64))
-    config = EngineConfig(device=DEVICE.type, max_model_len=8)
-    loaded = load_model(tiny_model("llama"), config, byte_tokenizer(), attention_factory=TritonAttention)
-    called.clear()
-    runner = PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_tokens, loaded.dtype, DEVICE)))
-    runner.forward(prefill_plan([random_prompt(num_tokens)]))
-    assert called == ["product", "parts", "parts"] * used
+
+
+def fused_layer() -> FusedLayer:
+    """What takes the place of the forward of a layer, with few rows up to 64."""
+    model = varied_model("llama", num_hidden_layers=1, **ONE_KV_HEAD).to(DEVICE)
+    fusions = fuse_gpu(model, max_rows=64)
+    forward = model.model.layers[0].forward
+    fusions.undo()
+    assert isinstance(forward, FusedLayer)
+    return forward
+
+
+def test_products_of_few_rows_are_read_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    let_flow(monkeypatch, lambda name, num_rows: (called.append(name), 1.0)[1])
+    loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=8)
+    for num_tokens, used in (3, 2), (8, 2), (9, 0):
+        called.clear()
+        runner_of(loaded, num_tokens).forward(prefill_plan([random_prompt(num_tokens)]))
+        assert called == ["product", "parts", "parts"] * used
     loaded.release()
 
 
-@pytest.mark.parametrize("wrong", ["flow_product", "flow_parts"])
+@pytest.mark.parametrize("wrong", ["product", "parts"])
 def test_a_product_that_is_wrong_for_some_rows_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.nn.functional.linear(x, weight, bias) * (1.001 if len(x) == 64 and wrong == "flow_product" else 1)
-
-    def parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x, weight)[None] * (1.001 if len(x) == 64 and wrong == "flow_parts" else 1)
-
-    monkeypatch.setattr(fuse_layers, "can_flow", lambda weight: True)
-    monkeypatch.setattr(fuse_layers, "flow_product", product)
-    monkeypatch.setattr(fuse_layers, "flow_parts", parts)
-    model = tiny_model("llama").to(DEVICE)
-    fusions = fuse_gpu(model, max_rows=64)
-    layers = [module.forward for module in model.modules() if isinstance(vars(module).get("forward"), FusedLayer)]
-    assert len(layers) == 2
-    assert not any(layer.flows for layer in layers)
-    fusions.undo()
+    let_flow(monkeypatch, lambda name, num_rows: 1.001 if num_rows == 64 and name == wrong else 1.0)
+    assert not fused_layer().flows
 
 
 def prefill_plan(prompts: list[list[int]]) -> StepPlan:
@@ -233,17 +246,15 @@ def prefill_plan(prompts: list[list[int]]) -> StepPlan:
 
 
 def test_a_layer_with_another_sum_keeps_its_own_forward() -> None:
-    model = tiny_model("granite", residual_multiplier=0.5).to(DEVICE)
+    model = varied_model("granite", residual_multiplier=0.5).to(DEVICE)
     fusions = fuse_gpu(model)
     assert not any(isinstance(layer.forward, FusedLayer) for layer in model.model.layers)
     fusions.undo()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_a_strict_model_computes_what_it_did(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, strict=strict))
-    config = EngineConfig(device=DEVICE.type, strict=True, max_model_len=64)
-    loaded = load_model(tiny_model(kind), config, byte_tokenizer(), attention_factory=TritonAttention)
+def test_a_strict_model_computes_what_it_did(kind: str) -> None:
+    loaded = load_fused(varied_model(kind, num_hidden_layers=1), strict=True)
     assert loaded.lane == "paged"
     loaded.release()
 
@@ -253,7 +264,7 @@ def test_a_strict_model_computes_what_it_did(kind: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
 def test_strict_logits_are_the_same_to_the_last_bit_in_every_batch(kind: str, dtype: Any) -> None:
     config = EngineConfig(device=DEVICE.type, dtype=dtype, strict=True, max_model_len=8 if kind == "mistral" else 512)
-    loaded = load_model(tiny_model(kind), config, byte_tokenizer(), attention_factory=TritonAttention)
+    loaded = load_model(varied_model(kind), config, byte_tokenizer(), attention_factory=TritonAttention)
     assert loaded.lane == "paged"
     assert batch_dependence(loaded, TritonAttention) is None
     loaded.release()

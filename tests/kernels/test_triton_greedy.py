@@ -10,7 +10,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("num_rows", "vocab_size"), [(1, 5), (3, 2048), (40, 5001)])
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(1, 5), (3, 2048), (9, 5001)])
 def test_the_first_of_the_largest_logits_is_found(num_rows: int, vocab_size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     logits = torch.randn(num_rows, vocab_size + 3, device=DEVICE).to(dtype)[:, :vocab_size]
