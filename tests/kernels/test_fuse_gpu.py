@@ -254,8 +254,10 @@ def test_a_layer_with_another_sum_keeps_its_own_forward() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_a_strict_model_computes_what_it_did(kind: str) -> None:
-    loaded = load_fused(varied_model(kind, num_hidden_layers=1), strict=True)
+    model = varied_model(kind, num_hidden_layers=1)
+    loaded = load_fused(model, strict=True)
     assert loaded.lane == "paged"
+    assert isinstance(model.model.layers[0].forward, FusedLayer)
     loaded.release()
 
 
