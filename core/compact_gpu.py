@@ -81,7 +81,7 @@ def compact_gpu(model: nn.Module, *, dry: bool = False) -> int:
                 continue
             found = _of_layer(fused, equal)
             setattr(module, "forward", replace(fused, compact=found))  # noqa: B010
-            num_compact += sum(x is not None for x in (found.qkv, found.out, found.gate_up, found.down))
+            num_compact += sum(found.held)
         return num_compact + (num_compact > 0 and _head(model, equal))
 
 

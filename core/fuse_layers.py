@@ -60,6 +60,11 @@ class CompactWeights:
     gate_up: CompactWeight | None = None
     down: CompactWeight | None = None
 
+    @property
+    def held(self) -> tuple[bool, ...]:
+        """Which of them there are."""
+        return tuple(weight is not None for weight in (self.qkv, self.out, self.gate_up, self.down))
+
 
 class Handoff:
     """What a layer has normed already for the next one, while it summed."""

@@ -149,9 +149,8 @@ def form_of(model: nn.Module) -> Form:
 
 def _kernels_of(forward: object) -> tuple[bool, ...]:
     """Which kernels a fused layer takes."""
-    compact = getattr(forward, "compact", None)
-    read = (getattr(compact, name, None) is not None for name in ("qkv", "out", "gate_up", "down"))
-    return getattr(forward, "flows", False), getattr(forward, "gates", False), *read
+    held = getattr(getattr(forward, "compact", None), "held", ())
+    return getattr(forward, "flows", False), getattr(forward, "gates", False), *held
 
 
 def _strip(model: nn.Module) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from graftlm.kernels.compact_weight import INPUTS, CompactWeight, compact
+from graftlm.kernels.compact_weight import INPUTS, CompactWeight, encode
 from graftlm.kernels.flow_product import num_parts
 from graftlm.kernels.gluon_support import gluon_kernel, takes
 
@@ -37,7 +37,7 @@ def compacted(weight: torch.Tensor, *, gates: bool = False) -> CompactWeight | N
         if n % 8:
             return None
         weight = weight.view(2, n // 8, 8, k).transpose(0, 1).reshape(2 * n, k)
-    found = compact(weight)
+    found = encode(weight)
     if found is None or len(found.inputs) > _LARGEST_LIST * weight.numel() or found.nbytes > 0.9 * weight.nbytes:
         return None
     return found

@@ -63,7 +63,7 @@ class CompactWeight:
         return sum(x.nbytes for x in (self.codes, self.starts, self.most, self.inputs, self.values, self.scales))
 
 
-def compact(weight: torch.Tensor) -> CompactWeight | None:
+def encode(weight: torch.Tensor) -> CompactWeight | None:
     """Code `weight` [num_outputs, num_inputs]; None if it is no bfloat16, not finite, or too many have no code."""
     n, k = weight.shape
     if weight.dtype is not torch.bfloat16 or not n or not k:
@@ -79,7 +79,7 @@ def compact(weight: torch.Tensor) -> CompactWeight | None:
     return CompactWeight(codes, starts, most, inputs, values, scales, n, k)
 
 
-def expand(weight: CompactWeight) -> torch.Tensor:
+def decode(weight: CompactWeight) -> torch.Tensor:
     """The weight that was coded, to the bit. -> bfloat16 [num_outputs, num_inputs]"""
     tiles = weight.codes.view(len(weight.most), -1, LINES, 32)
     low = tiles[:, :, :64].unflatten(2, (2, 2, 16))  # [outputs, inputs, box, word, line, 32]

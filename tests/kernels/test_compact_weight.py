@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graftlm.kernels.compact_weight import LINES, MAX_LISTED, compact, expand
+from graftlm.kernels.compact_weight import LINES, MAX_LISTED, decode, encode
 
 
 def normal(n: int, k: int, seed: int = 0) -> torch.Tensor:
@@ -14,9 +14,9 @@ def normal(n: int, k: int, seed: int = 0) -> torch.Tensor:
 
 def check(weight: torch.Tensor) -> int:
     """-> how many weights are listed"""
-    coded = compact(weight)
+    coded = encode(weight)
     assert coded is not None
-    assert torch.equal(expand(coded).view(torch.int16), weight.view(torch.int16))
+    assert torch.equal(decode(coded).view(torch.int16), weight.view(torch.int16))
     return len(coded.inputs)
 
 
@@ -57,7 +57,7 @@ def test_a_listed_weight_is_found_at_its_output() -> None:
     weight = normal(192, 256)
     weight[:] = weight.abs().clamp(0.01).bfloat16()
     weight[2, 200], weight[150, 3] = 0.0, 1e-12
-    coded = compact(weight)
+    coded = encode(weight)
     assert coded is not None
     assert coded.inputs.tolist() == [200, 3]
     assert coded.starts.diff().nonzero().flatten().tolist() == [2, 150]
@@ -66,20 +66,20 @@ def test_a_listed_weight_is_found_at_its_output() -> None:
 
 def test_weights_that_have_no_such_form() -> None:
     weight = normal(64, 512)
-    assert compact(weight.float()) is None
-    assert compact(weight.half()) is None
+    assert encode(weight.float()) is None
+    assert encode(weight.half()) is None
     for value in (float("inf"), float("nan")):
         spoiled = weight.clone()
         spoiled[5, 6] = value
-        assert compact(spoiled) is None
+        assert encode(spoiled) is None
     spread = weight.clone()
     spread[9, : MAX_LISTED + 20] *= 1e-20
-    assert compact(spread) is None  # too many of one output
+    assert encode(spread) is None  # too many of one output
 
 
 def test_it_takes_three_quarters() -> None:
     weight = normal(256, 4096)
-    coded = compact(weight)
+    coded = encode(weight)
     assert coded is not None
     assert coded.codes.shape == (256 // 64 * 4096 // 128 * LINES, 32)
     assert 0.75 < coded.nbytes / weight.nbytes < 0.755
@@ -88,9 +88,9 @@ def test_it_takes_three_quarters() -> None:
 def test_many_outputs_are_coded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = normal(200, 256)
     weight[150, 9] = 0.0
-    whole = compact(weight)
+    whole = encode(weight)
     monkeypatch.setattr("graftlm.kernels.compact_weight._AT_ONCE", 64 * 256)
-    pieces = compact(weight)
+    pieces = encode(weight)
     assert whole is not None and pieces is not None
     for name in ("codes", "starts", "most", "inputs", "values", "scales"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))
