@@ -1,4 +1,4 @@
-"""What the kernels in Gluon share: how the copy engine reads tiles of a matrix and writes them.
+"""What the kernels in Gluon share: how the copy engine reads tiles of a matrix and writes them, a tile's gates.
 
 Only kernels in Gluon import this module: it is not there in every Triton that ours run on (gluon_support.py).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -30,3 +31,13 @@ def shared_layout(*shape: int) -> gl.NVMMASharedLayout:
 def tiled(x: torch.Tensor, *tile: int) -> TensorDescriptor:
     """x, of 16 bits, as the copy engine reads or writes it tile by tile. What lies outside is 0, and not written."""
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(tile), shared_layout(*tile))
+
+
+@gluon.jit
+def gated(sums, kind: gl.constexpr):
+    """silu(gate) * up of sums [64, rows]: eight gates, the eight that they are for, and so on. -> kind [32, rows]"""
+    rows: gl.constexpr = sums.shape[1]
+    gates, ups = gl.split(gl.permute(gl.reshape(sums, [4, 2, 8, rows]), [0, 2, 3, 1]))
+    # rounded where separate kernels round
+    gates, ups = gates.to(kind).to(gl.float32), ups.to(kind).to(gl.float32)
+    return gl.reshape(((gates / (1.0 + gl.exp(-gates))).to(kind).to(gl.float32) * ups).to(kind), [32, rows])

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.compact_weight import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight
-from graftlm.kernels.gluon_tiles import K, barrier, load, tiled
+from graftlm.kernels.gluon_tiles import K, barrier, gated, load, tiled
 from graftlm.kernels.triton_launch import announce, chain, wait
 
 _SHARED = 200 * 1024
@@ -163,16 +163,6 @@ def _add_listed(x, given, handed, starts, most, inputs, values, k, sizes, CHAINE
 
 
 @gluon.jit
-def _gated(sums, kind: gl.constexpr):
-    """silu(gate) * up of sums [64, rows]: eight gates, the eight that they are for, and so on. -> [32, rows]"""
-    rows: gl.constexpr = sums.shape[1]
-    gates, ups = gl.split(gl.permute(gl.reshape(sums, [4, 2, 8, rows]), [0, 2, 3, 1]))
-    # rounded where separate kernels round
-    gates, ups = gates.to(kind).to(gl.float32), ups.to(kind).to(gl.float32)
-    return gl.reshape(((gates / (1.0 + gl.exp(-gates))).to(kind).to(gl.float32) * ups).to(kind), [32, rows])
-
-
-@gluon.jit
 def _store(found, out, first_row, num_rows, first, n):
     """found [outputs, rows] into out [:, n], of whose outputs these begin at `first`."""
     layout: gl.constexpr = found.type.layout
@@ -226,7 +216,7 @@ def _multiply(
             mbarrier.arrive(by_other.index(1))
             sums *= scale[:, None]
             if GATE:
-                _store(_gated(sums, out.dtype.element_ty), out, 0, num_rows, block * 32, n)
+                _store(gated(sums, out.dtype.element_ty), out, 0, num_rows, block * 32, n)
             else:
                 if BIAS:
                     sums += gl.load(bias + i, mask=i < n, other=0.0).to(gl.float32)[:, None]

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from graftlm.kernels.gluon_tiles import K, barrier, load, store, tiled
+from graftlm.kernels.gluon_tiles import K, barrier, gated, load, store, tiled
 from graftlm.kernels.triton_launch import announce, chain, wait
 
 
@@ -66,15 +66,10 @@ def _read(
 @gluon.jit
 def _gate(sums, to, out, row, gate):
     """Store the gated form of sums [64, rows]: eight gates, the eight that they are for, and so on. By way of `to`"""
-    rows: gl.constexpr = sums.shape[1]
-    kind: gl.constexpr = to.dtype
-    gates, ups = gl.split(gl.permute(gl.reshape(sums, [4, 2, 8, rows]), [0, 2, 3, 1]))
-    # rounded where separate kernels round
-    gates, ups = gates.to(kind).to(gl.float32), ups.to(kind).to(gl.float32)
-    gated = ((gates / (1.0 + gl.exp(-gates))).to(kind).to(gl.float32) * ups).to(kind)
+    found = gated(sums, to.dtype)
     tma.store_wait(0)
     barrier()
-    to.store(gl.permute(gl.reshape(gated, [32, rows]), [1, 0]))
+    to.store(gl.permute(found, [1, 0]))
     fence_async_shared()
     barrier()
     store(out, [row, gate], to)
