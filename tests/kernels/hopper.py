@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+import torch
+
+from graftlm.kernels.triton_elementwise import add_norm, rms_norm
 
 _COMPILE = """
 import triton
@@ -42,3 +46,46 @@ def compile_for_hopper(module: str, name: str, arguments: str, kind: str, regist
     assert shared <= 227 * 1024
     assert products > 0
     assert changes > 0  # warps that load leave registers to those that multiply
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, beside float64."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def check_chain(
+    num_rows: int, weights: list[torch.Tensor], twice: list[Callable[[torch.Tensor], torch.Tensor]]
+) -> None:
+    """A chain of products and norms in a graph, as a layer has it, gives the same in each of many replays.
+
+    weights  bfloat16 [n, n] each
+    twice    for each weight what x [num_rows, n] @ weight.T @ weight.T is the sum of, [num_parts, num_rows, n]
+    """
+    size = len(weights[0])
+    norm, start = random(size).abs(), random(num_rows, size)
+
+    def chain() -> torch.Tensor:
+        residual = start.clone()
+        normed = rms_norm(residual, norm, 1e-5)
+        for product in twice:
+            normed = add_norm(product(normed), residual, norm, 1e-5)
+        return normed
+
+    exact, normed = start.double(), None
+    for weight in [None, *weights]:
+        if weight is not None:
+            exact = (exact + (normed @ weight.double().t()) @ weight.double().t()).bfloat16().double()
+        normed = norm.double() * exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-5)
+    expected = chain()
+    assert error(expected, normed) < 3e-2
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain()
+    for _ in range(50):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, expected)

@@ -16,15 +16,10 @@ from graftlm.kernels.compact_product import (
 from graftlm.kernels.compact_weight import CompactWeight
 from graftlm.kernels.gluon_support import gluon_kernel
 from graftlm.kernels.triton_compile import compile_together
-from graftlm.kernels.triton_elementwise import add_norm, rms_norm
-from tests.kernels.hopper import compile_for_hopper
+from tests.kernels.hopper import check_chain, compile_for_hopper, error, random
 
 TOLERANCE = 5e-3
 """One rounding of the result."""
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda").bfloat16()
 
 
 def listed(weight: torch.Tensor) -> torch.Tensor:
@@ -41,10 +36,6 @@ def coded(weight: torch.Tensor, *, gates: bool = False) -> CompactWeight:
     found = compacted(weight, gates=gates)
     assert found is not None
     return found
-
-
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.gpu
@@ -101,31 +92,9 @@ def test_nothing_is_written_beside_the_result() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_rows", [1, 16, 32])
 def test_weights_read_early_see_all_that_the_kernels_before_wrote(num_rows: int) -> None:
-    """A chain of products and norms in a graph, as a layer has it, gives the same in each of many replays."""
     weights = [listed(random(2048, 2048) / 2048**0.5) for _ in range(6)]
-    codes, norm, start = [coded(weight) for weight in weights], random(2048).abs(), random(num_rows, 2048)
-
-    def chain() -> torch.Tensor:
-        residual = start.clone()
-        normed = rms_norm(residual, norm, 1e-5)
-        for code in codes:
-            normed = add_norm(compact_parts(compact_product(normed, code), code), residual, norm, 1e-5)
-        return normed
-
-    exact, normed = start.double(), None
-    for weight in [None, *weights]:
-        if weight is not None:
-            exact = (exact + (normed @ weight.double().t()) @ weight.double().t()).bfloat16().double()
-        normed = norm.double() * exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-5)
-    expected = chain()
-    assert error(expected, normed) < 3e-2
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = chain()
-    for _ in range(50):
-        out.fill_(float("nan"))
-        graph.replay()
-        assert torch.equal(out, expected)
+    codes = [coded(weight) for weight in weights]
+    check_chain(num_rows, weights, [lambda x, c=c: compact_parts(compact_product(x, c), c) for c in codes])
 
 
 @pytest.mark.gpu
