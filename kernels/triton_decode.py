@@ -73,12 +73,12 @@ def _decode(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, KV head, split): tokens [first, last) of this row's part of the table.
+    """Program (KV head, row, split): tokens [first, last) of this row's part of the table.
 
-    Where the tokens lie is read early.
+    Programs of one row, whose K and V lie side by side, run side by side. Where the tokens lie is read early.
     """
     announce(CHAINED)
-    b, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    h, b, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + b)
     covered = tl.load(starts + b)
     slots = table + tl.load(rows + b).to(tl.int64) * table_row
@@ -122,10 +122,10 @@ def _decode(
                 mask=g_ok[:, None] & e_ok[None, :],
             )
         elif SPLIT:
-            first_head = b * tl.num_programs(1) * GROUP
+            first_head = b * tl.num_programs(0) * GROUP
             part = (first_head + head).to(tl.int64) * num_parts
             _store_partial(part_out, part_lse, part + num_prefix + s, g_ok, e, e_ok, m, total, acc, E)
-            counter = counters + b * tl.num_programs(1) + h
+            counter = counters + b * tl.num_programs(0) + h
             tl.debug_barrier()  # all of this program's part is written before it counts as done
             if tl.atomic_add(counter, 1) == used - 1:
                 tl.debug_barrier()
@@ -362,7 +362,7 @@ def decode_attention(
     if out is None:
         out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
     group_join = triton.next_power_of_2(group)
-    _decode[(num_rows, num_kv_heads, splits)](
+    _decode[(num_kv_heads, num_rows, splits)](
         q, k, v, step.table, step.rows, step.lens, step.starts, workspace.out, workspace.lse, workspace.counters,
         sinks if sinks is not None else workspace.lse, k_scale, v_scale, out, *numbers, window or 0, *strides,
         out.stride(0), out.stride(1), splits, num_prefix, num_parts,
