@@ -1,4 +1,4 @@
-"""Weights of fused layers in 12 bits each beside their own 16, without loss, for steps of few tokens on a GPU.
+"""Weights in 12 bits each beside their own 16, without loss, for steps of few tokens on a GPU.
 
 A step of few tokens takes as long as reading the weights does; steps of many read the originals. So both are held.
 """
@@ -6,20 +6,17 @@ A step of few tokens takes as long as reading the weights does; steps of many re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.fuse_gpu import agree, same_shape
-from graftlm.core.fuse_layers import CompactWeights, FusedLayer
-from graftlm.core.layer_parts import Product
+from graftlm.core.layer_parts import Parts, Product
 from graftlm.core.memory import free_bytes, size_of
 from graftlm.kernels.compact_product import (
-    MAX_ROWS,
     ONE_OF_EACH,
     can_compact,
     compact_gate,
@@ -40,6 +37,7 @@ _SIZE = 0.76
 """Of what they are made of, lists included."""
 
 Agree = Callable[[torch.Tensor, torch.Tensor], bool]
+"""Whether two results of the same are as near as they have to be."""
 
 
 def wants_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
@@ -64,48 +62,47 @@ def wants_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
     return True
 
 
-def compact_gpu(model: nn.Module, *, dry: bool = False) -> int:
-    """Give every fused layer and the head their weights in compact form. -> how many products have one
+@dataclass(frozen=True)
+class CompactWeights:
+    """The weights of a layer in 12 bits; None for a product that reads all 16."""
 
-    What undoes the fusions lets go of them. A weight without such a form, or one that then gives something else, is
-    left as it is.
+    qkv: CompactWeight | None = None
+    out: CompactWeight | None = None
+    gate_up: CompactWeight | None = None
+    down: CompactWeight | None = None
 
-    dry  take every form for an equal one, to see what is launched; see fuse_gpu.
-    """
-    equal = same_shape if dry else agree
-    num_compact = 0
-    with torch.no_grad():
-        for module in model.modules():
-            fused = vars(module).get("forward")
-            if not isinstance(fused, FusedLayer) or not fused.flows:
-                continue
-            found = _of_layer(fused, equal)
-            setattr(module, "forward", replace(fused, compact=found))  # noqa: B010
-            num_compact += sum(found.held)
-        return num_compact + (num_compact > 0 and _head(model, equal))
+    @property
+    def held(self) -> tuple[bool, ...]:
+        """Which of them there are."""
+        return tuple(weight is not None for weight in (self.qkv, self.out, self.gate_up, self.down))
 
 
-def _of_layer(fused: FusedLayer, equal: Agree) -> CompactWeights:
-    parts = fused.parts
+def compact_layer(parts: Parts, agree: Agree) -> CompactWeights:
+    """The weights of a layer's products in compact form, where they have one that `agree` with the product."""
 
     def summed(product: Product | None) -> CompactWeight | None:
         if product is None or product.bias is not None:
             return None
-        return _checked(product, lambda x, w: compact_parts(x, w).sum(0).to(x.dtype), equal)
+        return _checked(product, lambda x, w: compact_parts(x, w).sum(0).to(x.dtype), agree)
 
     gate_up = parts.gate_up
     return CompactWeights(
-        _checked(parts.qkv, lambda x, w: compact_product(x, w, parts.qkv.bias), equal),
+        compact_of(parts.qkv, agree),
         summed(parts.out),
-        _checked(gate_up, compact_gate, equal, gates=True) if gate_up is not None and gate_up.bias is None else None,
+        _checked(gate_up, compact_gate, agree, gates=True) if gate_up is not None and gate_up.bias is None else None,
         summed(parts.down),
     )
+
+
+def compact_of(product: Product, agree: Agree) -> CompactWeight | None:
+    """The same for one product."""
+    return _checked(product, lambda x, w: compact_product(x, w, product.bias), agree)
 
 
 def _checked(
     product: Product,
     run: Callable[[torch.Tensor, CompactWeight], torch.Tensor],
-    equal: Agree,
+    agree: Agree,
     *,
     gates: bool = False,
 ) -> CompactWeight | None:
@@ -118,27 +115,6 @@ def _checked(
         x = torch.randn(max(ONE_OF_EACH), weight.shape[1], device=weight.device).to(weight.dtype)
         expected = nn.functional.linear(x, weight, product.bias)
         expected = silu_mul(expected) if gates else expected
-        return found if all(equal(expected[:n], run(x[:n], found)) for n in ONE_OF_EACH) else None
+        return found if all(agree(expected[:n], run(x[:n], found)) for n in ONE_OF_EACH) else None
     except Exception:  # Triton has another form of what the kernel is written in, or memory is short
         return None
-
-
-def _head(model: nn.Module, equal: Agree) -> bool:
-    """The same for the product that gives the logits. -> whether there is one"""
-    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    if type(head) is not nn.Linear or "forward" not in vars(head):
-        return False
-    found = _checked(Product(head.weight, head.bias), lambda x, w: compact_product(x, w, head.bias), equal)
-    if found is None:
-        return False
-    wider = head.forward
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        if len(rows) > MAX_ROWS:
-            whole: torch.Tensor = wider(x)
-            return whole
-        return compact_product(rows, found, head.bias).view(*x.shape[:-1], -1)
-
-    setattr(head, "forward", forward)  # noqa: B010
-    return True

@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from graftlm.core.compact_gpu import Agree, compact_of
 from graftlm.core.fuse import Fusions
 from graftlm.core.fuse_layers import fuse_layers, max_rows_of
 from graftlm.core.layer_parts import Linear, Product, Recognised, is_silu
+from graftlm.kernels.compact_product import MAX_ROWS as COMPACT_ROWS, compact_product
 from graftlm.kernels.triton_elementwise import Norm, rms_norm, rotate, silu_mul
 from graftlm.kernels.triton_product import FixedProduct
 from graftlm.kernels.triton_row import row_product
@@ -29,11 +31,14 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between old and new on random input; half precision rounds once more or less."""
 
 
-def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = False, dry: bool = False) -> Fusions:
+def fuse_gpu(
+    model: nn.Module, *, max_rows: int | None = None, strict: bool = False, compact: bool = False, dry: bool = False
+) -> Fusions:
     """Replace in `model` what has a faster equal on a GPU. One layer's weights are held twice while they are packed.
 
     max_rows  up to how many rows products take in what is around them; None takes the measured rule.
     strict    all plain linear layers give each row to the last bit what they would give it alone.
+    compact   weights of layers and of the head are held in 12 bits too, where they can be (compact_gpu.py).
     dry       take every replacement for an equal one, to see what is launched; `model` is then void. What it shares
               with other models of its kind stays as it is.
     """
@@ -48,9 +53,9 @@ def fuse_gpu(model: nn.Module, *, max_rows: int | None = None, strict: bool = Fa
             if not _pack_qkv(module, work):
                 _pack_gate_up(module, work) or _fuse_norm(module, work)
         _fuse_rotary(model, work, dry=dry)
-        fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, linear=linear)
+        fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, compact=compact, linear=linear)
         if linear is None:
-            _fuse_head(model, work)
+            _fuse_head(model, work, compact=fusions.num_compact > 0)
     return fusions
 
 
@@ -61,7 +66,7 @@ class _Work:
     fusions: Fusions
     found: Recognised
     linear: Linear | None
-    agree: Callable[[torch.Tensor, torch.Tensor], bool]
+    agree: Agree
 
 
 def _fix_linears(model: nn.Module, linear: Linear, fusions: Fusions) -> None:
@@ -196,24 +201,27 @@ def _fuse_norm(module: nn.Module, work: _Work) -> bool:
     return True
 
 
-def _fuse_head(model: nn.Module, work: _Work) -> None:
+def _fuse_head(model: nn.Module, work: _Work, *, compact: bool) -> None:
     """Read the weights of the logits as fast as the memory gives them, for few rows."""
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     max_rows = max_rows_of(head.weight) if type(head) is nn.Linear else 0
     if not max_rows:
         return
+    held = compact_of(Product(head.weight, head.bias), work.agree) if compact else None
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
+        if held is not None and len(rows) <= COMPACT_ROWS:
+            return compact_product(rows, held, head.bias).view(*x.shape[:-1], -1)
         if len(rows) == 1:
             return row_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
         if len(rows) <= max_rows:
             return stream_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
         return nn.functional.linear(x, head.weight, head.bias)
 
-    probe = _probe(head, head.in_features)
-    if work.agree(head(probe[:, :1]), forward(probe[:, :1])):
-        _replace_forward(head, forward, probe, work)
+    probe = _probe(head, head.in_features, 3 if held is None else COMPACT_ROWS + 1)
+    if work.agree(head(probe[:, :1]), forward(probe[:, :1])) and _replace_forward(head, forward, probe, work):
+        work.fusions.num_compact += held is not None
 
 
 def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:
@@ -275,8 +283,8 @@ def _replace_forward(
     return agree
 
 
-def _probe(linear: nn.Linear, width: int) -> torch.Tensor:
-    return torch.randn(1, 3, width, device=linear.weight.device).to(linear.weight.dtype)
+def _probe(linear: nn.Linear, width: int, num_tokens: int = 3) -> torch.Tensor:
+    return torch.randn(1, num_tokens, width, device=linear.weight.device).to(linear.weight.dtype)
 
 
 def agree(old: torch.Tensor, new: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graftlm.core.compact_gpu import Agree, CompactWeights, compact_layer
 from graftlm.core.fuse import Fusions
 from graftlm.core.layer_parts import Linear, Parts, Product, Recognised
 from graftlm.core.layer_probe import LayerProbe, causal
@@ -49,21 +50,6 @@ class Scoring:
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class CompactWeights:
-    """The weights of a layer in 12 bits; None for a product that reads all 16."""
-
-    qkv: CompactWeight | None = None
-    out: CompactWeight | None = None
-    gate_up: CompactWeight | None = None
-    down: CompactWeight | None = None
-
-    @property
-    def held(self) -> tuple[bool, ...]:
-        """Which of them there are."""
-        return tuple(weight is not None for weight in (self.qkv, self.out, self.gate_up, self.down))
 
 
 class Handoff:
@@ -225,14 +211,16 @@ def fuse_layers(
     model: nn.Module,
     found: Recognised,
     fusions: Fusions,
-    agree: Callable[[torch.Tensor, torch.Tensor], bool],
+    agree: Agree,
     *,
     max_rows: int | None = None,
+    compact: bool = False,
     linear: Linear | None = None,
 ) -> int:
     """Replace the forward of every layer of the common shape. -> how many.
 
     max_rows  None takes the measured rule; see FusedLayer.
+    compact   whether weights that have a compact form are held in that too
     """
     switch = AttentionSwitch(model)
     num_fused = 0
@@ -255,8 +243,9 @@ def fuse_layers(
                 following=following,
                 handoff=handoff,
             )
-            fused = _fused(layer, rotary, parts, switch, agree, make)
+            fused = _fused(layer, rotary, parts, switch, agree, make, compact=compact and few > 1)
             if fused is not None:
+                fusions.num_compact += sum(fused.compact.held)
                 layer.forward = fused
                 fusions.add(partial(delattr, layer, "forward"))
                 num_fused += 1
@@ -268,8 +257,10 @@ def _fused(
     rotary: nn.Module,
     parts: Parts,
     switch: AttentionSwitch,
-    agree: Callable[[torch.Tensor, torch.Tensor], bool],
+    agree: Agree,
     make: Callable[[Parts, Scoring, Callable[..., Any]], FusedLayer],
+    *,
+    compact: bool,
 ) -> FusedLayer | None:
     """The fused equal of `layer`, as `make` makes it; None if there is none."""
     try:
@@ -280,31 +271,39 @@ def _fused(
     if probe is None or scoring is None:
         return None
     plain_mlp = replace(parts, gate_up=None, down=None)
-    for candidate in [parts, plain_mlp] if parts.gate_up is not None else [parts]:
+    candidates = [parts, plain_mlp] if parts.gate_up is not None else [parts]
+    forms = [(candidate, hold) for candidate in candidates for hold in (True, False) if compact or not hold]
+    for candidate, hold in forms:
         fused = make(candidate, scoring, layer.forward)
         try:
+            if hold:  # before anything runs: kernels that are not needed then are not compiled
+                fused = replace(fused, compact=compact_layer(candidate, agree))
             if _same(probe, fused, agree) and (not fused.max_rows or _same(probe.first(1), fused, agree)):
                 if not fused.halves:
                     return fused
-                flows = fused.max_rows <= FLOW_ROWS and _flows(candidate, agree)
+                flows = fused.max_rows <= FLOW_ROWS and _flows(candidate, fused.compact, agree)
                 return replace(fused, flows=flows, gates=_takes_gates(candidate.gate_up, agree))
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
     return None
 
 
-def _flows(parts: Parts, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
+def _flows(parts: Parts, compact: CompactWeights, agree: Agree) -> bool:
     """Whether all products of few rows, but that for gates, can be read without a pause, and then give the same."""
-    sums = [product.weight for product in (parts.out, parts.down) if product is not None and product.bias is None]
+    sums = [
+        (product.weight, held)
+        for product, held in ((parts.out, compact.out), (parts.down, compact.down))
+        if product is not None and product.bias is None
+    ]
     try:
-        if not all(can_flow(weight) for weight in (parts.qkv.weight, *sums)):
+        if not all(can_flow(weight) for weight in (parts.qkv.weight, *(weight for weight, _ in sums))):
             return False
-        for weight in (parts.qkv.weight, *sums):
+        for weight, held in ((parts.qkv.weight, compact.qkv), *sums):
             is_sum = weight is not parts.qkv.weight
             bias = None if is_sum else parts.qkv.bias
             x = torch.randn(FLOW_ROWS, weight.shape[1], device=weight.device).to(weight.dtype)
             expected = nn.functional.linear(x, weight, bias)
-            for rows in (x[:16], x[:32], x):
+            for rows in [x] if held is not None else [x[:16], x[:32], x]:
                 found = flow_parts(rows, weight).sum(0).to(x.dtype) if is_sum else flow_product(rows, weight, bias)
                 if not agree(expected[: len(rows)], found):
                     return False
@@ -313,7 +312,7 @@ def _flows(parts: Parts, agree: Callable[[torch.Tensor, torch.Tensor], bool]) ->
     return True
 
 
-def _takes_gates(product: Product | None, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
+def _takes_gates(product: Product | None, agree: Agree) -> bool:
     """Whether this product can take in its gates, and then gives what the product and a gate do."""
     if product is None or product.bias is not None:
         return False
@@ -340,7 +339,7 @@ def _scoring(call: AttentionCall, parts: Parts) -> Scoring | None:
     return Scoring(num_heads, num_kv_heads, dim, call.scale, call.window, call.softcap, call.sinks)
 
 
-def _same(probe: LayerProbe, fused: FusedLayer, agree: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
+def _same(probe: LayerProbe, fused: FusedLayer, agree: Agree) -> bool:
     """Whether the fused layer gives this output, by way of these queries, keys and values; all of it and a part."""
     num_tokens = probe.hidden.shape[1]
     shape = (num_tokens, fused.scoring.num_kv_heads, fused.scoring.head_dim)

@@ -139,11 +139,7 @@ def load_model(
     if rehearsal is not None:
         _ = wrapped.token_bytes  # which the engine will ask for
         rehearsal.wait()
-    loaded.fusions = _fuse(hf_model, device, strict=config.strict)
-    if compact:
-        from graftlm.core.compact_gpu import compact_gpu
-
-        loaded.fusions.num_compact = compact_gpu(hf_model)
+    loaded.fusions = _fuse(hf_model, device, strict=config.strict, compact=compact)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if not isinstance(model, nn.Module):
         _leave_files(hf_model, loaded.fusions)
@@ -180,13 +176,13 @@ def _wants_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
     return False
 
 
-def _fuse(model: nn.Module, device: torch.device, *, strict: bool = False) -> Fusions:
+def _fuse(model: nn.Module, device: torch.device, *, strict: bool, compact: bool) -> Fusions:
     if device.type == "cpu":
         return fuse(model)
     if triton_problem(device) is None:
         from graftlm.core.fuse_gpu import fuse_gpu
 
-        return fuse_gpu(model, strict=strict)
+        return fuse_gpu(model, strict=strict, compact=compact)
     return Fusions()
 
 

@@ -67,14 +67,11 @@ def rehearse(
 
     def run() -> None:
         nonlocal form
-        from graftlm.core.compact_gpu import compact_gpu
         from graftlm.core.fuse_gpu import fuse_gpu
 
         model = small_copy(loaded.model)
         try:
-            fuse_gpu(model, strict=config.strict, dry=True)
-            if compact:
-                compact_gpu(model, dry=True)
+            fuse_gpu(model, strict=config.strict, compact=compact, dry=True)
             found = discover(model, loaded.device)
             small = replace(loaded, model=model, lane="paged", layers=found.layers, layer_of=found.layer_of)
             launch_ragged(small, attention_factory)

@@ -52,7 +52,7 @@ def load_fused(
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "graftlm.core.model._fuse", lambda model, device, strict: fuse_gpu(model, max_rows=max_rows, strict=strict)
+            "graftlm.core.model._fuse", lambda model, device, **options: fuse_gpu(model, max_rows=max_rows, **options)
         )
         if not qualified:
             patch.setattr("graftlm.core.model.qualify", lambda *_: None)
