@@ -217,7 +217,7 @@ def test_the_kept_figures_make_their_table_again_without_a_gpu(
     said = capsys.readouterr().out
     assert "NVIDIA H200" in said and report.CAVEAT in said
     found = json.loads(written.read_text())
-    assert list(found["engines"]) == ["graftlm", "vllm", "sglang", "hf"]
+    assert list(found["engines"]) == ["graftlm", "vllm", "sglang"]
     measured = json.loads(kept.read_text())
     assert {key: found[key] for key in ("limits", "commit", "at")} == {
         key: measured[key] for key in ("limits", "commit", "at")
