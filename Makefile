@@ -1,10 +1,12 @@
 # make setup | test | check | demo | bench; everything runs in .venv, which each target brings up to date first.
-# `make bench WHAT=grammar` runs one group of benchmarks; `make test ARGS="tests/core -x"` runs some tests.
+# `make bench WHAT=grammar` runs one group of benchmarks; `make test ARGS="tests/core -x"` runs some tests,
+# `make test WORKERS=8` all of them in eight processes.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 WHAT ?= runtime
+WORKERS ?= 2
 ARGS ?=
 
 .PHONY: setup test check demo bench
@@ -24,13 +26,16 @@ $(INSTALLED): pyproject.toml constraints-dev.txt tests/newest-langchain.txt
 	fi
 	@echo 'Installing GraftLM and its development packages into $(VENV) (a few minutes the first time)'
 	@# -qq: warnings stay out (pip repeats one for each unused package location), errors stay in.
-	@$(PYTHON) -m pip install -qq --disable-pip-version-check -c constraints-dev.txt -e '.[dev]'
-	@$(PYTHON) -m pip install -qq --disable-pip-version-check --upgrade --no-deps \
+	@# pip would byte-compile on one core; what cannot be compiled (files for other Pythons) is no error there either.
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile -c constraints-dev.txt -e '.[dev]'
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile --upgrade --no-deps \
 	  --target $(VENV)/newest -r tests/newest-langchain.txt
+	@$(PYTHON) -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib $(VENV)/newest || true
 	@touch $@
 
+# A file stays in one process, which sets up its models once; in the order of their names, long ones do not come last.
 test: setup
-	@$(PYTHON) -m pytest $(ARGS)
+	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup
 	@$(PYTHON) -m ruff format --check .

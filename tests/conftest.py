@@ -1,7 +1,7 @@
 """Where there is a GPU the kernels run on it; without one in Triton's interpreter, and tests marked `gpu` are skipped.
 
 `python -m pytest -m gpu` runs what needs a GPU and looks only where such tests are, so that it needs no more than
-PyTorch, transformers, Triton and pytest.
+PyTorch, transformers, Triton and pytest. `make test` runs the tests in several processes, a file in one of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,20 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
+
+from graftlm.machine import num_cores
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+if WORKER is not None:
+    # Before torch and numba are imported, and for processes that tests start. Workers divide the cores among them, and
+    # share no cache: numba may give two functions that are compiled at the same time the same file.
+    caches = Path(__file__).parents[1] / ".pytest_cache" / WORKER
+    num_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_workers)))
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(caches / "numba"))
+    os.environ.setdefault("DSPY_CACHEDIR", str(caches / "dspy"))
+
+import torch  # noqa: E402
 
 HAS_GPU = torch.cuda.is_available()
 GPU_FOLDERS = ("gpu", "kernels")

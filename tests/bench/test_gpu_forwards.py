@@ -34,6 +34,12 @@ def build_runner(*arguments):
 """
 
 
+@pytest.fixture(autouse=True)
+def _compiled_beside_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree has what was compiled for it; workers compile elsewhere."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A copy of this tree's library without the embedded model; what is compiled for it comes along."""

@@ -112,7 +112,7 @@ def test_whole_layers_run_fused_in_the_paged_lane(kind: str, max_rows: int) -> N
 def test_the_last_layer_ends_with_the_tokens_whose_logits_are_wanted(
     strict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load_fused(varied_model("qwen3"), qualified=False, strict=strict)
+    loaded = load_fused(varied_model("qwen3", **ONE_KV_HEAD), qualified=False, strict=strict)
     runner = runner_of(loaded, 21)
     runner.attention.strict = strict
     plan = prefill_plan([random_prompt(13), random_prompt(8)])
