@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import cfunc, from_dtype, njit, types
+from numba.core.registry import cpu_target
+from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
 from graftlm.kernels.team import team
@@ -47,13 +49,24 @@ class Loop:
 def compiled(call: type[ctypes.Structure], work: Callable[..., Any]) -> int:
     """Address of `work` as machine code, which is kept on disk for later processes where that can be."""
     signature = types.void(types.CPointer(from_dtype(np.dtype(call))))
-    # numba sees by the file of `work` alone whether what it kept is stale; what is inlined from here is named too
-    work.__qualname__ += f".{_SOURCE}"
+    work.__qualname__ += f".{_form(work)}"
     try:
         address: int = cfunc(signature, cache=True, **FLAGS)(work).address
     except RuntimeError:  # no folder to keep it in: neither beside the source nor the user's cache
         address = cfunc(signature, **FLAGS)(work).address
     return address
+
+
+def _form(work: Callable[..., Any]) -> str:
+    """What `work` is compiled from beside its own file, by which alone numba sees whether what it kept is stale.
+
+    The variables around it and the processor are in the index of what numba has kept too. But forms that share an index
+    can be given the same file by two processes that compile at the same time, and then one would run the other's.
+    """
+    around = [cell.cell_contents for cell in work.__closure__ or ()]
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    found = hashlib.sha256(_SOURCE.encode() + dumps(around) + repr(processor).encode())
+    return found.hexdigest()[:16]
 
 
 def element_of(bfloat16: bool) -> tuple[Any, int]:
