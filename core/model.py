@@ -15,6 +15,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fuse import Fusions, fuse
 from graftlm.core.fuse_cpu import fuse_cpu
+from graftlm.core.hub import only_local, why_not
 from graftlm.core.memory import check_weights_fit, give_back
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
@@ -286,8 +287,7 @@ def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
 def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    local = os.path.isdir(source)
-    options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": local}
+    options: dict[str, Any] = {"dtype": choose_dtype(config, device), "local_files_only": only_local(source)}
     if config.quantization is not None:
         from graftlm.core.quantization import quantization_config
 
@@ -297,10 +297,8 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
             source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
         )
     except Exception as error:
-        where = "folder" if local else "Hugging Face id"
-        raise ModelError(
-            f"no model could be loaded from the {where} {source!r}: {type(error).__name__}: {str(error)[:500]}"
-        ) from error
+        where = "folder" if os.path.isdir(source) else "Hugging Face id"
+        raise ModelError(f"no model could be loaded from the {where} {source!r}: {why_not(source, error)}") from error
     loaded: nn.Module
     loaded, report = read
     missing = sorted(report["missing_keys"])
@@ -372,10 +370,10 @@ def model_config(model: Any, config: EngineConfig) -> Any:
     source = resolve(model)
     try:
         return AutoConfig.from_pretrained(
-            source, trust_remote_code=config.trust_remote_code, local_files_only=os.path.isdir(source)
+            source, trust_remote_code=config.trust_remote_code, local_files_only=only_local(source)
         )
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"no configuration could be read from {source!r}: {error}") from error
+        raise ModelError(f"no configuration could be read from {source!r}: {why_not(source, error)}") from error
 
 
 def context_length(model: Any, config: EngineConfig) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from graftlm.core.detokenizer import Detokenizer
 from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.hub import only_local, why_not
 from graftlm.core.messages import Message, to_messages, to_template_dicts
 from graftlm.core.token_bytes import SPACE_MARK, byte_table, table_is_exact
 
@@ -39,11 +40,11 @@ class Tokenizer:
         from transformers import AutoTokenizer, GenerationConfig
 
         path = os.fspath(path_or_id)
-        local = os.path.isdir(path)
+        local = only_local(path)
         try:
             hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=local)
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ModelError(f"no tokenizer could be loaded from {path!r}: {error}") from error
+            raise ModelError(f"no tokenizer could be loaded from {path!r}: {why_not(path, error)}") from error
         try:
             eos = GenerationConfig.from_pretrained(path, local_files_only=local).eos_token_id
         except (OSError, ValueError):

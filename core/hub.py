@@ -1,0 +1,61 @@
+"""Whether the files of a Hugging Face id can be asked for, or have to come from the cache on this machine.
+
+The hub's own client asks for each file six times before it looks there, half a minute for each without a network.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+TIMEOUT_S = 5.0
+"""How long the hub has to answer."""
+
+_FRESH_S = 60.0
+_asked: dict[str, tuple[float, str | None]] = {}
+
+
+def only_local(source: str) -> bool:
+    """Whether a folder or Hugging Face id is to be read from this machine alone."""
+    return os.path.isdir(source) or unreachable(source) is not None
+
+
+def unreachable(model_id: str) -> str | None:
+    """Why the hub cannot be asked for the files of a model; None if it answers, with an error or without.
+
+    It is asked at most once a minute.
+    """
+    now = time.monotonic()
+    at, reason = _asked.get(model_id, (now - _FRESH_S, None))
+    if now - at >= _FRESH_S:
+        reason = _ask(model_id)
+        _asked[model_id] = time.monotonic(), reason
+    return reason
+
+
+def why_not(source: str, error: Exception) -> str:
+    """What to say of a model's files that could not be read."""
+    said = f"{type(error).__name__}: {str(error)[:500]}"
+    reason = None if os.path.isdir(source) else unreachable(source)
+    if reason is None:
+        return said
+    return (
+        f"the Hugging Face hub cannot be reached ({reason}), and the files in its cache do not suffice; connect, or "
+        f"give a local folder ({said})"
+    )
+
+
+def _ask(model_id: str) -> str | None:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        get_hf_file_metadata(
+            hf_hub_url(model_id, "config.json", endpoint=os.environ.get("HF_ENDPOINT")), timeout=TIMEOUT_S
+        )
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", 0)
+        return f"it answers {status}" if status >= 500 else None
+    except Exception as error:  # the client's own, which differ between its versions, and the system's
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else 'no answer'}"
+    return None
