@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +16,38 @@ from graftlm.kernels.gpu_support import triton_problem
 
 MAX_THREADS = 16
 _PACKAGE = __name__.partition(".")[0]
+
+
+class _WarningFilters:
+    """Those of the process, kept as they are while threads compile.
+
+    Triton changes them for a moment at every step, and a thread puts back what another one had changed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before: Any = []
+        self._content: list[Any] = []
+
+    def keep(self) -> None:
+        """Until `give_back` was called as often."""
+        with self._lock:
+            if not self._users:
+                self._before, self._content = warnings.filters, list(warnings.filters)
+            self._users += 1
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._before[:] = self._content
+                warnings.filters = self._before
+                with warnings.catch_warnings():  # so that what was shown or left out meanwhile is looked at again
+                    pass
+
+
+_filters = _WarningFilters()
 
 
 class Compiling:
@@ -31,7 +64,8 @@ class Compiling:
             threads, "graftlm compile", initializer=torch.cuda.set_device, initargs=(index,)
         )
         for kernel in reversed(kernels):  # a start launches small ones first
-            self._pool.submit(_compile, kernel)
+            _filters.keep()
+            self._pool.submit(_compile, kernel).add_done_callback(lambda _: _filters.give_back())
         self._pool.shutdown(wait=False)
 
     def wait(self) -> int:
