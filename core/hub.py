@@ -13,6 +13,7 @@ TIMEOUT_S = 5.0
 
 _FRESH_S = 60.0
 _asked: dict[str, tuple[float, str | None]] = {}
+"""When the hub was asked for which model, and why it could not be."""
 
 
 def only_local(source: str) -> bool:
@@ -25,11 +26,11 @@ def unreachable(model_id: str) -> str | None:
 
     It is asked at most once a minute.
     """
-    now = time.monotonic()
-    at, reason = _asked.get(model_id, (now - _FRESH_S, None))
-    if now - at >= _FRESH_S:
-        reason = _ask(model_id)
-        _asked[model_id] = time.monotonic(), reason
+    known = _asked.get(model_id)
+    if known is not None and time.monotonic() - known[0] < _FRESH_S:
+        return known[1]
+    reason = _ask(model_id)
+    _asked[model_id] = time.monotonic(), reason
     return reason
 
 
@@ -56,6 +57,8 @@ def _ask(model_id: str) -> str | None:
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", 0)
         return f"it answers {status}" if status >= 500 else None
+    except ValueError:  # this is no id that a hub could have: who reads the files says so
+        return None
     except Exception as error:  # the client's own, which differ between its versions, and the system's
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else 'no answer'}"
     return None

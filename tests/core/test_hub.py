@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from graftlm.core import hub
+from graftlm.core.errors import ModelError
 from graftlm.core.runtime import Runtime
+from graftlm.core.tokenizer import Tokenizer
 from tests.models import byte_tokenizer, tiny_model
 
 NAME = "someone/tiny"
@@ -83,6 +85,15 @@ def test_a_hub_that_is_not_there_or_says_nothing_is_not_reached(silent: str, mon
     monkeypatch.setattr(hub, "TIMEOUT_S", 0.2)
     monkeypatch.setenv("HF_ENDPOINT", silent)
     assert "imeout" in (hub.unreachable("someone/else") or "")
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("name", ["bad name!", "a/b--c..d"])
+def test_what_can_be_no_id_is_not_blamed_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", closed_port())
+    with pytest.raises(ModelError, match=f"no tokenizer could be loaded from '{name}'") as refused:
+        Tokenizer.from_pretrained(name)
+    assert "repo" in str(refused.value).lower() and "cannot be reached" not in str(refused.value)
 
 
 @pytest.mark.usefixtures("asked")
