@@ -14,7 +14,7 @@ from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.layer_parts import Parts, Product
+from graftlm.core.layer_parts import Agree, Parts, Product
 from graftlm.core.memory import free_bytes, size_of
 from graftlm.kernels.compact_product import (
     ONE_OF_EACH,
@@ -35,9 +35,6 @@ LARGEST_SHARE = 1 / 5
 
 _SIZE = 0.76
 """Of what they are made of, lists included."""
-
-Agree = Callable[[torch.Tensor, torch.Tensor], bool]
-"""Whether two results of the same are as near as they have to be."""
 
 
 def wants_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
@@ -78,7 +75,7 @@ class CompactWeights:
 
 
 def compact_layer(parts: Parts, agree: Agree) -> CompactWeights:
-    """The weights of a layer's products in compact form, where they have one that `agree` with the product."""
+    """The weights of a layer's products in compact form, where they have one that `agree`s with the product."""
 
     def summed(product: Product | None) -> CompactWeight | None:
         if product is None or product.bias is not None:
@@ -95,7 +92,7 @@ def compact_layer(parts: Parts, agree: Agree) -> CompactWeights:
 
 
 def compact_of(product: Product, agree: Agree) -> CompactWeight | None:
-    """The same for one product."""
+    """The weight of one product in compact form; None if it has none that `agree`s with the product."""
     return _checked(product, lambda x, w: compact_product(x, w, product.bias), agree)
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from graftlm.core.compact_gpu import Agree, compact_of
+from graftlm.core.compact_gpu import compact_of
 from graftlm.core.fuse import Fusions
 from graftlm.core.fuse_layers import fuse_layers, max_rows_of
-from graftlm.core.layer_parts import Linear, Product, Recognised, is_silu
+from graftlm.core.layer_parts import Agree, Linear, Product, Recognised, is_silu
 from graftlm.kernels.compact_product import MAX_ROWS as COMPACT_ROWS, compact_product
 from graftlm.kernels.triton_elementwise import Norm, rms_norm, rotate, silu_mul
 from graftlm.kernels.triton_product import FixedProduct
@@ -45,7 +45,7 @@ def fuse_gpu(
     fusions = Fusions()
     first = next(model.parameters())
     linear = FixedProduct(first.device, first.dtype) if strict else None
-    work = _Work(fusions, Recognised({}, {}, set()), linear, same_shape if dry else agree)
+    work = _Work(fusions, Recognised({}, {}, set()), linear, _same_shape if dry else _agree)
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
@@ -267,7 +267,7 @@ def _same_rotation(original: Callable[..., Any], fused: Callable[..., Any], mode
         old, new = original(q, k, cos, sin), fused(q, k, cos, sin)
     except Exception:  # a signature or a kind of rotation of its own: it keeps it
         return False
-    return all(agree(a, b) for a, b in zip(old, new, strict=True))
+    return all(_agree(a, b) for a, b in zip(old, new, strict=True))
 
 
 def _replace_forward(
@@ -287,13 +287,12 @@ def _probe(linear: nn.Linear, width: int, num_tokens: int = 3) -> torch.Tensor:
     return torch.randn(1, num_tokens, width, device=linear.weight.device).to(linear.weight.dtype)
 
 
-def agree(old: torch.Tensor, new: torch.Tensor) -> bool:
-    """Whether two results of the same are as near as rounding lets them be."""
+def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
     error = (new.float() - old.float()).norm() / old.float().norm().clamp_min(1e-30)
     return old.shape == new.shape and bool(error < TOLERANCE.get(old.dtype, 0.0))
 
 
-def same_shape(old: torch.Tensor, new: torch.Tensor) -> bool:
+def _same_shape(old: torch.Tensor, new: torch.Tensor) -> bool:
     """All that can be said of results that were not computed."""
     return old.shape == new.shape
 

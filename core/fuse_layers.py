@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from graftlm.core.compact_gpu import Agree, CompactWeights, compact_layer
+from graftlm.core.compact_gpu import CompactWeights, compact_layer
 from graftlm.core.fuse import Fusions
-from graftlm.core.layer_parts import Linear, Parts, Product, Recognised
+from graftlm.core.layer_parts import Agree, Linear, Parts, Product, Recognised
 from graftlm.core.layer_probe import LayerProbe, causal
 from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
 from graftlm.kernels.attention import PackedQKV

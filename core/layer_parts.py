@@ -12,6 +12,9 @@ from graftlm.kernels.triton_elementwise import Norm
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
+Agree = Callable[[torch.Tensor, torch.Tensor], bool]
+"""Whether two results of the same are as near as they have to be."""
+
 
 @dataclass(frozen=True)
 class Product:

@@ -114,5 +114,5 @@ def _check_pool_fits(num_slots: int, bytes_per_token: int, free: int) -> None:
 
 
 def size_of(num_bytes: int) -> str:
-    """In the unit that suits it."""
+    """`num_bytes` in GB or MB, with the unit."""
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

@@ -59,7 +59,9 @@ def rehearse(
     """Begin to compile what the rest of the start launches. None where Triton does not run.
 
     The model stays as it is. Nothing is to be launched on behalf of it, but for its own forward, before the kernels
-    are waited for. compact  whether its layers will have compact weights too (compact_gpu.py).
+    are waited for.
+
+    compact  whether its layers will have compact weights too (compact_gpu.py)
     """
     if triton_problem(loaded.device) is not None:
         return None

@@ -19,7 +19,8 @@ def test_nothing_is_run_where_triton_does_not_run() -> None:
 class Kernel:
     """Compiles as Triton does where warnings are concerned: first enters first, leaves first."""
 
-    entered, both, left = threading.Event(), threading.Event(), threading.Event()
+    def __init__(self) -> None:
+        self.entered, self.both, self.left = threading.Event(), threading.Event(), threading.Event()
 
     def preload(self, specialization: str) -> Any:
         if specialization == "first":
