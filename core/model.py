@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, 
 from graftlm.core.rehearsal import rehearse
 from graftlm.core.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
+from graftlm.kernels.compile_server import CompileServer
 from graftlm.kernels.gpu_support import triton_problem
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from graftlm.kernels.torch_attention import TorchAttention
@@ -102,6 +104,37 @@ def load_model(
     """
     config = config or EngineConfig()
     device = choose_device(config.device)
+    with CompileServer() if triton_problem(device) is None else nullcontext() as server:
+        loaded = _read(model, config, tokenizer, device)
+        factory = attention_factory or default_attention(device)
+        compact = _wants_compact(loaded, config)
+        rehearsal = rehearse(loaded, config, factory, compact=compact, server=server)
+        try:
+            reference = Reference.of(loaded)
+        except Exception as error:
+            raise ModelError(f"{loaded.name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
+        if rehearsal is not None:
+            _ = loaded.tokenizer.token_bytes  # which the engine will ask for
+            rehearsal.wait()
+    hf_model = loaded.model
+    loaded.fusions = _fuse(hf_model, device, strict=config.strict, compact=compact)
+    loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
+    if not isinstance(model, nn.Module):
+        _leave_files(hf_model, loaded.fusions)
+    if device.type == "cpu":
+        fuse_cpu(hf_model, loaded.fusions)  # last: it takes addresses
+    _choose_lane(loaded, reference, factory)
+    if config.strict and loaded.lane == "paged" and device.type == "cuda":
+        _check_strict(loaded, factory)
+    if device.type == "cpu":
+        give_back()
+    return loaded
+
+
+def _read(
+    model: str | os.PathLike[str] | nn.Module, config: EngineConfig, tokenizer: Any, device: torch.device
+) -> LoadedModel:
+    """The model on its device, described but for its attention and lane."""
     if isinstance(model, nn.Module):
         hf_model, source = model, getattr(getattr(model, "config", None), "_name_or_path", "") or ""
         dtype = choose_dtype(config, device)
@@ -118,7 +151,8 @@ def load_model(
     generation = getattr(hf_model, "generation_config", None)
     eos = getattr(generation, "eos_token_id", None)
     eos_ids = [eos] if isinstance(eos, int) else list(eos or ())
-    loaded = LoadedModel(
+    wrapped.eos_token_ids = tuple(dict.fromkeys([*wrapped.eos_token_ids, *map(int, eos_ids)]))
+    return LoadedModel(
         model=hf_model,
         hf_config=hf_model.config,
         tokenizer=wrapped,
@@ -126,32 +160,9 @@ def load_model(
         dtype=_dtype_of(hf_model),
         max_model_len=_context(hf_model.config, config),
         vocab_size=_vocab_size(hf_model),
-        eos_token_ids=tuple(dict.fromkeys([*wrapped.eos_token_ids, *map(int, eos_ids)])),
+        eos_token_ids=wrapped.eos_token_ids,
         name=name,
     )
-    wrapped.eos_token_ids = loaded.eos_token_ids
-    factory = attention_factory or default_attention(device)
-    compact = _wants_compact(loaded, config)
-    rehearsal = rehearse(loaded, config, factory, compact=compact)
-    try:
-        reference = Reference.of(loaded)
-    except Exception as error:
-        raise ModelError(f"{name} cannot be run: {type(error).__name__}: {str(error)[:500]}") from error
-    if rehearsal is not None:
-        _ = wrapped.token_bytes  # which the engine will ask for
-        rehearsal.wait()
-    loaded.fusions = _fuse(hf_model, device, strict=config.strict, compact=compact)
-    loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
-    if not isinstance(model, nn.Module):
-        _leave_files(hf_model, loaded.fusions)
-    if device.type == "cpu":
-        fuse_cpu(hf_model, loaded.fusions)  # last: it takes addresses
-    _choose_lane(loaded, reference, factory)
-    if config.strict and loaded.lane == "paged" and device.type == "cuda":
-        _check_strict(loaded, factory)
-    if device.type == "cpu":
-        give_back()
-    return loaded
 
 
 def _check_strict(loaded: LoadedModel, attention_factory: AttentionFactory) -> None:

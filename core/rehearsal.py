@@ -2,7 +2,8 @@
 
 A start compares each replacement with what it replaces, a ragged batch with the model's own forward, and captures a
 graph for each batch size. All that launches a few dozen kernels, and to compile each where it is first launched takes
-longer than all else. So the same is run dry first, on one layer of each kind, and threads compile what it launched.
+longer than all else. So the same is run dry first, on one layer of each kind, and what it launched is compiled side by
+side.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from graftlm.core.kv_dtype import kv_dtype
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, discover, launch_ragged
 from graftlm.kernels.attention import StrictAttention
+from graftlm.kernels.compile_server import CompileServer
 from graftlm.kernels.device_step import CapturableAttention
 from graftlm.kernels.gpu_support import triton_problem
 from graftlm.kernels.kv_store import KVStore
@@ -54,7 +56,12 @@ class Rehearsal:
 
 
 def rehearse(
-    loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory, *, compact: bool = False
+    loaded: LoadedModel,
+    config: EngineConfig,
+    attention_factory: AttentionFactory,
+    *,
+    compact: bool = False,
+    server: CompileServer | None = None,
 ) -> Rehearsal | None:
     """Begin to compile what the rest of the start launches. None where Triton does not run.
 
@@ -62,6 +69,7 @@ def rehearse(
     are waited for.
 
     compact  whether its layers will have compact weights too (compact_gpu.py)
+    server   what compiles, until the kernels have been waited for; None: threads
     """
     if triton_problem(loaded.device) is not None:
         return None
@@ -81,10 +89,11 @@ def rehearse(
             form = form_of(model)
         finally:
             _strip(model)
+            first.wait()  # so that the server knows whether kernels are in Triton's cache
 
     # what the first kernels wait for, all others then find done: Triton reads itself to know its version
     first = compile_meanwhile(partial(_launch_draws, loaded), loaded.device)
-    others = compile_meanwhile(run, loaded.device)
+    others = compile_meanwhile(run, loaded.device, server)
     return Rehearsal((first, others), form)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graftlm.kernels.compile_server import CompileServer
 from graftlm.kernels.gpu_support import triton_problem
 
 MAX_THREADS = 16
@@ -51,9 +52,14 @@ _filters = _WarningFilters()
 
 
 class Compiling:
-    """Kernels that threads compile meanwhile. None of them may be launched before `wait` has returned."""
+    """Kernels that threads compile meanwhile. None of them may be launched before `wait` has returned.
 
-    def __init__(self, kernels: Sequence[tuple[Any, str]], device: torch.device) -> None:
+    server  what compiles them for the threads; None: they do
+    """
+
+    def __init__(
+        self, kernels: Sequence[tuple[Any, str]], device: torch.device, server: CompileServer | None = None
+    ) -> None:
         self._kernels = len(kernels)
         self._pool: ThreadPoolExecutor | None = None
         if not kernels:
@@ -63,9 +69,10 @@ class Compiling:
         self._pool = ThreadPoolExecutor(
             threads, "graftlm compile", initializer=torch.cuda.set_device, initargs=(index,)
         )
-        for kernel in reversed(kernels):  # a start launches small ones first
+        for function, specialization in reversed(kernels):  # a start launches small ones first
             _filters.keep()
-            self._pool.submit(_compile, kernel).add_done_callback(lambda _: _filters.give_back())
+            done = self._pool.submit(_compile, function, specialization, server)
+            done.add_done_callback(lambda _: _filters.give_back())
         self._pool.shutdown(wait=False)
 
     def wait(self) -> int:
@@ -75,8 +82,10 @@ class Compiling:
         return self._kernels
 
 
-def compile_meanwhile(run: Callable[[], object], device: torch.device) -> Compiling:
-    """Begin to compile what `run` launches on `device`, in threads.
+def compile_meanwhile(
+    run: Callable[[], object], device: torch.device, server: CompileServer | None = None
+) -> Compiling:
+    """Begin to compile what `run` launches on `device`, in threads, or in the processes of `server`.
 
     `run` is called once, with every launch left out whose kernel is one of ours and not loaded: what it computes is
     void, and what it raises is left for the call that counts to raise. So is a kernel that does not compile. Does
@@ -93,7 +102,7 @@ def compile_meanwhile(run: Callable[[], object], device: torch.device) -> Compil
                 run()
         finally:
             knobs.runtime.jit_cache_hook = before
-    return Compiling(list(wanted.kernels.values()), device)
+    return Compiling(list(wanted.kernels.values()), device, server)
 
 
 def compile_together(run: Callable[[], object], device: torch.device) -> int:
@@ -115,7 +124,8 @@ class _Wanted:
         return True
 
 
-def _compile(kernel: tuple[Any, str]) -> None:
-    function, specialization = kernel
+def _compile(function: Any, specialization: str, server: CompileServer | None) -> None:
     with suppress(Exception):
+        if server is not None:
+            server.compile(function, specialization)
         assert function.preload(specialization).run  # what launches it is compiled when it is asked for

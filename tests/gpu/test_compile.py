@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from triton import knobs
 
-from graftlm.kernels.triton_compile import compile_together
+from graftlm.kernels.compile_server import CompileServer
+from graftlm.kernels.triton_compile import compile_meanwhile, compile_together
 from graftlm.kernels.triton_elementwise import _rms_norm, _silu_mul, rms_norm, silu_mul
 
 pytestmark = pytest.mark.gpu
@@ -34,6 +36,30 @@ def test_a_call_whose_kernels_were_compiled_together_compiles_none_and_gives_the
     norm = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
     assert torch.allclose(found, torch.nn.functional.silu(norm) * norm, atol=1e-5)
     assert compile_together(run, device) == 0
+
+
+def test_processes_compile_once_a_kernel_was_missing_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device, hits = torch.device("cuda"), list[bool]()
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(knobs.compilation, "listener", lambda *, cache_hit, **_: hits.append(cache_hit))
+    for kernel in (_rms_norm, _silu_mul):
+        kernel.device_caches.clear()
+    x = torch.randn(3, 1136, device=device)
+
+    def run() -> torch.Tensor:
+        return silu_mul(rms_norm(x, x[0], 1e-5).repeat(1, 2))
+
+    with CompileServer() as server:
+        if server._process is None:
+            pytest.skip("too few cores")
+        assert compile_meanwhile(lambda: rms_norm(x[:, :80], x[0, :80], 1e-5), device, server).wait() == 1
+        assert hits == [False]
+        assert compile_meanwhile(run, device, server).wait() == 2
+        assert hits == [False, True, True]
+    norm = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * x[0]
+    assert torch.allclose(run(), torch.nn.functional.silu(norm) * norm, atol=1e-5)
 
 
 def test_what_a_dry_call_raises_is_left_to_the_call_that_counts() -> None:
