@@ -177,8 +177,9 @@ class GraphRunner:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), suppress(_Seen):
             # Kernels compile and libraries set themselves up outside the capture. With a prefix only attention is
-            # another than in the graph of this size without.
-            run_rows(self.step, self._brief if shape.prefix else self.eager, shape.num_rows)
+            # another than in the graph of this size without; after a rehearsal all kernels are there.
+            brief = shape.prefix or self.eager.loaded.rehearsed
+            run_rows(self.step, self._brief if brief else self.eager, shape.num_rows)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
