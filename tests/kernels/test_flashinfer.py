@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from graftlm.core.config import CacheConfig
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from tests.kernels.test_dense_prefill import plan_of
@@ -146,9 +147,10 @@ def test_a_head_size_that_it_has_no_kernels_for_is_not_compiled_for_minutes(monk
 
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is not None, reason="it is installed")
 def test_asked_for_and_missing_the_next_best_answers_with_one_warning() -> None:
+    options: dict[str, Any] = {"attention": "flashinfer", "device": DEVICE.type, "cache": CacheConfig(max_tokens=64)}
     with (
         pytest.warns(UserWarning, match="is used, more slowly: attention 'flashinfer'.*cannot be loaded") as caught,
-        Runtime(tiny_model(), tokenizer=byte_tokenizer(), attention="flashinfer", device=DEVICE.type) as made,
+        Runtime(tiny_model(), tokenizer=byte_tokenizer(), **options) as made,
     ):
         assert len(made.generate([1, 2, 3], max_tokens=2, ignore_eos=True).token_ids) == 2
     assert len(caught) == 1
