@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Self
 
 LONGEST_S = 60.0
-"""How long a kernel, or the start of the program, is waited for."""
+"""How long a kernel, or the start of the program, is waited for before it is given up."""
 
 FEWEST_CORES = 4
 """With fewer, processes have no more room than threads."""
@@ -66,7 +66,7 @@ class CompileServer:
 
         specialization  what `function.preload` takes
         """
-        if not self._missed or not self._ready.wait(LONGEST_S) or self._gone:
+        if not self._missed or not self._waited_for(self._ready):
             return
         from triton.runtime import driver
 
@@ -89,8 +89,13 @@ class CompileServer:
                 self._process.stdin.flush()
         except (OSError, ValueError):
             return
-        if not self._gone:
-            done.wait(LONGEST_S)
+        self._waited_for(done)
+
+    def _waited_for(self, event: threading.Event) -> bool:
+        """Whether it happened; if it takes too long, nothing is asked of the program any more."""
+        if not self._gone and not event.wait(LONGEST_S):
+            self._leave()
+        return not self._gone
 
     def _look_up(self, *, cache_hit: bool, **rest: Any) -> None:
         """What Triton calls for every kernel that it has compiled or found."""

@@ -71,7 +71,7 @@ def _import_all() -> None:
     sys.modules["torch"] = _NoTorch("torch")
     for module in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}."):
         if module.name.startswith(f"{kernels.__name__}.triton_"):
-            with suppress(ImportError):
+            with suppress(Exception):
                 importlib.import_module(module.name)
     with suppress(ImportError):
         from triton.runtime.cache import triton_key

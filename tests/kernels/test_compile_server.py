@@ -114,6 +114,21 @@ with compile_server.CompileServer() as server:
     assert _run(script, tmp_path) == ["[False]", "False", "True [False, False]"]
 
 
+def test_a_server_that_hangs_is_given_up_once(tmp_path: Path) -> None:
+    script = """
+with compile_server.CompileServer() as server:
+    mask[0][0].preload(mask[0][1])
+    server.compile(*mask[1])
+    compile_server.LONGEST_S = 0.5
+    os.killpg(server._process.pid, signal.SIGSTOP)
+    server.compile(*mask[2])
+    compile_server.LONGEST_S = 1000.0  # nothing below may wait for as long
+    server.compile(*mask[3])
+print(hits(mask[1:4]), server._process.returncode == -signal.SIGKILL)
+"""
+    assert _run(script, tmp_path) == ["[True, False, False] True"]
+
+
 @pytest.mark.parametrize("change", [("executable", ""), ("executable", "/nowhere/python"), ("frozen", True)])
 def test_without_a_python_to_run_it_compiles_nothing(
     change: tuple[str, object], monkeypatch: pytest.MonkeyPatch
