@@ -11,7 +11,6 @@ import torch
 
 from graftlm.kernels.attention import Attention, Plan, Row, Shared, Slots
 from graftlm.kernels.transfer import send
-from graftlm.kernels.triton_table import PIECE, write_table
 
 MIN_PREFIX_READS = 4096  # tokens whose reading a shared prefix must save to be worth its own pass
 
@@ -179,6 +178,8 @@ class DeviceStep:
                 count = min(extent.stop - extent.start, self.max_len - column)
                 pieces.append((seat, column, extent.start, count))
                 column += count
+        from graftlm.kernels.triton_table import PIECE, write_table  # where there is no Triton, there is no such step
+
         array = np.array(pieces, np.int32).reshape(-1, PIECE)
         write_table(self.table, send(array, self.table.device), int(array[:, 3].max()))
         return seats
