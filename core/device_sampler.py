@@ -11,6 +11,7 @@ import torch
 from graftlm.core.draw import Needs, draw, drawing
 from graftlm.core.errors import GraftError
 from graftlm.core.sampler import is_unedited, not_finite, nothing_allowed, unpack_masks
+from graftlm.kernels.gpu_support import triton_problem
 from graftlm.kernels.token_codes import NOT_FINITE, NOTHING_ALLOWED
 from graftlm.kernels.transfer import Arriving, send
 
@@ -54,6 +55,7 @@ class DeviceSampler:
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self.device = device
+        self._has_triton = triton_problem(device) is None
         self.tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
     def takes(self, sequence: Sequence) -> bool:
@@ -78,7 +80,7 @@ class DeviceSampler:
             return Drawn(sequences, codes)
 
     def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
-        if self.device.type == "cuda":
+        if self._has_triton:
             from graftlm.kernels.triton_greedy import greedy
 
             return greedy(logits, self.tokens)
@@ -88,7 +90,7 @@ class DeviceSampler:
 
     def _mask(self, logits: torch.Tensor, masks: Masks) -> None:
         members, words = list(masks), list(masks.values())
-        if self.device.type == "cuda":
+        if self._has_triton:
             from graftlm.kernels.triton_mask import apply_mask
 
             apply_mask(logits, send(np.stack(words), self.device), send(np.array(members, np.int32), self.device))

@@ -7,13 +7,14 @@ import importlib
 from types import ModuleType
 
 import torch
-import triton
+
+from graftlm.kernels.gpu_support import triton_version
 
 
 @functools.cache
 def gluon_kernel(name: str) -> ModuleType | None:
     """The module kernels/`name`; None where Triton does not have what it is written in, as before 3.6."""
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
+    if triton_version() < (3, 6):
         return None
     try:
         return importlib.import_module(f"graftlm.kernels.{name}")

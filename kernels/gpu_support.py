@@ -9,6 +9,9 @@ import torch
 OLDEST = (8, 0)
 """Ampere: the first to compute in bfloat16, and the first that the kernels' block sizes fit."""
 
+OLDEST_TRITON = (3, 4)
+"""Comes with PyTorch 2.8: the first with chained launches, and with `triton.knobs`."""
+
 
 def triton_problem(device: torch.device) -> str | None:
     """Why they cannot; None if they can."""
@@ -16,8 +19,19 @@ def triton_problem(device: torch.device) -> str | None:
         return f"Triton needs a GPU, this is {device}"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
+    import triton
+
+    if triton_version() < OLDEST_TRITON:
+        return f"the kernels need Triton {'.'.join(map(str, OLDEST_TRITON))}, {triton.__version__} is installed"
     capability = torch.cuda.get_device_capability(device)
     if torch.version.hip is None and capability < OLDEST:
         has, needs = (".".join(map(str, version)) for version in (capability, OLDEST))
         return f"the kernels need compute capability {needs}, {torch.cuda.get_device_name(device)} has {has}"
     return None
+
+
+def triton_version() -> tuple[int, ...]:
+    """Major and minor number of the Triton that is installed."""
+    import triton
+
+    return tuple(int(part) for part in triton.__version__.split(".")[:2])

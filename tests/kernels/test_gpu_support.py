@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,15 @@ def test_there_is_no_triton_on_a_cpu() -> None:
 
 def test_an_old_card_is_named_with_what_the_kernels_need(old_card: None) -> None:
     assert triton_problem(GPU) == "the kernels need compute capability 8.0, an old card has 7.5"
+
+
+def test_a_missing_triton_and_one_that_is_too_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert triton_problem(GPU) is None
+    monkeypatch.setattr("triton.__version__", "3.3.1")
+    assert triton_problem(GPU) == "the kernels need Triton 3.4, 3.3.1 is installed"
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert triton_problem(GPU) == "Triton is not installed"
 
 
 def test_an_old_card_runs_the_torch_definition_with_one_warning(old_card: None) -> None:
