@@ -95,7 +95,9 @@ class PackedLinear(nn.Linear):
             return None
         bias = self.bias.detach() if self.bias is not None else None
         found = _panels(self._packed, bias)
-        if found is None or not _lies_in_panels(self.out_features, self.in_features, self._packed.dtype):
+        shape = self.out_features, self.in_features, self._packed.dtype
+        # in some versions what oneDNN does depends on how many threads there are
+        if found is None or not _lies_in_panels(*shape, found.depth, torch.get_num_threads()):
             return None
         return found
 
@@ -153,12 +155,15 @@ def _panels(packed: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
 
 
 @functools.cache
-def _lies_in_panels(num_out: int, num_in: int, dtype: torch.dtype) -> bool:
-    """Whether oneDNN lays out a weight of this shape in panels: a random one is compared element by element."""
+def _lies_in_panels(num_out: int, num_in: int, dtype: torch.dtype, depth: int, num_threads: int) -> bool:
+    """Whether oneDNN lays out a weight of this shape in panels so deep: a random one is compared element by element.
+
+    num_threads  those of torch at the moment
+    """
     weight = torch.randn(num_out, num_in).to(dtype)
     packed = _REORDER(weight)
     panels = _panels(packed, None)
-    if panels is None:
+    if panels is None or panels.depth != depth:
         return False
     element = {torch.float32: np.uint32, torch.bfloat16: np.uint16}[dtype]
     kind = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype]
