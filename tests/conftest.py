@@ -33,6 +33,11 @@ if not HAS_GPU:
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products ask for
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "benchmark_disable"):  # a plugin that LangChain's tests bring: nothing is timed here
+        config.option.benchmark_disable = True
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     inside = collection_path.relative_to(Path(__file__).parent).parts if collection_path.suffix == ".py" else ()
     other = len(inside) > 0 and inside[0] not in GPU_FOLDERS
