@@ -8,7 +8,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "langchain-core", "dspy", "llama-index-core", "guidance", "flashinfer-python")
+PACKAGES = (
+    "torch", "triton", "transformers", "langchain-core", "dspy", "llama-index-core", "guidance", "flashinfer-python",
+)  # fmt: skip
 
 
 def version_of(package: str) -> str | None:
