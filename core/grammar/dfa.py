@@ -6,10 +6,9 @@ import math
 import time
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import subset
@@ -18,6 +17,9 @@ from graftlm.core.grammar.jit import jit
 from graftlm.core.grammar.nfa import Loop, Nfa, NfaBuilder, Path
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.trie import Int32Array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # A state and the value of every counter; counters that do not run are 0.
 Place: TypeAlias = tuple[int, ...]
@@ -309,7 +311,7 @@ def _table_size(capacity: int) -> int:
     return 1 << (2 * capacity).bit_length()
 
 
-Array = TypeVar("Array", bound=npt.NDArray[Any])
+Array = TypeVar("Array", bound="npt.NDArray[Any]")
 
 
 def _doubled(array: Array) -> Array:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import (
@@ -37,6 +37,9 @@ from graftlm.core.grammar.ast import (
 )
 from graftlm.core.grammar.trie import Int32Array
 from graftlm.core.grammar.utf8 import ByteGraph, byte_graph
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Path = tuple[int, ...]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache, reduce
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Automaton, Difference, Intersection, Node
 
-Int64Array = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Int64Array: TypeAlias = "npt.NDArray[np.int64]"
 
 MAX_STATES = 20_000
 # A byte that UTF-8 never uses: added as a text of its own, it keeps the automaton of an empty language buildable.

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.grammar.dfa import Dfa
 from graftlm.core.grammar.jit import jit
 from graftlm.core.grammar.trie import Int32Array, SortedTokens, Trie
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _MAX_SLICES = 64
 

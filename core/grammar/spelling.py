@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.dfa import START, Dfa
 from graftlm.core.grammar.jit import jit
 from graftlm.core.grammar.trie import Int32Array
 from graftlm.core.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _FAR = np.iinfo(np.int32).max
 

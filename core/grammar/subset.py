@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.grammar.jit import jit
 from graftlm.core.grammar.trie import Int32Array
 
-Int64Array = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Int64Array: TypeAlias = "npt.NDArray[np.int64]"
 
 # what `explore` answers
 DONE, GROW, PAUSE, CONFLICT = 0, 1, 2, 3

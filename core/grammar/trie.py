@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.grammar.jit import jit
 
-Int32Array: TypeAlias = npt.NDArray[np.int32]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Int32Array: TypeAlias = "npt.NDArray[np.int32]"
 
 
 @dataclass(frozen=True, eq=False)

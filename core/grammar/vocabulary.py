@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from graftlm.core.grammar.slices import Slices
     from graftlm.core.grammar.trie import SortedTokens, Trie
 

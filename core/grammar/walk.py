@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import numpy.typing as npt
 
 from graftlm.core.grammar import jit
 from graftlm.core.grammar.dfa import Dfa, Place
 from graftlm.core.grammar.trie import Int32Array, Trie
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _NO_ROW = np.zeros(0, np.int32)
 _NO_COUNTS = np.zeros(0, np.int32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -340,3 +342,9 @@ def test_the_engines_are_what_dspy_takes() -> None:
         assert len(lm("hello")) == 1
         assert lm.supports_function_calling and lm.supports_response_schema and not lm.supports_reasoning
         assert "response_format" in lm.supported_params
+
+
+def test_it_is_imported_while_numpy_is_not_there_yet() -> None:
+    """DSPy puts a stand-in in its place, which fails in some versions if a part of NumPy is imported first."""
+    script = "import sys; sys.modules['numpy.typing'] = None\nimport dspy\nfrom graftlm.adapters.dspy import GraftLM"
+    subprocess.run([sys.executable, "-c", script], check=True)
