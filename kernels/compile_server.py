@@ -58,8 +58,9 @@ class CompileServer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
 
     def compile(self, function: Any, specialization: str) -> None:
         """Wait until a kernel of ours is compiled, or cannot be compiled here; not if all were in the cache so far.

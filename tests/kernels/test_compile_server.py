@@ -14,7 +14,7 @@ from graftlm.kernels.compile_server import CompileServer
 pytest.importorskip("triton")
 
 _SCRIPT = """
-import os, signal, sys, time
+import os, signal, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from triton import knobs
@@ -96,15 +96,25 @@ print(knobs.compilation.listener is listener, process.returncode == -signal.SIGK
 def test_nobody_waits_for_a_kernel_that_does_not_compile_or_for_a_server_that_died(tmp_path: Path) -> None:
     script = """
 compile_server.LONGEST_S = 1000.0  # nothing below may wait for as long
+
+
+class NotReady(threading.Event):
+    asked = threading.Event()
+
+    def wait(self, timeout=None):
+        self.asked.set()
+        return super().wait(timeout)
+
+
 with compile_server.CompileServer() as server:
     mask[0][0].preload(mask[0][1])
     function, specialization = mask[1]
     server.compile(function, specialization.replace("_apply_mask", "_apply_no_mask"))
     print(hits(mask[1:2]))
     with ThreadPoolExecutor(2) as pool:
-        server._ready.clear()
+        server._ready = NotReady()
         waiting = pool.submit(server.compile, *mask[2])
-        time.sleep(0.2)
+        NotReady.asked.wait(60)
         print(waiting.done())
         os.killpg(server._process.pid, signal.SIGKILL)
         waiting.result()
