@@ -17,7 +17,7 @@ with gl.Runtime("sprout", device={device!r}) as runtime:
     print(repr(runtime.generate(prompt, max_tokens=4, temperature=0).text))
     print(runtime.generate(prompt, regex="(x|y){{2}}", temperature=0).text in {{"xx", "xy", "yx", "yy"}})
     texts = runtime.generate([prompt] * 2, max_tokens=3, ignore_eos=True, temperature=1, seed=7, logit_bias={{0: 1}})
-    print([text.usage.completion_tokens for text in texts], runtime.select(prompt, [" Paris", " Oslo"]).index in (0, 1))
+    print([text.usage.completion_tokens for text in texts], runtime.select(prompt, [" Oslo", " Madrid"]).index)
 """
 
 
@@ -27,6 +27,6 @@ def test_all_works_without_triton(device: str) -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     text, *others = run.stdout.splitlines()
     assert text == repr(" Madrid")
-    assert others == ["True", "[3, 3] True"]
+    assert others == ["True", "[3, 3] 1"]
     warned = "attention 'torch' is used, more slowly: triton: Triton is not installed" in run.stderr
     assert warned == (device == "cuda")
