@@ -157,10 +157,11 @@ def _blocks(queries: list[int], visible: list[int], spans: list[Span], width: in
     return [(queries[i : i + width], visible[i : i + width], spans) for i in starts]
 
 
-def lay_out(plan: Plan, window: int | None, block: int | None) -> Work:
+def lay_out(plan: Plan, window: int | None, block: int | None, device: torch.device) -> Work:
     """Sort a step's rows into single queries, chunks and groups for layers with this window.
 
-    block  how many queries of a chunk or group are read together; None if they are not read in blocks
+    block   how many queries of a chunk or group are read together; None if they are not read in blocks
+    device  where the queries are
     """
     rows = plan.rows
     covered = [0] * len(rows)
@@ -173,7 +174,7 @@ def lay_out(plan: Plan, window: int | None, block: int | None) -> Work:
         queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].start + rows[i].num_new)]
         spans = spans_of(shared.extents, 0, shared.length)
         together = None if block is None else Blocks.of(_blocks(queries, [shared.length] * len(queries), spans, block))
-        groups.append(Group(spans, torch.tensor(queries, device=plan.out_slots.device), together))
+        groups.append(Group(spans, torch.tensor(queries, device=device), together))
     few = _FEW if block is None else max(_FEW, int(block * _FEW_OF_BLOCK))
     singles: list[tuple[int, list[Span]]] = []
     runs: list[int] = []

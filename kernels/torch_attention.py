@@ -17,6 +17,7 @@ import torch
 from graftlm.kernels.attention import LayerSpec, Plan, Row
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.span_layout import Chunk, Group, Reads, Span, Work, lay_out, spans_of
+from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
     from graftlm.kernels.numba_chunk import CompiledChunks
@@ -82,6 +83,7 @@ class TorchAttention:
     def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
         self.store = store
         self._plan: Plan | None = None
+        self._out_slots = torch.empty(0, dtype=torch.int64, device=store.device)
         self._work: dict[tuple[int | None, int | None], Work] = {}
         self._compiles = (
             compiled
@@ -101,6 +103,7 @@ class TorchAttention:
     def prepare(self, plan: Plan) -> None:
         self._plan = plan
         self._work = {}
+        self._out_slots = send(plan.out_slots, self.store.device)
 
     def forward(
         self,
@@ -122,11 +125,11 @@ class TorchAttention:
         block = loops.block if loops is not None else None
         work = self._work.get((window, block))
         if work is None:
-            work = self._work[window, block] = lay_out(plan, window, block)
+            work = self._work[window, block] = lay_out(plan, window, block, self.store.device)
         k_store, v_store = self.store.k[layer], self.store.v[layer]
         if loops is None or not work.decode:
-            k_store.index_copy_(0, plan.out_slots, k)
-            v_store.index_copy_(0, plan.out_slots, v)
+            k_store.index_copy_(0, self._out_slots, k)
+            v_store.index_copy_(0, self._out_slots, v)
         return _LayerPass(k_store, v_store, scale, window, softcap, loops).run(q, k, v, work, sinks)
 
     def _loops_for(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softcap: float | None) -> Loops | None:

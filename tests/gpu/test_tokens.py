@@ -21,8 +21,9 @@ pytestmark = pytest.mark.gpu
         {"cache": CacheConfig(max_tokens=160), "max_batch": 4},
         {"cache": CacheConfig(max_tokens=2048, enabled=False)},
         {"strict": True},
+        {"attention": "torch"},
     ],
-    ids=["plain", "chunked", "evicting", "no cache", "strict"],
+    ids=["plain", "chunked", "evicting", "no cache", "strict", "without our kernels"],
 )
 def test_greedy_tokens_equal_transformers(kind: str, options: dict[str, object]) -> None:
     prompts = family(7) + [random_prompt(23, seed=5)]
