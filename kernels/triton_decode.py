@@ -382,19 +382,22 @@ def tile_of(dtype: torch.dtype, head_dim: int) -> Tile:
 AT_ONCE = {8: Tile(32, 2, 2), 6: Tile(32, 1, 3), 5: Tile(32, 4, 2), 4: Tile(64, 2, 2)}
 """Tiles of 128 dimensions by how many of their programs a multiprocessor of Hopper runs at once."""
 
-LESS = {6: 0.85}
-"""What a tile takes of the time of the others: one warp that reads far ahead works with the least energy."""
+RELATIVE_TIME = {8: 1.0, 6: 0.85, 5: 1.0, 4: 1.0}
+"""What a program of each tile takes, as a ratio, at the limit of power (on an H200, 256 rows of 576 tokens).
+
+One warp that reads two blocks ahead takes the least energy.
+"""
 
 
 def whole_tile(base: Tile, head_dim: int, num_programs: float) -> Tile:
     """The tile for rows that are not split, of which each multiprocessor has `num_programs` to run.
 
     What runs at last, with few others beside it, leaves the memory idle: the tile is that whose programs come out even,
-    or nearly so if they take less.
+    unless another takes less in spite of it.
     """
     if triton.next_power_of_2(head_dim) != 128 or num_programs <= min(AT_ONCE):
         return base
-    return AT_ONCE[min(AT_ONCE, key=lambda n: math.ceil(num_programs / n) * n * LESS.get(n, 1.0))]
+    return AT_ONCE[min(AT_ONCE, key=lambda n: math.ceil(num_programs / n) * n * RELATIVE_TIME[n])]
 
 
 @functools.cache

@@ -115,7 +115,7 @@ def test_rows_that_are_not_split_are_the_same_by_every_tile(tile: Tile) -> None:
         assert error(out[i : i + 1], expected) < TOLERANCE[torch.float16]
 
 
-def test_rows_that_are_not_split_take_the_tile_whose_programs_come_out_even() -> None:
+def test_rows_that_are_not_split_take_the_tile_that_is_done_first() -> None:
     base = tile_of(torch.bfloat16, 128)
     assert [whole_tile(base, 128, n) for n in (0.5, 3.9, 4.0)] == [base] * 3
     assert [whole_tile(base, 128, n) for n in (4.8, 5.8, 7.7, 9.7, 15.5)] == [AT_ONCE[n] for n in (5, 6, 8, 5, 6)]
