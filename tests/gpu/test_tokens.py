@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
         {"strict": True},
         {"attention": "torch"},
     ],
-    ids=["plain", "chunked", "evicting", "no cache", "strict", "without our kernels"],
+    ids=["plain", "chunked", "evicting", "no cache", "strict", "torch's attention"],
 )
 def test_greedy_tokens_equal_transformers(kind: str, options: dict[str, object]) -> None:
     prompts = family(7) + [random_prompt(23, seed=5)]

@@ -59,9 +59,8 @@ def test_nothing_is_written_beside_the_result(num_rows: int, name: str) -> None:
 @pytest.mark.parametrize("num_rows", [96, 600])
 def test_a_graph_gives_what_the_call_gave_and_a_dry_run_finds_the_kernel(num_rows: int) -> None:
     x, weight = random(num_rows, 512, dtype=torch.bfloat16), random(2 * 520, 512, dtype=torch.bfloat16)
-    for kernel in (gluon_kernel("triton_gated"), gluon_kernel("triton_gated_prefill")):
-        assert kernel is not None
-        kernel._gated.device_caches.clear()  # what other tests of this process have compiled
+    for name in ("triton_gated", "triton_gated_prefill"):
+        gluon_kernel(name)._gated.device_caches.clear()  # what other tests of this process have compiled
     assert compile_together(lambda: wide_gate(x, weight), x.device) == 1
     expected = wide_gate(x, weight)
     graph = torch.cuda.CUDAGraph()
