@@ -113,7 +113,8 @@ class EngineConfig:
     max_model_len    context in tokens; None is the model's own.
     max_batch        sequences that run at once.
     max_step_tokens  prompt tokens computed in one step, beside one token of each row that decodes; longer prompts run
-                     in chunks.
+                     in chunks. None is 8,192 on a Hopper GPU, or a newer one, on which the weights leave 32 GB free,
+                     otherwise 2,048.
     strict           answers do not depend on the batch or the cache in any dtype. On a CPU everything computes in
                      float32, at that price; on a GPU every sum keeps one order, for half as much time again.
     seed             of requests that bring none; None draws one.
@@ -133,7 +134,7 @@ class EngineConfig:
     attention: str = "auto"
     max_model_len: int | None = None
     max_batch: int = 256
-    max_step_tokens: int = 2048
+    max_step_tokens: int | None = None
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: SchedulerConfig = field(default_factory=SchedulerConfig)
     strict: bool = False
@@ -159,7 +160,10 @@ class EngineConfig:
         )
         _check(self.speculation in ("auto", "off"), f"speculation is {self.speculation!r}; use 'auto' or 'off'")
         _check(self.max_batch >= 1, f"max_batch is {self.max_batch}; it must be at least 1")
-        _check(self.max_step_tokens >= 1, f"max_step_tokens is {self.max_step_tokens}; it must be at least 1")
+        _check(
+            self.max_step_tokens is None or self.max_step_tokens >= 1,
+            f"max_step_tokens is {self.max_step_tokens}; it must be at least 1, or None",
+        )
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:

@@ -101,10 +101,10 @@ class LocalEngine:
         self.spec = spec
         self.runner: Runner = spec.runner
         self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane)
-        self.scheduler = Scheduler(config, self.cache, clock)
+        self.scheduler = Scheduler(config, self.cache, spec.step_tokens, clock)
         self.writer = Writer(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
         self.sampler = StepSampler(tokenizer, self.writer, spec.vocab_size, spec.drawer)
-        self.drafter = Drafter(tokenizer.eos_token_ids, config.max_step_tokens) if spec.drafts else None
+        self.drafter = Drafter(tokenizer.eos_token_ids, spec.step_tokens) if spec.drafts else None
         self.counters = Counters()
         self.requests = OpenRequests(
             self.scheduler,

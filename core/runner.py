@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
-from graftlm.core.memory import pool_size
+from graftlm.core.memory import default_step_tokens, pool_size
 from graftlm.core.plan import StepPlan
 from graftlm.core.prefix_cache import SnapshotLane
 from graftlm.kernels.attention import StrictAttention
@@ -37,6 +37,7 @@ class RunnerSpec:
     """A runner and what the engine must know to feed it.
 
     num_embeddings  token ids that the model knows, at least vocab_size
+    step_tokens  prompt tokens computed in one step, beside one token of each row that decodes.
     lane        set where the runner keeps prefixes itself (the serial lane).
     min_forced  the shortest run of forced tokens worth a longer step on this device.
     drafts      whether rows may carry guesses of their next tokens.
@@ -51,6 +52,7 @@ class RunnerSpec:
     max_model_len: int
     vocab_size: int
     num_embeddings: int
+    step_tokens: int
     lane: SnapshotLane | None = None
     min_forced: int = 1
     drafts: bool = False
@@ -62,11 +64,12 @@ class RunnerSpec:
 def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
     """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
     num_slots = pool_size(loaded, config.cache)
+    step_tokens = config.max_step_tokens or default_step_tokens(loaded.device)
     if loaded.lane == "serial":
         from graftlm.core.serial import SerialRunner
 
         serial = SerialRunner(loaded)
-        sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
+        sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded), step_tokens)
         return RunnerSpec(serial, num_slots, *sizes, lane=serial, close=loaded.release)
     from graftlm.core.device_sampler import DeviceSampler
     from graftlm.core.kv_dtype import kv_dtype, kv_scales
@@ -94,6 +97,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         loaded.max_model_len,
         loaded.vocab_size,
         _num_embeddings(loaded),
+        step_tokens,
         drafts=config.speculation == "auto" and loaded.device.type == "cpu" and drawer is None,
         drawer=drawer,
         check=partial(_synchronize, loaded.device),

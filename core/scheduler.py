@@ -41,9 +41,16 @@ class Scheduler:
     room, and it waits again with all its tokens.
     """
 
-    def __init__(self, config: EngineConfig, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: PrefixCache,
+        step_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.cache = cache
+        self.step_tokens = step_tokens
         self.clock = clock
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -84,7 +91,7 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledRow]:
         """Choose the rows of the next step; may be empty. `failures` holds what cannot run at all."""
-        budget = self.config.max_step_tokens
+        budget = self.step_tokens
         rows: list[ScheduledRow] = []
         num_retracted = self.num_retracted
         for sequence in sorted(self.running, key=_decode_first):
@@ -134,7 +141,7 @@ class Scheduler:
         if num_new > 1:
             if budget <= 0:
                 return None
-            if num_new > budget + self.config.max_step_tokens // SPARE:
+            if num_new > budget + self.step_tokens // SPARE:
                 num_new = budget
         if num_new <= 0:
             return None
@@ -207,7 +214,7 @@ class Scheduler:
         max_age = self.config.schedule.max_age_s
         aged = [s for s in window if now - s.arrived_s > max_age]
         young = [(s, self.cache.peek(s)) for s in window if now - s.arrived_s <= max_age]
-        rate = self.config.max_step_tokens / max_age if max_age else 0.0  # a full step is worth the whole age
+        rate = self.step_tokens / max_age if max_age else 0.0  # a full step is worth the whole age
         young.sort(key=lambda item: (-(item[1].length + rate * (now - item[0].arrived_s)), id(item[1].node)))
         return [(s, self.cache.peek(s)) for s in aged] + young
 

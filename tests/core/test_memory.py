@@ -54,6 +54,28 @@ def test_the_least_of_what_is_configured_sizes_the_pool(
     assert memory.pool_size(loaded, cache) == num_slots
 
 
+@pytest.mark.parametrize(
+    ("device", "capability", "free", "step_tokens"),
+    [
+        (torch.device("cpu"), None, 256 * 10**9, 2048),
+        (GPU, (9, 0), 64 * 10**9, 8192),
+        (GPU, (10, 0), 32 * 10**9, 8192),
+        (GPU, (9, 0), 31 * 10**9, 2048),
+        (GPU, (8, 0), 64 * 10**9, 2048),
+    ],
+)
+def test_steps_are_large_on_a_fast_gpu_with_room(
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    capability: tuple[int, int] | None,
+    free: int,
+    step_tokens: int,
+) -> None:
+    give(monkeypatch, free)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert memory.default_step_tokens(device) == step_tokens
+
+
 def test_without_a_wish_a_gpu_gives_most_of_what_is_free_and_a_cpu_a_quarter(
     loaded: LoadedModel, on_gpu: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

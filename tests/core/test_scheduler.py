@@ -14,11 +14,19 @@ from graftlm.core.stream import StreamListener
 class Bench:
     """A scheduler with a clock that stands still, and steps that only pretend to compute."""
 
-    def __init__(self, slots: int = 1000, policy: str = "lpm", max_age_s: float = 2.0, **options: object) -> None:
+    def __init__(
+        self,
+        slots: int = 1000,
+        policy: str = "lpm",
+        max_age_s: float = 2.0,
+        max_step_tokens: int = 2048,
+        **options: object,
+    ) -> None:
         schedule = SchedulerConfig(policy=policy, max_age_s=max_age_s)
         self.now = 0.0
         self.cache = PrefixCache(slots, CacheConfig())
-        self.scheduler = Scheduler(EngineConfig(schedule=schedule, **options), self.cache, lambda: self.now)
+        config = EngineConfig(schedule=schedule, **options)
+        self.scheduler = Scheduler(config, self.cache, max_step_tokens, lambda: self.now)
 
     def add(self, *tokens: int, max_tokens: int = 4) -> Sequence:
         request = Request(list(tokens), SamplingParams(max_tokens=max_tokens))

@@ -56,6 +56,21 @@ def test_the_pool_takes_its_share_of_what_is_free(little_memory: int) -> None:
         assert runtime.generate(random_prompt(30), **GREEDY).finish_reason == "length"
 
 
+def test_steps_are_large_only_where_there_is_room_for_them(little_memory: int) -> None:
+    def steps() -> int:
+        long = tiny_model(max_position_embeddings=4096)
+        options = {"cache": CacheConfig(max_tokens=4000), "max_batch": 2, "device": "cuda"}
+        with Runtime(long, tokenizer=byte_tokenizer(), **options) as runtime:
+            runtime.generate(random_prompt(3000), max_tokens=1, temperature=0)
+            return runtime.stats().steps
+
+    assert steps() == 2
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    device = torch.device("cuda")
+    large = torch.cuda.get_device_capability(device) >= (9, 0) and free_bytes(device) >= 33 * 10**9
+    assert steps() == (1 if large else 2)
+
+
 def test_a_pool_that_does_not_fit_is_refused_with_one_that_does(little_memory: int) -> None:
     message = r"takes 4,\d+\.\d GB, \d\.\d GB are free .* lower CacheConfig\.max_tokens"
     with on_gpu(cache=CacheConfig(max_tokens=little_memory)) as runtime, pytest.raises(ConfigError, match=message):
