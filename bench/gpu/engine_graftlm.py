@@ -1,4 +1,4 @@
-"""GraftLM on a model whose weights are in memory already, with default options but for the peers' context and chunk."""
+"""GraftLM on a model whose weights are in memory already, with default options but for the peers' context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from bench.gpu.model import random_weights
 from bench.gpu.workloads import Answer, Draw, Figures, Ids, Sizes, decode, timed, warm_up
 
-OPTIONS: dict[str, Any] = {"max_model_len": 16_384, "max_step_tokens": 8_192}
+OPTIONS: dict[str, Any] = {"max_model_len": 16_384}
 STRICT_BATCHES = (1, 16, 64, 256)
 
 
