@@ -41,3 +41,42 @@ def gated(sums, kind: gl.constexpr):
     # rounded where separate kernels round
     gates, ups = gates.to(kind).to(gl.float32), ups.to(kind).to(gl.float32)
     return gl.reshape(((gates / (1.0 + gl.exp(-gates))).to(kind).to(gl.float32) * ups).to(kind), [32, rows])
+
+
+def _silu_mul(kind: str, unpack: str) -> str:
+    """PTX of silu(gate) * up for two at a time, rounded where separate kernels round.
+
+    What the language offers rounds one gate at a time and divides, which the card does an eighth as fast as all else:
+    8,192 rows by 14,336 gates of 4,096 inputs would take 2,379 instead of 2,349 us.
+    """
+    return f"""{{
+        .reg .b32 gates, ups; .reg .b16 x, y; .reg .f32 a, b, c, d;
+        cvt.rn.{kind}x2.f32 gates, $2, $1;
+        cvt.rn.{kind}x2.f32 ups, $4, $3;
+        {unpack}
+        mul.f32 c, a, 0fBFB8AA3B; mul.f32 d, b, 0fBFB8AA3B;  // -log2(e)
+        ex2.approx.ftz.f32 c, c; ex2.approx.ftz.f32 d, d;
+        add.f32 c, c, 0f3F800000; add.f32 d, d, 0f3F800000;
+        rcp.approx.ftz.f32 c, c; rcp.approx.ftz.f32 d, d;
+        mul.f32 a, a, c; mul.f32 b, b, d;
+        cvt.rn.{kind}x2.f32 gates, b, a;
+        mul.rn.{kind}x2 $0, gates, ups;
+    }}"""
+
+
+_BFLOAT16 = gl.constexpr(_silu_mul("bf16", "shl.b32 a, gates, 16; and.b32 b, gates, 0xffff0000;"))
+_FLOAT16 = gl.constexpr(_silu_mul("f16", "mov.b32 {x, y}, gates; cvt.f32.f16 a, x; cvt.f32.f16 b, y;"))
+
+
+@gluon.jit
+def gated_across(sums, to):
+    """silu(gate) * up of sums [rows, n]: eight gates, the eight that they are for, and so on.
+
+    -> [rows, n / 2], dtype of `to`, in shared memory
+    """
+    rows: gl.constexpr = sums.shape[0]
+    n: gl.constexpr = sums.shape[1]
+    gates, ups = gl.split(gl.permute(gl.reshape(sums, [rows, n // 16, 2, 8]), [0, 1, 3, 2]))
+    asm: gl.constexpr = _BFLOAT16 if to.dtype == gl.bfloat16 else _FLOAT16
+    found = gl.inline_asm_elementwise(asm, "=r,r,r,r,r", [gates, ups], dtype=to.dtype, is_pure=True, pack=2)
+    return gl.reshape(found, [rows, n // 2])

@@ -11,14 +11,12 @@ import torch
 from graftlm.kernels.triton_stream import MAX_ROWS as FEW_ROWS
 
 MAX_ROWS = 256
-MIN_DEPTH = 2
-"""How many times as many inputs as outputs a product has that is better halved."""
 
 
 def is_halved(num_rows: int, weight: torch.Tensor) -> bool:
     """Whether the product of so many rows with `weight` [n, k] is better summed from two halves."""
     n, k = weight.shape
-    return FEW_ROWS < num_rows <= MAX_ROWS and k >= MIN_DEPTH * n and k % 2 == 0
+    return FEW_ROWS < num_rows <= MAX_ROWS and k >= n and k % 2 == 0
 
 
 def product_halves(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -153,6 +153,10 @@ def _gated(
     )
 
 
+GATES = 64
+"""Gates of a tile, and as many outputs that they are for."""
+
+
 class Tile(NamedTuple):
     """How the kernel is cut: rows of one product and of a second beside it, stages of inputs.
 
@@ -177,6 +181,17 @@ def tile_of(num_rows: int) -> Tile:
     return next(tile for tile in TILES if num_rows <= tile.rows + tile.more)
 
 
+def _tiles(n: int, device: torch.device) -> tuple[int, int]:
+    """Tiles of n gates, and how many of them a program has."""
+    num_tiles = triton.cdiv(n, GATES)
+    return num_tiles, triton.cdiv(num_tiles, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def columns(n: int, device: torch.device) -> int:
+    """Gates that a program multiplies with up to 256 rows, of `n`."""
+    return _tiles(n, device)[1] * GATES
+
+
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """out [num_rows, n] = silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
 
@@ -184,10 +199,9 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """
     (num_rows, k), n = x.shape, out.shape[1]
     rows, more, stages, (registers, at_start) = tile_of(num_rows)
-    num_tiles = triton.cdiv(n, 64)
-    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    num_tiles, rounds = _tiles(n, x.device)
     # each program has as many tiles: those that would have one less would only draw power meanwhile
-    num_programs = triton.cdiv(num_tiles, triton.cdiv(num_tiles, num_sms))
+    num_programs = triton.cdiv(num_tiles, rounds)
     beside = weight.view(2, n // 8, 8, k).transpose(0, 1)  # eight gates, then what they are for
     _gated[(num_programs,)](
         tiled(x, rows, K), tiled(x, more or rows, K), tiled(beside, 4, 2, 8, K),

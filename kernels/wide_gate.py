@@ -11,6 +11,12 @@ from graftlm.kernels.gluon_support import gluon_kernel, takes
 READ_ONCE = range(33, 257)
 """Of so many rows the weight is read once (triton_gated.py)."""
 
+READ_TWICE = range(193, 257)
+"""Of so many, by two programs at a time (triton_gated_twice.py), where fewer columns a program result."""
+
+INPUTS = 128
+"""Which are read together there."""
+
 MANY_ROWS = 513
 """From so many on it is read more often (triton_gated_prefill.py)."""
 
@@ -18,13 +24,20 @@ ONE_OF_EACH = (64, 96, 128, 160, 192, 256, MANY_ROWS)
 """Numbers of rows that are multiplied in different ways."""
 
 
-def _kernel(num_rows: int) -> ModuleType | None:
-    return gluon_kernel("triton_gated_prefill" if num_rows >= MANY_ROWS else "triton_gated")
+def kernel_of(num_rows: int, weight: torch.Tensor) -> ModuleType | None:
+    """What multiplies so many rows with `weight` [2 n, k]; None where Triton does not have what it is written in."""
+    if num_rows >= MANY_ROWS:
+        return gluon_kernel("triton_gated_prefill")
+    once, twice = gluon_kernel("triton_gated"), gluon_kernel("triton_gated_twice")
+    if num_rows not in READ_TWICE or once is None or twice is None or weight.shape[1] % INPUTS != 0:
+        return once
+    n, device = weight.shape[0] // 2, weight.device
+    return twice if twice.columns(n, device) < once.columns(n, device) else once
 
 
 def can_gate(weight: torch.Tensor) -> bool:
     """Whether `wide_gate` takes `weight` [2 n, k]: 16 bits on Hopper, dense, n in eights, k in 64s."""
-    return takes(weight) and weight.shape[0] % 16 == 0 and all(_kernel(n) is not None for n in ONE_OF_EACH)
+    return takes(weight) and weight.shape[0] % 16 == 0 and all(kernel_of(n, weight) is not None for n in ONE_OF_EACH)
 
 
 def is_gated(num_rows: int) -> bool:
@@ -38,7 +51,7 @@ def wide_gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     x contiguous, of the dtype of `weight`, which `can_gate`; so many rows that it `is_gated`. Sums are in float32, and
     both factors rounded before they are multiplied, as separate kernels do.
     """
-    kernel = _kernel(len(x))
+    kernel = kernel_of(len(x), weight)
     assert kernel is not None and is_gated(len(x))
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     kernel.launch(x, weight, out)

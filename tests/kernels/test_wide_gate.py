@@ -7,10 +7,13 @@ import torch
 
 from graftlm.kernels.gluon_support import gluon_kernel
 from graftlm.kernels.triton_compile import compile_together
-from graftlm.kernels.wide_gate import can_gate, is_gated, wide_gate
+from graftlm.kernels.wide_gate import can_gate, is_gated, kernel_of, wide_gate
 from tests.kernels.hopper import compile_for_hopper
 
 HALF_DTYPES = [torch.bfloat16, torch.float16]
+
+
+NAMES = ("triton_gated", "triton_gated_twice", "triton_gated_prefill")
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -34,7 +37,23 @@ def test_every_row_and_output_is_the_gate_times_what_it_is_for(dtype: torch.dtyp
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("num_rows", "k"), [(40, 1088), (64, 448), (90, 576), (200, 448), (5000, 448)])
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize(("n", "twice"), [(8, True), (1000, True), (8192, False), (14336, True)])
+@pytest.mark.parametrize(("num_rows", "k"), [(193, 128), (200, 256), (256, 384), (256, 4096)])
+def test_the_weight_is_read_twice_where_that_takes_fewer_columns(
+    dtype: torch.dtype, n: int, twice: bool, num_rows: int, k: int
+) -> None:
+    x, weight = random(num_rows, k, dtype=dtype), random(2 * n, k, dtype=dtype)
+    if torch.cuda.get_device_properties("cuda").multi_processor_count == 132:
+        assert kernel_of(num_rows, weight) is gluon_kernel("triton_gated_twice" if twice else "triton_gated")
+    assert kernel_of(192, weight) is gluon_kernel("triton_gated")
+    assert error(x, weight) < {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("num_rows", "k"), [(40, 1088), (64, 448), (90, 576), (200, 448), (200, 128), (256, 640), (5000, 448)]
+)
 def test_more_tiles_than_the_card_runs_at_once(num_rows: int, k: int) -> None:
     x, weight = random(num_rows, k, dtype=torch.bfloat16), random(2 * 64 * 300, k, dtype=torch.bfloat16)
     assert error(x, weight) < 1.6e-2
@@ -43,10 +62,16 @@ def test_more_tiles_than_the_card_runs_at_once(num_rows: int, k: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("num_rows", "name"),
-    [(40, "triton_gated"), (100, "triton_gated"), (513, "triton_gated_prefill"), (600, "triton_gated_prefill")],
+    [
+        (40, "triton_gated"),
+        (100, "triton_gated"),
+        (200, "triton_gated_twice"),
+        (513, "triton_gated_prefill"),
+        (600, "triton_gated_prefill"),
+    ],
 )
 def test_nothing_is_written_beside_the_result(num_rows: int, name: str) -> None:
-    x, weight = random(num_rows, 448, dtype=torch.bfloat16), random(2 * 1000, 448, dtype=torch.bfloat16)
+    x, weight = random(num_rows, 384, dtype=torch.bfloat16), random(2 * 1000, 384, dtype=torch.bfloat16)
     room = torch.full((num_rows + 300, 1000), 7.0, dtype=torch.bfloat16, device="cuda")
     kernel = gluon_kernel(name)
     assert kernel is not None
@@ -56,19 +81,20 @@ def test_nothing_is_written_beside_the_result(num_rows: int, name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [96, 600])
+@pytest.mark.parametrize("num_rows", [96, 230, 600])
 def test_a_graph_gives_what_the_call_gave_and_a_dry_run_finds_the_kernel(num_rows: int) -> None:
     x, weight = random(num_rows, 512, dtype=torch.bfloat16), random(2 * 520, 512, dtype=torch.bfloat16)
-    for name in ("triton_gated", "triton_gated_prefill"):
+    for name in NAMES:
         gluon_kernel(name)._gated.device_caches.clear()  # what other tests of this process have compiled
     assert compile_together(lambda: wide_gate(x, weight), x.device) == 1
     expected = wide_gate(x, weight)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = wide_gate(x, weight)
-    out.fill_(float("nan"))
-    graph.replay()
-    assert torch.equal(out, expected)
+    for _ in range(20):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.gpu
@@ -98,6 +124,14 @@ signature = dict(
 given = dict(ROWS=rows, MORE=more, K=64, STEPS=64, STAGES=stages, REGISTERS=registers[0], CHAINED=True)
 """
 
+_TWICE = """
+signature = dict(
+    x=tile(64, 64), weight_a=tile(8, 2, 8, 64), weight_b=tile(4, 2, 8, 64), weight_c=tile(2, 2, 8, 64),
+    out_a=tile(64, 64), out_b=tile(64, 32), out_c=tile(64, 16), num_tiles="i32",
+)
+given = dict(K=64, STEPS=64, STAGES=kernel.STAGES, CHAINED=True)
+"""
+
 _PREFILL = """
 signature = dict(x=tile(64, 64), weight=tile(16, 2, 8, 64), out=tile(64, 128), across="i32", down="i32")
 given = dict(K=64, STEPS=64, STAGES=kernel.STAGES, BAND=kernel.BAND)
@@ -109,6 +143,7 @@ given = dict(K=64, STEPS=64, STAGES=kernel.STAGES, BAND=kernel.BAND)
     [
         ("triton_gated", "num_rows = 64" + _ONCE, "bf16", 80),
         ("triton_gated", "num_rows = 192" + _ONCE, "bf16", 168),
+        ("triton_gated_twice", _TWICE, "bf16", 168),
         ("triton_gated_prefill", _PREFILL, "fp16", None),
     ],
 )
