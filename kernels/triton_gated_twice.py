@@ -1,11 +1,11 @@
 """The first product of an MLP for 193 to 256 rows, with the gate inside, on Hopper.
 
-Here multiplying takes longer than reading the weight, and the card is at its limit of power: what takes fewer cycles
-takes a lower clock, and less energy. So tiles are such that all multiprocessors have as many: half of the rows by 112
-gates and the outputs that they are for. The two programs of a tile of gates read its weight at the same time. The
-copy engine brings in tiles as in triton_gated.py. 224 columns are three products, so the rows are the first factor, in
-registers, which is read once for all three. The two groups of warps hand over their products in turns: those of one
-are under way while the other waits for its own, with its next rows read before. This is in Gluon, the level below
+Multiplying so many rows takes longer than reading the weight, at the card's limit of power, where what takes fewer
+cycles takes a lower clock and less energy. So tiles are of half of the rows and 112 gates with what they are for: all
+multiprocessors have as many. Two programs read the weight of the same gates at the same time. One warp has the copy
+engine bring in tiles of both factors, two groups of warps multiply them. 224 columns are three products, so the rows
+are the first factor, in registers, and read once for all three. The groups hand over their products in turns: those of
+one are under way while the other waits for its own, its next rows read already. This is in Gluon, the level below
 Triton, which leaves loading and multiplying to the same warps on Hopper.
 """
 
@@ -47,7 +47,7 @@ def _read_weight(weights, ws, ready, s, tile, step, pred):
 @gluon.jit
 def _read(x, weights, shared, num_tiles, STEPS: gl.constexpr, CHAINED: gl.constexpr):
     """Fill the stages in turn, as they become free, with what this program's tiles need."""
-    xs, ws, ready, free, turns = shared
+    xs, ws, ready, free, _ = shared
     STAGES: gl.constexpr = ready.shape[0]
     K: gl.constexpr = xs.shape[2]
     BYTES: gl.constexpr = (128 + 224) * K * 2

@@ -12,10 +12,10 @@ READ_ONCE = range(33, 257)
 """Of so many rows the weight is read once (triton_gated.py)."""
 
 READ_TWICE = range(193, 257)
-"""Of so many, by two programs at a time (triton_gated_twice.py), where fewer columns a program result."""
+"""Of so many by two programs at a time (triton_gated_twice.py), where each then has fewer gates to multiply."""
 
 INPUTS = 128
-"""Which are read together there."""
+"""Of two steps, which are taken together there: k has to be a multiple."""
 
 MANY_ROWS = 513
 """From so many on it is read more often (triton_gated_prefill.py)."""
