@@ -113,8 +113,8 @@ class EngineConfig:
     max_model_len    context in tokens; None is the model's own.
     max_batch        sequences that run at once.
     max_step_tokens  prompt tokens computed in one step, beside one token of each row that decodes; longer prompts run
-                     in chunks. None is 8,192 on a Hopper GPU, or a newer one, on which the weights leave 32 GB free,
-                     otherwise 2,048.
+                     in chunks. None is 8,192 on a Hopper GPU, or a newer one, with 4 GB free beside weights and
+                     KV pool, otherwise 2,048.
     strict           answers do not depend on the batch or the cache in any dtype. On a CPU everything computes in
                      float32, at that price; on a GPU every sum keeps one order, for half as much time again.
     seed             of requests that bring none; None draws one.

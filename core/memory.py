@@ -24,8 +24,8 @@ STEP_TOKENS = 2048
 LARGE_STEP_TOKENS = 8192
 """Of prompts in one step: an H200 answers 256 requests of 512 tokens 5 % faster with so many (bench/gpu-notes.md)."""
 
-LARGE_STEP_FREE = 32_000_000_000
-"""Bytes beside the weights of which what a large step holds, a gigabyte for an 8B model, is a small part."""
+LARGE_STEP_FREE = 4_000_000_000
+"""Bytes that are room enough for a large step, which holds one gigabyte of tensors with an 8B model, and for graphs."""
 
 
 def free_bytes(device: torch.device) -> int:
@@ -97,7 +97,7 @@ def pool_size(loaded: LoadedModel, cache: CacheConfig) -> int:
 
 
 def default_step_tokens(device: torch.device) -> int:
-    """Prompt tokens that a step computes where nobody says how many, once the weights are on `device`."""
+    """Prompt tokens that a step computes where nobody says how many, once weights and KV pool are on `device`."""
     import torch
 
     fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -64,11 +64,11 @@ class RunnerSpec:
 def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
     """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
     num_slots = pool_size(loaded, config.cache)
-    step_tokens = config.max_step_tokens or default_step_tokens(loaded.device)
     if loaded.lane == "serial":
         from graftlm.core.serial import SerialRunner
 
         serial = SerialRunner(loaded)
+        step_tokens = config.max_step_tokens or default_step_tokens(loaded.device)
         sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded), step_tokens)
         return RunnerSpec(serial, num_slots, *sizes, lane=serial, close=loaded.release)
     from graftlm.core.device_sampler import DeviceSampler
@@ -78,6 +78,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     dtype = kv_dtype(loaded, config.cache)
     scales = kv_scales(loaded) if dtype is not loaded.dtype else None
     store = KVStore(loaded.kv_layout, num_slots + 1, dtype, loaded.device, scales)  # the last slot is scratch
+    step_tokens = config.max_step_tokens or default_step_tokens(loaded.device)
     attention = _attention(loaded, config, kernels, store)
     overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
     drawer = DeviceSampler(config.max_batch, loaded.device) if overlap else None

@@ -58,10 +58,10 @@ def test_the_least_of_what_is_configured_sizes_the_pool(
     ("device", "capability", "free", "step_tokens"),
     [
         (torch.device("cpu"), None, 256 * 10**9, 2048),
-        (GPU, (9, 0), 64 * 10**9, 8192),
-        (GPU, (10, 0), 32 * 10**9, 8192),
-        (GPU, (9, 0), 31 * 10**9, 2048),
-        (GPU, (8, 0), 64 * 10**9, 2048),
+        (GPU, (9, 0), 16 * 10**9, 8192),
+        (GPU, (10, 0), 4 * 10**9, 8192),
+        (GPU, (9, 0), 3 * 10**9, 2048),
+        (GPU, (8, 0), 16 * 10**9, 2048),
     ],
 )
 def test_steps_are_large_on_a_fast_gpu_with_room(
