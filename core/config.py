@@ -22,6 +22,26 @@ def _check(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def _check_whole(name: str, value: Any, least: int, unit: str = "", *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    _check(
+        whole and value >= least,
+        f"{name} is {value!r}; it must be {'' if whole else 'a whole number, '}at least {least}{unit}"
+        + (", or None" if optional else ""),
+    )
+
+
+def _check_switch(name: str, value: Any, *, optional: bool = False, hint: str = "") -> None:
+    given = isinstance(value, bool) or (optional and value is None)
+    _check(given, f"{name} is {value!r}; it must be True or False{', or None' if optional else ''}{hint}")
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> None:
     """Raise a ConfigError that names the first unknown keyword and the nearest known one."""
     for name in given:
@@ -73,15 +93,18 @@ class CacheConfig:
     def __post_init__(self) -> None:
         _check(self.dtype in ("auto", "fp8"), f"the KV dtype is {self.dtype!r}; use 'auto' or 'fp8'")
         for name in ("max_tokens", "max_bytes"):
-            value = getattr(self, name)
-            _check(value is None or value >= 1, f"{name} is {value}; it must be at least 1, or None")
+            _check_whole(name, getattr(self, name), 1, optional=True)
+        _check_switch("enabled", self.enabled)
         share = self.memory_share
-        _check(share is None or 0 < share <= 1, f"memory_share is {share}; it must lie in (0, 1], or be None")
+        _check(
+            share is None or (_is_real(share) and 0 < share <= 1),
+            f"memory_share is {share!r}; it must lie in (0, 1], or be None",
+        )
         _check(
             callable(self.eviction) or self.eviction in ("lru", "lfu"),
             f"eviction is {self.eviction!r}; use 'lru', 'lfu' or a function of a radix node",
         )
-        _check(self.page_size >= 1, f"page_size is {self.page_size}; it must be at least 1")
+        _check_whole("page_size", self.page_size, 1)
 
 
 @dataclass(frozen=True)
@@ -100,7 +123,10 @@ class SchedulerConfig:
             self.policy in ("lpm", "fcfs", "random"),
             f"policy is {self.policy!r}; use 'lpm', 'fcfs' or 'random'",
         )
-        _check(self.max_age_s >= 0, f"max_age_s is {self.max_age_s}; it must be 0 or more seconds")
+        _check(
+            _is_real(self.max_age_s) and self.max_age_s >= 0,
+            f"max_age_s is {self.max_age_s!r}; it must be a number, 0 or more seconds",
+        )
 
 
 @dataclass(frozen=True)
@@ -154,16 +180,20 @@ class EngineConfig:
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
             f"dtype is {self.dtype!r}; use 'auto', 'float32', 'bfloat16' or 'float16'",
         )
-        _check(
-            self.max_model_len is None or self.max_model_len >= 2,
-            f"max_model_len is {self.max_model_len}; it must be at least 2 tokens, or None",
-        )
+        _check_whole("max_model_len", self.max_model_len, 2, " tokens", optional=True)
         _check(self.speculation in ("auto", "off"), f"speculation is {self.speculation!r}; use 'auto' or 'off'")
-        _check(self.max_batch >= 1, f"max_batch is {self.max_batch}; it must be at least 1")
+        _check_whole("max_batch", self.max_batch, 1)
+        _check_whole("max_step_tokens", self.max_step_tokens, 1, optional=True)
         _check(
-            self.max_step_tokens is None or self.max_step_tokens >= 1,
-            f"max_step_tokens is {self.max_step_tokens}; it must be at least 1, or None",
+            self.seed is None or isinstance(self.seed, Integral),
+            f"seed is {self.seed!r}; it must be a whole number, or None",
         )
+        for name in ("strict", "trust_remote_code", "shared_prefix_decode", "jump_forward"):
+            _check_switch(name, getattr(self, name))
+        for name in ("overlap", "compact_weights"):
+            _check_switch(name, getattr(self, name), optional=True)
+        _check(isinstance(self.cache, CacheConfig), f"cache is {self.cache!r}; give a CacheConfig")
+        _check(isinstance(self.schedule, SchedulerConfig), f"schedule is {self.schedule!r}; give a SchedulerConfig")
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:
@@ -238,6 +268,12 @@ class SamplingParams:
                 optional or (isinstance(value, Real) and math.isfinite(value)),
                 f"{name} is {value!r}; it must be a finite number",
             )
+        _check_switch("ignore_eos", self.ignore_eos)
+        _check_switch("logprobs", self.logprobs, hint="; top_logprobs takes a number")
+        _check_switch("close_on_length", self.close_on_length, optional=True)
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            _check(value is None or isinstance(value, str), f"{name} is {value!r}; it must be text, or None")
         for token_id in self.stop_token_ids:
             _check(isinstance(token_id, Integral), f"stop_token_ids holds {token_id!r}; it must hold token ids")
         for option in self.choices or ():

@@ -33,6 +33,11 @@ from graftlm.core.errors import ConfigError
         ({"logit_bias": {"a": 1}}, "logit_bias is {'a': 1}"),
         ({"logit_bias": [1]}, r"logit_bias is \[1\]"),
         ({"logit_bias": {3: float("nan")}}, "logit_bias of token 3 is nan"),
+        ({"logprobs": 5}, "logprobs is 5; it must be True or False; top_logprobs takes a number"),
+        ({"ignore_eos": "no"}, "ignore_eos is 'no'; it must be True or False"),
+        ({"close_on_length": "x"}, "close_on_length is 'x'; it must be True or False, or None"),
+        ({"regex": 5}, "regex is 5; it must be text, or None"),
+        ({"grammar": ["a"]}, r"grammar is \['a'\]; it must be text, or None"),
         ({"regex": "a", "choices": ["b"]}, "regex and choices were both given"),
         ({"min_tokens": 9, "max_tokens": 3}, r"min_tokens \(9\) is above max_tokens \(3\)"),
         ({"timeout": 0}, "timeout is 0; it must be above 0 seconds"),
@@ -61,7 +66,19 @@ def test_one_stop_string_is_a_list_of_one() -> None:
         (lambda: CacheConfig(eviction="oldest"), "eviction is 'oldest'; use 'lru', 'lfu'"),  # type: ignore[arg-type]
         (lambda: SchedulerConfig(policy="best"), "policy is 'best'; use 'lpm'"),  # type: ignore[arg-type]
         (lambda: EngineConfig(dtype="int3"), "dtype is 'int3'; use 'auto'"),
-        (lambda: EngineConfig(max_batch=0), "max_batch is 0"),
+        (lambda: EngineConfig(max_batch=0), "max_batch is 0; it must be at least 1"),
+        (lambda: EngineConfig(max_batch=2.5), r"max_batch is 2\.5; it must be a whole number, at least 1"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(max_step_tokens="64"), "max_step_tokens is '64'; it must be a whole number, .*, or None"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(trust_remote_code="no"), "trust_remote_code is 'no'; it must be True or False$"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(overlap=3), "overlap is 3; it must be True or False, or None"),  # type: ignore[arg-type]
+        (lambda: CacheConfig(enabled="off"), "enabled is 'off'; it must be True or False"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(seed="x"), "seed is 'x'; it must be a whole number, or None"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(max_model_len=1), "max_model_len is 1; it must be at least 2 tokens, or None"),
+        (lambda: EngineConfig(cache={"max_tokens": 9}), r"cache is \{'max_tokens': 9\}; give a CacheConfig"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(schedule="fcfs"), "schedule is 'fcfs'; give a SchedulerConfig"),  # type: ignore[arg-type]
+        (lambda: CacheConfig(memory_share="half"), r"memory_share is \'half\'; it must lie in \(0, 1\]"),  # type: ignore[arg-type]
+        (lambda: CacheConfig(page_size=None), "page_size is None; it must be a whole number, at least 1"),  # type: ignore[arg-type]
+        (lambda: SchedulerConfig(max_age_s="2"), "max_age_s is '2'; it must be a number"),  # type: ignore[arg-type]
         (lambda: EngineConfig.from_options(max_bach=3), "did you mean 'max_batch'"),
     ],
 )
