@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import reprlib
 import threading
 import time
 import weakref
@@ -55,11 +56,10 @@ class Runtime:
         **options: Any,
     ) -> None:
         _refuse_endpoints(base_url, api_key)
-        if model is None or model == "":
-            raise ConfigError("model is empty; give a Hugging Face id, a local folder, a loaded model or 'sprout'")
+        self.config = EngineConfig.from_options(**options)
+        _check_model(model, self.config)
         self.model = model
         self.options = options
-        self.config = EngineConfig.from_options(**options)
         self._source = ModelSource(model, tokenizer, self.config)
         self._pid = os.getpid()
         self._thread = EngineThread(self._source.name, self._source.build_engine)
@@ -341,6 +341,19 @@ def check_given(runtime: Any, options: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"runtime= was given together with {', '.join(options)}; set these where the Runtime is built"
         )
+
+
+def _check_model(model: Any, config: EngineConfig) -> None:
+    """Raise a ConfigError unless `model` is one; plugins say themselves what theirs is."""
+    wanted = "give a Hugging Face id, a local folder, a loaded transformers model or 'sprout'"
+    if model is None or (isinstance(model, str) and not model):
+        raise ConfigError(f"model is empty; {wanted}")
+    if isinstance(model, Runtime):
+        raise ConfigError(f"model is {model!r}, a runtime already; {wanted}, or pass it to an adapter as runtime=")
+    of_plugin = (config.engine, config.loader) != ("local", "hf")
+    loaded = callable(getattr(model, "named_parameters", None))
+    if not (of_plugin or loaded or isinstance(model, str | os.PathLike)):
+        raise ConfigError(f"model is {reprlib.repr(model)}; {wanted}")
 
 
 def _refuse_endpoints(base_url: str | None, api_key: str | None) -> None:
