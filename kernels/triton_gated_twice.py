@@ -1,12 +1,12 @@
 """The first product of an MLP for 193 to 256 rows, with the gate inside, on Hopper.
 
 Multiplying so many rows takes longer than reading the weight, at the card's limit of power, where what takes fewer
-cycles takes a lower clock and less energy. So tiles are of half of the rows and 112 gates with what they are for: all
-multiprocessors have as many. Two programs read the weight of the same gates at the same time. One warp has the copy
-engine bring in tiles of both factors, two groups of warps multiply them. 224 columns are three products, so the rows
-are the first factor, in registers, and read once for all three. The groups hand over their products in turns: those of
-one are under way while the other waits for its own, its next rows read already. This is in Gluon, the level below
-Triton, which leaves loading and multiplying to the same warps on Hopper.
+cycles takes a lower clock and less energy. So tiles are of half of the rows and 112 gates with what they are for: of
+14,336 gates 128 of 132 multiprocessors have two each. Two programs read the weight of the same gates at the same time.
+One warp has the copy engine bring in tiles of both factors, two groups of warps multiply them. 224 columns are three
+products, so the rows are the first factor, in registers, and read once for all three. The groups hand over their
+products in turns: those of one are under way while the other waits for its own, its next rows read already. This is in
+Gluon, the level below Triton, which leaves loading and multiplying to the same warps on Hopper.
 """
 
 from __future__ import annotations
