@@ -33,6 +33,12 @@ def tiled(x: torch.Tensor, *tile: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(tile), shared_layout(*tile))
 
 
+def rounds(num_tiles: int, device: torch.device) -> int:
+    """How many of the tiles a program has at most, with one program on each multiprocessor."""
+    num_sms: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return -(-num_tiles // num_sms)
+
+
 @gluon.jit
 def gated(sums, kind: gl.constexpr):
     """silu(gate) * up of sums [64, rows]: eight gates, the eight that they are for, and so on. -> kind [32, rows]"""

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from graftlm.kernels.gluon_tiles import K, barrier, gated, load, store, tiled
+from graftlm.kernels.gluon_tiles import K, barrier, gated, load, rounds, store, tiled
 from graftlm.kernels.triton_launch import announce, chain, wait
 
 
@@ -181,15 +181,9 @@ def tile_of(num_rows: int) -> Tile:
     return next(tile for tile in TILES if num_rows <= tile.rows + tile.more)
 
 
-def _tiles(n: int, device: torch.device) -> tuple[int, int]:
-    """Tiles of n gates, and how many of them a program has."""
-    num_tiles = triton.cdiv(n, GATES)
-    return num_tiles, triton.cdiv(num_tiles, torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def columns(n: int, device: torch.device) -> int:
-    """Gates that a program multiplies with up to 256 rows, of `n`."""
-    return _tiles(n, device)[1] * GATES
+def most_gates(n: int, device: torch.device) -> int:
+    """How many of `n` gates a program multiplies with all rows, at most."""
+    return rounds(triton.cdiv(n, GATES), device) * GATES
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
@@ -199,9 +193,9 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """
     (num_rows, k), n = x.shape, out.shape[1]
     rows, more, stages, (registers, at_start) = tile_of(num_rows)
-    num_tiles, rounds = _tiles(n, x.device)
+    num_tiles = triton.cdiv(n, GATES)
     # each program has as many tiles: those that would have one less would only draw power meanwhile
-    num_programs = triton.cdiv(num_tiles, rounds)
+    num_programs = triton.cdiv(num_tiles, rounds(num_tiles, x.device))
     beside = weight.view(2, n // 8, 8, k).transpose(0, 1)  # eight gates, then what they are for
     _gated[(num_programs,)](
         tiled(x, rows, K), tiled(x, more or rows, K), tiled(beside, 4, 2, 8, K),

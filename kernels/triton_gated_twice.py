@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from graftlm.kernels.gluon_tiles import K, barrier, gated_across, load, store, tiled
+from graftlm.kernels.gluon_tiles import K, barrier, gated_across, load, rounds, store, tiled
 from graftlm.kernels.triton_launch import announce, chain, wait
 
 GATES = 112
@@ -184,15 +184,9 @@ def _gated(
     )
 
 
-def _tiles(n: int, device: torch.device) -> tuple[int, int]:
-    """Tiles of 256 rows and n gates, and how many of them a program has."""
-    num_tiles = 2 * triton.cdiv(n, GATES)
-    return num_tiles, triton.cdiv(num_tiles, torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def columns(n: int, device: torch.device) -> int:
-    """Gates that a program multiplies with 256 rows, of `n`; a tile counts half, for it has half of the rows."""
-    return _tiles(n, device)[1] * GATES // 2
+def most_gates(n: int, device: torch.device) -> int:
+    """How many of `n` gates a program multiplies with 256 rows, at most; a tile, of half of them, counts half."""
+    return rounds(2 * triton.cdiv(n, GATES), device) * GATES // 2
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
@@ -202,9 +196,9 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     wide_gate.py.
     """
     k, n = x.shape[1], out.shape[1]
-    num_tiles, rounds = _tiles(n, x.device)
+    num_tiles = 2 * triton.cdiv(n, GATES)
     # each program has as many tiles: those that would have one less would only draw power meanwhile
-    num_programs = triton.cdiv(num_tiles, rounds)
+    num_programs = triton.cdiv(num_tiles, rounds(num_tiles, x.device))
     beside = weight.view(2, n // 8, 8, k).transpose(0, 1)  # eight gates, then what they are for
     _gated[(num_programs,)](
         tiled(x, 64, K), tiled(beside, 8, 2, 8, K), tiled(beside, 4, 2, 8, K), tiled(beside, 2, 2, 8, K),

@@ -32,7 +32,7 @@ def kernel_of(num_rows: int, weight: torch.Tensor) -> ModuleType | None:
     if num_rows not in READ_TWICE or once is None or twice is None or weight.shape[1] % INPUTS != 0:
         return once
     n, device = weight.shape[0] // 2, weight.device
-    return twice if twice.columns(n, device) < once.columns(n, device) else once
+    return twice if twice.most_gates(n, device) < once.most_gates(n, device) else once
 
 
 def can_gate(weight: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ def test_halves_of_the_inputs_add_up(dtype: torch.dtype) -> None:
     assert error < max(2 * float(rounded), 1e-6)
 
 
-def test_products_of_some_rows_with_many_inputs_are_halved() -> None:
-    deep = torch.empty(40, 40)
-    assert [rows for rows in (64, 65, 256, 257) if is_halved(rows, deep)] == [65, 256]
+def test_products_of_some_rows_with_no_fewer_inputs_than_outputs_are_halved() -> None:
+    square = torch.empty(40, 40)
+    assert [rows for rows in (64, 65, 256, 257) if is_halved(rows, square)] == [65, 256]
     assert not is_halved(100, torch.empty(40, 38)) and not is_halved(100, torch.empty(40, 81))

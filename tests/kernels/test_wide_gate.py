@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -11,8 +13,6 @@ from graftlm.kernels.wide_gate import can_gate, is_gated, kernel_of, wide_gate
 from tests.kernels.hopper import compile_for_hopper
 
 HALF_DTYPES = [torch.bfloat16, torch.float16]
-
-
 NAMES = ("triton_gated", "triton_gated_twice", "triton_gated_prefill")
 
 
@@ -40,7 +40,7 @@ def test_every_row_and_output_is_the_gate_times_what_it_is_for(dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize(("n", "twice"), [(8, True), (1000, True), (8192, False), (14336, True)])
 @pytest.mark.parametrize(("num_rows", "k"), [(193, 128), (200, 256), (256, 384), (256, 4096)])
-def test_the_weight_is_read_twice_where_that_takes_fewer_columns(
+def test_the_weight_is_read_twice_where_a_program_then_has_fewer_gates(
     dtype: torch.dtype, n: int, twice: bool, num_rows: int, k: int
 ) -> None:
     x, weight = random(num_rows, k, dtype=dtype), random(2 * n, k, dtype=dtype) / k**0.5  # float16 ends at 65,504
@@ -109,6 +109,25 @@ def test_weights_that_it_cannot_take_are_told_apart() -> None:
 
 def test_numbers_of_rows_for_which_others_are_faster() -> None:
     assert [n for n in (1, 32, 33, 256, 257, 512, 513, 8192) if not is_gated(n)] == [1, 32, 257, 512]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "n", "k", "name"),
+    [
+        (192, 14336, 4096, "triton_gated"),
+        (193, 14336, 4096, "triton_gated_twice"),  # 2 of 128 tiles of 112 gates by half of the rows, not 2 of 64 by all
+        (256, 11008, 4096, "triton_gated_twice"),
+        (256, 8192, 4096, "triton_gated"),  # one tile of 64 gates a program; of 112 by half of the rows it would be two
+        (256, 14336, 4160, "triton_gated"),  # an odd number of steps
+        (600, 14336, 4096, "triton_gated_prefill"),
+    ],
+)
+def test_which_kernel_multiplies_on_132_multiprocessors(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, n: int, k: int, name: str
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    assert kernel_of(num_rows, torch.empty(2 * n, k, device="meta")) is gluon_kernel(name)
 
 
 def test_a_weight_on_the_cpu_is_not_taken() -> None:
