@@ -96,11 +96,14 @@ def pool_size(loaded: LoadedModel, cache: CacheConfig) -> int:
     return num_slots
 
 
-def default_step_tokens(device: torch.device) -> int:
-    """Prompt tokens that a step computes where nobody says how many, once weights and KV pool are on `device`."""
+def step_tokens(wanted: int | None, device: torch.device) -> int:
+    """Prompt tokens that a step computes: those wanted, or what suits `device` with weights and KV pool on it."""
+    if wanted is not None:
+        return wanted
     import torch
 
-    fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    fast = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
     return LARGE_STEP_TOKENS if fast and free_bytes(device) >= LARGE_STEP_FREE else STEP_TOKENS
 
 

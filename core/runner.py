@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
-from graftlm.core.memory import default_step_tokens, pool_size
+from graftlm.core.memory import pool_size, step_tokens
 from graftlm.core.plan import StepPlan
 from graftlm.core.prefix_cache import SnapshotLane
 from graftlm.kernels.attention import StrictAttention
@@ -68,9 +68,9 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         from graftlm.core.serial import SerialRunner
 
         serial = SerialRunner(loaded)
-        step_tokens = config.max_step_tokens or default_step_tokens(loaded.device)
-        sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded), step_tokens)
-        return RunnerSpec(serial, num_slots, *sizes, lane=serial, close=loaded.release)
+        sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
+        budget = step_tokens(config.max_step_tokens, loaded.device)
+        return RunnerSpec(serial, num_slots, *sizes, budget, lane=serial, close=loaded.release)
     from graftlm.core.device_sampler import DeviceSampler
     from graftlm.core.kv_dtype import kv_dtype, kv_scales
     from graftlm.core.model import KVStore, PagedRunner
@@ -78,7 +78,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     dtype = kv_dtype(loaded, config.cache)
     scales = kv_scales(loaded) if dtype is not loaded.dtype else None
     store = KVStore(loaded.kv_layout, num_slots + 1, dtype, loaded.device, scales)  # the last slot is scratch
-    step_tokens = config.max_step_tokens or default_step_tokens(loaded.device)
+    budget = step_tokens(config.max_step_tokens, loaded.device)
     attention = _attention(loaded, config, kernels, store)
     overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
     drawer = DeviceSampler(config.max_batch, loaded.device) if overlap else None
@@ -98,7 +98,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         loaded.max_model_len,
         loaded.vocab_size,
         _num_embeddings(loaded),
-        step_tokens,
+        budget,
         drafts=config.speculation == "auto" and loaded.device.type == "cpu" and drawer is None,
         drawer=drawer,
         check=partial(_synchronize, loaded.device),

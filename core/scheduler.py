@@ -39,6 +39,9 @@ class Scheduler:
     whose next tokens a running prefill is about to compute lets it go ahead and joins once they are published. When
     slots run out, the youngest running sequence is retracted: what it computed stays in the tree as long as there is
     room, and it waits again with all its tokens.
+
+    step_tokens  prompt tokens computed in one step, beside one token of each row that decodes
+    clock        seconds, in which requests age
     """
 
     def __init__(

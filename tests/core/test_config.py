@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,28 +61,30 @@ def test_one_stop_string_is_a_list_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("kind", "options", "message"),
     [
-        (lambda: CacheConfig(max_tokens=0), "max_tokens is 0; it must be at least 1"),
-        (lambda: CacheConfig(eviction="oldest"), "eviction is 'oldest'; use 'lru', 'lfu'"),  # type: ignore[arg-type]
-        (lambda: SchedulerConfig(policy="best"), "policy is 'best'; use 'lpm'"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(dtype="int3"), "dtype is 'int3'; use 'auto'"),
-        (lambda: EngineConfig(max_batch=0), "max_batch is 0; it must be at least 1"),
-        (lambda: EngineConfig(max_batch=2.5), r"max_batch is 2\.5; it must be a whole number, at least 1"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(max_step_tokens="64"), "max_step_tokens is '64'; it must be a whole number, .*, or None"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(trust_remote_code="no"), "trust_remote_code is 'no'; it must be True or False$"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(overlap=3), "overlap is 3; it must be True or False, or None"),  # type: ignore[arg-type]
-        (lambda: CacheConfig(enabled="off"), "enabled is 'off'; it must be True or False"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(seed="x"), "seed is 'x'; it must be a whole number, or None"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(max_model_len=1), "max_model_len is 1; it must be at least 2 tokens, or None"),
-        (lambda: EngineConfig(cache={"max_tokens": 9}), r"cache is \{'max_tokens': 9\}; give a CacheConfig"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(schedule="fcfs"), "schedule is 'fcfs'; give a SchedulerConfig"),  # type: ignore[arg-type]
-        (lambda: CacheConfig(memory_share="half"), r"memory_share is \'half\'; it must lie in \(0, 1\]"),  # type: ignore[arg-type]
-        (lambda: CacheConfig(page_size=None), "page_size is None; it must be a whole number, at least 1"),  # type: ignore[arg-type]
-        (lambda: SchedulerConfig(max_age_s="2"), "max_age_s is '2'; it must be a number"),  # type: ignore[arg-type]
-        (lambda: EngineConfig.from_options(max_bach=3), "did you mean 'max_batch'"),
+        (CacheConfig, {"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
+        (CacheConfig, {"eviction": "oldest"}, "eviction is 'oldest'; use 'lru', 'lfu'"),
+        (CacheConfig, {"enabled": "off"}, "enabled is 'off'; it must be True or False"),
+        (CacheConfig, {"memory_share": "half"}, r"memory_share is 'half'; it must lie in \(0, 1\]"),
+        (CacheConfig, {"page_size": None}, "page_size is None; it must be a whole number, at least 1"),
+        (SchedulerConfig, {"policy": "best"}, "policy is 'best'; use 'lpm'"),
+        (SchedulerConfig, {"max_age_s": "2"}, "max_age_s is '2'; it must be a number"),
+        (EngineConfig, {"dtype": "int3"}, "dtype is 'int3'; use 'auto'"),
+        (EngineConfig, {"max_batch": 0}, "max_batch is 0; it must be at least 1"),
+        (EngineConfig, {"max_batch": 2.5}, r"max_batch is 2\.5; it must be a whole number, at least 1"),
+        (EngineConfig, {"max_step_tokens": "64"}, "max_step_tokens is '64'; it must be a whole number, .*, or None"),
+        (EngineConfig, {"max_model_len": 1}, "max_model_len is 1; it must be at least 2 tokens, or None"),
+        (EngineConfig, {"trust_remote_code": "no"}, "trust_remote_code is 'no'; it must be True or False$"),
+        (EngineConfig, {"overlap": 3}, "overlap is 3; it must be True or False, or None"),
+        (EngineConfig, {"seed": "x"}, "seed is 'x'; it must be a whole number, or None"),
+        (EngineConfig, {"cache": {"max_tokens": 9}}, r"cache is \{'max_tokens': 9\}; give a CacheConfig"),
+        (EngineConfig, {"schedule": "fcfs"}, "schedule is 'fcfs'; give a SchedulerConfig"),
+        (EngineConfig.from_options, {"max_bach": 3}, "did you mean 'max_batch'"),
     ],
 )
-def test_a_wrong_engine_value_is_named_with_what_it_must_be(build: Any, message: str) -> None:
+def test_a_wrong_engine_value_is_named_with_what_it_must_be(
+    kind: Callable[..., Any], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        build()
+        kind(**options)

@@ -55,7 +55,7 @@ def test_the_least_of_what_is_configured_sizes_the_pool(
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "free", "step_tokens"),
+    ("device", "capability", "free", "tokens"),
     [
         (torch.device("cpu"), None, 256 * 10**9, 2048),
         (GPU, (9, 0), 16 * 10**9, 8192),
@@ -69,11 +69,12 @@ def test_steps_are_large_on_a_fast_gpu_with_room(
     device: torch.device,
     capability: tuple[int, int] | None,
     free: int,
-    step_tokens: int,
+    tokens: int,
 ) -> None:
     give(monkeypatch, free)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert memory.default_step_tokens(device) == step_tokens
+    assert memory.step_tokens(None, device) == tokens
+    assert memory.step_tokens(100, device) == 100
 
 
 def test_without_a_wish_a_gpu_gives_most_of_what_is_free_and_a_cpu_a_quarter(
