@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from graftlm.kernels import compact_kv
+
 
 @dataclass(frozen=True)
 class LayerKV:
@@ -16,8 +18,10 @@ class LayerKV:
     k_dim: int
     v_dim: int
 
-    def num_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of one token in this layer."""
+    def num_bytes(self, dtype: torch.dtype, compact: bool = False) -> int:
+        """Bytes of one token in this layer. compact: in 12 bits a number (compact_kv.py), whatever the dtype."""
+        if compact:
+            return 2 * self.num_kv_heads * compact_kv.BYTES
         return self.num_kv_heads * (self.k_dim + self.v_dim) * dtype.itemsize
 
 
@@ -31,8 +35,15 @@ class KVStore:
     faster; elsewhere by slot first. Strides tell; shapes are the same. Slots hold garbage until they are written;
     nobody reads a slot that no token was stored in.
 
-    scales  for a store in float8: per layer float32 [2, num_kv_heads], it holds k / scales[layer][0] and
-            v / scales[layer][1]; None for every other
+    scales     for a store in float8: per layer float32 [2, num_kv_heads], it holds k / scales[layer][0] and
+               v / scales[layer][1]; None for every other
+    compact    k[layer] and v[layer] are int32 [num_slots, num_kv_heads, 48], in 12 bits a number (compact_kv.py), and
+               `dtype`, which is bfloat16, is what they are computed in
+    records    of a compact store: per layer int32 [num_slots, num_kv_heads, 96], the words of K and then those of V,
+               whose parts k and v are; None for every other
+    exponents  of a compact store: per layer uint8 [num_kv_heads, num_slots, 2], K's and V's; None for every other
+
+    Raises ValueError for a compact store of another dtype, or of other heads than of 128 dimensions.
     """
 
     def __init__(
@@ -42,21 +53,47 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         scales: Sequence[torch.Tensor] | None = None,
+        compact: bool = False,
     ) -> None:
         self.layout = tuple(layout)
+        if compact:
+            _check_compact(self.layout, dtype)
         self.num_slots = num_slots
         self.dtype = dtype
         self.device = torch.device(device)
         self.scales = scales
-        self.k = [self._allocate(layer.num_kv_heads, layer.k_dim) for layer in self.layout]
-        self.v = [self._allocate(layer.num_kv_heads, layer.v_dim) for layer in self.layout]
+        self.compact = compact
+        self.records: list[torch.Tensor] | None = None
+        self.exponents: list[torch.Tensor] | None = None
+        if compact:
+            words = compact_kv.WORDS
+            self.records = [self._allocate(layer.num_kv_heads, 2 * words, torch.int32) for layer in self.layout]
+            self.k, self.v = ([x[..., i : i + words] for x in self.records] for i in (0, words))
+            self.exponents = [self._allocate_exponents(layer.num_kv_heads) for layer in self.layout]
+        else:
+            self.k = [self._allocate(layer.num_kv_heads, layer.k_dim, dtype) for layer in self.layout]
+            self.v = [self._allocate(layer.num_kv_heads, layer.v_dim, dtype) for layer in self.layout]
 
-    def _allocate(self, num_kv_heads: int, dim: int) -> torch.Tensor:
+    def _allocate(self, num_kv_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
         # Untouched pages cost no memory: an empty tensor lets a large pool grow into its size.
         if self.device.type == "cpu":
-            return torch.empty(num_kv_heads, self.num_slots, dim, dtype=self.dtype).transpose(0, 1)
-        return torch.empty(self.num_slots, num_kv_heads, dim, dtype=self.dtype, device=self.device)
+            return torch.empty(num_kv_heads, self.num_slots, dim, dtype=dtype).transpose(0, 1)
+        return torch.empty(self.num_slots, num_kv_heads, dim, dtype=dtype, device=self.device)
+
+    def _allocate_exponents(self, num_kv_heads: int) -> torch.Tensor:
+        return torch.empty(num_kv_heads, self.num_slots, 2, dtype=torch.uint8, device=self.device)
 
     @property
     def num_bytes(self) -> int:
-        return self.num_slots * sum(layer.num_bytes(self.dtype) for layer in self.layout)
+        return self.num_slots * sum(layer.num_bytes(self.dtype, self.compact) for layer in self.layout)
+
+
+def _check_compact(layout: Sequence[LayerKV], dtype: torch.dtype) -> None:
+    if dtype is not torch.bfloat16:
+        raise ValueError(f"a compact KV store is for bfloat16, not for {dtype}")
+    for layer in layout:
+        if not layer.k_dim == layer.v_dim == compact_kv.DIM:
+            raise ValueError(
+                f"a compact KV store is for heads of {compact_kv.DIM} dimensions, not of {layer.k_dim} (K) and "
+                f"{layer.v_dim} (V)"
+            )

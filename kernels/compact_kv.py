@@ -1,0 +1,75 @@
+"""Keys and values in 12 bits a number: the format and its definition.
+
+A vector of 128 bfloat16 numbers keeps the exponent of its largest number once. Each number keeps its sign, its mantissa
+and, in four bits, how far its exponent lies below that one. Down to 2^-14 of the largest power of two a number is kept
+as it is; a smaller one becomes the nearest multiple of 2^-21 of it, which is what summing in another order may change.
+So attention reads three quarters of the bytes, and as much memory holds a third more tokens. Numbers below 2^-126
+become 0.
+
+As bits, with `field` = exponent - largest exponent + 15, at least 0, then seven bits of mantissa, a vector is 48 words:
+
+    32 words  the low bytes of the fields: four dimensions a word; words of dimensions [8 g, 8 g + 8), then of
+              [64 + 8 g, 64 + 8 g + 8), for g from 0 to 7
+    16 words  sign (bit 7) and upper three bits (bits 2 to 0) of dimensions [4 w, 4 w + 4), a byte each; those of
+              dimensions [64 + 4 w, 64 + 4 w + 4), as a word turned left by four bits, lie in what these leave free
+"""
+
+from __future__ import annotations
+
+import torch
+
+DIM = 128
+WORDS = 48
+"""Of one vector, int32."""
+
+BYTES = 4 * WORDS + 1
+"""Of one vector with its exponent."""
+
+_UPPER = 0x87878787
+_LOW_WORD = [(w >> 1) * 4 + half * 2 + (w & 1) for half in (0, 1) for w in range(16)]
+"""Where the low bytes of dimensions [4 w, 4 w + 4) of either half lie."""
+
+
+def pack(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x bfloat16 [..., 128] -> words int32 [..., 48], exponents uint8 [...]."""
+    bits = x.view(torch.int16).int() & 0xFFFF
+    exponent, mantissa = bits >> 7 & 0xFF, bits & 0x7F
+    largest = exponent.amax(-1, keepdim=True)
+    below = largest - 15 - exponent + 1  # 1 - the field's exponent
+    shift = below.clamp(1, 12)
+    small = ((mantissa | 0x80) + (1 << (shift - 1))) >> shift
+    field = torch.where(below <= 0, (1 - below) << 7 | mantissa, small)
+    field = torch.where(exponent > 0, field, 0)
+    low = _words(field & 0xFF)
+    upper = _words(bits >> 15 << 7 | field >> 8)
+    first, second = upper[..., :16], upper[..., 16:]
+    words = torch.empty(*x.shape[:-1], WORDS, dtype=torch.int64, device=x.device)
+    words[..., _LOW_WORD] = low
+    words[..., 32:] = first | (second << 4 | second >> 28) & 0xFFFFFFFF
+    return torch.where(words < 1 << 31, words, words - (1 << 32)).int(), largest[..., 0].to(torch.uint8)
+
+
+def unpack(words: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """What `pack` keeps: words int32 [..., 48], exponents uint8 [...] -> float32 [..., 128]."""
+    unsigned = words.long() & 0xFFFFFFFF
+    upper = unsigned[..., 32:]
+    upper = torch.cat([upper & _UPPER, (upper >> 4 | upper << 28) & _UPPER], -1)
+    bits = _bytes(upper) << 8 | _bytes(unsigned[..., _LOW_WORD])
+    field = bits & 0x7FFF
+    whole = torch.where(field >= 0x80, field & 0x7F | 0x80, field)
+    size = torch.ldexp(whole.double(), (field >> 7).clamp(min=1) - 7 + exponents.long()[..., None] - 15 - 127)
+    found: torch.Tensor = torch.where(bits >> 15 > 0, -size, size)
+    return found.float()
+
+
+def _words(given: torch.Tensor) -> torch.Tensor:
+    """Bytes [..., n] as unsigned words of four, int64 [..., n / 4]."""
+    shifts = torch.arange(0, 32, 8, device=given.device)
+    words: torch.Tensor = (given.long().unflatten(-1, (-1, 4)) << shifts).sum(-1)
+    return words
+
+
+def _bytes(words: torch.Tensor) -> torch.Tensor:
+    """The other way round: [..., n] -> int64 [..., 4 n]."""
+    shifts = torch.arange(0, 32, 8, device=words.device)
+    return (words[..., None] >> shifts & 0xFF).flatten(-2)
