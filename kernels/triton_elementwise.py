@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels import compact_kv
+from graftlm.kernels.triton_kv_pack import store_packed
 from graftlm.kernels.triton_launch import announce, begin, chain, wait
 
 
@@ -167,6 +169,25 @@ def _store_kv(
     tl.store(v_store + slot * vs_slot + head * vs_head + e, value.to(v_store.dtype.element_ty), mask=e < E)
 
 
+@triton.jit(do_not_specialize=["num_tokens", "e_head"])
+def _store_compact(
+    k, v, k_store, v_store, exponents, slots, num_tokens,
+    k_token, k_head, v_token, v_head, ks_slot, ks_head, vs_slot, vs_head, e_head,
+    HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None], tl.program_id(1)
+    ok = token < num_tokens
+    slot = tl.load(slots + token, mask=ok, other=0).to(tl.int64)
+    d = tl.arange(0, HALF)[None, :]
+    exponent = exponents + head.to(tl.int64) * e_head + slot * 2
+    key = k + token * k_token + head * k_head + d
+    a, b = tl.load(key, mask=ok, other=0.0), tl.load(key + HALF, mask=ok, other=0.0)
+    store_packed(a, b, k_store + slot * ks_slot + head * ks_head, exponent, ok, BLOCK)
+    value = v + token * v_token + head * v_head + d
+    a, b = tl.load(value, mask=ok, other=0.0), tl.load(value + HALF, mask=ok, other=0.0)
+    store_packed(a, b, v_store + slot * vs_slot + head * vs_head, exponent + 1, ok, BLOCK)
+
+
 def store_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -175,15 +196,27 @@ def store_kv(
     slots: torch.Tensor,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    exponents: torch.Tensor | None = None,
 ) -> None:
     """Write each token's K and V at its slot, in the store's dtype.
 
     k        [num_tokens, num_kv_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]; last dimension dense
     slots    int32 or int64 [num_tokens]
     k_scale  float32 [num_kv_heads]: the store holds k / k_scale, in float8; v_scale likewise
+    exponents  uint8 [num_kv_heads, num_slots, 2]: the store is compact, k_store and v_store are int32
+               [num_slots, num_kv_heads, 48] (compact_kv.py), for heads of 128 dimensions in bfloat16
     """
     num_tokens, num_heads, k_dim = k.shape
     v_dim = v.shape[2]
+    if exponents is not None:
+        assert k_dim == v_dim == compact_kv.DIM
+        block = 1 if num_tokens == 1 else 4 if num_tokens <= 16 else 16
+        _store_compact[(triton.cdiv(num_tokens, block), num_heads)](
+            k, v, k_store, v_store, exponents, slots, num_tokens, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            k_store.stride(0), k_store.stride(1), v_store.stride(0), v_store.stride(1), exponents.stride(0),
+            HALF=compact_kv.DIM // 2, BLOCK=block, num_warps=4 if block > 4 else 1,
+        )  # fmt: skip
+        return
     _store_kv[(num_tokens, num_heads)](
         k, v, k_store, v_store, slots, k_scale if k_scale is not None else k, v_scale if v_scale is not None else v,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1),

@@ -1,0 +1,62 @@
+"""Keys and values put into 12 bits a number where they are computed; the format is that of compact_kv.py."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _bits(x):
+    """Those of bfloat16, int32; the sign goes on above them."""
+    return x.to(tl.float32).to(tl.int32, bitcast=True) >> 16
+
+
+@triton.jit
+def _fields(bits, largest):
+    """What numbers keep below their sign: exponent less `largest` + 15, then seven bits of mantissa."""
+    exponent, mantissa = bits >> 7 & 0xFF, bits & 0x7F
+    below = largest - 14 - exponent
+    shift = tl.minimum(tl.maximum(below, 1), 12)
+    small = ((mantissa | 0x80) + (1 << (shift - 1))) >> shift
+    field = tl.where(below <= 0, (1 - below) << 7 | mantissa, small)
+    return tl.where(exponent > 0, field, 0)
+
+
+@triton.jit
+def _words(given, BLOCK: tl.constexpr):
+    """Bytes [BLOCK, 64] as words of four, [BLOCK, 16]."""
+    shifts = (8 * tl.arange(0, 4))[None, None, :]
+    return tl.sum(given.reshape([BLOCK, 16, 4]) << shifts, 2)
+
+
+@triton.jit
+def pack(a, b, BLOCK: tl.constexpr):
+    """Pack BLOCK vectors, given as their two halves [BLOCK, 64]: bfloat16, or float32 that bfloat16 holds.
+
+    -> the low bytes of either half, int32 [BLOCK, 16] each; the upper bits of both, int32 [BLOCK, 16]; the exponents,
+       int32 [BLOCK]. `store_packed` says where they belong.
+    """
+    a, b = _bits(a), _bits(b)
+    largest = tl.max(tl.maximum(a >> 7 & 0xFF, b >> 7 & 0xFF), 1)
+    first, second = _fields(a, largest[:, None]), _fields(b, largest[:, None])
+    upper = _words(a >> 8 & 0x80 | first >> 8, BLOCK)
+    turned = _words(b >> 8 & 0x80 | second >> 8, BLOCK)
+    upper = upper | turned << 4 | (turned >> 28 & 0xF)
+    return _words(first & 0xFF, BLOCK), _words(second & 0xFF, BLOCK), upper, largest
+
+
+@triton.jit
+def store_packed(a, b, words, exponents, ok, BLOCK: tl.constexpr):
+    """Pack BLOCK vectors as `pack` takes them and write those that are `ok`, [BLOCK, 1].
+
+    words      where the 48 words of each begin, pointers [BLOCK, 1]
+    exponents  where the exponent of each goes, pointers [BLOCK, 1]
+    """
+    low_a, low_b, upper, largest = pack(a, b, BLOCK)
+    w = tl.arange(0, 16)[None, :]
+    low = words + (w // 2 * 4 + w % 2)
+    tl.store(low, low_a, mask=ok)
+    tl.store(low + 2, low_b, mask=ok)
+    tl.store(words + 32 + w, upper, mask=ok)
+    tl.store(exponents, largest.to(tl.uint8)[:, None], mask=ok)
