@@ -15,19 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.triton_kv_read import SCALE, attend_records, slots_of
 from graftlm.kernels.triton_launch import announce, chain, wait
 from graftlm.kernels.triton_softmax import LOG2E, add_sink, attend_block, precision
 
 MAX_SPLITS = 32
 JOINED = 64  # parts of all heads of a group that are weighed at once when they are joined
 PREFIX_QUERIES = 64  # of one program over a shared prefix
-
-
-@triton.jit
-def _slots(slots, first, last, BLOCK: tl.constexpr):
-    """The slots of tokens [first, first + BLOCK) of the table, 0 from `last` on."""
-    n = first + tl.arange(0, BLOCK)
-    return tl.load(slots + n, mask=n < last, other=0)
 
 
 @triton.jit
@@ -48,7 +42,7 @@ def _see(
         here = slot.to(tl.int64)[:, None]
         keys = tl.load(k + here * k_slot + d[None, :], mask=ok[:, None] & d_ok[None, :], other=0.0)
         values = tl.load(v + here * v_slot + e[None, :], mask=ok[:, None] & e_ok[None, :], other=0.0)
-        slot = _slots(slots, position + BLOCK, last, BLOCK)
+        slot = slots_of(slots, position + BLOCK, last, BLOCK)
         m, total, acc = attend_block(
             q, keys, values, ok[None, :], m, total, acc, scale, softcap, True, SOFTCAP, PRECISION
         )
@@ -89,7 +83,7 @@ def _decode(
     used = tl.maximum(tl.cdiv(length - start, per_split), 1)  # splits that have tokens; one at least
     first = start + s * per_split
     last = tl.minimum(first + per_split, length)
-    slot = _slots(slots, first, last, BLOCK)
+    slot = slots_of(slots, first, last, BLOCK)
     wait(CHAINED)
     if s < used:
         g, d, e = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, E_PAD)
@@ -179,12 +173,14 @@ def _join(
     )
 
 
-@triton.jit(do_not_specialize=["num_splits", "num_parts"])
+@triton.jit(do_not_specialize=["num_splits", "num_parts", "exponents_head"])
 def _decode_prefix(
     q, k, v, table, rows, members, prefix_lens, part_out, part_lse, k_scale, v_scale, scale, softcap,
     q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, num_members, num_splits, num_parts,
+    exponents, exponents_head,
     GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
     BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+    COMPACT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries, KV head, split): tokens of a prefix that all `members` share, read once.
 
@@ -198,7 +194,7 @@ def _decode_prefix(
     per_split = tl.cdiv(tl.cdiv(length, num_splits), BLOCK) * BLOCK
     first = s * per_split
     last = tl.minimum(first + per_split, length)
-    slot = _slots(slots, first, last, BLOCK)
+    slot = slots_of(slots, first, last, BLOCK)
     query = i * M + tl.arange(0, M)  # a query is (member, head of the group)
     q_ok = query < count * GROUP
     b = tl.load(members + query // GROUP, mask=q_ok, other=0)
@@ -213,11 +209,21 @@ def _decode_prefix(
         )
         if SCALED:
             scale *= tl.load(k_scale + h)
-        m, total, acc = _see(
-            queries, k + h * k_head, v + h * v_head, slots, slot, first, last,
-            tl.full([M], -1e30, tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, E_PAD], tl.float32),
-            scale, softcap, k_slot, v_slot, D, D_PAD, E, E_PAD, BLOCK, SOFTCAP, PRECISION,
-        )  # fmt: skip
+        m = tl.full([M], -1e30, tl.float32)
+        total = tl.zeros([M], tl.float32)
+        acc = tl.zeros([M, E_PAD], tl.float32)
+        if COMPACT:
+            m, total, acc = attend_records(
+                queries, k + h * k_head, v + h * v_head, exponents + h.to(tl.int64) * exponents_head, slots, slot,
+                first, last, query, 0, m, total, acc, scale * SCALE, softcap, k_slot, v_slot,
+                BLOCK, True, False, SOFTCAP, PRECISION, None, ASM,
+            )  # fmt: skip
+            acc *= SCALE
+        else:
+            m, total, acc = _see(
+                queries, k + h * k_head, v + h * v_head, slots, slot, first, last, m, total, acc,
+                scale, softcap, k_slot, v_slot, D, D_PAD, E, E_PAD, BLOCK, SOFTCAP, PRECISION,
+            )  # fmt: skip
         if SCALED:
             acc *= tl.load(v_scale + h)
         num_heads = tl.num_programs(1) * GROUP
@@ -342,36 +348,80 @@ def decode_attention(
     num_parts = splits + num_prefix
     base = tile or tile_of(q.dtype, max(k_dim, v_dim))
     if tile is None and num_parts == 1 and k.element_size() == 2:
-        tile = whole_tile(base, max(k_dim, v_dim), num_rows * num_kv_heads / _num_sms(q.device))
+        tile = whole_tile(base, max(k_dim, v_dim), num_rows * num_kv_heads / num_sms(q.device))
     tile = tile or base
-    sizes = {
-        "D": k_dim, "D_PAD": triton.next_power_of_2(k_dim), "E": v_dim, "E_PAD": triton.next_power_of_2(v_dim),
-        "SOFTCAP": softcap is not None, "SCALED": scales is not None,
-        "PRECISION": precision(q.dtype), **chain(q),
-    }  # fmt: skip
-    strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0))
-    k_scale, v_scale = (scales.k, scales.v) if scales is not None else (workspace.lse, workspace.lse)
-    numbers = (scale * LOG2E, (softcap or 1.0) * LOG2E)
     if prefix is not None:
-        blocks = triton.cdiv(prefix.members.shape[0] * group, PREFIX_QUERIES)
-        _decode_prefix[(blocks, num_kv_heads, prefix_splits)](
-            q, k, v, step.table, step.rows, prefix.members, prefix.length, workspace.out, workspace.lse,
-            k_scale, v_scale, *numbers, *strides, prefix.count, prefix_splits, num_parts,
-            GROUP=group, M=PREFIX_QUERIES, BLOCK=base.block, num_warps=4, num_stages=base.stages, **sizes,
+        decode_prefix(
+            q, k, v, step, prefix, workspace,
+            splits=prefix_splits, num_parts=num_parts, scale=scale, softcap=softcap, scales=scales, tile=base,
         )  # fmt: skip
+    k_scale, v_scale = (scales.k, scales.v) if scales is not None else (workspace.lse, workspace.lse)
     if out is None:
         out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
     group_join = triton.next_power_of_2(group)
     _decode[(num_kv_heads, num_rows, splits)](
         q, k, v, step.table, step.rows, step.lens, step.starts, workspace.out, workspace.lse, workspace.counters,
-        sinks if sinks is not None else workspace.lse, k_scale, v_scale, out, *numbers, window or 0, *strides,
+        sinks if sinks is not None else workspace.lse, k_scale, v_scale, out,
+        scale * LOG2E, (softcap or 1.0) * LOG2E, window or 0, *_strides(q, k, v, step),
         out.stride(0), out.stride(1), splits, num_prefix, num_parts,
         GROUP=group, GROUP_PAD=max(16, group_join), GROUP_JOIN=group_join, JOINED=max(JOINED // group_join, 1),
         SPLIT=num_parts > 1,
-        WINDOW=window is not None, SINKS=sinks is not None,
-        BLOCK=tile.block, num_warps=tile.warps, num_stages=tile.stages, **sizes,
+        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, SCALED=scales is not None,
+        BLOCK=tile.block, num_warps=tile.warps, num_stages=tile.stages, **_sizes(q, k_dim, v_dim),
     )  # fmt: skip
     return out
+
+
+def decode_prefix(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    step: DecodeRows,
+    prefix: PrefixRows,
+    workspace: Workspace,
+    *,
+    splits: int,
+    num_parts: int,
+    scale: float,
+    softcap: float | None = None,
+    scales: Scales | None = None,
+    exponents: torch.Tensor | None = None,
+    tile: Tile | None = None,
+) -> None:
+    """Attend the newest tokens of the prefix's members to the prefix: the first `splits` of their `num_parts` parts.
+
+    q, k, v    as for decode_attention; k and v of a compact store int32 [num_slots, num_kv_heads, 48]
+    exponents  of a compact store, uint8 [num_kv_heads, num_slots, 2]
+    """
+    k_dim, v_dim = q.shape[2], v.shape[2]
+    if exponents is not None:
+        assert scales is None
+        exponents, k, v, v_dim = exponents.view(torch.int16), k.view(torch.uint8), v.view(torch.uint8), k_dim
+    num_kv_heads = k.shape[1]
+    group = q.shape[1] // num_kv_heads
+    tile = tile or tile_of(q.dtype, max(k_dim, v_dim))
+    k_scale, v_scale = (scales.k, scales.v) if scales is not None else (workspace.lse, workspace.lse)
+    blocks = triton.cdiv(prefix.members.shape[0] * group, PREFIX_QUERIES)
+    _decode_prefix[(blocks, num_kv_heads, splits)](
+        q, k, v, step.table, step.rows, prefix.members, prefix.length, workspace.out, workspace.lse,
+        k_scale, v_scale, scale * LOG2E, (softcap or 1.0) * LOG2E, *_strides(q, k, v, step),
+        prefix.count, splits, num_parts,
+        exponents if exponents is not None else q, exponents.stride(0) if exponents is not None else 0,
+        GROUP=group, M=PREFIX_QUERIES, BLOCK=tile.block, SOFTCAP=softcap is not None, SCALED=scales is not None,
+        COMPACT=exponents is not None, ASM=q.is_cuda, num_warps=4, num_stages=tile.stages, **_sizes(q, k_dim, v_dim),
+    )  # fmt: skip
+
+
+def _strides(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: DecodeRows) -> tuple[int, ...]:
+    return q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0)
+
+
+def _sizes(q: torch.Tensor, k_dim: int, v_dim: int) -> dict[str, int | str | bool]:
+    """Options of a launch that both kernels take."""
+    return {
+        "D": k_dim, "D_PAD": triton.next_power_of_2(k_dim), "E": v_dim, "E_PAD": triton.next_power_of_2(v_dim),
+        "PRECISION": precision(q.dtype), **chain(q),
+    }  # fmt: skip
 
 
 def tile_of(dtype: torch.dtype, head_dim: int) -> Tile:
@@ -401,5 +451,6 @@ def whole_tile(base: Tile, head_dim: int, num_programs: float) -> Tile:
 
 
 @functools.cache
-def _num_sms(device: torch.device) -> int:
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 elsewhere."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -3,6 +3,8 @@
 The query heads of one KV head are further queries of it, so each token's K and V are read once per KV head. Tokens are
 read in order, in blocks that start at multiples of the block. Blocks that all queries of a program see whole are read
 by a loop without masks, which may round differently, unless the caller asks for uniform results.
+
+Of a compact store only tokens from before the step are read; the new ones are read from the step.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ import triton
 import triton.language as tl
 
 from graftlm.kernels.triton_decode import Scales
+from graftlm.kernels.triton_kv_read import SCALE, attend_records, slots_of
 from graftlm.kernels.triton_softmax import LOG2E, add_sink, attend_block, precision
 
 
 # rows, lens and indptr begin anywhere in a step: compiled anew for where, a step would wait for seconds
-@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["rows", "lens", "indptr"])
+@triton.jit(do_not_specialize=["window", "exponents_head"], do_not_specialize_on_alignment=["rows", "lens", "indptr"])
 def _extend(
     q, k, v, table, rows, lens, indptr, sinks, k_scale, v_scale, out, scale, softcap, window,
     q_token, q_head, k_slot, k_head, v_slot, v_head, table_row, out_token, out_head,
+    exponents, k_new, v_new, exponents_head, k_token, k_new_head, v_token, v_new_head,
     GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, UNIFORM: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, COMPACT: tl.constexpr, CACHED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries, KV head, row); the longest blocks first."""
     i, h, b = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -50,10 +54,34 @@ def _extend(
         total = tl.zeros([M], tl.float32)
         acc = tl.zeros([M, E_PAD], tl.float32)
         slots = table + tl.load(rows + b).to(tl.int64) * table_row
-        k += h * k_head
-        v += h * v_head
         if SCALED:
             scale *= tl.load(k_scale + h)
+        if COMPACT:
+            if CACHED:
+                first = 0
+                if WINDOW:
+                    first = tl.maximum(past + i * M // GROUP - window + 1, 0) // N * N
+                middle = past // N * N
+                k += h * k_head
+                v += h * v_head
+                exponents += h.to(tl.int64) * exponents_head
+                # no branch around this: behind one ptxas would let the matrix units take one instruction at a time
+                for part in tl.static_range(2):
+                    start = tl.maximum(first, middle) if part else first
+                    end = past if part else middle
+                    m, total, acc = attend_records(
+                        queries, k, v, exponents, slots, slots_of(slots, start, end, N), start, end, position, window,
+                        m, total, acc, scale * SCALE, softcap, k_slot, v_slot,
+                        N, WINDOW or part == 1, WINDOW, SOFTCAP, PRECISION, 1 if part else None, ASM,
+                    )  # fmt: skip
+                acc *= SCALE
+            # from here on only the new tokens are seen, which lie one after the other
+            k_all, k_step = k_new + begin.to(tl.int64) * k_token + h * k_new_head, k_token
+            v_all, v_step = v_new + begin.to(tl.int64) * v_token + h * v_new_head, v_token
+            length, past, position = num_new, 0, token
+        else:
+            k_all, k_step = k + h * k_head, k_slot
+            v_all, v_step = v + h * v_head, v_slot
         first = 0
         if WINDOW:
             first = tl.maximum(past + i * M // GROUP - window + 1, 0) // N * N
@@ -62,18 +90,22 @@ def _extend(
         if WINDOW or UNIFORM:
             middle = first
         for n in range(first, middle, N):
-            slot = tl.load(slots + n + tl.arange(0, N)).to(tl.int64)
-            keys = tl.load(k + slot[:, None] * k_slot + d[None, :], mask=d_ok[None, :], other=0.0)
-            values = tl.load(v + slot[:, None] * v_slot + e[None, :], mask=e_ok[None, :], other=0.0)
+            slot = (n + tl.arange(0, N) if COMPACT else tl.load(slots + n + tl.arange(0, N))).to(tl.int64)
+            keys = tl.load(k_all + slot[:, None] * k_step + d[None, :], mask=d_ok[None, :], other=0.0)
+            values = tl.load(v_all + slot[:, None] * v_step + e[None, :], mask=e_ok[None, :], other=0.0)
             m, total, acc = attend_block(
                 queries, keys, values, True, m, total, acc, scale, softcap, False, SOFTCAP, PRECISION
             )
         for n in range(middle, last, N):
             column = n + tl.arange(0, N)
             in_range = column < last
-            slot = tl.load(slots + column, mask=in_range, other=0).to(tl.int64)
-            keys = tl.load(k + slot[:, None] * k_slot + d[None, :], mask=in_range[:, None] & d_ok[None, :], other=0.0)
-            values = tl.load(v + slot[:, None] * v_slot + e[None, :], mask=in_range[:, None] & e_ok[None, :], other=0.0)
+            slot = (column if COMPACT else tl.load(slots + column, mask=in_range, other=0)).to(tl.int64)
+            keys = tl.load(
+                k_all + slot[:, None] * k_step + d[None, :], mask=in_range[:, None] & d_ok[None, :], other=0.0
+            )
+            values = tl.load(
+                v_all + slot[:, None] * v_step + e[None, :], mask=in_range[:, None] & e_ok[None, :], other=0.0
+            )
             ok = in_range[None, :] & (column[None, :] <= position[:, None])
             if WINDOW:
                 ok = ok & (column[None, :] > position[:, None] - window)
@@ -92,6 +124,10 @@ def _extend(
         )
 
 
+MANY_ROWS = 8
+"""So many make programs enough with large tiles."""
+
+
 @dataclass(frozen=True)
 class ExtendRows:
     """The rows of a mixed step, all on the device but for `max_new`.
@@ -108,6 +144,21 @@ class ExtendRows:
     lens: torch.Tensor
     indptr: torch.Tensor
     max_new: int
+
+
+@dataclass(frozen=True)
+class CompactRows:
+    """What a compact store does not say alone: exponents, and the step's own K and V, which are not read from it.
+
+    exponents  uint8 [num_kv_heads, num_slots, 2]
+    k, v       bfloat16 [num_tokens, num_kv_heads, 128], last dimension dense
+    cached     whether any row has tokens from before the step
+    """
+
+    exponents: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cached: bool = True
 
 
 @dataclass(frozen=True)
@@ -133,6 +184,7 @@ def extend_attention(
     scales: Scales | None = None,
     tile: ExtendTile | None = None,
     uniform: bool = False,
+    compact: CompactRows | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend each row's new tokens, causally, to all of the row's slots.
@@ -140,14 +192,22 @@ def extend_attention(
     q  [num_tokens, num_heads, k_dim], k [num_slots, num_kv_heads, k_dim], v [num_slots, num_kv_heads, v_dim]
     -> [num_tokens, num_heads, v_dim], dtype of q, written to `out` if given; softmax in float32.
 
-    With `uniform` and one `tile`, a query's result is the same to the last bit in every batch and every chunk.
+    With `compact`, k and v are a compact store's, int32 [num_slots, num_kv_heads, 48], heads have 128 dimensions,
+    and what is in the slots of new tokens does not matter. With `uniform` and one `tile`, a query's result is the same
+    to the last bit in every batch and every chunk.
     """
     num_tokens, num_heads, k_dim = q.shape
     num_kv_heads, v_dim = v.shape[1], v.shape[2]
+    exponents, k_new, v_new = q, k, v
+    if compact is not None:
+        assert not uniform and scales is None
+        exponents, k_new, v_new = compact.exponents.view(torch.int16), compact.k, compact.v
+        k, v, v_dim = k.view(torch.uint8), v.view(torch.uint8), v_new.shape[2]
     group = num_heads // num_kv_heads
     if out is None:
         out = torch.empty(num_tokens, num_heads, v_dim, dtype=q.dtype, device=q.device)
-    tile = tile or tile_of(q.dtype, max(k_dim, v_dim), step.max_new * group)
+    decoding_rows = step.rows.shape[0] if compact is not None and compact.cached else 0
+    tile = tile or tile_of(q.dtype, max(k_dim, v_dim), step.max_new * group, decoding_rows=decoding_rows)
     blocks = triton.cdiv(step.max_new * group, tile.queries)
     _extend[(blocks, num_kv_heads, step.rows.shape[0])](
         q, k, v, step.table, step.rows, step.lens, step.indptr, sinks if sinks is not None else q,
@@ -155,18 +215,28 @@ def extend_attention(
         scale * LOG2E, (softcap or 1.0) * LOG2E, window or 0,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0),
         out.stride(0), out.stride(1),
+        exponents, k_new, v_new, exponents.stride(0),
+        k_new.stride(0), k_new.stride(1), v_new.stride(0), v_new.stride(1),
         GROUP=group, D=k_dim, D_PAD=triton.next_power_of_2(k_dim),
         E=v_dim, E_PAD=triton.next_power_of_2(v_dim), M=tile.queries, N=tile.block,
         WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, SCALED=scales is not None,
-        UNIFORM=uniform, PRECISION=precision(q.dtype), num_warps=tile.warps, num_stages=tile.stages,
+        UNIFORM=uniform, PRECISION=precision(q.dtype), COMPACT=compact is not None,
+        CACHED=compact is not None and compact.cached, ASM=q.is_cuda,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
 
-def tile_of(dtype: torch.dtype, head_dim: int, num_queries: int) -> ExtendTile:
-    """The tile for heads of this size and rows with at most so many queries per KV head."""
+def tile_of(dtype: torch.dtype, head_dim: int, num_queries: int, *, decoding_rows: int = 0) -> ExtendTile:
+    """The tile for heads of this size and rows with at most so many queries per KV head.
+
+    decoding_rows  how many rows there are, if cached numbers have to be turned out of 12 bits: that is done anew for
+                   every tile of queries
+    """
     if dtype == torch.float32:
         return ExtendTile(32, 32, 4, 2)
     if head_dim > 128:
         return ExtendTile(64, 32, 4, 2)
-    return ExtendTile(64, 64, 4, 3) if num_queries <= 512 else ExtendTile(256, 64, 8, 3)
+    if num_queries > 512 or (num_queries > 128 and decoding_rows >= MANY_ROWS):
+        return ExtendTile(256, 64, 8, 3)
+    return ExtendTile(64, 64, 4, 2 if decoding_rows else 3)
