@@ -80,22 +80,32 @@ class FlashInferAttention(TritonAttention):
             pages = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
             self._pages = queries, pages, send(np.concatenate(slots), self.device)
 
-    def _extend(self, layer: int, q: torch.Tensor, out: torch.Tensor, rows: slice, scoring: Scoring) -> None:
+    def _extend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        rows: slice,
+        *,
+        scoring: Scoring,
+    ) -> None:
         first = int(q.shape[0] - self._pages[0][-1]) if self._pages is not None else 0
         if self._pages is not None and self.usable:
             self._refuse(self.store.k[layer].shape[2], self.store.v[layer].shape[2])
         if self._pages is None or not self.usable:
-            super()._extend(layer, q, out, rows, scoring)
+            super()._extend(layer, q, k, v, out, rows, scoring=scoring)
             return
         kind = (q.shape[1:], self.store.v[layer].shape[1:], scoring.scale, scoring.window, scoring.softcap)
         try:
             found = self._run(layer, q[first:], kind, scoring)
         except Exception as error:  # a compiler that is missing, a shape without a kernel: whatever it raises
             self._give_up(f"{type(error).__name__}: {str(error)[:200]}")
-            super()._extend(layer, q, out, rows, scoring)
+            super()._extend(layer, q, k, v, out, rows, scoring=scoring)
             return
         if kind not in self._checked:
-            super()._extend(layer, q, out, rows, scoring)
+            super()._extend(layer, q, k, v, out, rows, scoring=scoring)
             expected = out[first:].float()
             difference = float((found.float() - expected).norm() / expected.norm())
             if not difference < MAX_ERROR[q.dtype]:

@@ -10,6 +10,7 @@ import torch
 from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
 from graftlm.kernels.dense_prefill import DensePrefill, Segment, segments_of
 from graftlm.kernels.device_step import DeviceStep, Layout
+from graftlm.kernels.gluon_support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.triton_decode import (
     DecodeRows,
@@ -17,11 +18,12 @@ from graftlm.kernels.triton_decode import (
     Scales,
     Workspace,
     decode_attention,
+    decode_prefix,
     num_prefix_splits,
     num_splits,
 )
 from graftlm.kernels.triton_elementwise import store_kv
-from graftlm.kernels.triton_extend import ExtendRows, ExtendTile, extend_attention
+from graftlm.kernels.triton_extend import CompactRows, ExtendRows, ExtendTile, extend_attention
 from graftlm.kernels.triton_packed_qkv import rotate_store
 
 MAX_HEAD_DIM = 256
@@ -52,6 +54,9 @@ class TritonAttention:
     strict  every row goes through one kernel with one tiling, so that a token's result is the same, to the last bit,
             in every batch, however it was cut into steps. Set before the first step.
     dense   what long cold prompts go through.
+
+    Of a compact store decode reads all tokens, extend those from before the step. Where the kernel for decode is
+    missing, as on a CPU, rows that decode go through extend.
     """
 
     graph_safe = True
@@ -62,12 +67,15 @@ class TritonAttention:
         self.strict = False
         has_cudnn = self.device.type == "cuda" and torch.backends.cudnn.is_available()
         self.dense = DensePrefill(enabled=has_cudnn, rounded_store=store.scales is not None)
+        on_card = store.compact and self.device.type == "cuda"
+        self._compact = gluon_kernel("triton_compact_decode") if on_card else None
         self.num_sms = 1
         if self.device.type == "cuda":
             self.num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._step: DeviceStep | None = None
         self._layout: Layout | None = None
         self._segments: tuple[Segment, ...] = ()
+        self._cached = True  # whether rows that extend have tokens from before the step
         self._one_each = torch.arange(4097, dtype=torch.int32, device=self.device)
         self._workspaces: dict[tuple[int, int, int, int], Workspace] = {}
 
@@ -76,6 +84,12 @@ class TritonAttention:
             return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
         if max(layer.k_dim, layer.v_dim) > MAX_HEAD_DIM:
             return f"a head has {max(layer.k_dim, layer.v_dim)} dimensions, the kernels go up to {MAX_HEAD_DIM}"
+        if self.store.compact and self._compact is not None:
+            group = layer.num_heads // layer.num_kv_heads
+            if group > self._compact.MAX_GROUP:
+                return (
+                    f"{group} query heads share a KV head, and with KV in 12 bits at most {self._compact.MAX_GROUP} can"
+                )
         if self.store.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn):
             return f"the KV store is {self.store.dtype}; use float32, float16, bfloat16 or float8_e4m3fn"
         if self.store.dtype.itemsize == 1 and self.device.type == "cuda":
@@ -86,7 +100,7 @@ class TritonAttention:
 
     def bind(self, step: DeviceStep, layout: Layout) -> None:
         """Read steps from `step`, which holds one of this layout."""
-        self._step, self._layout, self._segments = step, layout, ()
+        self._step, self._layout, self._segments, self._cached = step, layout, (), True
 
     def prepare(self, plan: Plan) -> None:
         """Send the plan to buffers of its own size."""
@@ -101,6 +115,7 @@ class TritonAttention:
             step = DeviceStep(rows, tokens, length, 0, self.device)
         layout = step.write(plan)
         self.bind(step, layout)
+        self._cached = any(row.past for row in plan.rows[0 if self._extends_only else layout.num_decode :])
         if not self.strict:
             self._segments = segments_of(plan.rows, layout.num_decode)
 
@@ -118,7 +133,8 @@ class TritonAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert self._step is not None
-        store_kv(k, v, self.store.k[layer], self.store.v[layer], self._step.slots, *self._scale_pair(layer))
+        k_store, v_store = self.store.k[layer], self.store.v[layer]
+        store_kv(k, v, k_store, v_store, self._step.slots, *self._scale_pair(layer), self._exponents(layer))
         return self._attend(layer, q, k, v, Scoring(scale, window, softcap, sinks))
 
     def forward_packed(
@@ -137,14 +153,30 @@ class TritonAttention:
         assert step is not None and layout is not None
         k_store, v_store = self.store.k[layer], self.store.v[layer]
         block = 4 if self.strict else None  # the norm of a head is summed in an order that depends on it
-        q, k, v = rotate_store(packed, k_store, v_store, step.slots, *self._scale_pair(layer), block=block)
+        q, k, v = rotate_store(
+            packed,
+            k_store,
+            v_store,
+            step.slots,
+            *self._scale_pair(layer),
+            block=block,
+            exponents=self._exponents(layer),
+        )
         scoring = Scoring(scale, window, softcap, sinks)
         if not ends:
             return self._attend(layer, q, k, v, scoring)
         last = step.indptr[1 : layout.num_rows + 1] - 1
-        if self.strict:
+        if self._extends_only:
             return self._attend(layer, q, k, v, scoring)[last]
         return self._decode(layer, q[last], scoring, shared=False)
+
+    @property
+    def _extends_only(self) -> bool:
+        """Whether rows that decode go through extend too."""
+        return self.strict or (self.store.compact and self._compact is None)
+
+    def _exponents(self, layer: int) -> torch.Tensor | None:
+        return self.store.exponents[layer] if self.store.exponents is not None else None
 
     def _scales(self, layer: int) -> Scales | None:
         scales = self.store.scales
@@ -160,22 +192,23 @@ class TritonAttention:
         assert layout is not None
         q = q if q.stride(-1) == 1 else q.contiguous()
         num_decode = layout.num_decode
-        if num_decode == layout.num_rows and not self.strict:
+        if num_decode == layout.num_rows and not self._extends_only:
             return self._decode(layer, q[:num_decode], scoring)
         out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
-        if num_decode and self.strict:
-            self._extend(layer, q, out, slice(0, num_decode), scoring)
+        extend = partial(self._extend, layer, q, k, v, scoring=scoring)
+        if num_decode and self._extends_only:
+            extend(out, slice(0, num_decode))
         elif num_decode:
             self._decode(layer, q[:num_decode], scoring, out=out[:num_decode])
         if num_decode == layout.num_rows:
             return out
         dense = self.dense.takes(q, v, scoring.window, scoring.softcap)
         if not dense or not any(segment.dense for segment in self._segments):
-            self._extend(layer, q, out, slice(num_decode, layout.num_rows), scoring)
+            extend(out, slice(num_decode, layout.num_rows))
             return out
         for segment in self._segments:
             rows = slice(segment.first_row, segment.last_row)
-            plain = partial(self._extend, layer, q, rows=rows, scoring=scoring)
+            plain = partial(extend, rows=rows)
             if segment.dense and self.dense.enabled:
                 found = self.dense.run(q, k, v, segment, out, scale=scoring.scale, sinks=scoring.sinks, plain=plain)
                 if len(found) == len(out):
@@ -185,11 +218,22 @@ class TritonAttention:
                 plain(out)
         return out
 
-    def _extend(self, layer: int, q: torch.Tensor, out: torch.Tensor, rows: slice, scoring: Scoring) -> None:
+    def _extend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        rows: slice,
+        *,
+        scoring: Scoring,
+    ) -> None:
         """Attend these rows through the kernel that reads the table."""
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
         max_new = 1 if rows.stop <= layout.num_decode else layout.max_new
+        exponents = self._exponents(layer)
         extend_attention(
             q,
             self.store.k[layer],
@@ -202,6 +246,7 @@ class TritonAttention:
             scales=self._scales(layer),
             tile=uniform_tile(q.dtype) if self.strict else None,
             uniform=self.strict,
+            compact=CompactRows(exponents, k, v, self._cached) if exponents is not None else None,
             out=out,
         )
 
@@ -221,29 +266,68 @@ class TritonAttention:
         """Attend one token, the last, of each of the first rows, perhaps by way of the prefix that they share."""
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
-        k, v = self.store.k[layer], self.store.v[layer]
+        k, v, exponents = self.store.k[layer], self.store.v[layer], self._exponents(layer)
         num_rows, num_heads, _ = q.shape
-        splits = num_splits(num_rows, k.shape[1], self.num_sms)
-        rows = slice(0, num_rows)
+        num_kv_heads = k.shape[1]
+        count = num_splits if self._compact is None else self._compact.num_splits
+        splits = count(num_rows, num_kv_heads, self.num_sms)
+        first = slice(0, num_rows)
         # a window may end before the shared prefix does: then each row reads what it sees by itself
         shared = shared and layout.prefix and scoring.window is None
-        prefix_splits = num_prefix_splits(num_rows, num_heads, k.shape[1], self.num_sms) if shared else 0
-        return decode_attention(
+        prefix_splits = num_prefix_splits(num_rows, num_heads, num_kv_heads, self.num_sms) if shared else 0
+        rows = DecodeRows(
+            step.table, step.rows[first], step.lens[first], (step.starts if shared else step.zeros)[first]
+        )
+        prefix = PrefixRows(step.prefix_len, step.members[first], step.num_members) if shared else None
+        num_parts = splits + prefix_splits
+        workspace = self._workspace(num_rows, num_heads, self.store.layout[layer].v_dim, num_parts)
+        records = self.store.records
+        if self._compact is None or records is None or exponents is None:
+            return decode_attention(
+                q,
+                k,
+                v,
+                rows,
+                workspace,
+                splits=splits,
+                scale=scoring.scale,
+                window=scoring.window,
+                softcap=scoring.softcap,
+                sinks=scoring.sinks,
+                prefix=prefix,
+                prefix_splits=max(prefix_splits, 1),
+                scales=self._scales(layer),
+                out=out,
+            )
+        if prefix is not None:
+            decode_prefix(
+                q,
+                k,
+                v,
+                rows,
+                prefix,
+                workspace,
+                splits=prefix_splits,
+                num_parts=num_parts,
+                scale=scoring.scale,
+                softcap=scoring.softcap,
+                exponents=exponents,
+            )
+        found: torch.Tensor = self._compact.compact_decode_attention(
             q,
-            k,
-            v,
-            DecodeRows(step.table, step.rows[rows], step.lens[rows], (step.starts if shared else step.zeros)[rows]),
-            self._workspace(num_rows, num_heads, v.shape[2], splits + prefix_splits),
+            records[layer],
+            exponents,
+            rows,
+            workspace,
             splits=splits,
+            num_prefix=prefix_splits,
             scale=scoring.scale,
             window=scoring.window,
             softcap=scoring.softcap,
             sinks=scoring.sinks,
-            prefix=PrefixRows(step.prefix_len, step.members[rows], step.num_members) if shared else None,
-            prefix_splits=max(prefix_splits, 1),
-            scales=self._scales(layer),
             out=out,
         )
+        return found
 
     def _workspace(self, num_rows: int, num_heads: int, v_dim: int, num_parts: int) -> Workspace:
         key = (num_rows, num_heads, v_dim, num_parts)
