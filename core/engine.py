@@ -163,6 +163,7 @@ class LocalEngine:
             slots_free=self.cache.pool.num_free,
             slots_cached=self.cache.tree.num_tokens,
             slots_in_use=self.cache.num_in_use,
+            kv=self.spec.kv,
         )
 
     def reset_stats(self) -> None:

@@ -70,12 +70,13 @@ def check_weights_fit(name: str, model: nn.Module, device: torch.device) -> None
         )
 
 
-def pool_size(loaded: LoadedModel, cache: CacheConfig) -> int:
+def pool_size(loaded: LoadedModel, cache: CacheConfig, bytes_per_token: int | None = None) -> int:
     """Slots in the KV pool: the least of what the configuration says, else a share of free memory.
 
+    bytes_per_token  of KV as it is kept; None: in the model's own dtype
     Raises ConfigError if not even two tokens fit, or if the configuration asks for more than is free on a GPU.
     """
-    bytes_per_token = max(_kv_bytes_per_token(loaded, cache), 1)
+    bytes_per_token = max(loaded.bytes_per_token if bytes_per_token is None else bytes_per_token, 1)
     limits = []
     if cache.max_tokens is not None:
         limits.append(cache.max_tokens)
@@ -105,12 +106,6 @@ def step_tokens(wanted: int | None, device: torch.device) -> int:
     nvidia = device.type == "cuda" and torch.version.hip is None
     fast = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
     return LARGE_STEP_TOKENS if fast and free_bytes(device) >= LARGE_STEP_FREE else STEP_TOKENS
-
-
-def _kv_bytes_per_token(loaded: LoadedModel, cache: CacheConfig) -> int:
-    from graftlm.core.kv_dtype import kv_bytes_per_token
-
-    return kv_bytes_per_token(loaded, cache)
 
 
 def _default_slots(loaded: LoadedModel, bytes_per_token: int) -> int:

@@ -11,7 +11,8 @@ class Stats:
 
     `computed_tokens` are prompt tokens that were really run, `cached_tokens` those taken from the cache;
     a retracted request's prompt counts again when it is run again. `drafted_tokens` were run as guesses of what comes
-    next, `accepted_tokens` of them came true. free + cached + in use == total slots.
+    next, `accepted_tokens` of them came true. free + cached + in use == total slots. `kv` says how keys and values are
+    kept ("bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"); nothing before the model is loaded.
     """
 
     requests: int = 0
@@ -36,6 +37,7 @@ class Stats:
     forward_s: float = 0.0
     sample_s: float = 0.0
     commit_s: float = 0.0
+    kv: str = ""
 
     @property
     def hit_rate(self) -> float:

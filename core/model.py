@@ -17,6 +17,7 @@ from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fuse import Fusions, fuse
 from graftlm.core.fuse_cpu import fuse_cpu
 from graftlm.core.hub import only_local, why_not
+from graftlm.core.kv_format import may_be_compact
 from graftlm.core.memory import check_weights_fit, give_back
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
@@ -46,6 +47,7 @@ class LoadedModel:
     eos_token_ids    every id that ends an answer
     lane             "paged": ragged batches over the KV store; "serial": one sequence at a time over the model's
                      own cache, because of `lane_reason`
+    kv_reason        why KV is not kept in 12 bits although the model and the card could: what the comparison found
     rehearsed        whether what its steps launch was compiled before anything was (rehearsal.py)
     """
 
@@ -62,6 +64,7 @@ class LoadedModel:
     layer_of: dict[nn.Module, int] = field(default_factory=dict, repr=False)
     lane: Lane = "serial"
     lane_reason: str | None = None
+    kv_reason: str | None = None
     fusions: Fusions = field(default_factory=Fusions, repr=False)
     rehearsed: bool = False
 
@@ -123,7 +126,7 @@ def load_model(
         _leave_files(hf_model, loaded.fusions)
     if device.type == "cpu":
         fuse_cpu(hf_model, loaded.fusions)  # last: it takes addresses
-    _choose_lane(loaded, reference, factory)
+    _choose_lane(loaded, reference, factory, config)
     if config.strict and loaded.lane == "paged" and device.type == "cuda":
         _check_strict(loaded, factory)
     if device.type == "cpu":
@@ -217,19 +220,35 @@ def _leave_files(model: nn.Module, fusions: Fusions) -> None:
             parameter.data = parameter.data.clone()
 
 
-def _choose_lane(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> None:
+def _choose_lane(
+    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, config: EngineConfig
+) -> None:
     try:
         found = discover(loaded.model, loaded.device)
     except Exception as failure:
         loaded.lane_reason = f"its attention cannot be taken over: {type(failure).__name__}: {str(failure)[:200]}"
     else:
         loaded.layers, loaded.layer_of = found.layers, found.layer_of
-        loaded.lane_reason = qualify(loaded, reference, attention_factory)
+        loaded.lane_reason = _why_not_paged(loaded, reference, attention_factory, config)
     if loaded.lane_reason is None:
         loaded.lane = "paged"
         return
     loaded.layers, loaded.layer_of = (), {}
     warnings.warn(f"{loaded.name} runs in the serial lane, one sequence at a time: {loaded.lane_reason}", stacklevel=3)
+
+
+def _why_not_paged(
+    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, config: EngineConfig
+) -> str | None:
+    """Why the model cannot run in the paged lane; None if it can, be it with KV in its own dtype only."""
+    compact = may_be_compact(loaded, config)
+    reason = qualify(loaded, reference, attention_factory, compact=compact)
+    if reason is None or not compact:
+        return reason
+    plain_reason = qualify(loaded, reference, attention_factory)
+    if plain_reason is None:
+        loaded.kv_reason = reason
+    return plain_reason
 
 
 def text_config(config: Any) -> Any:

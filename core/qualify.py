@@ -39,6 +39,9 @@ MAX_LEAK = 2e-2
 MANY_TOKENS = 513
 """New tokens of a row that count as many for any kernel."""
 
+ROWS, SOME_TOKENS = 8, 133
+"""Rows and tokens of each that count as many where cached numbers are turned out of 12 bits (triton_extend.py)."""
+
 STRICT_LENGTH = 200
 """Tokens of the sequence by which strict mode is checked: products of one row, of few and of many."""
 
@@ -104,13 +107,16 @@ class Reference:
             return cls((long, short), torch.cat([_plain(loaded, long), _plain(loaded, short)]))
 
 
-def qualify(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> str | None:
+def qualify(
+    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, *, compact: bool = False
+) -> str | None:
     """Why this model cannot run in the paged lane; None if it can.
 
     Prefill, a second chunk, a decode step and a mixed batch are all covered: two steps of two rows each.
+    compact  with KV in 12 bits
     """
     for layer, spec in enumerate(loaded.layers):
-        reason = attention_factory(KVStore((), 0, loaded.dtype, loaded.device)).supports(spec)
+        reason = attention_factory(KVStore((), 0, loaded.dtype, loaded.device, compact=compact)).supports(spec)
         if reason is not None:
             return f"layer {layer}: {reason}"
     expected = getattr(loaded.text_config, "num_hidden_layers", len(loaded.layers))
@@ -121,12 +127,12 @@ def qualify(loaded: LoadedModel, reference: Reference, attention_factory: Attent
             return f"{cause} beyond {limit:,} tokens; max_model_len={limit} keeps it in the paged lane"
     if not loaded.rehearsed:  # on a GPU kernels compile, side by side
         launches = (
-            partial(launch_ragged, loaded, attention_factory),
-            partial(_difference, loaded, reference, attention_factory),
+            partial(launch_ragged, loaded, attention_factory, compact=compact),
+            partial(_difference, loaded, reference, attention_factory, compact),
         )
         compile_together(lambda: [launch() for launch in launches], loaded.device)
     try:
-        return _difference(loaded, reference, attention_factory)
+        return _difference(loaded, reference, attention_factory, compact)
     except Exception as failure:
         return f"a ragged batch fails: {type(failure).__name__}: {str(failure)[:200]}"
 
@@ -168,20 +174,31 @@ def stretched_context(config: Any) -> int | None:
     return None
 
 
-def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory) -> None:
-    """Run steps of many tokens and of half as many, with rows of one token and of a few, for what they launch."""
+def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, compact: bool = False) -> None:
+    """Run steps of many tokens and of half as many, with rows of one token and of a few, for what they launch.
+
+    compact  over KV in 12 bits; then also many rows, without cached tokens and with some
+    """
     many = min(MANY_TOKENS, loaded.max_model_len - 1)
-    store = KVStore(loaded.kv_layout, many + 9, loaded.dtype, loaded.device)
+    few = min(SOME_TOKENS, loaded.max_model_len - 1)
+    num_slots = max(many + 9, ROWS * few)
+    store = KVStore(loaded.kv_layout, num_slots, loaded.dtype, loaded.device, compact=compact)
     runner = PagedRunner(loaded, attention_factory(store))
     places = ([Extent(0, many)], [Extent(many, many + 9)])
     for pieces in ([(0, many // 2), (0, 5)], [(0, many - 1), (0, 5)], [(many - 1, many), (5, 9)]):
         runner.forward(_plan([[0] * many, [0] * 9], places, pieces))
+    if compact:
+        side_by_side = tuple([Extent(row * few, (row + 1) * few)] for row in range(ROWS))
+        for piece in ((0, 4), (4, few)):
+            runner.forward(_plan([[0] * few] * ROWS, side_by_side, [piece] * ROWS))
 
 
-def _difference(loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory) -> str | None:
+def _difference(
+    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, compact: bool
+) -> str | None:
     """How a ragged batch differs from the model's own forward; None if it does not."""
     long, short = reference.sequences
-    store = KVStore(loaded.kv_layout, sum(LENGTHS), loaded.dtype, loaded.device)
+    store = KVStore(loaded.kv_layout, sum(LENGTHS), loaded.dtype, loaded.device, compact=compact)
     runner = PagedRunner(loaded, attention_factory(store))
     # The long one lies in one range of slots, the short one around it in two.
     places = ([Extent(5, 5 + len(long))], [Extent(0, 5), Extent(5 + len(long), len(long) + len(short))])

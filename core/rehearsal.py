@@ -18,14 +18,13 @@ import torch
 from torch import nn
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.kv_dtype import kv_dtype
+from graftlm.core.kv_format import FP8, KVFormat, kv_format
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, discover, launch_ragged
 from graftlm.kernels.attention import StrictAttention
 from graftlm.kernels.compile_server import CompileServer
 from graftlm.kernels.device_step import CapturableAttention
 from graftlm.kernels.gpu_support import triton_problem
-from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.triton_compile import Compiling, compile_meanwhile
 
 if TYPE_CHECKING:
@@ -84,8 +83,9 @@ def rehearse(
             fuse_gpu(model, strict=config.strict, compact=compact, dry=True)
             found = discover(model, loaded.device)
             small = replace(loaded, model=model, lane="paged", layers=found.layers, layer_of=found.layer_of)
-            launch_ragged(small, attention_factory)
-            _launch_steps(small, config, attention_factory)
+            kv = kv_format(small, config)
+            launch_ragged(small, attention_factory, compact=kv.compact)
+            _launch_steps(small, config, attention_factory, kv)
             form = form_of(model)
         finally:
             _strip(model)
@@ -97,14 +97,14 @@ def rehearse(
     return Rehearsal((first, others), form)
 
 
-def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory) -> None:
+def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory, kv: KVFormat) -> None:
     """Run a decode step of every size that a graph is captured for."""
     from graftlm.core.graphs import graph_sizes, launch_steps, step_buffers
 
-    dtype, scales = kv_dtype(loaded, config.cache), None
-    if dtype is not loaded.dtype:
+    scales = None
+    if kv.dtype is FP8:
         scales = [torch.ones(2, layer.num_kv_heads, device=loaded.device) for layer in loaded.layers]
-    attention = attention_factory(KVStore(loaded.kv_layout, 1, dtype, loaded.device, scales))
+    attention = attention_factory(kv.store(loaded, 1, scales))
     if isinstance(attention, StrictAttention):
         attention.strict = config.strict
     if isinstance(attention, CapturableAttention):

@@ -38,6 +38,7 @@ class RunnerSpec:
 
     num_embeddings  token ids that the model knows, at least vocab_size
     step_tokens  prompt tokens computed in one step, beside one token of each row that decodes.
+    kv          how KV is kept, in words.
     lane        set where the runner keeps prefixes itself (the serial lane).
     min_forced  the shortest run of forced tokens worth a longer step on this device.
     drafts      whether rows may carry guesses of their next tokens.
@@ -53,6 +54,7 @@ class RunnerSpec:
     vocab_size: int
     num_embeddings: int
     step_tokens: int
+    kv: str = ""
     lane: SnapshotLane | None = None
     min_forced: int = 1
     drafts: bool = False
@@ -63,21 +65,24 @@ class RunnerSpec:
 
 def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
     """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
-    num_slots = pool_size(loaded, config.cache)
+    from graftlm.core.kv_format import FP8, kv_format, kv_scales
+
+    kv = kv_format(loaded, config)
+    if loaded.kv_reason is not None:
+        warnings.warn(f"KV is kept in {kv}, not in 12 bits a number: {loaded.kv_reason}", stacklevel=2)
+    num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded))
     if loaded.lane == "serial":
         from graftlm.core.serial import SerialRunner
 
         serial = SerialRunner(loaded)
         sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
         budget = step_tokens(config.max_step_tokens, loaded.device)
-        return RunnerSpec(serial, num_slots, *sizes, budget, lane=serial, close=loaded.release)
+        return RunnerSpec(serial, num_slots, *sizes, budget, str(kv), lane=serial, close=loaded.release)
     from graftlm.core.device_sampler import DeviceSampler
-    from graftlm.core.kv_dtype import kv_dtype, kv_scales
-    from graftlm.core.model import KVStore, PagedRunner
+    from graftlm.core.model import PagedRunner
 
-    dtype = kv_dtype(loaded, config.cache)
-    scales = kv_scales(loaded) if dtype is not loaded.dtype else None
-    store = KVStore(loaded.kv_layout, num_slots + 1, dtype, loaded.device, scales)  # the last slot is scratch
+    scales = kv_scales(loaded) if kv.dtype is FP8 else None
+    store = kv.store(loaded, num_slots + 1, scales)  # the last slot is scratch
     budget = step_tokens(config.max_step_tokens, loaded.device)
     attention = _attention(loaded, config, kernels, store)
     overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
@@ -99,6 +104,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         loaded.vocab_size,
         _num_embeddings(loaded),
         budget,
+        str(kv),
         drafts=config.speculation == "auto" and loaded.device.type == "cpu" and drawer is None,
         drawer=drawer,
         check=partial(_synchronize, loaded.device),
@@ -136,6 +142,8 @@ def _attention(
     names = best if config.attention == "auto" else [config.attention]
     if config.attention == "flashinfer":
         names = ["flashinfer", *best]
+    if store.compact:
+        names = ["triton"]  # no other reads it
     reasons = [f"triton: {problem}"] if problem and config.attention == "auto" else []
     for name in names:
         try:

@@ -5,7 +5,7 @@ import torch
 
 from graftlm.core.config import CacheConfig, EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.kv_dtype import kv_bytes_per_token, kv_dtype, kv_scales
+from graftlm.core.kv_format import KVFormat, kv_format, kv_scales
 from graftlm.core.model import load_model
 from graftlm.kernels.attention import LayerSpec, PackedQKV
 from graftlm.kernels.kv_store import KVStore, LayerKV
@@ -77,9 +77,10 @@ def test_scales_leave_room_above_what_a_sample_holds() -> None:
 
 def test_kv_in_float8_takes_a_quarter_of_float32_and_needs_a_gpu() -> None:
     loaded = load_model(tiny_model("llama"), EngineConfig(device="cpu", max_model_len=64), byte_tokenizer())
-    cache = CacheConfig(dtype="fp8")
+    config = EngineConfig(cache=CacheConfig(dtype="fp8"))
     with pytest.raises(ConfigError, match="runs on cpu; KV in float8 is for models in the paged lane on a GPU"):
-        kv_dtype(loaded, cache)
+        kv_format(loaded, config)
     loaded.device = torch.device("cuda")
-    assert kv_bytes_per_token(loaded, cache) * 4 == loaded.bytes_per_token
+    assert kv_format(loaded, config) == KVFormat(FP8)
+    assert KVFormat(FP8).bytes_per_token(loaded) * 4 == loaded.bytes_per_token
     assert "no KV in float8" in str(TorchAttention(KVStore((), 0, FP8)).supports(LayerSpec(4, 2, 16, 16)))

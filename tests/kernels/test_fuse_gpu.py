@@ -55,7 +55,7 @@ def load_fused(
             "graftlm.core.model._fuse", lambda model, device, **options: fuse_gpu(model, max_rows=max_rows, **options)
         )
         if not qualified:
-            patch.setattr("graftlm.core.model.qualify", lambda *_: None)
+            patch.setattr("graftlm.core.model.qualify", lambda *_, **__: None)
         config = EngineConfig(device=DEVICE.type, strict=strict, max_model_len=64 if strict else 8)
         return load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
 

@@ -1,0 +1,155 @@
+"""How KV is kept: in which dtype, in how many bits, and by what it is divided to fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import ConfigError
+from graftlm.core.paged import AttentionCall, AttentionSwitch
+from graftlm.kernels import compact_kv
+from graftlm.kernels.gluon_support import gluon_kernel
+from graftlm.kernels.gpu_support import triton_problem, triton_version
+from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.torch_attention import attend
+
+if TYPE_CHECKING:
+    from graftlm.core.model import LoadedModel
+
+FP8 = torch.float8_e4m3fn
+SAMPLE = 512  # random tokens whose keys and values are looked at
+MARGIN = 2.0  # how much larger others may be; beyond it they are cut off
+
+
+OLDEST_FOR_COMPACT = (9, 0)
+"""Compute capability, Hopper's: the oldest on which KV in 12 bits was tried."""
+
+FASTER_COMPACT = (9, 0)
+"""Where it was measured to be faster."""
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """How the KV store of a model is kept.
+
+    dtype    of what it holds; where it is compact, of what that was made of
+    compact  in 12 bits a number (kernels/compact_kv.py)
+    """
+
+    dtype: torch.dtype
+    compact: bool = False
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype)[6:]} in 12 bits" if self.compact else str(self.dtype)[6:]
+
+    def bytes_per_token(self, loaded: LoadedModel) -> int:
+        """Bytes that one token takes in the KV pool; an estimate in the serial lane."""
+        if not loaded.layers:
+            return loaded.bytes_per_token
+        return sum(layer.num_bytes(self.dtype, self.compact) for layer in loaded.kv_layout)
+
+    def store(self, loaded: LoadedModel, num_slots: int, scales: Sequence[torch.Tensor] | None = None) -> KVStore:
+        """A store of so many slots. scales: of KVStore, for float8"""
+        return KVStore(loaded.kv_layout, num_slots, self.dtype, loaded.device, scales, self.compact)
+
+
+def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:
+    """How `loaded` is to keep KV. ConfigError if the configuration asks for what it cannot have."""
+    plain, wanted = KVFormat(loaded.dtype), config.cache.dtype
+    if wanted == "fp8":
+        if loaded.lane != "paged" or loaded.device.type != "cuda":
+            raise ConfigError(
+                f"CacheConfig.dtype is 'fp8', but {_place(loaded)}; KV in float8 is for models in the paged lane on a "
+                "GPU: leave it out"
+            )
+        return KVFormat(FP8)
+    if wanted == "model":
+        return plain
+    reason = _place(loaded) if loaded.lane != "paged" else _why_not_compact(loaded, config)
+    if reason is not None and wanted == "compact":
+        raise ConfigError(
+            f"CacheConfig.dtype is 'compact', but {reason}; KV in 12 bits is for models in the paged lane with heads "
+            f"of {compact_kv.DIM} dimensions in bfloat16, on a Hopper GPU or a newer one, with Triton 3.6 or newer and "
+            "its attention: leave it out"
+        )
+    if reason is not None or loaded.kv_reason is not None:
+        return plain
+    return KVFormat(loaded.dtype, compact=may_be_compact(loaded, config))
+
+
+def may_be_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
+    """Whether a model, if it runs in the paged lane and attention over 12 bits gives the same, is to have them."""
+    wanted = config.cache.dtype
+    if wanted not in ("auto", "compact") or _why_not_compact(loaded, config) is not None:
+        return False
+    return wanted == "compact" or torch.cuda.get_device_capability(loaded.device) == FASTER_COMPACT
+
+
+def _place(loaded: LoadedModel) -> str:
+    return f"{loaded.name} runs " + ("in the serial lane" if loaded.lane != "paged" else f"on {loaded.device}")
+
+
+def _why_not_compact(loaded: LoadedModel, config: EngineConfig) -> str | None:
+    """Why a model cannot keep KV in 12 bits; None if it can."""
+    if loaded.device.type != "cuda":
+        return f"{loaded.name} runs on {loaded.device}"
+    if loaded.dtype is not torch.bfloat16:
+        return f"{loaded.name} computes in {str(loaded.dtype)[6:]}"
+    if config.strict:
+        return "strict=True"
+    if config.attention not in ("auto", "triton"):
+        return f"attention={config.attention!r}"
+    for layer in loaded.layers:
+        if not layer.k_dim == layer.v_dim == compact_kv.DIM:
+            dims = str(layer.k_dim) if layer.k_dim == layer.v_dim else f"{layer.k_dim} and {layer.v_dim}"
+            return f"{loaded.name} has heads of {dims} dimensions"
+    return _card_problem(loaded)
+
+
+def _card_problem(loaded: LoadedModel) -> str | None:
+    """Why the kernels do not run here, or not on a model's heads; None if they do."""
+    problem = triton_problem(loaded.device)
+    if problem is not None:
+        return problem
+    if torch.version.hip is not None or torch.cuda.get_device_capability(loaded.device) < OLDEST_FOR_COMPACT:
+        return f"the card is {torch.cuda.get_device_name(loaded.device)}"
+    kernel = gluon_kernel("triton_compact_decode")
+    if kernel is None:
+        return f"Triton {'.'.join(map(str, triton_version()))} is installed"
+    group = max(-(-layer.num_heads // layer.num_kv_heads) for layer in loaded.layers)
+    if group > kernel.MAX_GROUP:
+        return f"{group} query heads share a KV head, and at most {kernel.MAX_GROUP} can"
+    return None
+
+
+def kv_scales(loaded: LoadedModel) -> list[torch.Tensor]:
+    """What K and V of each head are divided by in float8. -> per layer float32 [2, num_kv_heads].
+
+    The largest of a sample, twice over, becomes the largest that float8 can hold. Powers of two, so that scaling
+    itself rounds nothing.
+    """
+    largest: dict[int, torch.Tensor] = {}
+
+    def step(call: AttentionCall) -> torch.Tensor:
+        peaks = [x[0].abs().amax(dim=(1, 2)).float() for x in (call.k, call.v)]
+        largest[loaded.layer_of[call.module]] = torch.stack(peaks)
+        group = call.q.shape[1] // call.k.shape[1]
+        k, v = (x.repeat_interleave(group, 1) for x in (call.k, call.v))
+        return attend(call.q, k, v, scale=call.scale, causal=True, softcap=call.softcap).out[0].transpose(0, 1)
+
+    length = min(SAMPLE, loaded.max_model_len)
+    drawn = np.random.default_rng(2).integers(0, max(min(loaded.vocab_size, 30_000), 2), length)
+    ids = torch.from_numpy(drawn)[None].to(loaded.device)
+    with torch.inference_mode(), AttentionSwitch(loaded.model)(step):
+        loaded.model(input_ids=ids, position_ids=torch.arange(length, device=ids.device)[None], use_cache=False)
+    limit = torch.finfo(FP8).max
+    return [
+        torch.exp2(torch.ceil(torch.log2((largest[layer] * MARGIN / limit).clamp_min(math.ldexp(1.0, -20)))))
+        for layer in range(len(loaded.layers))
+    ]

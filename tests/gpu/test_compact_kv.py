@@ -1,0 +1,93 @@
+"""Models whose KV is kept in 12 bits a number answer as they do with all 16."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from graftlm.core.config import CacheConfig
+from graftlm.core.errors import ConfigError
+from graftlm.core.plan import StepPlan
+from graftlm.core.runtime import Runtime
+from tests.gpu.device import GREEDY, NEW, family, relative, replace_forward
+from tests.models import byte_tokenizer, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+COMPACT = "bfloat16 in 12 bits"
+
+
+def model(kind: str = "llama", **overrides: Any) -> Any:
+    return tiny_model(kind, **{"head_dim": 128} | overrides)
+
+
+def on_hopper(kind: str = "llama", *, kv: Any = "auto", dtype: torch.dtype = torch.bfloat16, **options: Any) -> Runtime:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    overrides = options.pop("overrides", {})
+    options = {"max_batch": 40, "device": "cuda", "cache": CacheConfig(max_tokens=4096, dtype=kv)} | options
+    return Runtime(model(kind, **overrides).to(dtype), tokenizer=byte_tokenizer(), **options)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
+def test_logits_are_near_those_of_float32(kind: str, num_rows: int) -> None:
+    steps: list[tuple[Any, int, torch.Tensor]] = []
+
+    def record(runner: Any, plan: StepPlan) -> torch.Tensor:
+        logits: torch.Tensor = type(runner).forward(runner, plan)
+        if plan.kind == "decode" and len(plan.rows) == num_rows:
+            kept = logits.float().cpu()
+            steps.extend((row.sequence, row.kv_len, kept[i]) for i, row in enumerate(plan.rows))
+        return logits
+
+    with warnings.catch_warnings(), on_hopper(kind) as runtime:
+        warnings.simplefilter("error")
+        assert runtime.load().stats().kv == COMPACT
+        replace_forward(runtime, record)
+        runtime.generate(family(num_rows), **GREEDY)
+    reference = model(kind).bfloat16().float()
+    with torch.inference_mode():
+        expected = [reference(torch.tensor([list(one.tokens[:length])])).logits[0, -1] for one, length, _ in steps]
+    assert len(steps) >= (NEW - 2) * num_rows
+    assert relative(torch.stack([logits for _, _, logits in steps]), torch.stack(expected)) < 3e-2
+
+
+def test_a_cached_prefix_gives_the_logits_of_a_fresh_one() -> None:
+    (prompt,) = family(1, shared=300)
+    with on_hopper() as cached, on_hopper(kv="model") as plain:
+        fresh = cached.logits(prompt).result()
+        cached.generate(prompt[:290], max_tokens=1)
+        again, expected = cached.logits(prompt).result(), plain.logits(prompt).result()
+        assert cached.stats().cached_tokens > 500
+    for found in (fresh, again):
+        assert relative(torch.from_numpy(found), torch.from_numpy(expected)) < 3e-2
+
+
+def test_a_pool_of_so_many_bytes_holds_a_third_more_tokens() -> None:
+    size = {"cache": CacheConfig(max_bytes=4_000_000)}
+    with on_hopper(**size) as compact, on_hopper(cache=CacheConfig(max_bytes=4_000_000, dtype="model")) as plain:
+        ratio = compact.load().stats().slots_total / plain.load().stats().slots_total
+    assert 1.32 < ratio < 1.33
+
+
+@pytest.mark.parametrize(
+    ("options", "kv"),
+    [
+        ({"kv": "model"}, "bfloat16"),
+        ({"strict": True}, "bfloat16"),
+        ({"overrides": {"head_dim": 64}}, "bfloat16"),
+        ({"dtype": torch.float16}, "float16"),
+    ],
+)
+def test_others_keep_kv_in_their_own_dtype(options: dict[str, Any], kv: str) -> None:
+    with on_hopper(**options) as runtime:
+        assert runtime.load().stats().kv == kv
+
+
+def test_asking_for_what_there_is_not_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"CacheConfig\.dtype is 'compact', but strict=True; KV in 12 bits is for"):
+        on_hopper(kv="compact", strict=True).load()
