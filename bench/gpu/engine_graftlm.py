@@ -23,7 +23,7 @@ class GraftLM:
         self.started = {"weights_to_first_token_s": time.perf_counter() - began}
         stats = self.runtime.stats()
         runner = self.runtime._thread.engine.runner
-        self.about = {"runner": type(runner).__name__, "slots": f"{stats.slots_total:,}"}
+        self.about = {"runner": type(runner).__name__, "slots": f"{stats.slots_total:,}", "kv": stats.kv}
 
     def open(self, **options: Any) -> Any:
         from graftlm import Runtime

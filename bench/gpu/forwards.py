@@ -36,6 +36,7 @@ LIMIT_S = 300
 """For one process, after which it is ended."""
 
 KV_STD = 1.28
+SLOTS_AT_ONCE = 16384
 """Of K and V where weights have 0.02 and inputs are normed: 0.02 * sqrt(4096)."""
 
 CARD = {"MHz": ("mhz", "{:,.0f}"), "W": ("watts", "{:.0f}"), "J a step": ("joules", "{:.3f}")}
@@ -85,8 +86,6 @@ class Step:
 
 def build(num_slots: int, tiny: bool) -> tuple[Any, int]:
     """The runner that a runtime makes for the model, on a pool full of random KV; and the size of the vocabulary."""
-    import torch
-
     from bench.gpu.model import CONFIG, random_weights
     from graftlm.core.config import CacheConfig, EngineConfig
     from graftlm.core.model import load_model
@@ -109,11 +108,27 @@ def build(num_slots: int, tiny: bool) -> tuple[Any, int]:
         raise RuntimeError(f"the model runs in the {loaded.lane} lane: {loaded.lane_reason}")
     runner: Any = build_runner(loaded, config, manager.load().attention).runner
     store = getattr(runner, "eager", runner).attention.store
-    torch.manual_seed(1)
-    with torch.inference_mode():
-        for tensor in (*store.k, *store.v):
-            tensor.normal_(0.0, KV_STD)
+    _fill(store)
     return runner, loaded.vocab_size
+
+
+def _fill(store: Any) -> None:
+    """Random keys and values in every slot, as a step writes them."""
+    import torch
+
+    from graftlm.kernels.triton_elementwise import store_kv
+
+    torch.manual_seed(1)
+    exponents = getattr(store, "exponents", None)  # older trees have none
+    with torch.inference_mode():
+        for layer, shape in enumerate(store.layout):
+            for slots in torch.arange(store.num_slots, device=store.device).split(SLOTS_AT_ONCE):
+                k, v = (
+                    torch.empty(len(slots), shape.num_kv_heads, dim, dtype=store.dtype, device=store.device)
+                    for dim in (shape.k_dim, shape.v_dim)
+                )
+                more = {} if exponents is None else {"exponents": exponents[layer]}
+                store_kv(k.normal_(0.0, KV_STD), v.normal_(0.0, KV_STD), store.k[layer], store.v[layer], slots, **more)
 
 
 def plan_of(step: Step, first: int, vocab_size: int) -> Any:
