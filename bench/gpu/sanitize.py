@@ -34,7 +34,16 @@ SOME = " or ".join(f"shape{i}-" for i in range(0, 150, 7))
 FILES = sorted((ROOT / "tests/kernels").glob("test_triton_*.py"))
 FILES += [
     ROOT / f"tests/kernels/test_{name}.py"
-    for name in ("compact_product", "device_step", "flow_product", "fp8", "fuse_gpu", "wide_gate")
+    for name in (
+        "compact_decode",
+        "compact_kv",
+        "compact_product",
+        "device_step",
+        "flow_product",
+        "fp8",
+        "fuse_gpu",
+        "wide_gate",
+    )
 ]
 CHOSEN = f"not engine and (not its_definition or {SOME})"
 LEFT_OUT = {
