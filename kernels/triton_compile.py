@@ -69,7 +69,7 @@ class Compiling:
         self._pool = ThreadPoolExecutor(
             threads, "graftlm compile", initializer=torch.cuda.set_device, initargs=(index,)
         )
-        for function, specialization in reversed(kernels):  # a start launches small ones first
+        for function, specialization in reversed(kernels):  # a start launches those last that take longest
             _filters.keep()
             done = self._pool.submit(_compile, function, specialization, server)
             done.add_done_callback(lambda _: _filters.give_back())
