@@ -25,6 +25,21 @@ WORDS = 48
 BYTES = 4 * WORDS + 1
 """Of one vector with its exponent."""
 
+EIGHT = """
+.reg .b32 first, second;
+and.b32 first, $6, 0x87878787;
+shf.r.wrap.b32 second, $6, $6, 4;
+and.b32 second, second, 0x87878787;
+prmt.b32 $0, $4, first, 0x5140;
+prmt.b32 $1, $4, first, 0x7362;
+prmt.b32 $2, $5, second, 0x5140;
+prmt.b32 $3, $5, second, 0x7362;
+"""
+"""PTX that makes eight numbers of a word of low bytes of either half, $4 and $5, and the word of their upper bits, $6.
+
+The first half's are in $0 and $1, the second's in $2 and $3: as bfloat16, what is kept times 2^(15 - exponent).
+"""
+
 _UPPER = 0x87878787
 _LOW_WORD = [(w >> 1) * 4 + half * 2 + (w & 1) for half in (0, 1) for w in range(16)]
 """Where the low bytes of dimensions [4 w, 4 w + 4) of either half lie."""

@@ -1,4 +1,4 @@
-"""What the kernels in Gluon share: how the copy engine reads tiles of a matrix and writes them, a tile's gates.
+"""What the kernels in Gluon share: how the copy engine reads tiles of a matrix and writes them, gates, pairs.
 
 Only kernels in Gluon import this module: it is not there in every Triton that ours run on (gluon_support.py).
 """
@@ -86,3 +86,12 @@ def gated_across(sums, to):
     asm: gl.constexpr = _BFLOAT16 if to.dtype == gl.bfloat16 else _FLOAT16
     found = gl.inline_asm_elementwise(asm, "=r,r,r,r,r", [gates, ups], dtype=to.dtype, is_pure=True, pack=2)
     return gl.reshape(found, [rows, n // 2])
+
+
+@gluon.jit
+def halves(pair):
+    """The two numbers of each pair, as 16 bits each, side by side."""
+    first, second = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pair], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
+    )
+    return gl.join(first, second)

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.compact_weight import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight
-from graftlm.kernels.gluon_tiles import K, barrier, gated, load, tiled
+from graftlm.kernels.gluon_tiles import K, barrier, gated, halves, load, tiled
 from graftlm.kernels.triton_launch import announce, chain, wait
 
 _SHARED = 200 * 1024
@@ -53,15 +53,6 @@ _INPUTS = gl.constexpr(INPUTS)
 
 
 @gluon.jit
-def _halves(pair):
-    """The two weights of each pair, as 16 bits each, side by side."""
-    first, second = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pair], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
-    )
-    return gl.join(first, second)
-
-
-@gluon.jit
 def _factor(bytes_of, rest, layout: gl.constexpr):
     """The weights of a box [64, 64], bytes_of [32, 32] and rest [16, 32] in shared memory, as a first factor."""
     words: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
@@ -74,7 +65,7 @@ def _factor(bytes_of, rest, layout: gl.constexpr):
         pack=1,
     )
     # [16, 32, half, output, input], then by what compact_weight.py calls these places; nothing moves between threads
-    w = gl.join(gl.join(_halves(a), _halves(b)), gl.join(_halves(c), _halves(d)))
+    w = gl.join(gl.join(halves(a), halves(b)), gl.join(halves(c), halves(d)))
     w = w.reshape([4, 4, 2, 4, 2, 2, 2, 2, 2]).permute((0, 7, 1, 2, 4, 5, 8, 3, 6)).reshape([64, 64])
     return gl.convert_layout(w.to(gl.bfloat16, bitcast=True), gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
 

@@ -14,8 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from graftlm.kernels.compact_kv import DIM, WORDS
-from graftlm.kernels.gluon_tiles import barrier
+from graftlm.kernels.compact_kv import DIM, EIGHT, WORDS
+from graftlm.kernels.gluon_tiles import barrier, halves
 from graftlm.kernels.triton_decode import DecodeRows, Workspace, num_sms
 from graftlm.kernels.triton_launch import announce, chain, wait
 from graftlm.kernels.triton_softmax import LOG2E, softcapped
@@ -28,17 +28,7 @@ MAX_GROUP = 8
 TOKENS = 16
 """Of a block, the depth of a product."""
 
-# Eight numbers: the low bytes of four of either half in $4 and $5, the upper bits of all in $6.
-_EIGHT = gl.constexpr("""{
-.reg .b32 first, second;
-and.b32 first, $6, 0x87878787;
-shf.r.wrap.b32 second, $6, $6, 4;
-and.b32 second, second, 0x87878787;
-prmt.b32 $0, $4, first, 0x5140;
-prmt.b32 $1, $4, first, 0x7362;
-prmt.b32 $2, $5, second, 0x5140;
-prmt.b32 $3, $5, second, 0x7362;
-}""")
+_EIGHT = gl.constexpr(f"{{{EIGHT}}}")
 
 # What codes are is the number times 2^(15 - exponent). Queries and probabilities are multiplied by further powers of
 # two, so that no product is too small for float32.
@@ -72,15 +62,6 @@ _WORDS = gl.constexpr(WORDS)
 
 
 @gluon.jit
-def _halves(pair):
-    """The two numbers of each pair, as 16 bits each, side by side."""
-    first, second = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pair], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
-    )
-    return gl.join(first, second)
-
-
-@gluon.jit
 def _numbers(low, high):
     """Words low [T, 32] and high [T, 16] of T vectors -> bfloat16 [T, 2, 2, 2, 2, 2, 2, 2].
 
@@ -97,7 +78,7 @@ def _numbers(low, high):
         is_pure=True,
         pack=1,
     )
-    numbers = gl.join(gl.join(_halves(a), _halves(b)), gl.join(_halves(c), _halves(d)))
+    numbers = gl.join(gl.join(halves(a), halves(b)), gl.join(halves(c), halves(d)))
     return numbers.reshape([T, 2, 2, 2, 2, 2, 2, 2]).to(gl.bfloat16, bitcast=True)
 
 

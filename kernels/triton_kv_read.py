@@ -11,26 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from graftlm.kernels.compact_kv import EIGHT
 from graftlm.kernels.triton_softmax import attend_block
 
 SCALE = tl.constexpr(2.0**64)
 """Of what `read_vectors` returns."""
 
-_EIGHT = tl.constexpr("""{
-.reg .b32 a, b;
-and.b32 a, $6, 0x87878787;
-shf.r.wrap.b32 b, $6, $6, 4;
-and.b32 b, b, 0x87878787;
-prmt.b32 $0, $4, a, 0x5140;
-prmt.b32 $1, $4, a, 0x7362;
-prmt.b32 $2, $5, b, 0x5140;
-prmt.b32 $3, $5, b, 0x7362;
-mul.rn.bf16x2 $0, $0, $7;
-mul.rn.bf16x2 $1, $1, $7;
-mul.rn.bf16x2 $2, $2, $7;
-mul.rn.bf16x2 $3, $3, $7;
-}""")
-"""Four numbers of either half: their low bytes $4, $5, their upper bits $6, the power of two $7 (twice in a word)."""
+_EIGHT = tl.constexpr("{" + EIGHT + "".join(f"mul.rn.bf16x2 ${i}, ${i}, $7;" for i in range(4)) + "}")
+"""As EIGHT says, times the power of two $7 (twice in a word)."""
 
 
 @triton.jit
