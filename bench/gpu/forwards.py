@@ -113,22 +113,23 @@ def build(num_slots: int, tiny: bool) -> tuple[Any, int]:
 
 
 def _fill(store: Any) -> None:
-    """Random keys and values in every slot, as a step writes them."""
+    """Random keys and values in every slot; into a compact store they go as a step writes them."""
     import torch
-
-    from graftlm.kernels.triton_elementwise import store_kv
 
     torch.manual_seed(1)
     exponents = getattr(store, "exponents", None)  # older trees have none
     with torch.inference_mode():
+        if exponents is None:
+            for tensor in (*store.k, *store.v):
+                tensor.normal_(0.0, KV_STD)
+            return
+        from graftlm.kernels.triton_elementwise import store_kv
+
         for layer, shape in enumerate(store.layout):
             for slots in torch.arange(store.num_slots, device=store.device).split(SLOTS_AT_ONCE):
-                k, v = (
-                    torch.empty(len(slots), shape.num_kv_heads, dim, dtype=store.dtype, device=store.device)
-                    for dim in (shape.k_dim, shape.v_dim)
-                )
-                more = {} if exponents is None else {"exponents": exponents[layer]}
-                store_kv(k.normal_(0.0, KV_STD), v.normal_(0.0, KV_STD), store.k[layer], store.v[layer], slots, **more)
+                size = (2, len(slots), shape.num_kv_heads, shape.k_dim)
+                k, v = torch.empty(size, dtype=store.dtype, device=store.device).normal_(0.0, KV_STD)
+                store_kv(k, v, store.k[layer], store.v[layer], slots, exponents=exponents[layer])
 
 
 def plan_of(step: Step, first: int, vocab_size: int) -> Any:

@@ -36,8 +36,9 @@ def build_runner(*arguments):
 
 @pytest.fixture(autouse=True)
 def _compiled_beside_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree has what was compiled for it; workers compile elsewhere."""
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    """A tree has what was compiled for it; workers compile elsewhere. No process of a user interprets Triton."""
+    for name in ("NUMBA_CACHE_DIR", "TRITON_INTERPRET"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
