@@ -1,31 +1,24 @@
-"""How KV is kept: in which dtype, in how many bits, and by what it is divided to fit."""
+"""How KV is kept: in which dtype and in how many bits."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.paged import AttentionCall, AttentionSwitch
 from graftlm.kernels import compact_kv
 from graftlm.kernels.gluon_support import gluon_kernel
 from graftlm.kernels.gpu_support import triton_problem, triton_version
 from graftlm.kernels.kv_store import KVStore
-from graftlm.kernels.torch_attention import attend
 
 if TYPE_CHECKING:
     from graftlm.core.model import LoadedModel
 
 FP8 = torch.float8_e4m3fn
-SAMPLE = 512  # random tokens whose keys and values are looked at
-MARGIN = 2.0  # how much larger others may be; beyond it they are cut off
-
 
 OLDEST_FOR_COMPACT = (9, 0)
 """Compute capability, Hopper's: the oldest on which KV in 12 bits was tried."""
@@ -61,7 +54,7 @@ class KVFormat:
 
 def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:
     """How `loaded` is to keep KV. ConfigError if the configuration asks for what it cannot have."""
-    plain, wanted = KVFormat(loaded.dtype), config.cache.dtype
+    wanted = config.cache.dtype
     if wanted == "fp8":
         if loaded.lane != "paged" or loaded.device.type != "cuda":
             raise ConfigError(
@@ -70,7 +63,7 @@ def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:
             )
         return KVFormat(FP8)
     if wanted == "model":
-        return plain
+        return KVFormat(loaded.dtype)
     reason = _place(loaded) if loaded.lane != "paged" else _why_not_compact(loaded, config)
     if reason is not None and wanted == "compact":
         raise ConfigError(
@@ -78,17 +71,20 @@ def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:
             f"of {compact_kv.DIM} dimensions in bfloat16, on a Hopper GPU or a newer one, with Triton 3.6 or newer and "
             "its attention: leave it out"
         )
-    if reason is not None or loaded.kv_reason is not None:
-        return plain
-    return KVFormat(loaded.dtype, compact=may_be_compact(loaded, config))
+    compact = reason is None and loaded.kv_reason is None and _is_taken(loaded, wanted)
+    return KVFormat(loaded.dtype, compact)
 
 
 def may_be_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
     """Whether a model, if it runs in the paged lane and attention over 12 bits gives the same, is to have them."""
-    wanted = config.cache.dtype
-    if wanted not in ("auto", "compact") or _why_not_compact(loaded, config) is not None:
-        return False
-    return wanted == "compact" or torch.cuda.get_device_capability(loaded.device) == FASTER_COMPACT
+    return _why_not_compact(loaded, config) is None and _is_taken(loaded, config.cache.dtype)
+
+
+def _is_taken(loaded: LoadedModel, wanted: str) -> bool:
+    """Whether 12 bits are taken where they can be: asked for, or by themselves where they are faster."""
+    if wanted == "auto":
+        return torch.cuda.get_device_capability(loaded.device) == FASTER_COMPACT
+    return wanted == "compact"
 
 
 def _place(loaded: LoadedModel) -> str:
@@ -126,30 +122,3 @@ def _card_problem(loaded: LoadedModel) -> str | None:
     if group > kernel.MAX_GROUP:
         return f"{group} query heads share a KV head, and at most {kernel.MAX_GROUP} can"
     return None
-
-
-def kv_scales(loaded: LoadedModel) -> list[torch.Tensor]:
-    """What K and V of each head are divided by in float8. -> per layer float32 [2, num_kv_heads].
-
-    The largest of a sample, twice over, becomes the largest that float8 can hold. Powers of two, so that scaling
-    itself rounds nothing.
-    """
-    largest: dict[int, torch.Tensor] = {}
-
-    def step(call: AttentionCall) -> torch.Tensor:
-        peaks = [x[0].abs().amax(dim=(1, 2)).float() for x in (call.k, call.v)]
-        largest[loaded.layer_of[call.module]] = torch.stack(peaks)
-        group = call.q.shape[1] // call.k.shape[1]
-        k, v = (x.repeat_interleave(group, 1) for x in (call.k, call.v))
-        return attend(call.q, k, v, scale=call.scale, causal=True, softcap=call.softcap).out[0].transpose(0, 1)
-
-    length = min(SAMPLE, loaded.max_model_len)
-    drawn = np.random.default_rng(2).integers(0, max(min(loaded.vocab_size, 30_000), 2), length)
-    ids = torch.from_numpy(drawn)[None].to(loaded.device)
-    with torch.inference_mode(), AttentionSwitch(loaded.model)(step):
-        loaded.model(input_ids=ids, position_ids=torch.arange(length, device=ids.device)[None], use_cache=False)
-    limit = torch.finfo(FP8).max
-    return [
-        torch.exp2(torch.ceil(torch.log2((largest[layer] * MARGIN / limit).clamp_min(math.ldexp(1.0, -20)))))
-        for layer in range(len(loaded.layers))
-    ]

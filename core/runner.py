@@ -65,7 +65,8 @@ class RunnerSpec:
 
 def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
     """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
-    from graftlm.core.kv_format import FP8, kv_format, kv_scales
+    from graftlm.core.kv_format import FP8, kv_format
+    from graftlm.core.kv_scales import kv_scales
 
     kv = kv_format(loaded, config)
     if loaded.kv_reason is not None:

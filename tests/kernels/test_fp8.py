@@ -5,7 +5,8 @@ import torch
 
 from graftlm.core.config import CacheConfig, EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.kv_format import KVFormat, kv_format, kv_scales
+from graftlm.core.kv_format import KVFormat, kv_format
+from graftlm.core.kv_scales import kv_scales
 from graftlm.core.model import load_model
 from graftlm.kernels.attention import LayerSpec, PackedQKV
 from graftlm.kernels.kv_store import KVStore, LayerKV
