@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -12,19 +13,11 @@ from graftlm.kernels.dense_prefill import DensePrefill, Segment, segments_of
 from graftlm.kernels.device_step import DeviceStep, Layout
 from graftlm.kernels.gluon_support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore
-from graftlm.kernels.triton_decode import (
-    DecodeRows,
-    PrefixRows,
-    Scales,
-    Workspace,
-    decode_attention,
-    decode_prefix,
-    num_prefix_splits,
-    num_splits,
-)
+from graftlm.kernels.triton_decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
 from graftlm.kernels.triton_elementwise import store_kv
 from graftlm.kernels.triton_extend import CompactRows, ExtendRows, ExtendTile, extend_attention
 from graftlm.kernels.triton_packed_qkv import rotate_store
+from graftlm.kernels.triton_prefix import PrefixRows, decode_prefix, num_prefix_splits
 
 MAX_HEAD_DIM = 256
 OLDEST_FOR_FLOAT8 = (8, 9)  # compute capability
@@ -278,54 +271,29 @@ class TritonAttention:
         rows = DecodeRows(
             step.table, step.rows[first], step.lens[first], (step.starts if shared else step.zeros)[first]
         )
-        prefix = PrefixRows(step.prefix_len, step.members[first], step.num_members) if shared else None
         num_parts = splits + prefix_splits
         workspace = self._workspace(num_rows, num_heads, self.store.layout[layer].v_dim, num_parts)
-        records = self.store.records
-        if self._compact is None or records is None or exponents is None:
-            return decode_attention(
-                q,
-                k,
-                v,
-                rows,
-                workspace,
-                splits=splits,
-                scale=scoring.scale,
-                window=scoring.window,
-                softcap=scoring.softcap,
-                sinks=scoring.sinks,
-                prefix=prefix,
-                prefix_splits=max(prefix_splits, 1),
-                scales=self._scales(layer),
-                out=out,
-            )
-        if prefix is not None:
+        if shared:
             decode_prefix(
                 q,
                 k,
                 v,
                 rows,
-                prefix,
+                PrefixRows(step.prefix_len, step.members[first], step.num_members),
                 workspace,
                 splits=prefix_splits,
                 num_parts=num_parts,
                 scale=scoring.scale,
                 softcap=scoring.softcap,
+                scales=self._scales(layer),
                 exponents=exponents,
             )
+        options: dict[str, Any] = {"splits": splits, "num_prefix": prefix_splits, **vars(scoring), "out": out}
+        if self._compact is None:
+            return decode_attention(q, k, v, rows, workspace, scales=self._scales(layer), **options)
+        assert self.store.records is not None
         found: torch.Tensor = self._compact.compact_decode_attention(
-            q,
-            records[layer],
-            exponents,
-            rows,
-            workspace,
-            splits=splits,
-            num_prefix=prefix_splits,
-            scale=scoring.scale,
-            window=scoring.window,
-            softcap=scoring.softcap,
-            sinks=scoring.sinks,
-            out=out,
+            q, self.store.records[layer], exponents, rows, workspace, **options
         )
         return found
 

@@ -15,17 +15,16 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.triton_kv_read import SCALE, attend_records, slots_of
+from graftlm.kernels.triton_kv_read import slots_of
 from graftlm.kernels.triton_launch import announce, chain, wait
 from graftlm.kernels.triton_softmax import LOG2E, add_sink, attend_block, precision
 
 MAX_SPLITS = 32
 JOINED = 64  # parts of all heads of a group that are weighed at once when they are joined
-PREFIX_QUERIES = 64  # of one program over a shared prefix
 
 
 @triton.jit
-def _see(
+def see(
     q, k, v, slots, slot, first, last, m, total, acc, scale, softcap, k_slot, v_slot,
     D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr, BLOCK: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -50,7 +49,7 @@ def _see(
 
 
 @triton.jit
-def _store_partial(out, lse, row, head_ok, e, e_ok, m, total, acc, E: tl.constexpr):
+def store_partial(out, lse, row, head_ok, e, e_ok, m, total, acc, E: tl.constexpr):
     has = total > 0
     safe = tl.where(has, total, 1.0)
     tl.store(out + row[:, None] * E + e[None, :], acc / safe[:, None], mask=head_ok[:, None] & e_ok[None, :])
@@ -94,7 +93,7 @@ def _decode(
         )
         if SCALED:
             scale *= tl.load(k_scale + h)
-        m, total, acc = _see(
+        m, total, acc = see(
             queries, k + h * k_head, v + h * v_head, slots, slot, first, last,
             tl.full([GROUP_PAD], -1e30, tl.float32), tl.zeros([GROUP_PAD], tl.float32),
             tl.zeros([GROUP_PAD, E_PAD], tl.float32), scale, softcap, k_slot, v_slot,
@@ -118,7 +117,7 @@ def _decode(
         elif SPLIT:
             first_head = b * tl.num_programs(0) * GROUP
             part = (first_head + head).to(tl.int64) * num_parts
-            _store_partial(part_out, part_lse, part + num_prefix + s, g_ok, e, e_ok, m, total, acc, E)
+            store_partial(part_out, part_lse, part + num_prefix + s, g_ok, e, e_ok, m, total, acc, E)
             counter = counters + b * tl.num_programs(0) + h
             tl.debug_barrier()  # all of this program's part is written before it counts as done
             if tl.atomic_add(counter, 1) == used - 1:
@@ -173,64 +172,6 @@ def _join(
     )
 
 
-@triton.jit(do_not_specialize=["num_splits", "num_parts", "exponents_head"])
-def _decode_prefix(
-    q, k, v, table, rows, members, prefix_lens, part_out, part_lse, k_scale, v_scale, scale, softcap,
-    q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, num_members, num_splits, num_parts,
-    exponents, exponents_head,
-    GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
-    COMPACT: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """Program (block of queries, KV head, split): tokens of a prefix that all `members` share, read once.
-
-    Who they are and where the tokens lie is read early.
-    """
-    announce(CHAINED)
-    i, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    count = tl.load(num_members)
-    length = tl.load(prefix_lens)
-    slots = table + tl.load(rows + tl.load(members, mask=count > 0, other=0)).to(tl.int64) * table_row
-    per_split = tl.cdiv(tl.cdiv(length, num_splits), BLOCK) * BLOCK
-    first = s * per_split
-    last = tl.minimum(first + per_split, length)
-    slot = slots_of(slots, first, last, BLOCK)
-    query = i * M + tl.arange(0, M)  # a query is (member, head of the group)
-    q_ok = query < count * GROUP
-    b = tl.load(members + query // GROUP, mask=q_ok, other=0)
-    wait(CHAINED)
-    if i * M < count * GROUP:
-        head = h * GROUP + query % GROUP
-        d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
-        queries = tl.load(
-            q + b[:, None] * q_row + head[:, None] * q_head + d[None, :],
-            mask=q_ok[:, None] & (d < D)[None, :],
-            other=0.0,
-        )
-        if SCALED:
-            scale *= tl.load(k_scale + h)
-        m = tl.full([M], -1e30, tl.float32)
-        total = tl.zeros([M], tl.float32)
-        acc = tl.zeros([M, E_PAD], tl.float32)
-        if COMPACT:
-            m, total, acc = attend_records(
-                queries, k + h * k_head, v + h * v_head, exponents + h.to(tl.int64) * exponents_head, slots, slot,
-                first, last, query, 0, m, total, acc, scale * SCALE, softcap, k_slot, v_slot,
-                BLOCK, True, False, SOFTCAP, PRECISION, None, ASM,
-            )  # fmt: skip
-            acc *= SCALE
-        else:
-            m, total, acc = _see(
-                queries, k + h * k_head, v + h * v_head, slots, slot, first, last, m, total, acc,
-                scale, softcap, k_slot, v_slot, D, D_PAD, E, E_PAD, BLOCK, SOFTCAP, PRECISION,
-            )  # fmt: skip
-        if SCALED:
-            acc *= tl.load(v_scale + h)
-        num_heads = tl.num_programs(1) * GROUP
-        row = (b * num_heads + head).to(tl.int64) * num_parts + s
-        _store_partial(part_out, part_lse, row, q_ok, e, e < E, m, total, acc, E)
-
-
 @dataclass(frozen=True)
 class Tile:
     """How a kernel is cut: tokens read at once, warps, and how many reads are under way."""
@@ -246,12 +187,6 @@ def num_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
     while num_rows * num_kv_heads * splits < 2 * num_sms and splits < MAX_SPLITS:
         splits *= 2
     return splits
-
-
-def num_prefix_splits(num_rows: int, num_heads: int, num_kv_heads: int, num_sms: int) -> int:
-    """Parts to cut a shared prefix into if all rows share it; every part of every query is written and read once."""
-    blocks = triton.cdiv(num_rows * num_heads // num_kv_heads, PREFIX_QUERIES)
-    return min(num_splits(blocks, num_kv_heads, num_sms), 16)
 
 
 @dataclass(frozen=True)
@@ -292,20 +227,6 @@ class DecodeRows:
 
 
 @dataclass(frozen=True)
-class PrefixRows:
-    """Rows that share their first tokens, all on the device.
-
-    length   int32 [1]        how many tokens they share
-    members  int32 [>= count] the rows of the batch
-    count    int32 [1]        how many those are; with 0, none shares anything
-    """
-
-    length: torch.Tensor
-    members: torch.Tensor
-    count: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Scales:
     """The store holds k / k and v / v, in float8. float32 [num_kv_heads] each."""
 
@@ -325,8 +246,7 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
-    prefix: PrefixRows | None = None,
-    prefix_splits: int = 1,
+    num_prefix: int = 0,
     scales: Scales | None = None,
     tile: Tile | None = None,
     out: torch.Tensor | None = None,
@@ -338,23 +258,18 @@ def decode_attention(
     -> [num_rows, num_heads, v_dim], dtype of q, written to `out` if given; softmax in float32. A row of length 0 gives
        zeros.
 
-    With `prefix`, the tokens that its members share are read once for all of them; `window` must then be None.
-    `splits` is the most parts that a row is cut into.
+    splits      the most parts that a row is cut into
+    num_prefix  parts that decode_prefix has written to `workspace` for the tokens before `step.starts`; `window` must
+                then be None
     """
     num_rows, num_heads, k_dim = q.shape
     num_kv_heads, v_dim = v.shape[1], v.shape[2]
     group = num_heads // num_kv_heads
-    num_prefix = prefix_splits if prefix is not None else 0
     num_parts = splits + num_prefix
     base = tile or tile_of(q.dtype, max(k_dim, v_dim))
     if tile is None and num_parts == 1 and k.element_size() == 2:
         tile = whole_tile(base, max(k_dim, v_dim), num_rows * num_kv_heads / num_sms(q.device))
     tile = tile or base
-    if prefix is not None:
-        decode_prefix(
-            q, k, v, step, prefix, workspace,
-            splits=prefix_splits, num_parts=num_parts, scale=scale, softcap=softcap, scales=scales, tile=base,
-        )  # fmt: skip
     k_scale, v_scale = (scales.k, scales.v) if scales is not None else (workspace.lse, workspace.lse)
     if out is None:
         out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
@@ -362,61 +277,21 @@ def decode_attention(
     _decode[(num_kv_heads, num_rows, splits)](
         q, k, v, step.table, step.rows, step.lens, step.starts, workspace.out, workspace.lse, workspace.counters,
         sinks if sinks is not None else workspace.lse, k_scale, v_scale, out,
-        scale * LOG2E, (softcap or 1.0) * LOG2E, window or 0, *_strides(q, k, v, step),
+        scale * LOG2E, (softcap or 1.0) * LOG2E, window or 0, *strides(q, k, v, step),
         out.stride(0), out.stride(1), splits, num_prefix, num_parts,
         GROUP=group, GROUP_PAD=max(16, group_join), GROUP_JOIN=group_join, JOINED=max(JOINED // group_join, 1),
         SPLIT=num_parts > 1,
         WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, SCALED=scales is not None,
-        BLOCK=tile.block, num_warps=tile.warps, num_stages=tile.stages, **_sizes(q, k_dim, v_dim),
+        BLOCK=tile.block, num_warps=tile.warps, num_stages=tile.stages, **sizes(q, k_dim, v_dim),
     )  # fmt: skip
     return out
 
 
-def decode_prefix(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    step: DecodeRows,
-    prefix: PrefixRows,
-    workspace: Workspace,
-    *,
-    splits: int,
-    num_parts: int,
-    scale: float,
-    softcap: float | None = None,
-    scales: Scales | None = None,
-    exponents: torch.Tensor | None = None,
-    tile: Tile | None = None,
-) -> None:
-    """Attend the newest tokens of the prefix's members to the prefix: the first `splits` of their `num_parts` parts.
-
-    q, k, v    as for decode_attention; k and v of a compact store int32 [num_slots, num_kv_heads, 48]
-    exponents  of a compact store, uint8 [num_kv_heads, num_slots, 2]
-    """
-    k_dim, v_dim = q.shape[2], v.shape[2]
-    if exponents is not None:
-        assert scales is None
-        exponents, k, v, v_dim = exponents.view(torch.int16), k.view(torch.uint8), v.view(torch.uint8), k_dim
-    num_kv_heads = k.shape[1]
-    group = q.shape[1] // num_kv_heads
-    tile = tile or tile_of(q.dtype, max(k_dim, v_dim))
-    k_scale, v_scale = (scales.k, scales.v) if scales is not None else (workspace.lse, workspace.lse)
-    blocks = triton.cdiv(prefix.members.shape[0] * group, PREFIX_QUERIES)
-    _decode_prefix[(blocks, num_kv_heads, splits)](
-        q, k, v, step.table, step.rows, prefix.members, prefix.length, workspace.out, workspace.lse,
-        k_scale, v_scale, scale * LOG2E, (softcap or 1.0) * LOG2E, *_strides(q, k, v, step),
-        prefix.count, splits, num_parts,
-        exponents if exponents is not None else q, exponents.stride(0) if exponents is not None else 0,
-        GROUP=group, M=PREFIX_QUERIES, BLOCK=tile.block, SOFTCAP=softcap is not None, SCALED=scales is not None,
-        COMPACT=exponents is not None, ASM=q.is_cuda, num_warps=4, num_stages=tile.stages, **_sizes(q, k_dim, v_dim),
-    )  # fmt: skip
-
-
-def _strides(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: DecodeRows) -> tuple[int, ...]:
+def strides(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: DecodeRows) -> tuple[int, ...]:
     return q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0)
 
 
-def _sizes(q: torch.Tensor, k_dim: int, v_dim: int) -> dict[str, int | str | bool]:
+def sizes(q: torch.Tensor, k_dim: int, v_dim: int) -> dict[str, int | str | bool]:
     """Options of a launch that both kernels take."""
     return {
         "D": k_dim, "D_PAD": triton.next_power_of_2(k_dim), "E": v_dim, "E_PAD": triton.next_power_of_2(v_dim),

@@ -206,8 +206,8 @@ def extend_attention(
     group = num_heads // num_kv_heads
     if out is None:
         out = torch.empty(num_tokens, num_heads, v_dim, dtype=q.dtype, device=q.device)
-    decoding_rows = step.rows.shape[0] if compact is not None and compact.cached else 0
-    tile = tile or tile_of(q.dtype, max(k_dim, v_dim), step.max_new * group, decoding_rows=decoding_rows)
+    unpacking_rows = step.rows.shape[0] if compact is not None and compact.cached else 0
+    tile = tile or tile_of(q.dtype, max(k_dim, v_dim), step.max_new * group, unpacking_rows=unpacking_rows)
     blocks = triton.cdiv(step.max_new * group, tile.queries)
     _extend[(blocks, num_kv_heads, step.rows.shape[0])](
         q, k, v, step.table, step.rows, step.lens, step.indptr, sinks if sinks is not None else q,
@@ -227,16 +227,16 @@ def extend_attention(
     return out
 
 
-def tile_of(dtype: torch.dtype, head_dim: int, num_queries: int, *, decoding_rows: int = 0) -> ExtendTile:
+def tile_of(dtype: torch.dtype, head_dim: int, num_queries: int, *, unpacking_rows: int = 0) -> ExtendTile:
     """The tile for heads of this size and rows with at most so many queries per KV head.
 
-    decoding_rows  how many rows there are, if cached numbers have to be turned out of 12 bits: that is done anew for
-                   every tile of queries
+    unpacking_rows  rows in all, if cached tokens are unpacked from 12 bits, which every tile of queries does anew;
+                    0 if nothing is
     """
     if dtype == torch.float32:
         return ExtendTile(32, 32, 4, 2)
     if head_dim > 128:
         return ExtendTile(64, 32, 4, 2)
-    if num_queries > 512 or (num_queries > 128 and decoding_rows >= MANY_ROWS):
+    if num_queries > 512 or (num_queries > 128 and unpacking_rows >= MANY_ROWS):
         return ExtendTile(256, 64, 8, 3)
-    return ExtendTile(64, 64, 4, 2 if decoding_rows else 3)
+    return ExtendTile(64, 64, 4, 2 if unpacking_rows else 3)

@@ -104,7 +104,8 @@ def test_windows_softcaps_and_sinks(window: int | None, softcap: float | None, w
 
 @pytest.mark.gpu
 def test_rows_that_share_a_prefix_join_what_was_found_for_it() -> None:
-    from graftlm.kernels.triton_decode import DecodeRows, PrefixRows, Workspace, decode_prefix
+    from graftlm.kernels.triton_decode import DecodeRows, Workspace
+    from graftlm.kernels.triton_prefix import PrefixRows, decode_prefix
 
     kernel = gluon_kernel("triton_compact_decode")
     assert kernel is not None

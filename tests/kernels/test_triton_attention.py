@@ -10,7 +10,6 @@ from graftlm.core.runtime import Runtime
 from graftlm.kernels.triton_decode import (
     AT_ONCE,
     DecodeRows,
-    PrefixRows,
     Tile,
     Workspace,
     decode_attention,
@@ -18,6 +17,7 @@ from graftlm.kernels.triton_decode import (
     whole_tile,
 )
 from graftlm.kernels.triton_extend import ExtendRows, extend_attention
+from graftlm.kernels.triton_prefix import PrefixRows, decode_prefix
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -133,9 +133,9 @@ def test_a_shared_prefix_read_once_gives_what_each_row_reads_by_itself(num_split
     starts = case.ints([80, 80, 0, 80])
     step = DecodeRows(case.table, case.rows, case.ints(case.lens), starts)
     prefix = PrefixRows(case.ints([80]), case.ints([0, 1, 3, 99]), case.ints([3]))
-    out = decode_attention(
-        q, case.k, case.v, step, workspace, splits=2, scale=0.1, prefix=prefix, prefix_splits=num_splits
-    )
+    where = (q, case.k, case.v, step)
+    decode_prefix(*where, prefix, workspace, splits=num_splits, num_parts=2 + num_splits, scale=0.1)
+    out = decode_attention(*where, workspace, splits=2, num_prefix=num_splits, scale=0.1)
     for i, length in enumerate(case.lens):
         last = torch.tensor([length - 1], device=DEVICE)
         expected = reference(q[i : i + 1], *case.kv(i), last, scale=0.1, window=None, softcap=None, sinks=None)

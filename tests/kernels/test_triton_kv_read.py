@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 from graftlm.kernels.compact_kv import pack, unpack
-from graftlm.kernels.triton_decode import DecodeRows, PrefixRows, Workspace, decode_prefix
+from graftlm.kernels.triton_decode import DecodeRows, Workspace
 from graftlm.kernels.triton_extend import CompactRows, ExtendRows, ExtendTile, extend_attention
 from graftlm.kernels.triton_kv_read import SCALE, power_of, read_vectors
+from graftlm.kernels.triton_prefix import PrefixRows, decode_prefix
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
@@ -191,7 +192,7 @@ from graftlm.kernels.triton_extend import _extend, tile_of
 import torch
 
 window, num_queries = sys.argv[1] == "True", int(sys.argv[2])
-tile = tile_of(torch.bfloat16, 128, num_queries, decoding_rows=8)
+tile = tile_of(torch.bfloat16, 128, num_queries, unpacking_rows=8)
 given = dict(GROUP=4, D=128, D_PAD=128, E=128, E_PAD=128, M=tile.queries, N=tile.block, WINDOW=window, SOFTCAP=False,
              SINKS=False, SCALED=False, UNIFORM=False, PRECISION="tf32", COMPACT=True, CACHED=True, ASM=True)
 types = dict.fromkeys(["q", "k_new", "v_new", "sinks", "out"], "*bf16") | dict.fromkeys(["k", "v"], "*u8")
