@@ -40,6 +40,41 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
+def error_of_decode(runtime: Runtime, reference: Any, num_rows: int) -> float:
+    """How far logits of steps in which so many rows decode are from those of the model `reference`, relative."""
+    steps: list[tuple[Any, int, torch.Tensor]] = []
+
+    def record(runner: Any, plan: StepPlan) -> torch.Tensor:
+        logits: torch.Tensor = type(runner).forward(runner, plan)
+        if plan.kind == "decode" and len(plan.rows) == num_rows:
+            kept = logits.float().cpu()
+            steps.extend((row.sequence, row.kv_len, kept[i]) for i, row in enumerate(plan.rows))
+        return logits
+
+    replace_forward(runtime, record)
+    runtime.generate(family(num_rows), **GREEDY)
+    assert len(steps) >= (NEW - 2) * num_rows
+    with torch.inference_mode():
+        expected = [reference(torch.tensor([list(one.tokens[:length])])).logits[0, -1] for one, length, _ in steps]
+    return relative(torch.stack([logits for _, _, logits in steps]), torch.stack(expected))
+
+
+def difference_of_graphs(runtime: Runtime, num_rows: int) -> float:
+    """How far replayed steps in which so many rows decode are from the same steps run eagerly, relative, at most."""
+    differences: list[float] = []
+
+    def compare(runner: Any, plan: StepPlan) -> torch.Tensor:
+        assert runner.graphs, "nothing was captured"
+        replayed = type(runner).forward(runner, plan).clone()
+        if plan.kind == "decode" and len(plan.rows) == num_rows:
+            differences.append(relative(replayed, runner.eager.forward(plan)))
+        return replayed
+
+    replace_forward(runtime, compare)
+    runtime.generate(family(num_rows), **GREEDY)
+    return max(differences)
+
+
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -10,9 +10,8 @@ import torch
 from graftlm.core.config import CacheConfig
 from graftlm.core.errors import ConfigError
 from graftlm.core.fuse_layers import FusedLayer
-from graftlm.core.plan import StepPlan
 from graftlm.core.runtime import Runtime
-from tests.gpu.device import GREEDY, NEW, family, relative, replace_forward
+from tests.gpu.device import difference_of_graphs, error_of_decode
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -50,39 +49,14 @@ def num_compact(runtime: Runtime) -> int:
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen2"])
 @pytest.mark.parametrize("num_rows", [1, 5, 20, 40])
 def test_logits_are_near_those_of_float32(kind: str, num_rows: int) -> None:
-    steps: list[tuple[Any, int, torch.Tensor]] = []
-
-    def record(runner: Any, plan: StepPlan) -> torch.Tensor:
-        logits: torch.Tensor = type(runner).forward(runner, plan)
-        if plan.kind == "decode" and len(plan.rows) == num_rows:
-            kept = logits.float().cpu()
-            steps.extend((row.sequence, row.kv_len, kept[i]) for i, row in enumerate(plan.rows))
-        return logits
-
     with on_hopper(kind) as runtime:
         assert num_compact(runtime) == 2 * 4 + 1  # products of two layers, and the head
-        replace_forward(runtime, record)
-        runtime.generate(family(num_rows), **GREEDY)
-    reference = wide(kind).bfloat16().float()
-    with torch.inference_mode():
-        expected = [reference(torch.tensor([list(one.tokens[:length])])).logits[0, -1] for one, length, _ in steps]
-    assert len(steps) >= (NEW - 2) * num_rows
-    assert relative(torch.stack([logits for _, _, logits in steps]), torch.stack(expected)) < 2e-2
+        assert error_of_decode(runtime, wide(kind).bfloat16().float(), num_rows) < 2e-2
 
 
 def test_a_replayed_graph_computes_what_the_eager_step_does() -> None:
-    differences: list[float] = []
-
-    def compare(runner: Any, plan: StepPlan) -> torch.Tensor:
-        replayed = type(runner).forward(runner, plan).clone()
-        if plan.kind == "decode" and len(plan.rows) == 8:
-            differences.append(relative(replayed, runner.eager.forward(plan)))
-        return replayed
-
     with on_hopper() as runtime:
-        replace_forward(runtime, compare)
-        runtime.generate(family(8), **GREEDY)
-    assert differences and max(differences) == 0.0
+        assert difference_of_graphs(runtime, 8) == 0.0
 
 
 def test_the_model_is_given_back_as_it_was() -> None:
