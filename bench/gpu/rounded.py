@@ -20,7 +20,7 @@ from bench.sprout.mixture import FAMILIES, cases
 from bench.sprout.tokenizer import segment_ids
 from bench.sprout.wires import PATH, Wires
 
-DTYPES = ("auto", "fp8")
+DTYPES = ("model", "fp8")
 POOL = 200_000
 """Tokens of the KV pool: few, so that something else may share the card."""
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", action="append", choices=FAMILIES, help="only this family; may be repeated")
     parser.add_argument("--wires", type=Path, default=PATH, help="the file that bench.sprout.wires wrote")
     parser.add_argument("--model", default="sprout", help="a model that `graftlm.Runtime` takes (default sprout)")
-    parser.add_argument("--dtypes", nargs=2, default=DTYPES, help="of CacheConfig; default auto and fp8")
+    parser.add_argument("--dtypes", nargs=2, default=DTYPES, help="of CacheConfig; default model and fp8")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args(arguments)
     from graftlm.core.config import CacheConfig
