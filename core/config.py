@@ -80,9 +80,9 @@ class CacheConfig:
     page_size     tokens per page; matching is by whole pages.
     enabled       False computes every prompt anew.
     dtype         "model": the model's own. "compact": bfloat16 in 12 bits a number, for a third more tokens in the same
-                  memory and faster decoding, on a Hopper GPU or a newer one. "fp8": float8_e4m3fn, on a GPU, for twice
-                  the tokens. "auto": compact where the model and the card allow it and it was measured to be faster,
-                  which is on Hopper, otherwise the model's own.
+                  memory and faster decoding of many rows, on a Hopper GPU or a newer one. "fp8": float8_e4m3fn, on a
+                  GPU, for twice the tokens. "auto": compact where the model and the card allow it and it was measured
+                  to be faster, which is on Hopper, otherwise the model's own.
     """
 
     max_tokens: int | None = None

@@ -175,6 +175,7 @@ def _store_compact(
     k_token, k_head, v_token, v_head, ks_slot, ks_head, vs_slot, vs_head, e_head,
     HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Program (block of tokens, head): k and v are packed and stored."""
     token, head = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None], tl.program_id(1)
     ok = token < num_tokens
     slot = tl.load(slots + token, mask=ok, other=0).to(tl.int64)
