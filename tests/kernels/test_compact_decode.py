@@ -36,14 +36,13 @@ class Case:
         self.table = torch.stack([torch.randperm(num_slots)[: max(LENGTHS)] for _ in range(num_rows)]).int().cuda()
         self.rows = torch.randperm(num_rows).int().cuda()
 
-    def attend(self, splits: int, starts: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+    def attend(self, splits: int, **options: Any) -> torch.Tensor:
         from graftlm.kernels.triton_decode import DecodeRows, Workspace
 
         kernel = gluon_kernel("triton_compact_decode")
         assert kernel is not None
         num_rows, num_heads, _ = self.q.shape
         lens = torch.tensor(self.lengths, dtype=torch.int32, device="cuda")
-        starts = starts if starts is not None else torch.zeros_like(lens)
         workspace = Workspace.allocate(num_rows, num_heads, DIM, splits, self.q.device)
         workspace.out.fill_(float("nan"))
         out = torch.full_like(self.q, float("nan"))
@@ -51,7 +50,7 @@ class Case:
             self.q,
             self.words,
             self.exponents,
-            DecodeRows(self.table, self.rows, lens, starts),
+            DecodeRows(self.table, self.rows, lens, torch.zeros_like(lens)),
             workspace,
             splits=splits,
             scale=0.1,
@@ -217,5 +216,4 @@ def test_all_programs_of_a_multiprocessor_run_at_once_if_they_fit(num_kv_heads: 
         assert 1 <= splits <= 16
         assert splits == 1 or at_once <= 11
         assert min(at_once, 16) * (stages * 6144 + 64 + 1024) <= shared
-        few = at_once <= 4
-        assert stages == (8 if few else 4 if at_once <= 9 else 2)
+        assert stages == (8 if at_once <= 4 else 4 if at_once <= 9 else 2)

@@ -101,7 +101,8 @@ def test_what_is_not_finite_does_not_become_finite(value: float) -> None:
 def compact_store(num_slots: int, num_kv_heads: int) -> KVStore:
     store = KVStore([LayerKV(num_kv_heads, DIM, DIM)], num_slots, torch.bfloat16, DEVICE, compact=True)
     assert store.exponents is not None
-    store.k[0].fill_(POISON), store.v[0].fill_(POISON), store.exponents[0].fill_(POISON & 0xFF)
+    for tensor, poison in ((store.k[0], POISON), (store.v[0], POISON), (store.exponents[0], POISON & 0xFF)):
+        tensor.fill_(poison)
     return store
 
 
