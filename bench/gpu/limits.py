@@ -94,8 +94,11 @@ def limits(decoder: Decoder, rates: Rates, sizes: Sizes) -> dict[str, dict[str, 
     found["c"] = {"requests_per_s": sizes.levels * sizes.questions * sizes.branches / _tree(card, sizes)}
     found["d"] = {"requests_per_s": sizes.turns * sizes.chats / _chat(card, sizes)}
     found["e"] = {"free_tokens_per_s": sizes.documents * sizes.text / _free_text(card, sizes)}
-    long = card.prefill(sizes.long_prompts * sizes.long, sizes.long_prompts * pairs(0, sizes.long), sizes.long_prompts)
-    found["f"] = {"tokens_per_s": sizes.long_prompts * sizes.long / long}
+    for letter, count, length in (
+        ("f", sizes.long_prompts, sizes.long),
+        ("g", sizes.longest_prompts, sizes.longest),
+    ):
+        found[letter] = {"tokens_per_s": count * length / card.prefill(count * length, count * pairs(0, length), count)}
     return found
 
 

@@ -50,6 +50,7 @@ FIGURES = (
     Figure("e", "tokens_per_s", "64 x JSON schema", "tokens/s"),
     Figure("e", "free_tokens_per_s", "the same, free text", "tokens/s"),
     Figure("f", "tokens_per_s", "prefill 8 x 8,192", "tokens/s"),
+    Figure("g", "tokens_per_s", "prefill 4 x 16,000", "tokens/s"),
     Figure("start", "process_to_first_token_s", "process start to first token", "s", True),
     Figure("start", "weights_to_first_token_s", "weights in memory to first token", "s", True),
 )

@@ -10,6 +10,7 @@ rounds, draws other prompts for every round, and reports the round that was fast
     d  chat            32 conversations of four turns, 256 tokens said and 64 answered
     e  JSON schema     64 requests of 128 tokens, up to 96 new ones that satisfy SCHEMA; and the same without it
     f  prefill         8 requests of 8,192 tokens, one new one each
+    g  long prompts    4 requests of 16,000 tokens, one new one each
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class Sizes:
     text: int = 96
     long_prompts: int = 8
     long: int = 8_192
+    longest_prompts: int = 4
+    longest: int = 16_000
     rounds: int = 2
     levels: int = 3
     branches: int = 4
@@ -103,7 +106,7 @@ class Sizes:
     def divided(self, by: int, vocabulary: tuple[int, int]) -> Sizes:
         """The same, smaller, for a tiny model of bytes: to try an engine, not to time it."""
         names = ["prompt", "new", "sharers", "shared", "own", "questions", "common", "question", "answer", "chats"]
-        names += ["said", "documents", "document", "long_prompts", "long"]
+        names += ["said", "documents", "document", "long_prompts", "long", "longest_prompts", "longest"]
         smaller = {name: max(getattr(self, name) // by, 2) for name in names}
         batches = tuple(sorted({max(batch // by, 1) for batch in self.batches}))
         return replace(self, **smaller, batches=batches, text=2 * self.text, vocabulary=vocabulary, rounds=1)
@@ -242,11 +245,18 @@ def structured(engine: Engine, sizes: Sizes) -> Figures:
     return max(rounds, key=lambda figures: figures["tokens_per_s"])
 
 
-def prefill(engine: Engine, sizes: Sizes, index: int) -> Figures:
-    prompts = Draw(600 + index, sizes).several(sizes.long_prompts, sizes.long)
+def _prefill(engine: Engine, prompts: Sequence[Ids]) -> Figures:
     engine.flush()
     total_s, _ = timed(engine, prompts, 1)
-    return {"total_s": total_s, "tokens_per_s": sizes.long_prompts * sizes.long / total_s}
+    return {"total_s": total_s, "tokens_per_s": sum(map(len, prompts)) / total_s}
+
+
+def prefill(engine: Engine, sizes: Sizes, index: int) -> Figures:
+    return _prefill(engine, Draw(600 + index, sizes).several(sizes.long_prompts, sizes.long))
+
+
+def long_prefill(engine: Engine, sizes: Sizes, index: int) -> Figures:
+    return _prefill(engine, Draw(700 + index, sizes).several(sizes.longest_prompts, sizes.longest))
 
 
 def sections(sizes: Sizes) -> dict[str, Callable[[Engine], Figures]]:
@@ -257,7 +267,8 @@ def sections(sizes: Sizes) -> dict[str, Callable[[Engine], Figures]]:
     for letter, one_round in (("b", shared_prefix), ("c", tree), ("d", chat)):
         found[letter] = partial(fastest, one_round, sizes=sizes)
     found["e"] = partial(structured, sizes=sizes)
-    found["f"] = partial(fastest, prefill, sizes=sizes)
+    for letter, one_round in (("f", prefill), ("g", long_prefill)):
+        found[letter] = partial(fastest, one_round, sizes=sizes)
     return found
 
 

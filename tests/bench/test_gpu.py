@@ -62,6 +62,7 @@ def test_each_section_asks_what_its_name_says() -> None:
     assert asked["d"] == [(32, 256 + 320 * turn, 64, False) for turn in range(4)]
     assert asked["e"] == [(1, 64, 96, True), (64, 128, 96, True), (64, 128, 96, False)]
     assert asked["f"] == [(8, 8192, 1, False)]
+    assert asked["g"] == [(4, 16_000, 1, False)]
 
 
 def test_branches_and_turns_go_on_from_what_was_written() -> None:
