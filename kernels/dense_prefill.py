@@ -7,18 +7,17 @@ row lies after all its queries, which do not see it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from graftlm.kernels.attention import Row
+from graftlm.kernels.faster_way import MAX_ERROR, FasterWay
 from graftlm.kernels.torch_attention import Partial, attend
 
 MIN_TOKENS = 2048  # new tokens of a row that is worth it
 STEP = 1024  # lengths are rounded up to multiples of this
-MAX_ERROR = {torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 class Segment(NamedTuple):
@@ -45,14 +44,16 @@ def segments_of(rows: Sequence[Row], first_row: int) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-class DensePrefill:
-    """Causal attention of one sequence over itself; checked once, and left alone after a failure."""
+class DensePrefill(FasterWay):
+    """Causal attention of one sequence over itself."""
 
     def __init__(self, *, enabled: bool, rounded_store: bool = False) -> None:
-        self.enabled = enabled
-        # the other way reads K and V as the store holds them, this one as they were computed
-        self._tolerance = 4 if rounded_store else 1
-        self._checked: set[tuple[object, ...]] = set()
+        # the plain way reads K and V as the store holds them, this one as they were computed
+        super().__init__(
+            "long prompts are attended by Triton, more slowly than by cuDNN",
+            enabled=enabled,
+            tolerance=4 if rounded_store else 1,
+        )
 
     def takes(self, q: torch.Tensor, v: torch.Tensor, window: int | None, softcap: float | None) -> bool:
         """Whether it can run such a layer. q [num_tokens, num_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]"""
@@ -80,33 +81,21 @@ class DensePrefill:
         """Attend one row's tokens. -> [n, num_heads, head_dim], dtype of q; perhaps a part of `out`.
 
         q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]: of the whole step
-        plain  writes the same to `out`, at the row's tokens, in another way: to check the first result of each kind
-               with, and to fall back on
+        plain  writes the same to `out`, at the row's tokens, in another way
         """
         here = slice(segment.start, segment.stop)
-        try:
-            result = causal(q, k, v, segment, scale)
-        except RuntimeError as error:
-            self._give_up(str(error).splitlines()[0][:200])
+
+        def fast() -> torch.Tensor:
+            found, lse = causal(q, k, v, segment, scale)
+            if sinks is None:
+                return found
+            return (found.float() * torch.sigmoid(lse - sinks.float())[..., None]).to(q.dtype)
+
+        def plainly() -> torch.Tensor:
             plain(out)
             return out[here]
-        found = result.out
-        if sinks is not None:
-            found = (found.float() * torch.sigmoid(result.lse - sinks.float())[..., None]).to(q.dtype)
-        kind = (q.shape[1:], k.shape[1:], q.dtype, sinks is None)
-        if kind in self._checked:
-            return found
-        plain(out)
-        difference = float((found.float() - out[here].float()).norm() / out[here].float().norm())
-        if difference < self._tolerance * MAX_ERROR[q.dtype]:
-            self._checked.add(kind)
-        else:
-            self._give_up(f"its result differs by {difference:.1e}")
-        return out[here]
 
-    def _give_up(self, reason: str) -> None:
-        self.enabled = False
-        warnings.warn(f"long prompts are attended by Triton, more slowly than by cuDNN: {reason}", stacklevel=2)
+        return self.take((q.shape[1:], k.shape[1:], q.dtype, sinks is None), fast, plainly)
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segment: Segment, scale: float) -> Partial:

@@ -16,6 +16,7 @@ from graftlm.kernels.compile_server import CompileServer
 from graftlm.kernels.gpu_support import triton_problem
 
 MAX_THREADS = 16
+_here = threading.local()
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -96,13 +97,18 @@ def compile_meanwhile(
         from triton import knobs
 
         before = knobs.runtime.jit_cache_hook
-        knobs.runtime.jit_cache_hook = wanted
+        knobs.runtime.jit_cache_hook, _here.dry = wanted, True
         try:
             with suppress(Exception):
                 run()
         finally:
-            knobs.runtime.jit_cache_hook = before
+            knobs.runtime.jit_cache_hook, _here.dry = before, False
     return Compiling(list(wanted.kernels.values()), device, server)
+
+
+def is_dry() -> bool:
+    """Whether this thread is in the run of a `compile_meanwhile`, where what is computed is void."""
+    return getattr(_here, "dry", False)
 
 
 def compile_together(run: Callable[[], object], device: torch.device) -> int:
