@@ -23,6 +23,7 @@ from graftlm.core.plan import PlanRow, StepPlan
 from graftlm.core.request import Request, Sequence
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
 from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.prompt_layout import MIN_TOKENS
 from graftlm.kernels.torch_attention import attend
 from graftlm.kernels.triton_compile import compile_together
 
@@ -177,11 +178,13 @@ def stretched_context(config: Any) -> int | None:
 def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, compact: bool = False) -> None:
     """Run steps of many tokens and of half as many, with rows of one token and of a few, for what they launch.
 
+    Last one of so many that its K and V are laid out (prompt_attention.py), where there is a kernel for it.
     compact  over KV in 12 bits; then also many rows, without cached tokens and with some
     """
     many = min(MANY_TOKENS, loaded.max_model_len - 1)
     few = min(SOME_TOKENS, loaded.max_model_len - 1)
-    num_slots = max(many + 9, ROWS * few)
+    prompt = min(MIN_TOKENS + 4, loaded.max_model_len - 1)
+    num_slots = max(many + 9, ROWS * few, prompt)
     store = KVStore(loaded.kv_layout, num_slots, loaded.dtype, loaded.device, compact=compact)
     runner = PagedRunner(loaded, attention_factory(store))
     places = ([Extent(0, many)], [Extent(many, many + 9)])
@@ -191,6 +194,7 @@ def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, c
         side_by_side = tuple([Extent(row * few, (row + 1) * few)] for row in range(ROWS))
         for piece in ((0, 4), (4, few)):
             runner.forward(_plan([[0] * few] * ROWS, side_by_side, [piece] * ROWS))
+    runner.forward(_plan([[0] * prompt], ([Extent(0, prompt)],), [(4, prompt)]))
 
 
 def _difference(

@@ -57,7 +57,7 @@ class FlashInferAttention(TritonAttention):
     def __init__(self, store: KVStore) -> None:
         super().__init__(store)
         self.usable = True
-        self.dense.enabled = False
+        self.dense.enabled = self.prompts.enabled = False
         self._workspace_bytes = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self._wrappers: dict[tuple[Any, ...], Planned] = {}
         self._planned: set[tuple[Any, ...]] = set()

@@ -13,6 +13,7 @@ from graftlm.kernels.dense_prefill import DensePrefill, Segment, segments_of
 from graftlm.kernels.device_step import DeviceStep, Layout
 from graftlm.kernels.gluon_support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.prompt_attention import PromptAttention
 from graftlm.kernels.triton_decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
 from graftlm.kernels.triton_elementwise import store_kv
 from graftlm.kernels.triton_extend import CompactRows, ExtendRows, ExtendTile, extend_attention
@@ -39,14 +40,15 @@ class Scoring:
 
 
 class TritonAttention:
-    """Decode rows through split KV, the others through extend, or through cuDNN where that is faster.
+    """Decode rows through split KV, the others through extend, or in a faster way where there is one.
 
     Lengths and tables are read on the device. Decode rows come first in a plan. `bind` sets where steps are read from:
     a captured graph reads the buffers it was captured with.
 
     strict  every row goes through one kernel with one tiling, so that a token's result is the same, to the last bit,
             in every batch, however it was cut into steps. Set before the first step.
-    dense   what long cold prompts go through.
+    prompts what steps of many new tokens go through on Hopper
+    dense   what long prompts without cached tokens go through: elsewhere, and where a step has no others
 
     Of a compact store decode reads all tokens, extend those from before the step. Where the kernel for decode is
     missing, as on a CPU, rows that decode go through extend.
@@ -60,6 +62,7 @@ class TritonAttention:
         self.strict = False
         has_cudnn = self.device.type == "cuda" and torch.backends.cudnn.is_available()
         self.dense = DensePrefill(enabled=has_cudnn, rounded_store=store.scales is not None)
+        self.prompts = PromptAttention(store)
         on_card = store.compact and self.device.type == "cuda"
         self._compact = gluon_kernel("triton_compact_decode") if on_card else None
         self.num_sms = 1
@@ -94,6 +97,7 @@ class TritonAttention:
     def bind(self, step: DeviceStep, layout: Layout) -> None:
         """Read steps from `step`, which holds one of this layout."""
         self._step, self._layout, self._segments, self._cached = step, layout, (), True
+        self.prompts.forget()
 
     def prepare(self, plan: Plan) -> None:
         """Send the plan to buffers of its own size."""
@@ -111,6 +115,7 @@ class TritonAttention:
         self._cached = any(row.past for row in plan.rows[0 if self._extends_only else layout.num_decode :])
         if not self.strict:
             self._segments = segments_of(plan.rows, layout.num_decode)
+            self.prompts.prepare(plan.rows, layout.num_decode, plan.shared, self.device)
 
     def forward(
         self,
@@ -196,6 +201,13 @@ class TritonAttention:
         if num_decode == layout.num_rows:
             return out
         dense = self.dense.takes(q, v, scoring.window, scoring.softcap)
+        only_dense = dense and all(segment.dense for segment in self._segments)
+        if not only_dense and self.prompts.takes(q, k, v, **vars(scoring)):
+            plain = partial(extend, out, slice(num_decode, layout.num_rows))
+            kept = (self.store.k[layer], self.store.v[layer], self._exponents(layer))
+            assert self._step is not None
+            self.prompts.run(q, k, v, kept, self._step, out, scale=scoring.scale, plain=plain)
+            return out
         if not dense or not any(segment.dense for segment in self._segments):
             extend(out, slice(num_decode, layout.num_rows))
             return out

@@ -42,6 +42,7 @@ FILES += [
         "flow_product",
         "fp8",
         "fuse_gpu",
+        "prompt_attention",
         "wide_gate",
     )
 ]
@@ -51,7 +52,9 @@ LEFT_OUT = {
     "memcheck": " and not a_graph",
     # A library's product in half precision fails under it, whoever calls it. Of kernels whose warps part ways it
     # reports the word by which Triton sends them, between whose writes and reads all warps meet at a barrier.
-    "racecheck": " and not fuse_gpu and not wide_gate and not flow_product and not compact_product",
+    "racecheck": "".join(
+        f" and not {name}" for name in ("fuse_gpu", "wide_gate", "flow_product", "compact_product", "prompt_attention")
+    ),
 }
 WORKERS = 8
 SHARE = "SANITIZE_SHARE"  # the environment variable that says which of how many shares of the tests a process takes
