@@ -209,16 +209,19 @@ def test_a_trial_run_on_any_machine_measures_us_and_names_what_is_missing(tmp_pa
     assert found["caveat"] == report.CAVEAT
 
 
+@pytest.mark.parametrize(
+    ("name", "engines"), [("h200", ["graftlm", "vllm"]), ("h200-three", ["graftlm", "vllm", "sglang"])]
+)
 def test_the_kept_figures_make_their_table_again_without_a_gpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, engines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = ROOT / "bench/gpu/h200.json"
+    kept = ROOT / f"bench/gpu/{name}.json"
     written = tmp_path / "figures.json"
     assert compare.main(["--engines", "", "--add", str(kept), "--json", str(written)]) == 0
     said = capsys.readouterr().out
     assert "NVIDIA H200" in said and report.CAVEAT in said
     found = json.loads(written.read_text())
-    assert list(found["engines"]) == ["graftlm", "vllm", "sglang"]
+    assert list(found["engines"]) == engines
     measured = json.loads(kept.read_text())
     assert {key: found[key] for key in ("limits", "commit", "at")} == {
         key: measured[key] for key in ("limits", "commit", "at")
