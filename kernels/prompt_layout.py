@@ -16,7 +16,7 @@ from graftlm.kernels.attention import Row, Shared
 from graftlm.kernels.transfer import send
 
 MIN_TOKENS = 1280
-"""New tokens of a step from which on a card takes longer for it than the launches of one more kernel a layer."""
+"""New tokens of a step that is laid out: for so many a card takes longer than the host for one more launch a layer."""
 
 BLOCK = 128
 """Tokens of a block, which is laid out and attended to in one go."""
@@ -48,7 +48,7 @@ class PromptLayout:
     longest: int
     dense: bool
     blocks: torch.Tensor
-    _rows: np.ndarray
+    _rows: np.ndarray  # int64 [6, num_rows]: of each row what its tiles have, in the order of `tiles`
     _tiles: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def filled(self, group: int) -> float:
@@ -59,8 +59,8 @@ class PromptLayout:
     def tiles(self, group: int) -> torch.Tensor:
         """Tiles of QUERIES queries where `group` query heads, a power of two, share a KV head; the longest first.
 
-        -> int32 [num_tiles, FIELDS], on the device: first token in the step; tokens; first token of the shared prefix
-           as it is laid out, its length; the row's own first token there; own tokens before the tile's first one
+        -> int32 [num_tiles, FIELDS], on the device: first token in the step; tokens; where the shared prefix begins as
+           it is laid out, its length; where the row's own tokens begin; own tokens before the tile's first one
         """
         if group not in self._tiles:
             start, new, shared, shared_len, own, cached = self._rows
