@@ -14,13 +14,13 @@ _SMALL = 1 << 20
 
 
 def model_fingerprint(model: Any, config: EngineConfig) -> str:
-    """Equal for equal weights, tokenizer and precision. 16 hexadecimal digits.
+    """Equal for equal weights, tokenizer and precision, that of KV included. 16 hexadecimal digits.
 
     A folder is read in part: small files whole, of large ones their size and 64 samples. A loaded model gives a
     sample of each parameter. A Hugging Face id stands for itself where its files are not on this machine.
     """
     digest = hashlib.blake2b(digest_size=8)
-    digest.update(f"{config.dtype} {config.quantization} {config.strict}".encode())
+    digest.update(f"{config.dtype} {config.quantization} {config.strict} {config.cache.dtype}".encode())
     if isinstance(model, str | os.PathLike):
         _add_source(digest, os.fspath(model))
     else:
