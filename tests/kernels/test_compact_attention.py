@@ -56,5 +56,5 @@ def test_every_row_attends_to_cached_tokens_as_kept_and_to_its_own(rows: tuple[t
             torch.cat([held[cached][: row.past], new[here].float()]) for held, new in zip(kept, (k, v), strict=True)
         ]
         positions = torch.arange(row.past, row.kv_len, device=DEVICE)
-        expected = reference(q[here], *seen, positions, scale=0.05, window=None, softcap=None, sinks=None)
+        expected = reference(q[here], *seen, positions, scale=0.05)
         assert error(out[here], expected) < TOLERANCE

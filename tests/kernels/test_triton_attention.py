@@ -27,22 +27,25 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 NUM_SLOTS = 320
 
 
-def reference(q, keys, values, positions, *, scale, window, softcap, sinks):
-    """Attention of q [n, Hq, D] over one sequence's keys [N, Hkv, D] in float64; query i sees up to positions[i]."""
+def scores_of(q, keys, scale: float, softcap: float | None) -> torch.Tensor:
+    """float64 [Hq, n, N] of q [n, Hq, D] and keys [N, Hkv, D]."""
     group = q.shape[1] // keys.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (keys, values))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys.double().repeat_interleave(group, 1)) * scale
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def reference(q, keys, values, positions, *, scale, window=None, softcap=None, sinks=None) -> torch.Tensor:
+    """Attention of q [n, Hq, D] over one sequence's keys [N, Hkv, D] in float64; query i sees up to positions[i]."""
+    scores = scores_of(q, keys, scale, softcap)
     column = torch.arange(len(keys), device=q.device)
     hidden = column[None] > positions[:, None]
     if window is not None:
         hidden |= column[None] <= positions[:, None] - window
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
-        extra = sinks.double()[:, None, None].expand(-1, len(q), 1)
-        return torch.einsum("hqk,khd->qhd", torch.cat([scores, extra], -1).softmax(-1)[..., :-1], v)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], -1)
+    weights = scores.softmax(-1)[..., : len(keys)]
+    return torch.einsum("hqk,khd->qhd", weights, values.double().repeat_interleave(q.shape[1] // keys.shape[1], 1))
 
 
 class Case:
@@ -111,7 +114,7 @@ def test_rows_that_are_not_split_are_the_same_by_every_tile(tile: Tile) -> None:
     out = decode_attention(q, case.k, case.v, step, workspace, splits=1, scale=0.1, tile=tile)
     for i, length in enumerate(case.lens):
         last = torch.tensor([length - 1], device=DEVICE)
-        expected = reference(q[i : i + 1], *case.kv(i), last, scale=0.1, window=None, softcap=None, sinks=None)
+        expected = reference(q[i : i + 1], *case.kv(i), last, scale=0.1)
         assert error(out[i : i + 1], expected) < TOLERANCE[torch.float16]
 
 
@@ -138,7 +141,7 @@ def test_a_shared_prefix_read_once_gives_what_each_row_reads_by_itself(num_split
     out = decode_attention(*where, workspace, splits=2, num_prefix=num_splits, scale=0.1)
     for i, length in enumerate(case.lens):
         last = torch.tensor([length - 1], device=DEVICE)
-        expected = reference(q[i : i + 1], *case.kv(i), last, scale=0.1, window=None, softcap=None, sinks=None)
+        expected = reference(q[i : i + 1], *case.kv(i), last, scale=0.1)
         assert error(out[i : i + 1], expected) < TOLERANCE[torch.float32]
 
 

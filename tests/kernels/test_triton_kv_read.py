@@ -14,8 +14,8 @@ from graftlm.kernels.triton_decode import DecodeRows, Workspace
 from graftlm.kernels.triton_extend import CompactRows, ExtendRows, ExtendTile, extend_attention
 from graftlm.kernels.triton_kv_read import SCALE, power_of, read_vectors
 from graftlm.kernels.triton_prefix import PrefixRows, decode_prefix
+from tests.kernels.test_triton_attention import DEVICE, error, reference, scores_of
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32  # the interpreter has no products in bfloat16
 TOLERANCE = 1e-2 if ON_GPU else 2e-5
@@ -84,33 +84,6 @@ def numbers(count: int, heads: int) -> torch.Tensor:
     """Vectors of unlike sizes, bfloat16 [count, heads, 128]."""
     sizes = torch.exp2(torch.randint(-3, 2, (count, heads, 1), device=DEVICE).float())
     return (torch.randn(count, heads, DIM, device=DEVICE) * sizes).bfloat16()
-
-
-def scores_of(q, keys, scale: float, softcap: float | None) -> torch.Tensor:
-    """float64 [num_heads, num_queries, num_keys]"""
-    group = q.shape[1] // keys.shape[1]
-    scores = torch.einsum("qhd,khd->hqk", q.double(), keys.double().repeat_interleave(group, 1)) * scale
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
-
-
-def reference(q, keys, values, positions, *, scale, window=None, softcap=None, sinks=None) -> torch.Tensor:
-    """Attention of q [n, num_heads, 128] over one sequence's keys [N, num_kv_heads, 128]; query i sees up to
-    positions[i]."""
-    scores = scores_of(q, keys, scale, softcap)
-    column = torch.arange(len(keys), device=q.device)
-    hidden = column[None] > positions[:, None]
-    if window is not None:
-        hidden |= column[None] <= positions[:, None] - window
-    scores = scores.masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], -1)
-    weights = scores.softmax(-1)[..., : len(keys)]
-    return torch.einsum("hqk,khd->qhd", weights, values.double().repeat_interleave(q.shape[1] // keys.shape[1], 1))
-
-
-def error(out: torch.Tensor, expected: torch.Tensor) -> float:
-    assert out.isfinite().all()
-    return float((out.double() - expected).norm() / expected.norm())
 
 
 HEADS = [(4, 4), (8, 2), (8, 1)]
