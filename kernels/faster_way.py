@@ -27,7 +27,8 @@ class FasterWay:
     def take(self, kind: Hashable, fast: Callable[[], torch.Tensor], plain: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What `fast` gives; what `plain` gives if it fails, differs, or is the first of its `kind`.
 
-        Both give the same, of 16 bits, and may write it to the same memory.
+        Both give the same, a tensor of 16 bits and any shape, and may write it to the same memory. Raises what
+        `plain` raises; what `fast` raises is warned of.
         """
         try:
             found = fast()

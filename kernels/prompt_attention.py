@@ -15,7 +15,7 @@ from graftlm.kernels.device_step import DeviceStep
 from graftlm.kernels.faster_way import MAX_ERROR, FasterWay
 from graftlm.kernels.gluon_support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore
-from graftlm.kernels.prompt_layout import MIN_TOKENS, PromptLayout, prompt_layout
+from graftlm.kernels.prompt_layout import MIN_TOKENS, PromptLayout, padded, prompt_layout
 from graftlm.kernels.triton_lay_out import lay_out
 
 MIN_QUERIES = 400
@@ -25,7 +25,7 @@ FULL = 0.75
 """The least part of a tile that is queries, where a KV head's query heads are no power of two."""
 
 FILLED = 0.6
-"""The least part of all tiles that is queries where rows end within them."""
+"""The least part of all tiles that is of some token, where rows end within them."""
 
 SHARE = 64
 """A step whose rows take more than this part of the card's memory, laid out, goes another way."""
@@ -35,7 +35,7 @@ class PromptAttention(FasterWay):
     """Causal attention of the rows of a step that have several new tokens, over their cached tokens and themselves."""
 
     def __init__(self, store: KVStore) -> None:
-        device = store.device
+        device = self._device = store.device
         on_hopper = device.type == "cuda" and torch.version.hip is None
         on_hopper = on_hopper and torch.cuda.get_device_capability(device) == (9, 0)
         self._kernel = gluon_kernel("triton_prompt") if on_hopper and store.scales is None else None
@@ -43,11 +43,11 @@ class PromptAttention(FasterWay):
         self._max_bytes = torch.cuda.get_device_properties(device).total_memory // SHARE if self.enabled else 0
         self._layout: PromptLayout | None = None
 
-    def prepare(self, rows: Sequence[Row], first_row: int, shared: Sequence[Shared], device: torch.device) -> None:
+    def prepare(self, rows: Sequence[Row], first_row: int, shared: Sequence[Shared]) -> None:
         """Lay out a step whose rows [first_row, ...) have several new tokens."""
         self._layout = None
         if self.enabled and sum(row.num_new for row in rows[first_row:]) >= MIN_TOKENS:
-            self._layout = prompt_layout(rows, first_row, shared, device)
+            self._layout = prompt_layout(rows, first_row, shared, self._device)
 
     def forget(self) -> None:
         """The step at hand is none that was prepared."""
@@ -73,15 +73,14 @@ class PromptAttention(FasterWay):
         kernel, group = self._kernel, q.shape[1] // k.shape[1]
         num_bytes = 2 * layout.num_tokens * k[0].numel() * k.itemsize
         plain = softcap is None and sinks is None and scale > 0 and (window is None or layout.longest <= window)
-        lanes = kernel.padded(group)
-        heads = group <= kernel.MAX_GROUP and group >= FULL * lanes
+        heads = group <= kernel.MAX_GROUP and group >= FULL * padded(group)
         fits = heads and k.shape == v.shape and k.shape[2] in kernel.HEAD_DIMS and q.dtype in MAX_ERROR
         worth = group * layout.num_pairs >= MIN_QUERIES * layout.num_tokens and num_bytes <= self._max_bytes
         return (
             plain
             and fits
             and worth
-            and layout.filled(lanes) >= FILLED
+            and layout.filled(group) >= FILLED
             and _aligned(q)
             and k.stride(-1) == v.stride(-1) == 1
         )
@@ -112,7 +111,7 @@ class PromptAttention(FasterWay):
             keys, values = k[first:], v[first:]
             if not (layout.dense and _aligned(k) and _aligned(v)):
                 keys, values = lay_out(*kept, step.table, step.rows, k, v, layout.blocks)
-            kernel.prompt_attention(q, keys, values, layout.tiles(kernel.padded(group)), scale, out)
+            kernel.prompt_attention(q, keys, values, layout.tiles(group), scale, out)
             return out[first:]
 
         def plainly() -> torch.Tensor:

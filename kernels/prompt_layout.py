@@ -28,6 +28,11 @@ FIELDS = 8
 """Numbers for each block and each tile, the last two unused."""
 
 
+def padded(group: int) -> int:
+    """For how many query heads of a KV head a tile has room, where there are `group`: a power of two."""
+    return 1 << (group - 1).bit_length()
+
+
 @dataclass
 class PromptLayout:
     """Rows of a step, the last ones.
@@ -52,19 +57,19 @@ class PromptLayout:
     _tiles: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def filled(self, group: int) -> float:
-        """The part of the tiles that is queries, where `group` query heads, a power of two, share a KV head."""
-        new, each = self._rows[1], QUERIES // group
+        """The part of the tiles that is of some token, where `group` query heads share a KV head."""
+        new, each = self._rows[1], QUERIES // padded(group)
         return float(new.sum() / (each * (-(-new // each)).sum()))
 
     def tiles(self, group: int) -> torch.Tensor:
-        """Tiles of QUERIES queries where `group` query heads, a power of two, share a KV head; the longest first.
+        """Tiles of QUERIES queries where `group` query heads share a KV head; the longest first.
 
         -> int32 [num_tiles, FIELDS], on the device: first token in the step; tokens; where the shared prefix begins as
            it is laid out, its length; where the row's own tokens begin; own tokens before the tile's first one
         """
         if group not in self._tiles:
             start, new, shared, shared_len, own, cached = self._rows
-            each = QUERIES // group
+            each = QUERIES // padded(group)
             counts = -(-new // each)
             row = np.repeat(np.arange(len(new)), counts)
             token = each * _within(counts)

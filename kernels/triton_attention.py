@@ -115,7 +115,7 @@ class TritonAttention:
         self._cached = any(row.past for row in plan.rows[0 if self._extends_only else layout.num_decode :])
         if not self.strict:
             self._segments = segments_of(plan.rows, layout.num_decode)
-            self.prompts.prepare(plan.rows, layout.num_decode, plan.shared, self.device)
+            self.prompts.prepare(plan.rows, layout.num_decode, plan.shared)
 
     def forward(
         self,

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from graftlm.kernels.gluon_tiles import load, tiled
-from graftlm.kernels.prompt_layout import BLOCK, FIELDS, QUERIES
+from graftlm.kernels.prompt_layout import BLOCK, FIELDS, QUERIES, padded
 from graftlm.kernels.triton_softmax import LOG2E
 
 STAGES = 2
@@ -242,11 +242,6 @@ def _attend(
     )
 
 
-def padded(group: int) -> int:
-    """For how many query heads of a KV head a tile has room, where there are `group`."""
-    return 1 << (group - 1).bit_length()
-
-
 def prompt_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.Tensor, scale: float, out: torch.Tensor
 ) -> None:
@@ -254,7 +249,7 @@ def prompt_attention(
 
     q      [num_tokens, num_heads, head_dim], of 16 bits, of the whole step, last dimension dense
     k, v   [num_laid_out, num_kv_heads, head_dim]: what lay_out gives, or what needs no laying out; heads side by side
-    tiles  int32 [num_tiles, FIELDS], for `padded` as many query heads a KV head as there are
+    tiles  int32 [num_tiles, FIELDS], for as many query heads a KV head as there are
     scale  above 0
     out    [num_tokens, num_heads, head_dim], dtype of q: the tiles' tokens are written
     """

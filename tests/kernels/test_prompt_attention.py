@@ -15,7 +15,7 @@ from graftlm.kernels import dense_prefill, prompt_attention, prompt_layout
 from graftlm.kernels.compact_kv import pack, unpack
 from graftlm.kernels.gluon_support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from graftlm.kernels.prompt_layout import BLOCK
+from graftlm.kernels.prompt_layout import BLOCK, padded
 from graftlm.kernels.triton_attention import TritonAttention
 from graftlm.kernels.triton_compile import compile_together, is_dry
 from graftlm.kernels.triton_lay_out import lay_out
@@ -34,15 +34,10 @@ def definition(
         keys, values = (torch.cat([x[prefix : prefix + length], x[own : own + before + tokens]]) for x in (k, v))
         positions = torch.arange(length + before, length + before + tokens, device=q.device)
         here = slice(token, token + tokens)
-        options = {"window": None, "softcap": None, "sinks": None}
-        out[here] = reference(q[here], keys, values, positions, scale=scale, **options).to(out.dtype)
+        out[here] = reference(q[here], keys, values, positions, scale=scale).to(out.dtype)
 
 
-def padded(group: int) -> int:
-    return {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 7: 8, 8: 8}[group]
-
-
-DEFINITION = SimpleNamespace(HEAD_DIMS=(64, 128), MAX_GROUP=64, padded=padded, prompt_attention=definition)
+DEFINITION = SimpleNamespace(HEAD_DIMS=(64, 128), MAX_GROUP=64, prompt_attention=definition)
 
 
 def fails(*_: Any) -> None:
@@ -70,7 +65,7 @@ def plan_of(*given: tuple[int, int], shared: tuple[int, tuple[int, ...]] | None 
         extents = ([Extent(0, length)] if index in sharing else []) + [e for e in extents if e.stop > e.start]
         slots = [s for extent in extents for s in range(extent.start, extent.stop)]
         out_slots += slots[past:]
-        rows.append(PlanRow(None, start, num_new, past, tuple(extents)))  # type: ignore[arg-type]
+        rows.append(PlanRow(None, start, num_new, past, tuple(extents)))
         start, slot = start + num_new, slot + own
     ids = torch.zeros(start, dtype=torch.int64)
     prefixes = (SharedPrefix(length, (Extent(0, length),), sharing),) if shared else ()
@@ -140,8 +135,7 @@ class Step:
                 torch.cat([x[slots], new[here].float()]) for x, new in zip(self.kept, (self.k, self.v), strict=True)
             ]
             positions = torch.arange(row.past, row.kv_len, device=DEVICE)
-            options = {"scale": 0.1, "window": None, "softcap": None, "sinks": None} | options
-            found.append(error(out[here], reference(self.q[here], *seen, positions, **options)))
+            found.append(error(out[here], reference(self.q[here], *seen, positions, **{"scale": 0.1} | options)))
         return max(found)
 
 
@@ -371,7 +365,7 @@ def test_it_compiles_for_the_matrix_units(heads: int, dim: int, kind: str) -> No
     if gluon_kernel("triton_prompt") is None:
         pytest.skip("needs Triton 3.6")
     arguments = f"""
-lanes = kernel.padded({heads})
+lanes = {padded(heads)}
 block = tile({BLOCK}, {dim})
 signature = dict(
     q=tile(64 // lanes, lanes, {dim}), k=block, v=block, out="*{kind}", tiles="*i32",
