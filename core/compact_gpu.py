@@ -16,7 +16,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
 from graftlm.core.layer_parts import Agree, Parts, Product
 from graftlm.core.memory import free_bytes, size_of
-from graftlm.kernels.compact_product import (
+from graftlm.kernels.bits12.compact_product import (
     ONE_OF_EACH,
     can_compact,
     compact_gate,
@@ -24,8 +24,8 @@ from graftlm.kernels.compact_product import (
     compact_product,
     compacted,
 )
-from graftlm.kernels.compact_weight import CompactWeight
-from graftlm.kernels.triton_elementwise import silu_mul
+from graftlm.kernels.bits12.weight_codec import CompactWeight
+from graftlm.kernels.gpu.elementwise import silu_mul
 
 if TYPE_CHECKING:
     from graftlm.core.model import LoadedModel

@@ -11,8 +11,8 @@ import torch
 from graftlm.core.draw import Needs, draw, drawing
 from graftlm.core.errors import GraftError
 from graftlm.core.sampler import is_unedited, not_finite, nothing_allowed, unpack_masks
-from graftlm.kernels.gpu_support import triton_problem
-from graftlm.kernels.token_codes import NOT_FINITE, NOTHING_ALLOWED
+from graftlm.kernels.gpu.support import triton_problem
+from graftlm.kernels.sampling_codes import NOT_FINITE, NOTHING_ALLOWED
 from graftlm.kernels.transfer import Arriving, send
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class DeviceSampler:
 
     def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
         if self._has_triton:
-            from graftlm.kernels.triton_greedy import greedy
+            from graftlm.kernels.gpu.argmax import greedy
 
             return greedy(logits, self.tokens)
         codes = _likeliest(logits)
@@ -91,7 +91,7 @@ class DeviceSampler:
     def _mask(self, logits: torch.Tensor, masks: Masks) -> None:
         members, words = list(masks), list(masks.values())
         if self._has_triton:
-            from graftlm.kernels.triton_mask import apply_mask
+            from graftlm.kernels.gpu.token_mask import apply_mask
 
             apply_mask(logits, send(np.stack(words), self.device), send(np.array(members, np.int32), self.device))
         else:

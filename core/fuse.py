@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from graftlm.kernels.packed_linear import PackedLinear, packable
+from graftlm.kernels.cpu.packed_linear import PackedLinear, packable
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between an old module and its replacement on random input."""

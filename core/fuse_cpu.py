@@ -17,12 +17,12 @@ from torch import nn
 
 from graftlm.core.layer_probe import LayerProbe, causal
 from graftlm.core.paged import AttentionCall, AttentionSwitch, Step, Wanted, step_at_hand, wanted_after
-from graftlm.kernels.packed_linear import PackedLinear, Panels
+from graftlm.kernels.cpu.packed_linear import PackedLinear, Panels
 
 if TYPE_CHECKING:
     from graftlm.core.fuse import Fusions
-    from graftlm.kernels.row_layer import LayerWeights, RowLayer
-    from graftlm.kernels.wide_layer import WideLayer
+    from graftlm.kernels.cpu.decoder_layer import LayerWeights, RowLayer
+    from graftlm.kernels.cpu.wide_layer import WideLayer
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between a layer and its equal on random input."""
@@ -120,7 +120,7 @@ def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
 
 def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
     """Read the weights of the logits as fast as the memory gives them, for few rows."""
-    from graftlm.kernels.row_layer import MAX_ROWS, RowProduct
+    from graftlm.kernels.cpu.decoder_layer import MAX_ROWS, RowProduct
 
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     if type(head) not in (nn.Linear, PackedLinear) or head.weight.dtype not in TOLERANCE:
@@ -149,9 +149,9 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
 
 
 def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: Fusions) -> int:
-    from graftlm.kernels.numba_elementwise import Elementwise
-    from graftlm.kernels.row_layer import RowLayer, WorkSpace
-    from graftlm.kernels.wide_layer import WideLayer
+    from graftlm.kernels.cpu.decoder_layer import RowLayer, WorkSpace
+    from graftlm.kernels.cpu.elementwise import Elementwise
+    from graftlm.kernels.cpu.wide_layer import WideLayer
 
     loops = Elementwise(found[0][1].hidden.dtype)
     space = WorkSpace([weights for *_, weights in found])
@@ -169,7 +169,7 @@ def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: F
 
 def weights_of(layer: nn.Module, call: AttentionCall) -> LayerWeights | None:
     """What `layer` computes with, if it has the common shape; `call` is how it called its attention."""
-    from graftlm.kernels.row_layer import LayerWeights
+    from graftlm.kernels.cpu.decoder_layer import LayerWeights
 
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     before, after = _norm(layer, "input_layernorm"), _norm(layer, "post_attention_layernorm")
@@ -187,7 +187,7 @@ def weights_of(layer: nn.Module, call: AttentionCall) -> LayerWeights | None:
 
 
 def _norm(owner: Any, name: str) -> Any:
-    from graftlm.kernels.row_layer import Norm
+    from graftlm.kernels.cpu.decoder_layer import Norm
 
     module = getattr(owner, name, None)
     weight = getattr(module, "weight", None)

@@ -21,11 +21,11 @@ from graftlm.core.compact_gpu import compact_of
 from graftlm.core.fuse import Fusions
 from graftlm.core.fuse_layers import fuse_layers, max_rows_of
 from graftlm.core.layer_parts import Agree, Linear, Product, Recognised, is_silu
-from graftlm.kernels.compact_product import MAX_ROWS as COMPACT_ROWS, compact_product
-from graftlm.kernels.triton_elementwise import Norm, rms_norm, rotate, silu_mul
-from graftlm.kernels.triton_product import FixedProduct
-from graftlm.kernels.triton_row import row_product
-from graftlm.kernels.triton_stream import stream_product
+from graftlm.kernels.bits12.compact_product import MAX_ROWS as COMPACT_ROWS, compact_product
+from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
+from graftlm.kernels.gpu.elementwise import Norm, rms_norm, rotate, silu_mul
+from graftlm.kernels.gpu.gemv import row_product
+from graftlm.kernels.gpu.skinny_matmul import stream_product
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between old and new on random input; half precision rounds once more or less."""

@@ -25,15 +25,20 @@ from graftlm.core.layer_parts import Agree, Linear, Parts, Product, Recognised
 from graftlm.core.layer_probe import LayerProbe, causal
 from graftlm.core.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
 from graftlm.kernels.attention import PackedQKV
-from graftlm.kernels.compact_product import MAX_ROWS as COMPACT_ROWS, compact_gate, compact_parts, compact_product
-from graftlm.kernels.compact_weight import CompactWeight
-from graftlm.kernels.flow_product import MAX_ROWS as FLOW_ROWS, can_flow, flow_parts, flow_product
-from graftlm.kernels.halved_product import is_halved, product_halves
-from graftlm.kernels.triton_elementwise import Norm, add_norm, rms_norm, silu_mul
-from graftlm.kernels.triton_launch import can_chain
-from graftlm.kernels.triton_packed_qkv import rotate_store
-from graftlm.kernels.triton_stream import MAX_ROWS as FEW_ROWS, gated_product, product_parts, stream_product
-from graftlm.kernels.wide_gate import ONE_OF_EACH, can_gate, is_gated, wide_gate
+from graftlm.kernels.bits12.compact_product import (
+    MAX_ROWS as COMPACT_ROWS,
+    compact_gate,
+    compact_parts,
+    compact_product,
+)
+from graftlm.kernels.bits12.weight_codec import CompactWeight
+from graftlm.kernels.gpu.elementwise import Norm, add_norm, rms_norm, silu_mul
+from graftlm.kernels.gpu.pdl import can_chain
+from graftlm.kernels.gpu.qkv_rope_store import rotate_store
+from graftlm.kernels.gpu.skinny_matmul import MAX_ROWS as FEW_ROWS, gated_product, product_parts, stream_product
+from graftlm.kernels.hopper.flow_product import MAX_ROWS as FLOW_ROWS, can_flow, flow_parts, flow_product
+from graftlm.kernels.hopper.halved_product import is_halved, product_halves
+from graftlm.kernels.hopper.wide_gate import ONE_OF_EACH, can_gate, is_gated, wide_gate
 
 _PROBED = 5
 """Tokens of the random inputs."""
@@ -76,7 +81,7 @@ class FusedLayer:
     """Takes the place of a layer's forward.
 
     max_rows   up to how many tokens of a step the products take in gates, and leave sums to the norm that comes next
-    flows      whether up to so many all products but that for gates are read without a pause (flow_product.py)
+    flows      whether up to so many all products but that for gates are read without a pause (hopper/flow_product.py)
     halves     whether sums of 65 to 256 tokens come in two halves where that is faster (halved_product.py)
     gates      whether the product for gates takes them in for more tokens too, where that is faster (wide_gate.py)
     compact    what is read instead of the weights in steps of few tokens (compact_product.py)

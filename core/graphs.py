@@ -16,9 +16,9 @@ import torch
 from graftlm.core.experts import GatheredExperts
 from graftlm.core.paged import PagedRunner, feed
 from graftlm.core.plan import StepPlan
-from graftlm.kernels.device_step import CapturableAttention, DeviceStep, Layout
+from graftlm.kernels.gpu.step_buffers import CapturableAttention, DeviceStep, Layout
+from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.transfer import send
-from graftlm.kernels.triton_compile import compile_together
 
 MAX_REPEATED_READS = 1 << 16
 """Tokens read once more than needed that cost about as much as launching a step kernel by kernel."""

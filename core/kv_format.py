@@ -10,9 +10,9 @@ import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.kernels import compact_kv
-from graftlm.kernels.gluon_support import gluon_kernel
-from graftlm.kernels.gpu_support import triton_problem, triton_version
+from graftlm.kernels.bits12 import kv_codec
+from graftlm.kernels.gpu.support import triton_problem, triton_version
+from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class KVFormat:
     """How the KV store of a model is kept.
 
     dtype    of what it holds; where it is compact, of what that was made of
-    compact  in 12 bits a number (kernels/compact_kv.py)
+    compact  in 12 bits a number (kernels/bits12/kv_codec.py)
     """
 
     dtype: torch.dtype
@@ -68,7 +68,7 @@ def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:
     if reason is not None and wanted == "compact":
         raise ConfigError(
             f"CacheConfig.dtype is 'compact', but {reason}; KV in 12 bits is for models in the paged lane with heads "
-            f"of {compact_kv.DIM} dimensions in bfloat16, on a Hopper GPU or a newer one, with Triton 3.6 or newer and "
+            f"of {kv_codec.DIM} dimensions in bfloat16, on a Hopper GPU or a newer one, with Triton 3.6 or newer and "
             "its attention: leave it out"
         )
     compact = reason is None and loaded.kv_reason is None and _is_taken(loaded, wanted)
@@ -102,7 +102,7 @@ def _why_not_compact(loaded: LoadedModel, config: EngineConfig) -> str | None:
     if config.attention not in ("auto", "triton"):
         return f"attention={config.attention!r}"
     for layer in loaded.layers:
-        if not layer.k_dim == layer.v_dim == compact_kv.DIM:
+        if not layer.k_dim == layer.v_dim == kv_codec.DIM:
             dims = str(layer.k_dim) if layer.k_dim == layer.v_dim else f"{layer.k_dim} and {layer.v_dim}"
             return f"{loaded.name} has heads of {dims} dimensions"
     return _card_problem(loaded)
@@ -115,7 +115,7 @@ def _card_problem(loaded: LoadedModel) -> str | None:
         return problem
     if torch.version.hip is not None or torch.cuda.get_device_capability(loaded.device) < OLDEST_FOR_COMPACT:
         return f"the card is {torch.cuda.get_device_name(loaded.device)}"
-    kernel = gluon_kernel("triton_compact_decode")
+    kernel = gluon_kernel("bits12.decode")
     if kernel is None:
         return f"Triton {'.'.join(map(str, triton_version()))} is installed"
     group = max(-(-layer.num_heads // layer.num_kv_heads) for layer in loaded.layers)

@@ -10,7 +10,7 @@ import torch
 
 from graftlm.core.kv_format import FP8
 from graftlm.core.paged import AttentionCall, AttentionSwitch
-from graftlm.kernels.torch_attention import attend
+from graftlm.kernels.cpu.attention import attend
 
 if TYPE_CHECKING:
     from graftlm.core.model import LoadedModel

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from graftlm.kernels.triton_elementwise import Norm
+from graftlm.kernels.gpu.elementwise import Norm
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 

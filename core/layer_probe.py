@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from graftlm.core.paged import AttentionCall, AttentionSwitch
-from graftlm.kernels.torch_attention import attend
+from graftlm.kernels.cpu.attention import attend
 
 _FIRST_POSITION = 7
 

@@ -24,10 +24,10 @@ from graftlm.core.qualify import AttentionFactory, Reference, batch_dependence, 
 from graftlm.core.rehearsal import rehearse
 from graftlm.core.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
-from graftlm.kernels.compile_server import CompileServer
-from graftlm.kernels.gpu_support import triton_problem
+from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.gpu.support import triton_problem
+from graftlm.kernels.jit.compile_server import CompileServer
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from graftlm.kernels.torch_attention import TorchAttention
 
 __all__ = ["KVStore", "LayerKV", "LoadedModel", "PagedRunner", "load_model"]
 
@@ -204,7 +204,7 @@ def _fuse(model: nn.Module, device: torch.device, *, strict: bool, compact: bool
 def default_attention(device: torch.device) -> AttentionFactory:
     """The attention a model is qualified with: the one that "auto" takes on this device."""
     if triton_problem(device) is None:
-        from graftlm.kernels.triton_attention import TritonAttention
+        from graftlm.kernels.gpu.attention import TritonAttention
 
         return TritonAttention
     return TorchAttention

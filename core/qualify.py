@@ -22,10 +22,10 @@ from graftlm.core.pages import Extent, coalesce
 from graftlm.core.plan import PlanRow, StepPlan
 from graftlm.core.request import Request, Sequence
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
+from graftlm.kernels.cpu.attention import attend
+from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS
+from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from graftlm.kernels.prompt_layout import MIN_TOKENS
-from graftlm.kernels.torch_attention import attend
-from graftlm.kernels.triton_compile import compile_together
 
 if TYPE_CHECKING:
     from graftlm.core.model import LoadedModel
@@ -41,7 +41,7 @@ MANY_TOKENS = 513
 """New tokens of a row that count as many for any kernel."""
 
 ROWS, SOME_TOKENS = 8, 133
-"""Rows and tokens of each that count as many where cached numbers are turned out of 12 bits (triton_extend.py)."""
+"""Rows and tokens of each that count as many where cached numbers are turned out of 12 bits (kernels/gpu/extend.py)."""
 
 STRICT_LENGTH = 200
 """Tokens of the sequence by which strict mode is checked: products of one row, of few and of many."""

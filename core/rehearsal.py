@@ -22,10 +22,10 @@ from graftlm.core.kv_format import FP8, KVFormat, kv_format
 from graftlm.core.paged import PagedRunner
 from graftlm.core.qualify import AttentionFactory, discover, launch_ragged
 from graftlm.kernels.attention import StrictAttention
-from graftlm.kernels.compile_server import CompileServer
-from graftlm.kernels.device_step import CapturableAttention
-from graftlm.kernels.gpu_support import triton_problem
-from graftlm.kernels.triton_compile import Compiling, compile_meanwhile
+from graftlm.kernels.gpu.step_buffers import CapturableAttention
+from graftlm.kernels.gpu.support import triton_problem
+from graftlm.kernels.jit.compile_server import CompileServer
+from graftlm.kernels.jit.precompile import Compiling, compile_meanwhile
 
 if TYPE_CHECKING:
     from graftlm.core.model import LoadedModel
@@ -114,8 +114,8 @@ def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: 
 
 def _launch_draws(loaded: LoadedModel) -> None:
     """Draw a token as decode steps do, under a mask."""
-    from graftlm.kernels.triton_greedy import greedy
-    from graftlm.kernels.triton_mask import apply_mask
+    from graftlm.kernels.gpu.argmax import greedy
+    from graftlm.kernels.gpu.token_mask import apply_mask
 
     logits = torch.zeros(1, loaded.vocab_size, dtype=loaded.dtype, device=loaded.device)
     numbers = torch.zeros(1, (loaded.vocab_size + 31) // 32, dtype=torch.int32, device=loaded.device)

@@ -92,7 +92,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     runner: Runner = paged
     if loaded.device.type == "cuda":
         from graftlm.core.graphs import GraphRunner
-        from graftlm.kernels.device_step import CapturableAttention
+        from graftlm.kernels.gpu.step_buffers import CapturableAttention
 
         if isinstance(attention, CapturableAttention):
             runner = GraphRunner(
@@ -135,7 +135,7 @@ def _attention(
     FlashInfer, which may be missing or unable to compile, is a wish: without it the next best are taken, with a
     warning. "auto" does not wish for it: nothing measured here says that it is faster.
     """
-    from graftlm.kernels.gpu_support import triton_problem
+    from graftlm.kernels.gpu.support import triton_problem
 
     on_gpu = loaded.device.type == "cuda"
     problem = triton_problem(loaded.device) if on_gpu else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graftlm.kernels import compact_kv
+from graftlm.kernels.bits12 import kv_codec
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class LayerKV:
     v_dim: int
 
     def num_bytes(self, dtype: torch.dtype, compact: bool = False) -> int:
-        """Bytes of one token in this layer. compact: in 12 bits a number (compact_kv.py), whatever the dtype."""
+        """Bytes of one token in this layer. compact: in 12 bits a number (kv_codec.py), whatever the dtype."""
         if compact:
-            return 2 * self.num_kv_heads * compact_kv.BYTES
+            return 2 * self.num_kv_heads * kv_codec.BYTES
         return self.num_kv_heads * (self.k_dim + self.v_dim) * dtype.itemsize
 
 
@@ -37,7 +37,7 @@ class KVStore:
 
     scales     for a store in float8: per layer float32 [2, num_kv_heads], it holds k / scales[layer][0] and
                v / scales[layer][1]; None for every other
-    compact    k[layer] and v[layer] are int32 [num_slots, num_kv_heads, 48], in 12 bits a number (compact_kv.py), and
+    compact    k[layer] and v[layer] are int32 [num_slots, num_kv_heads, 48], in 12 bits a number (kv_codec.py), and
                `dtype`, which is bfloat16, is what they are computed in
     records    of a compact store: per layer int32 [num_slots, num_kv_heads, 96], the words of K and then those of V,
                whose parts k and v are; None for every other
@@ -66,7 +66,7 @@ class KVStore:
         self.records: list[torch.Tensor] | None = None
         self.exponents: list[torch.Tensor] | None = None
         if compact:
-            words = compact_kv.WORDS
+            words = kv_codec.WORDS
             self.records = [self._allocate(layer.num_kv_heads, 2 * words, torch.int32) for layer in self.layout]
             self.k, self.v = ([x[..., i : i + words] for x in self.records] for i in (0, words))
             self.exponents = [self._allocate_exponents(layer.num_kv_heads) for layer in self.layout]
@@ -92,8 +92,8 @@ def _check_compact(layout: Sequence[LayerKV], dtype: torch.dtype) -> None:
     if dtype is not torch.bfloat16:
         raise ValueError(f"a compact KV store is for bfloat16, not for {dtype}")
     for layer in layout:
-        if not layer.k_dim == layer.v_dim == compact_kv.DIM:
+        if not layer.k_dim == layer.v_dim == kv_codec.DIM:
             raise ValueError(
-                f"a compact KV store is for heads of {compact_kv.DIM} dimensions, not of {layer.k_dim} (K) and "
+                f"a compact KV store is for heads of {kv_codec.DIM} dimensions, not of {layer.k_dim} (K) and "
                 f"{layer.v_dim} (V)"
             )

@@ -19,11 +19,11 @@ def graftlm_register_grammars(register: Register) -> None:
 
 @hookimpl
 def graftlm_register_attention(register: Register) -> None:
-    register("torch", "graftlm.kernels.torch_attention:TorchAttention", "PyTorch, any device; the best on a CPU")
-    register("triton", "graftlm.kernels.triton_attention:TritonAttention", "Triton, for GPUs")
+    register("torch", "graftlm.kernels.cpu.attention:TorchAttention", "PyTorch, any device; the best on a CPU")
+    register("triton", "graftlm.kernels.gpu.attention:TritonAttention", "Triton, for GPUs")
     register(
         "flashinfer",
-        "graftlm.kernels.flashinfer_attention:FlashInferAttention",
+        "graftlm.kernels.gpu.flashinfer:FlashInferAttention",
         "FlashInfer for prefill, Triton for decoding; needs flashinfer",
     )
 

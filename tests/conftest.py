@@ -27,6 +27,7 @@ import torch  # noqa: E402
 
 HAS_GPU = torch.cuda.is_available()
 GPU_FOLDERS = ("gpu", "kernels")
+KERNEL_TESTS = Path(__file__).parent / "kernels"
 
 if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # it must be chosen before a kernel is imported
@@ -47,7 +48,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HAS_GPU and item.path.parent.name == "kernels":
+        if HAS_GPU and item.path.is_relative_to(KERNEL_TESTS):
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") is None:
             continue

@@ -12,7 +12,7 @@ from graftlm.core.pages import Extent
 from graftlm.core.plan import ScheduledRow, build_plan
 from graftlm.core.request import Request, Sequence
 from graftlm.core.serial import SerialRunner
-from graftlm.kernels.torch_attention import TorchAttention
+from graftlm.kernels.cpu.attention import TorchAttention
 
 
 def sequence_of(prompt: Seq[int], namespace: str = "") -> Sequence:

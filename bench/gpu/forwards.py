@@ -123,7 +123,7 @@ def _fill(store: Any) -> None:
             for tensor in (*store.k, *store.v):
                 tensor.normal_(0.0, KV_STD)
             return
-        from graftlm.kernels.triton_elementwise import store_kv
+        from graftlm.kernels.gpu.elementwise import store_kv
 
         for layer, shape in enumerate(store.layout):
             for slots in torch.arange(store.num_slots, device=store.device).split(SLOTS_AT_ONCE):

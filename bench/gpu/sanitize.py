@@ -31,21 +31,14 @@ PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
 SOME = " or ".join(f"shape{i}-" for i in range(0, 150, 7))
 """Of the shapes, dtypes and variants of attention: each of them, but not all together, which takes many minutes."""
 
-FILES = sorted((ROOT / "tests/kernels").glob("test_triton_*.py"))
-FILES += [
-    ROOT / f"tests/kernels/test_{name}.py"
-    for name in (
-        "compact_decode",
-        "compact_kv",
-        "compact_product",
-        "device_step",
-        "flow_product",
-        "fp8",
-        "fuse_gpu",
-        "prompt_attention",
-        "wide_gate",
-    )
-]
+ROOMS = ("bits12", "gpu", "hopper")
+NO_KERNELS = {"test_cudnn_prefill.py", "test_flashinfer.py", "test_support.py", "test_weight_codec.py"}
+"""Tests that launch a library's kernels, or none."""
+
+FILES = [ROOT / "tests/kernels/test_fused_layers.py"]
+FILES += sorted(
+    path for room in ROOMS for path in (ROOT / "tests/kernels" / room).glob("test_*.py") if path.name not in NO_KERNELS
+)
 CHOSEN = f"not engine and (not its_definition or {SOME})"
 LEFT_OUT = {
     # without torch's own memory, which graphs need, every tensor has an allocation of its own
@@ -53,7 +46,8 @@ LEFT_OUT = {
     # A library's product in half precision fails under it, whoever calls it. Of kernels whose warps part ways it
     # reports the word by which Triton sends them, between whose writes and reads all warps meet at a barrier.
     "racecheck": "".join(
-        f" and not {name}" for name in ("fuse_gpu", "wide_gate", "flow_product", "compact_product", "prompt_attention")
+        f" and not {name}"
+        for name in ("fused_layers", "wide_gate", "flow_product", "compact_product", "prompt_attention")
     ),
 }
 WORKERS = 8
@@ -72,7 +66,7 @@ def find_sanitizer() -> str | None:
 
 def kernels() -> list[str]:
     """The names of all kernels, as their source has them; what they call has no underscore in front, or is inlined."""
-    sources = [path.read_text() for path in sorted((ROOT / "kernels").glob("triton_*.py"))]
+    sources = [path.read_text() for room in ROOMS for path in sorted((ROOT / "kernels" / room).glob("*.py"))]
     return sorted(
         {name for source in sources for name in re.findall(r"@(?:triton|gluon)\.jit.*\n(?:@.*\n)*def (_\w+)", source)}
     )

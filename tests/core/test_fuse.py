@@ -7,7 +7,7 @@ from transformers.pytorch_utils import Conv1D
 
 from graftlm.core import fuse as fuse_module
 from graftlm.core.fuse import fuse
-from graftlm.kernels.packed_linear import PackedLinear, packable
+from graftlm.kernels.cpu.packed_linear import PackedLinear, packable
 from tests.models import tiny_model
 
 DTYPES = [torch.float32, torch.bfloat16]

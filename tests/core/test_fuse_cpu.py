@@ -11,11 +11,11 @@ from graftlm.core.model import LoadedModel, load_model
 from graftlm.core.paged import PagedRunner
 from graftlm.core.pages import Extent
 from graftlm.core.qualify import _plan
+from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.decoder_layer import MAX_ROWS, RowLayer
+from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.cpu.wide_layer import WideLayer
 from graftlm.kernels.kv_store import KVStore
-from graftlm.kernels.packed_linear import PackedLinear
-from graftlm.kernels.row_layer import MAX_ROWS, RowLayer
-from graftlm.kernels.torch_attention import TorchAttention
-from graftlm.kernels.wide_layer import WideLayer
 from tests.models import byte_tokenizer, tiny_model
 
 OTHERWISE = "oneDNN lays weights out otherwise on this CPU"  # for AMX, those in bfloat16

@@ -18,8 +18,8 @@ from graftlm.core.model import LoadedModel, load_model
 from graftlm.core.plan import StepPlan
 from graftlm.core.runner import build_runner
 from graftlm.core.runtime import Runtime
-from graftlm.kernels import compact_kv
 from graftlm.kernels.attention import LayerSpec
+from graftlm.kernels.bits12 import kv_codec
 from graftlm.kernels.kv_store import KVStore
 from graftlm.plugins import manager
 from tests.models import byte_tokenizer, tiny_model
@@ -157,7 +157,7 @@ class Definition:
             raise RuntimeError("no such kernel")
         for i, (x, held) in enumerate(((k, self.store.k[layer]), (v, self.store.v[layer]))):
             if self.store.compact:
-                held[self.slots], exponents = compact_kv.pack(x.contiguous())
+                held[self.slots], exponents = kv_codec.pack(x.contiguous())
                 self.store.exponents[layer][:, self.slots, i] = exponents.T
             else:
                 held[self.slots] = x
@@ -177,7 +177,7 @@ class Definition:
         if not self.store.compact:
             return held.float()
         exponents = self.store.exponents[layer][:, slots, i]
-        return compact_kv.unpack(held, (exponents + (3 if self.wrong == "exponents" else 0)).T)
+        return kv_codec.unpack(held, (exponents + (3 if self.wrong == "exponents" else 0)).T)
 
 
 def load_over_12_bits(monkeypatch: pytest.MonkeyPatch, attention: Any = Definition) -> LoadedModel:

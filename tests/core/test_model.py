@@ -14,8 +14,8 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.model import KVStore, LoadedModel, PagedRunner, load_model
 from graftlm.core.qualify import stretched_context
-from graftlm.kernels.packed_linear import PackedLinear
-from graftlm.kernels.torch_attention import TorchAttention
+from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.packed_linear import PackedLinear
 from tests.models import EOS, IM_END, VOCAB_SIZE, byte_tokenizer, greedy_reference, random_prompt, tiny_model
 from tests.stepping import paged_greedy
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from triton import knobs
 
-from graftlm.kernels.compile_server import CompileServer
-from graftlm.kernels.triton_compile import compile_meanwhile, compile_together
-from graftlm.kernels.triton_elementwise import _rms_norm, _silu_mul, rms_norm, silu_mul
+from graftlm.kernels.gpu.elementwise import _rms_norm, _silu_mul, rms_norm, silu_mul
+from graftlm.kernels.jit.compile_server import CompileServer
+from graftlm.kernels.jit.precompile import compile_meanwhile, compile_together
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +42,7 @@ def test_processes_compile_once_a_kernel_was_missing_in_the_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     device, hits = torch.device("cuda"), list[bool]()
-    monkeypatch.setattr("graftlm.kernels.compile_server.FEWEST_CORES", 1)
+    monkeypatch.setattr("graftlm.kernels.jit.compile_server.FEWEST_CORES", 1)
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(knobs.compilation, "listener", lambda *, cache_hit, **_: hits.append(cache_hit))
     for kernel in (_rms_norm, _silu_mul):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from graftlm.core.plan import StepPlan
-from graftlm.kernels import triton_product
-from graftlm.kernels.triton_product import LARGE, MANY_ROWS, SMALL, ProductTile, product
+from graftlm.kernels.gpu import batch_invariant_matmul
+from graftlm.kernels.gpu.batch_invariant_matmul import LARGE, MANY_ROWS, SMALL, ProductTile, product
 from tests.gpu.device import GREEDY, NEW, SHAPES, family, on_gpu, relative, replace_forward
 from tests.models import random_prompt, tiny_model
 
@@ -94,7 +94,7 @@ def test_large_steps_of_a_strict_runtime_take_large_tiles_where_those_give_the_s
 ) -> None:
     x, weight = (torch.randn(n, 4096, device="cuda", dtype=torch.bfloat16) for n in (200, 300))
     agree = torch.equal(product(x, weight, None, SMALL), product(x, weight, None, LARGE))
-    kernel = triton_product._product  # as in a new process, whose dry calls launch nothing:
+    kernel = batch_invariant_matmul._product  # as in a new process, whose dry calls launch nothing:
     monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
     with on_gpu("llama", torch.bfloat16, strict=True) as runtime:
         runtime.load()
@@ -104,6 +104,6 @@ def test_large_steps_of_a_strict_runtime_take_large_tiles_where_those_give_the_s
             tiles.extend([tile] if len(x) >= MANY_ROWS else [])
             return product(x, weight, bias, tile)
 
-        monkeypatch.setattr(triton_product, "product", note)
+        monkeypatch.setattr(batch_invariant_matmul, "product", note)
         runtime.generate(random_prompt(2 * MANY_ROWS), **GREEDY)
     assert set(tiles) == {LARGE if agree else SMALL}

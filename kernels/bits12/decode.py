@@ -1,0 +1,369 @@
+"""Decode attention over keys and values in 12 bits a number (compact_kv.py).
+
+As in gpu/decode.py a program has a row, a KV head and a part of the row's tokens, and the last part to end joins
+them. Here a program is one warp, whose threads copy what they will read into shared memory some blocks ahead, and turn
+codes into the matrix units' first factor in their own registers: keys by tokens, values by dimensions. So queries are
+padded to 8 columns, and nothing but probabilities moves between threads. This is in Gluon, the level below Triton.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+from graftlm.kernels.bits12.kv_codec import DIM, EIGHT, WORDS
+from graftlm.kernels.gpu.decode import DecodeRows, Workspace, num_sms
+from graftlm.kernels.gpu.online_softmax import LOG2E, softcapped
+from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.hopper.tiles import barrier, halves
+
+copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+
+MAX_GROUP = 8
+"""Query heads of a KV head, the columns of a product."""
+
+TOKENS = 16
+"""Of a block, the depth of a product."""
+
+_EIGHT = gl.constexpr(f"{{{EIGHT}}}")
+
+# What codes are is the number times 2^(15 - exponent). Queries and probabilities are multiplied by further powers of
+# two, so that no product is too small for float32.
+_KEY_BIAS = gl.constexpr(16)
+_KEY_FACTOR = gl.constexpr(2.0**96)
+_VALUE_BIAS = gl.constexpr(24)
+_VALUE_FACTOR = gl.constexpr(2.0**88)
+
+
+def _layout(registers: list[list[int]], lanes: list[list[int]], *shape: int) -> gl.DistributedLinearLayout:
+    return gl.DistributedLinearLayout(registers, lanes, [], [], list(shape))
+
+
+_MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
+# words of a block by token: who reads which. A thread's words make the numbers that it multiplies.
+_KEYS_LOW = gl.constexpr(
+    _layout([[0, 1], [0, 2], [0, 4], [8, 0]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], TOKENS, 32)
+)
+_KEYS_HIGH = gl.constexpr(_layout([[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], TOKENS, 16))
+_VALUES_LOW = gl.constexpr(
+    _layout([[0, 1], [0, 2], [1, 0], [8, 0]], [[2, 0], [4, 0], [0, 4], [0, 8], [0, 16]], TOKENS, 32)
+)
+_VALUES_HIGH = gl.constexpr(_layout([[0, 1], [1, 0], [8, 0]], [[2, 0], [4, 0], [0, 2], [0, 4], [0, 8]], TOKENS, 16))
+_COPY_LOW = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [1, 1], [1, 0]))
+_COPY_HIGH = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0]))
+_SHARED_LOW = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
+_SHARED_HIGH = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
+_TOKENS = gl.constexpr(TOKENS)
+_DIM = gl.constexpr(DIM)
+_WORDS = gl.constexpr(WORDS)
+
+
+@gluon.jit
+def _numbers(low, high):
+    """Words low [T, 32] and high [T, 16] of T vectors -> bfloat16 [T, 2, 2, 2, 2, 2, 2, 2].
+
+    A dimension is 64 * i7 + 8 * (4 * i1 + 2 * i2 + i3) + 4 * i4 + i5 + 2 * i6, by its indices i1 to i7.
+    """
+    T: gl.constexpr = low.shape[0]
+    first, second = gl.split(low.reshape([T, 8, 2, 2]).permute((0, 1, 3, 2)))
+    first, second = first.reshape([T, 16]), second.reshape([T, 16])
+    a, b, c, d = gl.inline_asm_elementwise(
+        _EIGHT,
+        "=&r,=&r,=&r,=&r,r,r,r",
+        [first, second, gl.convert_layout(high, first.type.layout, assert_trivial=True)],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    numbers = gl.join(gl.join(halves(a), halves(b)), gl.join(halves(c), halves(d)))
+    return numbers.reshape([T, 2, 2, 2, 2, 2, 2, 2]).to(gl.bfloat16, bitcast=True)
+
+
+@gluon.jit
+def _scale(exponent, bias: gl.constexpr):
+    """2^(exponent - 127 + bias) in float32; infinite where that is too large."""
+    return (gl.minimum(exponent + bias, 255) << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _slots(slots, first, last, layout: gl.constexpr, WIDE: gl.constexpr):
+    """The slots of the block's tokens, the last one's beyond the end."""
+    n = gl.minimum(first + gl.arange(0, _TOKENS, layout=layout), last - 1)
+    slot = gl.load(slots + gl.maximum(n, 0))
+    return slot.to(gl.int64) if WIDE else slot
+
+
+@gluon.jit
+def _early_slots(slots, first, last, layout, STAGES, WIDE):
+    """Those of the first `STAGES` blocks."""
+    found = ()
+    for block in gl.static_range(STAGES):
+        found += (_slots(slots, first + block * _TOKENS, last, layout, WIDE),)
+    return found
+
+
+@gluon.jit
+def _copy_block(records, shared, stage, slot, slot_words, there):
+    """Ask for the words of a block, if it is `there`, to lie in the shared memory of `stage`."""
+    if there:
+        k_low, k_high, v_low, v_high = shared
+        i = gl.arange(0, 32, layout=gl.SliceLayout(0, _COPY_LOW))
+        j = gl.arange(0, 16, layout=gl.SliceLayout(0, _COPY_HIGH))
+        slot *= slot_words
+        low = gl.convert_layout(slot, gl.SliceLayout(1, _COPY_LOW))[:, None] + i[None, :]
+        high = gl.convert_layout(slot, gl.SliceLayout(1, _COPY_HIGH))[:, None] + j[None, :] + 32
+        copy(k_low.index(stage), records + low)
+        copy(k_high.index(stage), records + high)
+        copy(v_low.index(stage), records + low + _WORDS)
+        copy(v_high.index(stage), records + high + _WORDS)
+    async_copy.commit_group()
+
+
+@gluon.jit(do_not_specialize=["num_splits", "num_prefix", "num_parts", "window", "e_head"])
+def _decode(
+    q, records, exponents, table, rows, lens, starts, part_out, part_lse, counters, sinks, out,
+    scale, softcap, window, q_row, q_head, slot_words, head_words, e_head, table_row, out_row, out_head,
+    num_splits, num_prefix, num_parts,
+    GROUP: gl.constexpr, STAGES: gl.constexpr, WIDE: gl.constexpr, SPLIT: gl.constexpr, WINDOW: gl.constexpr,
+    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, CHAINED: gl.constexpr,
+):  # fmt: skip
+    """Program (KV head, row, split): tokens [first, last) of this row's part of the table."""
+    announce(CHAINED)
+    tokens: gl.constexpr = gl.SliceLayout(1, _MMA)
+    columns: gl.constexpr = gl.SliceLayout(0, _MMA)
+    factor: gl.constexpr = gl.DotOperandLayout(0, _MMA, 2)
+    other: gl.constexpr = gl.DotOperandLayout(1, _MMA, 2)
+    one_each: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    h, b, s = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    length = gl.load(lens + b)
+    covered = gl.load(starts + b)
+    slots = table + gl.load(rows + b).to(gl.int64) * table_row
+    start = covered
+    if WINDOW:
+        start = gl.maximum(start, length - window)
+    per_split = gl.maximum(gl.cdiv(gl.cdiv(length - start, num_splits), _TOKENS), 1) * _TOKENS
+    used = gl.maximum(gl.cdiv(length - start, per_split), 1)  # splits that have tokens; one at least
+    first = start + s * per_split
+    last = gl.minimum(first + per_split, length)
+    early = _early_slots(slots, first, last, one_each, STAGES, WIDE)
+    e_slots = _slots(slots, first, last, tokens, False)
+    wait(CHAINED)
+    if s < used:
+        shared = (
+            gl.allocate_shared_memory(gl.int32, [STAGES, _TOKENS, 32], _SHARED_LOW),
+            gl.allocate_shared_memory(gl.int32, [STAGES, _TOKENS, 16], _SHARED_HIGH),
+            gl.allocate_shared_memory(gl.int32, [STAGES, _TOKENS, 32], _SHARED_LOW),
+            gl.allocate_shared_memory(gl.int32, [STAGES, _TOKENS, 16], _SHARED_HIGH),
+        )
+        k_low, k_high, v_low, v_high = shared
+        records += h * head_words
+        exponents += h * e_head
+        for block in gl.static_range(STAGES - 1):
+            _copy_block(records, shared, block, early[block], slot_words, first + block * _TOKENS < last)
+        slot = early[STAGES - 1]
+        exponent = gl.load(exponents + e_slots)
+        e_slots = _slots(slots, first + _TOKENS, last, tokens, False)
+        # inputs of a product in the order in which threads find those of the keys
+        i = gl.arange(0, _DIM, layout=gl.SliceLayout(1, other))
+        dim = i >> 6 << 6 | (i >> 1 & 3) << 4 | (i >> 5 & 1) << 3 | (i >> 4 & 1) << 2 | (i >> 3 & 1) << 1 | i & 1
+        g = gl.arange(0, 8, layout=gl.SliceLayout(0, other))
+        queries = gl.load(
+            q + b * q_row + ((h * GROUP + g) * q_head)[None, :] + dim[:, None], mask=(g < GROUP)[None, :], other=0.0
+        )
+        queries = (queries.to(gl.float32) * _KEY_FACTOR).to(gl.bfloat16)
+        m = gl.full([8], -1e30, gl.float32, columns)
+        weights = gl.zeros([_TOKENS, 8], gl.float32, _MMA)
+        acc = gl.zeros([_DIM, 8], gl.float32, _MMA)
+        n = gl.arange(0, _TOKENS, layout=tokens)
+        stage = 0
+        for position in range(first, last, _TOKENS):
+            async_copy.wait_group(STAGES - 2)
+            barrier()
+            ahead = stage + STAGES - 1
+            ahead = gl.where(ahead >= STAGES, ahead - STAGES, ahead)
+            _copy_block(records, shared, ahead, slot, slot_words, position + (STAGES - 1) * _TOKENS < last)
+            slot = _slots(slots, position + STAGES * _TOKENS, last, one_each, WIDE)
+            now = exponent.to(gl.int32)
+            exponent = gl.load(exponents + e_slots)
+            e_slots = _slots(slots, position + 2 * _TOKENS, last, tokens, False)
+            keys = _numbers(k_low.index(stage).load(_KEYS_LOW), k_high.index(stage).load(_KEYS_HIGH))
+            keys = keys.permute((0, 7, 3, 4, 6, 1, 2, 5)).reshape([_TOKENS, _DIM])
+            x = mma_v2(
+                gl.convert_layout(keys, factor, assert_trivial=True), queries, gl.zeros([_TOKENS, 8], gl.float32, _MMA)
+            )
+            x *= (_scale(now & 0xFF, _KEY_BIAS) * scale)[:, None]
+            if SOFTCAP:
+                x = softcapped(x, softcap)
+            x = gl.where((position + n < last)[:, None], x, -1e30)
+            high = gl.maximum(m, gl.max(x, 0))
+            p = gl.exp2(x - high[None, :])
+            shrink = gl.exp2(m - high)
+            weights = weights * shrink[None, :] + p
+            p = (p * _scale(now >> 8 & 0xFF, _VALUE_BIAS)[:, None]).to(gl.bfloat16)
+            values = _numbers(v_low.index(stage).load(_VALUES_LOW), v_high.index(stage).load(_VALUES_HIGH))
+            values = values.permute((7, 4, 6, 5, 1, 2, 3, 0)).reshape([_DIM, _TOKENS])
+            if gl.max(gl.where(high > m, 1, 0), 0) > 0:
+                acc *= shrink[None, :]
+            acc = mma_v2(gl.convert_layout(values, factor, assert_trivial=True), gl.convert_layout(p, other), acc)
+            m = high
+            stage = gl.where(stage + 1 >= STAGES, 0, stage + 1)
+        async_copy.wait_group(0)
+        total = gl.sum(weights, 0)
+        acc *= _VALUE_FACTOR
+        i = gl.arange(0, _DIM, layout=tokens)
+        e = i >> 6 << 6 | (i & 7) << 3 | (i >> 5 & 1) << 2 | (i >> 4 & 1) << 1 | i >> 3 & 1
+        g = gl.arange(0, 8, layout=columns)
+        g_ok = g < GROUP
+        head = h * GROUP + g
+        alone = True
+        if SPLIT:
+            low = gl.where(covered > 0, 0, num_prefix)  # only the rows that share a prefix have such parts
+            alone = (used == 1) & (low == num_prefix)
+        if alone:
+            if SINKS:
+                sink = gl.load(sinks + head, mask=g_ok, other=0.0).to(gl.float32) * 1.4426950408889634
+                high = gl.maximum(m, sink)
+                shrink = gl.exp2(m - high)
+                total = total * shrink + gl.exp2(sink - high)
+                acc *= shrink[None, :]
+            found = acc / gl.where(total > 0, total, 1.0)[None, :]
+            gl.store(
+                out + b * out_row + (head * out_head)[None, :] + e[:, None],
+                found.to(out.dtype.element_ty),
+                mask=g_ok[None, :],
+            )
+        elif SPLIT:
+            num_heads = gl.num_programs(0) * GROUP
+            part = (b * num_heads + head).to(gl.int64) * num_parts + num_prefix + s
+            has = total > 0
+            safe = gl.where(has, total, 1.0)
+            gl.store(part_out + (part * _DIM)[None, :] + e[:, None], acc / safe[None, :], mask=g_ok[None, :])
+            gl.store(part_lse + part, gl.where(has, m + gl.log2(safe), -1e30), mask=g_ok)
+            counter = counters + b * gl.num_programs(0) + h
+            barrier()  # all of this program's part is written before it counts as done
+            if gl.atomic_add(counter, 1) == used - 1:
+                barrier()
+                gl.store(counter, 0)
+                _join(
+                    part_out, part_lse, sinks, out + b * out_row, out_head, b * num_heads, h * GROUP,
+                    low, num_prefix + used, num_parts, GROUP, SINKS,
+                )  # fmt: skip
+
+
+@gluon.jit
+def _join(
+    part_out, part_lse, sinks, out, out_head, first_head, kv_first, low, end, num_parts,
+    GROUP: gl.constexpr, SINKS: gl.constexpr,
+):  # fmt: skip
+    """Weigh parts [low, end) of the heads of one KV head by their log-sum-exp."""
+    HEADS: gl.constexpr = triton.next_power_of_2(GROUP)
+    PARTS: gl.constexpr = 16 // HEADS
+    parts_of: gl.constexpr = gl.BlockedLayout([HEADS, PARTS, 4], [1, 1, 32], [1, 1, 1], [2, 1, 0])
+    heads: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, parts_of))
+    g = gl.arange(0, HEADS, layout=heads)
+    s = gl.arange(0, PARTS, layout=gl.SliceLayout(0, gl.SliceLayout(2, parts_of)))
+    e = gl.arange(0, _DIM, layout=gl.SliceLayout(0, gl.SliceLayout(1, parts_of)))
+    g_ok = g < GROUP
+    head = kv_first + g
+    rows = (first_head + head).to(gl.int64)[:, None] * num_parts
+    high = gl.full([HEADS], -1e30, gl.float32, heads)
+    total = gl.zeros([HEADS], gl.float32, heads)
+    acc = gl.zeros([HEADS, _DIM], gl.float32, gl.SliceLayout(1, parts_of))
+    of_acc: gl.constexpr = gl.SliceLayout(1, acc.type.layout)  # what is one for each head, as acc has heads
+    for p in range(low, end, PARTS):
+        ok = g_ok[:, None] & (p + s < end)[None, :]
+        part = rows + (p + s)[None, :]
+        # from the second-level cache: other multiprocessors wrote them during this launch
+        lse = gl.load(part_lse + part, mask=ok, other=-1e30, cache_modifier=".cg")
+        values = gl.load(
+            part_out + (part * _DIM)[:, :, None] + e[None, None, :],
+            mask=ok[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_high = gl.maximum(high, gl.max(lse, 1))
+        weight = gl.where(lse > -1e29, gl.exp2(lse - new_high[:, None]), 0.0)
+        shrink = gl.exp2(high - new_high)
+        values = gl.where(weight[:, :, None] > 0, values, 0.0)  # a part without tokens may hold anything
+        acc = acc * gl.convert_layout(shrink, of_acc)[:, None] + gl.sum(values * weight[:, :, None], 1)
+        total = total * shrink + gl.sum(weight, 1)
+        high = new_high
+    if SINKS:
+        sink = gl.load(sinks + head, mask=g_ok, other=0.0).to(gl.float32) * 1.4426950408889634
+        new_high = gl.maximum(high, sink)
+        shrink = gl.exp2(high - new_high)
+        total = total * shrink + gl.exp2(sink - new_high)
+        acc *= gl.convert_layout(shrink, of_acc)[:, None]
+    found = acc / gl.convert_layout(gl.where(total > 0, total, 1.0), of_acc)[:, None]
+    g = gl.arange(0, HEADS, layout=of_acc)
+    e = gl.arange(0, _DIM, layout=gl.SliceLayout(0, acc.type.layout))
+    gl.store(
+        out + ((kv_first + g) * out_head)[:, None] + e[None, :],
+        found.to(out.dtype.element_ty),
+        mask=(g < GROUP)[:, None],
+    )
+
+
+_REGISTERS = 128
+"""Of a thread."""
+
+
+def num_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
+    """Parts to cut each row's tokens into, at most, by how many programs there are for each multiprocessor."""
+    splits, programs = 1, num_rows * num_kv_heads / num_sms
+    while (programs < 5.5 and splits < 4) or (programs < 2.75 and splits < 16):
+        splits, programs = 2 * splits, 2 * programs
+    return splits
+
+
+def num_stages(num_programs: float) -> int:
+    """As many as let all of a multiprocessor's programs run at once, if any do."""
+    return 8 if num_programs <= 4 else 4 if num_programs <= 9 else 2
+
+
+def compact_decode_attention(
+    q: torch.Tensor,
+    records: torch.Tensor,
+    exponents: torch.Tensor,
+    step: DecodeRows,
+    workspace: Workspace,
+    *,
+    splits: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    num_prefix: int = 0,
+    out: torch.Tensor | None = None,
+    stages: int | None = None,
+) -> torch.Tensor:
+    """Attend each row's newest token to the row's slots; see gpu/decode.py: decode_attention.
+
+    q          bfloat16 [num_rows, num_heads, 128], last dimension dense, at most 8 heads for each KV head
+    records    int32 [num_slots, num_kv_heads, 96], last dimension dense: words of K, then of V
+    exponents  uint8 [num_kv_heads, num_slots, 2]
+    num_prefix parts of each row that a kernel before has written to `workspace`, for tokens before `step.starts`
+    stages     blocks in shared memory; None for what suits the number of programs
+    -> bfloat16 [num_rows, num_heads, 128], written to `out` if given
+    """
+    num_rows, num_heads, _ = q.shape
+    num_kv_heads = records.shape[1]
+    num_parts = splits + num_prefix
+    if stages is None:
+        stages = num_stages(num_rows * num_kv_heads * splits / num_sms(q.device))
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _decode[(num_kv_heads, num_rows, splits)](
+        q, records, exponents.view(torch.int16), step.table, step.rows, step.lens, step.starts,
+        workspace.out, workspace.lse, workspace.counters, sinks if sinks is not None else workspace.lse, out,
+        scale * LOG2E, (softcap or 1.0) * LOG2E, window or 0, q.stride(0), q.stride(1),
+        records.stride(0), records.stride(1), exponents.shape[1], step.table.stride(0), out.stride(0), out.stride(1),
+        splits, num_prefix, num_parts,
+        GROUP=num_heads // num_kv_heads, STAGES=stages, WIDE=records.numel() >= 1 << 31, SPLIT=num_parts > 1,
+        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
+        num_warps=1, maxnreg=_REGISTERS, **chain(q),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,97 @@
+"""Attention over cached tokens whose K and V are kept in 12 bits a number; see compact_kv.py.
+
+A number is made in registers: its sixteen bits, taken as bfloat16, are a number whose exponent counts from 0, perhaps a
+subnormal one, which one product with a power of two turns into what it stands for. That is left 2^-64 too small, so
+that the power is a bfloat16 for vectors of any exponent up to 2^79. Numbers from 2^-62 on are exact, smaller ones lose
+bits; vectors with numbers from 2^80 on come out too small.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from graftlm.kernels.bits12.kv_codec import EIGHT
+from graftlm.kernels.gpu.online_softmax import attend_block
+
+SCALE = tl.constexpr(2.0**64)
+"""Of what `read_vectors` returns."""
+
+_EIGHT = tl.constexpr("{" + EIGHT + "".join(f"mul.rn.bf16x2 ${i}, ${i}, $7;" for i in range(4)) + "}")
+"""As EIGHT says, times the power of two $7 (twice in a word)."""
+
+
+@triton.jit
+def power_of(exponent):
+    """What the numbers of vectors of these exponents, int32 [N], are to be multiplied by: two bfloat16 in an int32."""
+    return tl.minimum(exponent, 206) * 0x800080 + 0x18001800  # 2^(exponent - 15 - 64)
+
+
+@triton.jit
+def read_vectors(records, power, N: tl.constexpr, ASM: tl.constexpr):
+    """Read N vectors of 128 numbers. records uint8 pointers [N], power int32 [N] of their exponents.
+
+    Returns: [N, 128], 2^-64 of what is kept; bfloat16, float32 without ASM, which is for an interpreter. Whatever the
+    bytes are, the numbers are finite.
+    """
+    low = tl.load(records[:, None] + tl.arange(0, 128)[None, :])
+    first, second = tl.split(tl.permute(tl.reshape(low, [N, 8, 2, 8]), (0, 1, 3, 2)))
+    d = tl.arange(0, 64)
+    rest = tl.reshape(tl.load(records[:, None] + 128 + d[None, :]), [N, 8, 8])
+    if ASM:
+        first, second = tl.inline_asm_elementwise(
+            _EIGHT,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r",
+            [first, second, rest, power[:, None, None]],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        after = tl.reshape(tl.load(records[:, None] + 128 + (d // 4 * 4 + (d + 1) % 4)[None, :]), [N, 8, 8])
+        rest, after = rest.to(tl.int32), after.to(tl.int32)
+        factor = (power & -65536).to(tl.float32, bitcast=True)[:, None, None]
+        first = (((rest & 0x87) << 8 | first.to(tl.int32)) << 16).to(tl.float32, bitcast=True) * factor
+        rest = (rest >> 4 | after << 4) & 0x87
+        second = ((rest << 8 | second.to(tl.int32)) << 16).to(tl.float32, bitcast=True) * factor
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 3, 1, 2)), [N, 128])
+
+
+@triton.jit
+def slots_of(slots, first, last, N: tl.constexpr):
+    """The slots of tokens [first, first + N) of the table, 0 from `last` on."""
+    n = first + tl.arange(0, N)
+    return tl.load(slots + n, mask=n < last, other=0)
+
+
+@triton.jit
+def attend_records(
+    q, k, v, exponents, slots, slot, first, last, position, window, m, total, acc, scale, softcap, k_slot, v_slot,
+    N: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Let queries q [M, 128] at `position` [M] see tokens [first, last) of the table, which begin with `slot` [N].
+
+    k, v       uint8 pointers to the records of slot 0 of a head, k_slot and v_slot bytes apart
+    exponents  int16 pointer to slot 0 of the head: K's in the lower byte, V's in the upper one
+    MASKED     last - first may be any number, not only a multiple of N; needed with WINDOW
+    acc, scale in units of SCALE: acc of 1 / SCALE, scale times SCALE
+
+    Slots and exponents are read ahead. For m, total, acc and softcap see `attend_block`.
+    """
+    exponent = tl.load(exponents + slot)
+    later = slots_of(slots, first + N, last, N)
+    for n in tl.range(first, last, N, num_stages=STAGES):
+        here = slot.to(tl.int64)
+        both = exponent.to(tl.int32)
+        keys = read_vectors(k + here * k_slot, power_of(both & 0xFF), N, ASM)
+        values = read_vectors(v + here * v_slot, power_of(both >> 8 & 0xFF), N, ASM)
+        exponent = tl.load(exponents + later)
+        slot = slots_of(slots, n + N, last, N)
+        later = slots_of(slots, n + 2 * N, last, N)
+        column = n + tl.arange(0, N)
+        ok = (column < last)[None, :]
+        if WINDOW:
+            ok = ok & (column[None, :] > position[:, None] - window)
+        m, total, acc = attend_block(q, keys, values, ok, m, total, acc, scale, softcap, MASKED, SOFTCAP, PRECISION)
+    return m, total, acc

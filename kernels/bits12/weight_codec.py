@@ -1,0 +1,155 @@
+"""bfloat16 weights in 12 bits each, without loss, as bits12/matmul.py reads them.
+
+Nearly all weights of an output have one of 16 exponents, so four bits tell which; sign and mantissa take eight. The
+few others, most of them near zero, are listed beside the codes. A step of few tokens takes as long as reading the
+weights does, and so reads a quarter less. That exponents tell so little is an observation of DFloat11, arXiv
+2504.11651, whose codes differ in length; codes of one length are read like any tile.
+
+A tile is 64 outputs by 128 inputs, a box one half of its inputs. A box lies as the threads of a warp group hold a first
+factor for the matrix units: each has eight weights in two words of bytes and one of the rest. The byte of a weight is
+the lowest bit of its code, then the mantissa. The sign and the higher bits of the code lie where the upper byte of a
+bfloat16 has them, for both weights of a pair, once the third word is rotated by four bits for each pair before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+OUTPUTS = 64
+"""Of a tile."""
+INPUTS = 128
+"""Of a tile."""
+LINES = 96
+"""Of a tile, 32 words each: 32 of bytes for each box, then 16 of the rest for each."""
+MAX_LISTED = 48
+"""Weights of one output that have no code, at most."""
+SENTINEL = 2.0
+"""What codes say where a weight is listed: the least that they can, before it is scaled."""
+
+_CODES = 16
+_EXPONENT = 128
+"""Of code 0, before it is scaled."""
+_HIGHEST = 200
+"""The largest exponent for code 0: scales and what they divide stay far from the ends of float32."""
+_AT_ONCE = 1 << 24
+"""Weights that are coded at once, for the memory that it takes."""
+
+
+@dataclass(frozen=True)
+class CompactWeight:
+    """A weight [num_outputs, num_inputs]; n is num_outputs padded to whole tiles.
+
+    codes   int32 [num_tiles * 96, 32]  the tiles of the first 64 outputs, then of the next
+    starts  int32 [n + 1]               where the listed weights of each output begin
+    most    int32 [n / 64]              how many of them one output of a tile has at most
+    inputs  int32 [num_listed]          which input each is for
+    values  float32 [num_listed]        each divided by the scale of its output
+    scales  float32 [n]                 powers of two; 0 for an output whose weights are all 0
+    """
+
+    codes: torch.Tensor
+    starts: torch.Tensor
+    most: torch.Tensor
+    inputs: torch.Tensor
+    values: torch.Tensor
+    scales: torch.Tensor
+    num_outputs: int
+    num_inputs: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (self.codes, self.starts, self.most, self.inputs, self.values, self.scales))
+
+
+def encode(weight: torch.Tensor) -> CompactWeight | None:
+    """Code `weight` [num_outputs, num_inputs]; None if it is no bfloat16, not finite, or too many have no code."""
+    n, k = weight.shape
+    if weight.dtype is not torch.bfloat16 or not n or not k:
+        return None
+    at_once = max(_AT_ONCE // k // OUTPUTS, 1) * OUTPUTS
+    found = [_code(some) for some in weight.split(at_once)]
+    if any(x is None for x in found):
+        return None
+    columns = zip(*(x for x in found if x is not None), strict=True)
+    codes, counts, inputs, values, scales = (torch.cat(column) for column in columns)
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    most = counts.view(-1, OUTPUTS).amax(1).to(torch.int32)
+    return CompactWeight(codes, starts, most, inputs, values, scales, n, k)
+
+
+def decode(weight: CompactWeight) -> torch.Tensor:
+    """The weight that was coded, to the bit. -> bfloat16 [num_outputs, num_inputs]"""
+    tiles = weight.codes.view(len(weight.most), -1, LINES, 32)
+    low = tiles[:, :, :64].unflatten(2, (2, 2, 16))  # [outputs, inputs, box, word, line, 32]
+    rest = tiles[:, :, 64:].unflatten(2, (2, 16)).long() & 0xFFFFFFFF
+    bits = torch.empty(*rest.shape, 4, 2, dtype=torch.int32, device=rest.device)
+    for pair in range(4):
+        turned = rest >> 4 * pair | rest << 32 - 4 * pair
+        for half in range(2):
+            byte = low[:, :, :, pair // 2] >> 8 * (pair % 2 + 2 * half) & 0xFF
+            bits[..., pair, half] = (turned >> 16 * half & 0x8700).int() | 0x4000 | byte
+    # outputs, inputs, box, warp, row, row, input, input, input, input, output, half
+    bits = bits.view(*tiles.shape[:2], 2, 4, 4, 2, 4, 2, 2, 2, 2, 2).permute(0, 3, 10, 4, 5, 1, 2, 7, 8, 9, 6, 11)
+    found = (bits.reshape(len(weight.scales), -1) << 16).view(torch.float32)
+    output = torch.repeat_interleave(torch.arange(len(weight.scales), device=bits.device), weight.starts.diff())
+    found[output, weight.inputs.long()] = weight.values
+    found = found * weight.scales[:, None]
+    return found[: weight.num_outputs, : weight.num_inputs].to(torch.bfloat16)
+
+
+def _code(weight: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """Code some outputs. -> codes, how many are listed of each, their inputs and values, scales"""
+    n, k = weight.shape
+    weight = torch.nn.functional.pad(weight, (0, -k % INPUTS, 0, -n % OUTPUTS))
+    low, high = weight.view(torch.uint8).unflatten(1, (-1, 2)).unbind(2)  # a byte takes a quarter of an int's time
+    exponents = high << 1 | low >> 7
+    if int(exponents.max()) == 255:
+        return None  # infinite, or not a number
+    lowest = _lowest(exponents[:, :k])
+    code = exponents - lowest.to(torch.uint8)[:, None]  # exponents below the lowest come out large
+    zero = (weight == 0).all(1)
+    listed = (code >= _CODES) & ~zero[:, None]
+    listed[n:], listed[:, k:] = False, False
+    counts = listed.sum(1)
+    scales = torch.where(zero, 0.0, torch.exp2((lowest - _EXPONENT).float()))
+    output, column = listed.nonzero().unbind(1)
+    exact = weight[output, column].float()
+    values = exact / scales[output]
+    if int(counts.max()) > MAX_LISTED or bool((values * scales[output] != exact).any()):
+        return None
+    listed[:, k:] = True  # what fills the last tile
+    code.masked_fill_(listed | zero[:, None], 0)
+    byte = (low & 0x7F | code << 7).masked_fill_(listed, 0)
+    rest = (code >> 1 | high >> 7 << 3).masked_fill_(listed, 0)
+    return _laid_out(byte, rest), counts, column.int(), values, scales
+
+
+def _lowest(exponents: torch.Tensor) -> torch.Tensor:
+    """For each output the exponent of code 0 that most weights have a code with. -> int32 [n]"""
+    n = exponents.shape[0]
+    seen = torch.zeros(n, 256, dtype=torch.int32, device=exponents.device)
+    one = torch.ones(1, 1, dtype=torch.int32, device=exponents.device)
+    seen.scatter_add_(1, exponents.long(), one.expand(exponents.shape))
+    up_to = torch.nn.functional.pad(seen.cumsum(1), (1, 0))
+    return 1 + (up_to[:, 1 + _CODES :] - up_to[:, 1:-_CODES])[:, :_HIGHEST].argmax(1).int()
+
+
+def _laid_out(byte: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """Tiles of weights [n, k], uint8: a byte of each, and the rest of it in four bits. -> int32 [num_tiles * 96, 32]
+
+    A thread has four columns of a line. Eight weights are of outputs m and m + 8, with inputs j and j + 1, then those
+    of inputs eight further on. Those of inputs j and j + 1 are a pair: the halves of a register.
+    """
+    n, k = byte.shape
+    outputs, warp, eight, row, other_row, inputs, box, by_32, by_16, by_8, column, half = range(12)
+    shape = (n // OUTPUTS, 4, 2, 4, 2, k // INPUTS, 2, 2, 2, 2, 4, 2)
+    thread = (warp, row, other_row, column, by_32, by_16)
+    low = byte.view(shape).permute(outputs, inputs, box, by_8, *thread, half, eight)
+    low = low.reshape(n // OUTPUTS, k // INPUTS, 64, 128)
+    # codes and signs lie where the kernel needs them, once the word is rotated by four bits for each pair before
+    eights = rest.view(shape).permute(outputs, inputs, box, *thread, half, by_8, eight).reshape(-1, 8)
+    turned = (eights & 7).roll(2, 1) | (eights & 8).roll(3, 1)
+    upper = (turned[:, 0::2] | turned[:, 1::2] << 4).view(n // OUTPUTS, k // INPUTS, 32, 128)
+    return torch.cat([low, upper], 2).view(-1, 128).view(torch.int32)

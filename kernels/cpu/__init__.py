@@ -1,0 +1,1 @@
+"""Attention, matrix products and elementwise work on CPUs, as torch calls and as compiled loops (numba)."""

@@ -1,0 +1,316 @@
+"""Attention on a GPU: Triton kernels over the KV store, in steps that a CUDA graph can replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
+from graftlm.kernels.gpu.cudnn_prefill import DensePrefill, Segment, segments_of
+from graftlm.kernels.gpu.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
+from graftlm.kernels.gpu.elementwise import store_kv
+from graftlm.kernels.gpu.extend import CompactRows, ExtendRows, ExtendTile, extend_attention
+from graftlm.kernels.gpu.qkv_rope_store import rotate_store
+from graftlm.kernels.gpu.shared_prefix import PrefixRows, decode_prefix, num_prefix_splits
+from graftlm.kernels.gpu.step_buffers import DeviceStep, Layout
+from graftlm.kernels.hopper.prompt_attention import PromptAttention
+from graftlm.kernels.hopper.support import gluon_kernel
+from graftlm.kernels.kv_store import KVStore
+
+MAX_HEAD_DIM = 256
+OLDEST_FOR_FLOAT8 = (8, 9)  # compute capability
+
+
+def uniform_tile(dtype: torch.dtype) -> ExtendTile:
+    """Of every row in strict mode, whether it decodes or is prefilled."""
+    return ExtendTile(32, 32, 4, 2) if dtype == torch.float32 else ExtendTile(64, 32, 4, 3)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What one layer's attention asks for beside q, k and v; see Attention.forward."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+class TritonAttention:
+    """Decode rows through split KV, the others through extend, or in a faster way where there is one.
+
+    Lengths and tables are read on the device. Decode rows come first in a plan. `bind` sets where steps are read from:
+    a captured graph reads the buffers it was captured with.
+
+    strict  every row goes through one kernel with one tiling, so that a token's result is the same, to the last bit,
+            in every batch, however it was cut into steps. Set before the first step.
+    prompts what steps of many new tokens go through on Hopper
+    dense   what long prompts without cached tokens go through: elsewhere, and where a step has no others
+
+    Of a compact store decode reads all tokens, extend those from before the step. Where the kernel for decode is
+    missing, as on a CPU, rows that decode go through extend.
+    """
+
+    graph_safe = True
+
+    def __init__(self, store: KVStore) -> None:
+        self.store = store
+        self.device = store.device
+        self.strict = False
+        has_cudnn = self.device.type == "cuda" and torch.backends.cudnn.is_available()
+        self.dense = DensePrefill(enabled=has_cudnn, rounded_store=store.scales is not None)
+        self.prompts = PromptAttention(store)
+        on_card = store.compact and self.device.type == "cuda"
+        self._compact = gluon_kernel("bits12.decode") if on_card else None
+        self.num_sms = 1
+        if self.device.type == "cuda":
+            self.num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._step: DeviceStep | None = None
+        self._layout: Layout | None = None
+        self._segments: tuple[Segment, ...] = ()
+        self._cached = True  # whether rows that extend have tokens from before the step
+        self._one_each = torch.arange(4097, dtype=torch.int32, device=self.device)
+        self._workspaces: dict[tuple[int, int, int, int], Workspace] = {}
+
+    def supports(self, layer: LayerSpec) -> str | None:
+        if layer.num_heads % layer.num_kv_heads:
+            return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
+        if max(layer.k_dim, layer.v_dim) > MAX_HEAD_DIM:
+            return f"a head has {max(layer.k_dim, layer.v_dim)} dimensions, the kernels go up to {MAX_HEAD_DIM}"
+        if self.store.compact and self._compact is not None:
+            group = layer.num_heads // layer.num_kv_heads
+            if group > self._compact.MAX_GROUP:
+                return (
+                    f"{group} query heads share a KV head, and with KV in 12 bits at most {self._compact.MAX_GROUP} can"
+                )
+        if self.store.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn):
+            return f"the KV store is {self.store.dtype}; use float32, float16, bfloat16 or float8_e4m3fn"
+        if self.store.dtype.itemsize == 1 and self.device.type == "cuda":
+            found = torch.cuda.get_device_capability(self.device)
+            if found < OLDEST_FOR_FLOAT8:
+                return f"KV in float8 needs a card of compute capability 8.9, this one has {found[0]}.{found[1]}"
+        return None
+
+    def bind(self, step: DeviceStep, layout: Layout) -> None:
+        """Read steps from `step`, which holds one of this layout."""
+        self._step, self._layout, self._segments, self._cached = step, layout, (), True
+        self.prompts.forget()
+
+    def prepare(self, plan: Plan) -> None:
+        """Send the plan to buffers of its own size."""
+        num_tokens = plan.rows[-1].start + plan.rows[-1].num_new
+        longest = max(row.past + row.num_new for row in plan.rows)
+        step = self._step
+        if step is None or step.max_rows < len(plan.rows) or step.max_tokens < num_tokens or step.max_len < longest:
+            sizes = (len(plan.rows), num_tokens, longest)
+            if step is not None:
+                sizes = (max(sizes[0], step.max_rows), max(sizes[1], step.max_tokens), max(sizes[2], step.max_len))
+            rows, tokens, length = (1 << (size - 1).bit_length() for size in sizes)
+            step = DeviceStep(rows, tokens, length, 0, self.device)
+        layout = step.write(plan)
+        self.bind(step, layout)
+        self._cached = any(row.past for row in plan.rows[0 if self._extends_only else layout.num_decode :])
+        if not self.strict:
+            self._segments = segments_of(plan.rows, layout.num_decode)
+            self.prompts.prepare(plan.rows, layout.num_decode, plan.shared)
+
+    def forward(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: Plan | None,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert self._step is not None
+        k_store, v_store = self.store.k[layer], self.store.v[layer]
+        store_kv(k, v, k_store, v_store, self._step.slots, *self._scale_pair(layer), self._exponents(layer))
+        return self._attend(layer, q, k, v, Scoring(scale, window, softcap, sinks))
+
+    def forward_packed(
+        self,
+        layer: int,
+        packed: PackedQKV,
+        plan: Plan | None,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        ends: bool = False,
+    ) -> torch.Tensor:
+        step, layout = self._step, self._layout
+        assert step is not None and layout is not None
+        k_store, v_store = self.store.k[layer], self.store.v[layer]
+        block = 4 if self.strict else None  # the norm of a head is summed in an order that depends on it
+        q, k, v = rotate_store(
+            packed,
+            k_store,
+            v_store,
+            step.slots,
+            *self._scale_pair(layer),
+            block=block,
+            exponents=self._exponents(layer),
+        )
+        scoring = Scoring(scale, window, softcap, sinks)
+        if not ends:
+            return self._attend(layer, q, k, v, scoring)
+        last = step.indptr[1 : layout.num_rows + 1] - 1
+        if self._extends_only:
+            return self._attend(layer, q, k, v, scoring)[last]
+        return self._decode(layer, q[last], scoring, shared=False)
+
+    @property
+    def _extends_only(self) -> bool:
+        """Whether rows that decode go through extend too."""
+        return self.strict or (self.store.compact and self._compact is None)
+
+    def _exponents(self, layer: int) -> torch.Tensor | None:
+        return self.store.exponents[layer] if self.store.exponents is not None else None
+
+    def _scales(self, layer: int) -> Scales | None:
+        scales = self.store.scales
+        return None if scales is None else Scales(scales[layer][0], scales[layer][1])
+
+    def _scale_pair(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        scales = self._scales(layer)
+        return (None, None) if scales is None else (scales.k, scales.v)
+
+    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+        """Attend all rows, whose K and V are in the store."""
+        layout = self._layout
+        assert layout is not None
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        num_decode = layout.num_decode
+        if num_decode == layout.num_rows and not self._extends_only:
+            return self._decode(layer, q[:num_decode], scoring)
+        out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+        extend = partial(self._extend, layer, q, k, v, scoring=scoring)
+        if num_decode and self._extends_only:
+            extend(out, slice(0, num_decode))
+        elif num_decode:
+            self._decode(layer, q[:num_decode], scoring, out=out[:num_decode])
+        if num_decode == layout.num_rows:
+            return out
+        dense = self.dense.takes(q, v, scoring.window, scoring.softcap)
+        only_dense = dense and all(segment.dense for segment in self._segments)
+        if not only_dense and self.prompts.takes(q, k, v, **vars(scoring)):
+            plain = partial(extend, out, slice(num_decode, layout.num_rows))
+            kept = (self.store.k[layer], self.store.v[layer], self._exponents(layer))
+            assert self._step is not None
+            self.prompts.run(q, k, v, kept, self._step, out, scale=scoring.scale, plain=plain)
+            return out
+        if not dense or not any(segment.dense for segment in self._segments):
+            extend(out, slice(num_decode, layout.num_rows))
+            return out
+        for segment in self._segments:
+            rows = slice(segment.first_row, segment.last_row)
+            plain = partial(extend, rows=rows)
+            if segment.dense and self.dense.enabled:
+                found = self.dense.run(q, k, v, segment, out, scale=scoring.scale, sinks=scoring.sinks, plain=plain)
+                if len(found) == len(out):
+                    return found
+                out[segment.start : segment.stop] = found
+            else:
+                plain(out)
+        return out
+
+    def _extend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        rows: slice,
+        *,
+        scoring: Scoring,
+    ) -> None:
+        """Attend these rows through the kernel that reads the table."""
+        step, layout = self._step, self._layout
+        assert step is not None and layout is not None
+        max_new = 1 if rows.stop <= layout.num_decode else layout.max_new
+        exponents = self._exponents(layer)
+        extend_attention(
+            q,
+            self.store.k[layer],
+            self.store.v[layer],
+            ExtendRows(step.table, step.rows[rows], step.lens[rows], self._indptr(rows), max_new),
+            scale=scoring.scale,
+            window=scoring.window,
+            softcap=scoring.softcap,
+            sinks=scoring.sinks,
+            scales=self._scales(layer),
+            tile=uniform_tile(q.dtype) if self.strict else None,
+            uniform=self.strict,
+            compact=CompactRows(exponents, k, v, self._cached) if exponents is not None else None,
+            out=out,
+        )
+
+    def _indptr(self, rows: slice) -> torch.Tensor:
+        """Where the new tokens of these rows are. int32 [number of rows + 1]"""
+        step, layout = self._step, self._layout
+        assert step is not None and layout is not None
+        if layout.num_decode < layout.num_rows:
+            return step.indptr[rows.start : rows.stop + 1]
+        if len(self._one_each) <= layout.num_rows:
+            self._one_each = torch.arange(2 * layout.num_rows + 1, dtype=torch.int32, device=self.device)
+        return self._one_each[: layout.num_rows + 1]
+
+    def _decode(
+        self, layer: int, q: torch.Tensor, scoring: Scoring, *, shared: bool = True, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Attend one token, the last, of each of the first rows, perhaps by way of the prefix that they share."""
+        step, layout = self._step, self._layout
+        assert step is not None and layout is not None
+        k, v, exponents = self.store.k[layer], self.store.v[layer], self._exponents(layer)
+        num_rows, num_heads, _ = q.shape
+        num_kv_heads = k.shape[1]
+        count = num_splits if self._compact is None else self._compact.num_splits
+        splits = count(num_rows, num_kv_heads, self.num_sms)
+        first = slice(0, num_rows)
+        # a window may end before the shared prefix does: then each row reads what it sees by itself
+        shared = shared and layout.prefix and scoring.window is None
+        prefix_splits = num_prefix_splits(num_rows, num_heads, num_kv_heads, self.num_sms) if shared else 0
+        rows = DecodeRows(
+            step.table, step.rows[first], step.lens[first], (step.starts if shared else step.zeros)[first]
+        )
+        num_parts = splits + prefix_splits
+        workspace = self._workspace(num_rows, num_heads, self.store.layout[layer].v_dim, num_parts)
+        if shared:
+            decode_prefix(
+                q,
+                k,
+                v,
+                rows,
+                PrefixRows(step.prefix_len, step.members[first], step.num_members),
+                workspace,
+                splits=prefix_splits,
+                num_parts=num_parts,
+                scale=scoring.scale,
+                softcap=scoring.softcap,
+                scales=self._scales(layer),
+                exponents=exponents,
+            )
+        options: dict[str, Any] = {"splits": splits, "num_prefix": prefix_splits, **vars(scoring), "out": out}
+        if self._compact is None:
+            return decode_attention(q, k, v, rows, workspace, scales=self._scales(layer), **options)
+        assert self.store.records is not None
+        found: torch.Tensor = self._compact.compact_decode_attention(
+            q, self.store.records[layer], exponents, rows, workspace, **options
+        )
+        return found
+
+    def _workspace(self, num_rows: int, num_heads: int, v_dim: int, num_parts: int) -> Workspace:
+        key = (num_rows, num_heads, v_dim, num_parts)
+        if key not in self._workspaces:
+            self._workspaces[key] = Workspace.allocate(*key, self.device)
+        return self._workspaces[key]

@@ -1,0 +1,242 @@
+"""Extend attention on a GPU: several new tokens per row over a cached prefix, a ragged batch in one launch.
+
+The query heads of one KV head are further queries of it, so each token's K and V are read once per KV head. Tokens are
+read in order, in blocks that start at multiples of the block. Blocks that all queries of a program see whole are read
+by a loop without masks, which may round differently, unless the caller asks for uniform results.
+
+Of a compact store only tokens from before the step are read; the new ones are read from the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from graftlm.kernels.bits12.kv_read import SCALE, attend_records, slots_of
+from graftlm.kernels.gpu.decode import Scales
+from graftlm.kernels.gpu.online_softmax import LOG2E, add_sink, attend_block, precision
+
+
+# rows, lens and indptr begin anywhere in a step: compiled anew for where, a step would wait for seconds
+@triton.jit(do_not_specialize=["window", "exponents_head"], do_not_specialize_on_alignment=["rows", "lens", "indptr"])
+def _extend(
+    q, k, v, table, rows, lens, indptr, sinks, k_scale, v_scale, out, scale, softcap, window,
+    q_token, q_head, k_slot, k_head, v_slot, v_head, table_row, out_token, out_head,
+    exponents, k_new, v_new, exponents_head, k_token, k_new_head, v_token, v_new_head,
+    GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, UNIFORM: tl.constexpr,
+    PRECISION: tl.constexpr, COMPACT: tl.constexpr, CACHED: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Program (block of queries, KV head, row); the longest blocks first."""
+    i, h, b = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin = tl.load(indptr + b)
+    num_new = tl.load(indptr + b + 1) - begin
+    if i * M < num_new * GROUP:
+        length = tl.load(lens + b)
+        past = length - num_new
+        query = i * M + tl.arange(0, M)
+        token = query // GROUP
+        head = h * GROUP + query % GROUP
+        t_ok = token < num_new
+        d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
+        d_ok, e_ok = d < D, e < E
+        queries = tl.load(
+            q + (begin + token)[:, None].to(tl.int64) * q_token + head[:, None] * q_head + d[None, :],
+            mask=t_ok[:, None] & d_ok[None, :],
+            other=0.0,
+        )
+        position = past + token
+        m = tl.full([M], -1e30, tl.float32)
+        total = tl.zeros([M], tl.float32)
+        acc = tl.zeros([M, E_PAD], tl.float32)
+        slots = table + tl.load(rows + b).to(tl.int64) * table_row
+        if SCALED:
+            scale *= tl.load(k_scale + h)
+        if COMPACT:
+            if CACHED:
+                first = 0
+                if WINDOW:
+                    first = tl.maximum(past + i * M // GROUP - window + 1, 0) // N * N
+                middle = past // N * N
+                k += h * k_head
+                v += h * v_head
+                exponents += h.to(tl.int64) * exponents_head
+                # no branch around this: behind one ptxas would let the matrix units take one instruction at a time
+                for part in tl.static_range(2):
+                    start = tl.maximum(first, middle) if part else first
+                    end = past if part else middle
+                    m, total, acc = attend_records(
+                        queries, k, v, exponents, slots, slots_of(slots, start, end, N), start, end, position, window,
+                        m, total, acc, scale * SCALE, softcap, k_slot, v_slot,
+                        N, WINDOW or part == 1, WINDOW, SOFTCAP, PRECISION, 1 if part else None, ASM,
+                    )  # fmt: skip
+                acc *= SCALE
+            # from here on only the new tokens are seen, which lie one after the other
+            k_all, k_step = k_new + begin.to(tl.int64) * k_token + h * k_new_head, k_token
+            v_all, v_step = v_new + begin.to(tl.int64) * v_token + h * v_new_head, v_token
+            length, past, position = num_new, 0, token
+        else:
+            k_all, k_step = k + h * k_head, k_slot
+            v_all, v_step = v + h * v_head, v_slot
+        first = 0
+        if WINDOW:
+            first = tl.maximum(past + i * M // GROUP - window + 1, 0) // N * N
+        last = tl.minimum(length, past + ((i + 1) * M - 1) // GROUP + 1)
+        middle = (past + i * M // GROUP + 1) // N * N  # every query sees all before it
+        if WINDOW or UNIFORM:
+            middle = first
+        for n in range(first, middle, N):
+            slot = (n + tl.arange(0, N) if COMPACT else tl.load(slots + n + tl.arange(0, N))).to(tl.int64)
+            keys = tl.load(k_all + slot[:, None] * k_step + d[None, :], mask=d_ok[None, :], other=0.0)
+            values = tl.load(v_all + slot[:, None] * v_step + e[None, :], mask=e_ok[None, :], other=0.0)
+            m, total, acc = attend_block(
+                queries, keys, values, True, m, total, acc, scale, softcap, False, SOFTCAP, PRECISION
+            )
+        for n in range(middle, last, N):
+            column = n + tl.arange(0, N)
+            in_range = column < last
+            slot = (column if COMPACT else tl.load(slots + column, mask=in_range, other=0)).to(tl.int64)
+            keys = tl.load(
+                k_all + slot[:, None] * k_step + d[None, :], mask=in_range[:, None] & d_ok[None, :], other=0.0
+            )
+            values = tl.load(
+                v_all + slot[:, None] * v_step + e[None, :], mask=in_range[:, None] & e_ok[None, :], other=0.0
+            )
+            ok = in_range[None, :] & (column[None, :] <= position[:, None])
+            if WINDOW:
+                ok = ok & (column[None, :] > position[:, None] - window)
+            m, total, acc = attend_block(
+                queries, keys, values, ok, m, total, acc, scale, softcap, True, SOFTCAP, PRECISION
+            )
+        if SCALED:
+            acc *= tl.load(v_scale + h)
+        if SINKS:
+            m, total, acc = add_sink(sinks, head, t_ok, m, total, acc)
+        joined = acc / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(
+            out + (begin + token)[:, None].to(tl.int64) * out_token + head[:, None] * out_head + e[None, :],
+            joined.to(out.dtype.element_ty),
+            mask=t_ok[:, None] & e_ok[None, :],
+        )
+
+
+MANY_ROWS = 8
+"""So many make programs enough with large tiles."""
+
+
+@dataclass(frozen=True)
+class ExtendRows:
+    """The rows of a mixed step, all on the device but for `max_new`.
+
+    table    int32 [num_table_rows, max_len]  the slots of a sequence's tokens
+    rows     int32 [num_rows]                 which table row each sequence has
+    lens     int32 [num_rows]                 its tokens, the new ones included
+    indptr   int32 [num_rows + 1]             where its new tokens are among the step's
+    max_new  the most new tokens of a row
+    """
+
+    table: torch.Tensor
+    rows: torch.Tensor
+    lens: torch.Tensor
+    indptr: torch.Tensor
+    max_new: int
+
+
+@dataclass(frozen=True)
+class CompactRows:
+    """What a compact store does not say alone: exponents, and the step's own K and V, which are not read from it.
+
+    exponents  uint8 [num_kv_heads, num_slots, 2]
+    k, v       bfloat16 [num_tokens, num_kv_heads, 128], last dimension dense
+    cached     whether any row has tokens from before the step
+    """
+
+    exponents: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cached: bool = True
+
+
+@dataclass(frozen=True)
+class ExtendTile:
+    """How the kernel is cut: queries of a program, tokens read at once, warps, and how many reads are under way."""
+
+    queries: int
+    block: int
+    warps: int
+    stages: int
+
+
+def extend_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    step: ExtendRows,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    scales: Scales | None = None,
+    tile: ExtendTile | None = None,
+    uniform: bool = False,
+    compact: CompactRows | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attend each row's new tokens, causally, to all of the row's slots.
+
+    q  [num_tokens, num_heads, k_dim], k [num_slots, num_kv_heads, k_dim], v [num_slots, num_kv_heads, v_dim]
+    -> [num_tokens, num_heads, v_dim], dtype of q, written to `out` if given; softmax in float32.
+
+    With `compact`, k and v are a compact store's, int32 [num_slots, num_kv_heads, 48], heads have 128 dimensions,
+    and what is in the slots of new tokens does not matter. With `uniform` and one `tile`, a query's result is the same
+    to the last bit in every batch and every chunk.
+    """
+    num_tokens, num_heads, k_dim = q.shape
+    num_kv_heads, v_dim = v.shape[1], v.shape[2]
+    exponents, k_new, v_new = q, k, v
+    if compact is not None:
+        assert not uniform and scales is None
+        exponents, k_new, v_new = compact.exponents.view(torch.int16), compact.k, compact.v
+        k, v, v_dim = k.view(torch.uint8), v.view(torch.uint8), v_new.shape[2]
+    group = num_heads // num_kv_heads
+    if out is None:
+        out = torch.empty(num_tokens, num_heads, v_dim, dtype=q.dtype, device=q.device)
+    unpacking_rows = step.rows.shape[0] if compact is not None and compact.cached else 0
+    tile = tile or tile_of(q.dtype, max(k_dim, v_dim), step.max_new * group, unpacking_rows=unpacking_rows)
+    blocks = triton.cdiv(step.max_new * group, tile.queries)
+    _extend[(blocks, num_kv_heads, step.rows.shape[0])](
+        q, k, v, step.table, step.rows, step.lens, step.indptr, sinks if sinks is not None else q,
+        scales.k if scales is not None else q, scales.v if scales is not None else q, out,
+        scale * LOG2E, (softcap or 1.0) * LOG2E, window or 0,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0),
+        out.stride(0), out.stride(1),
+        exponents, k_new, v_new, exponents.stride(0),
+        k_new.stride(0), k_new.stride(1), v_new.stride(0), v_new.stride(1),
+        GROUP=group, D=k_dim, D_PAD=triton.next_power_of_2(k_dim),
+        E=v_dim, E_PAD=triton.next_power_of_2(v_dim), M=tile.queries, N=tile.block,
+        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, SCALED=scales is not None,
+        UNIFORM=uniform, PRECISION=precision(q.dtype), COMPACT=compact is not None,
+        CACHED=compact is not None and compact.cached, ASM=q.is_cuda,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+def tile_of(dtype: torch.dtype, head_dim: int, num_queries: int, *, unpacking_rows: int = 0) -> ExtendTile:
+    """The tile for heads of this size and rows with at most so many queries per KV head.
+
+    unpacking_rows  rows in all, if cached tokens are unpacked from 12 bits, which every tile of queries does anew;
+                    0 if nothing is
+    """
+    if dtype == torch.float32:
+        return ExtendTile(32, 32, 4, 2)
+    if head_dim > 128:
+        return ExtendTile(64, 32, 4, 2)
+    if num_queries > 512 or (num_queries > 128 and unpacking_rows >= MANY_ROWS):
+        return ExtendTile(256, 64, 8, 3)
+    return ExtendTile(64, 64, 4, 2 if unpacking_rows else 3)

@@ -1,0 +1,150 @@
+"""FlashInfer for prefill, over the same KV store: pages of one token, whose numbers are the slots.
+
+Decode rows go through the Triton kernels, which are faster and need no planning call between two replays of a graph; so
+do steps of few new tokens in each row. FlashInfer compiles its kernels when it first needs them, for a minute or two;
+what it cannot compile or run goes through Triton too, with one warning.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import flashinfer
+import numpy as np
+import torch
+
+from graftlm.kernels.attention import Plan
+from graftlm.kernels.cpu.attention_metadata import spans_of
+from graftlm.kernels.gpu.attention import Scoring, TritonAttention
+from graftlm.kernels.kv_store import KVStore
+from graftlm.kernels.transfer import send
+
+WORKSPACE_BYTES = 256 << 20
+MAX_ERROR = {torch.bfloat16: 2e-2, torch.float16: 5e-3}
+HEAD_DIMS = (64, 128, 256)  # others are refused after minutes of compiling
+MIN_NEW = 128  # new tokens of a row, on average over a step: with fewer Triton is faster
+
+
+class Planned:
+    """A wrapper of FlashInfer, planned for one step after the other.
+
+    A plan is written to pinned memory, from where the device copies it once it gets there. Steps are launched ahead,
+    so the next plan waits until the last one was copied; else that step would run by a mixture of both.
+    """
+
+    def __init__(self, wrapper: Any, device: torch.device) -> None:
+        self.wrapper = wrapper
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._recorded = False
+
+    def plan(self, *args: Any, **options: Any) -> None:
+        if self._copied is not None and self._recorded:
+            self._copied.synchronize()
+        self.wrapper.plan(*args, **options)
+        if self._copied is not None:
+            self._copied.record()
+            self._recorded = True
+
+
+class FlashInferAttention(TritonAttention):
+    """TritonAttention whose prefill goes through FlashInfer.
+
+    The first result of each kind of layer is compared with Triton's; one that differs switches FlashInfer off.
+    """
+
+    def __init__(self, store: KVStore) -> None:
+        super().__init__(store)
+        self.usable = True
+        self.dense.enabled = self.prompts.enabled = False
+        self._workspace_bytes = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+        self._wrappers: dict[tuple[Any, ...], Planned] = {}
+        self._planned: set[tuple[Any, ...]] = set()
+        self._checked: set[tuple[Any, ...]] = set()
+        self._pages: tuple[np.ndarray, np.ndarray, torch.Tensor] | None = None
+
+    def prepare(self, plan: Plan) -> None:
+        super().prepare(plan)
+        assert self._layout is not None
+        self._planned.clear()
+        self._pages = None
+        rows = plan.rows[self._layout.num_decode :]
+        num_new = sum(row.num_new for row in rows)
+        if self.usable and not self.strict and rows and num_new >= MIN_NEW * len(rows):
+            starts = [row.start for row in rows] + [rows[-1].start + rows[-1].num_new]
+            lens = np.fromiter((row.past + row.num_new for row in rows), np.int64, len(rows))
+            spans = [span for row in rows for span in spans_of(row.extents, 0, row.past + row.num_new)]
+            slots = [np.arange(first, last, dtype=np.int32) for first, last in spans]
+            queries = np.array(starts, np.int32) - np.int32(starts[0])
+            pages = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+            self._pages = queries, pages, send(np.concatenate(slots), self.device)
+
+    def _extend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        rows: slice,
+        *,
+        scoring: Scoring,
+    ) -> None:
+        first = int(q.shape[0] - self._pages[0][-1]) if self._pages is not None else 0
+        if self._pages is not None and self.usable:
+            self._refuse(self.store.k[layer].shape[2], self.store.v[layer].shape[2])
+        if self._pages is None or not self.usable:
+            super()._extend(layer, q, k, v, out, rows, scoring=scoring)
+            return
+        kind = (q.shape[1:], self.store.v[layer].shape[1:], scoring.scale, scoring.window, scoring.softcap)
+        try:
+            found = self._run(layer, q[first:], kind, scoring)
+        except Exception as error:  # a compiler that is missing, a shape without a kernel: whatever it raises
+            self._give_up(f"{type(error).__name__}: {str(error)[:200]}")
+            super()._extend(layer, q, k, v, out, rows, scoring=scoring)
+            return
+        if kind not in self._checked:
+            super()._extend(layer, q, k, v, out, rows, scoring=scoring)
+            expected = out[first:].float()
+            difference = float((found.float() - expected).norm() / expected.norm())
+            if not difference < MAX_ERROR[q.dtype]:
+                self._give_up(f"its result differs by {difference:.1e}")
+                return
+            self._checked.add(kind)
+        out[first:] = found
+
+    def _run(self, layer: int, q: torch.Tensor, kind: tuple[Any, ...], scoring: Scoring) -> torch.Tensor:
+        k, v = self.store.k[layer], self.store.v[layer]
+        planned = self._wrappers.get(kind)
+        if planned is None:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace_bytes, "NHD")
+            planned = self._wrappers[kind] = Planned(wrapper, self.device)
+        if kind not in self._planned:
+            assert self._pages is not None
+            queries, pages, slots = self._pages
+            planned.plan(
+                torch.from_numpy(queries), torch.from_numpy(pages), slots,
+                torch.ones(len(queries) - 1, dtype=torch.int32), q.shape[1], k.shape[1], k.shape[2], 1,
+                head_dim_vo=v.shape[2], causal=True, sm_scale=scoring.scale,
+                window_left=-1 if scoring.window is None else scoring.window - 1,
+                logits_soft_cap=scoring.softcap, q_data_type=q.dtype, kv_data_type=k.dtype,
+            )  # fmt: skip
+            self._planned.add(kind)
+        out: torch.Tensor
+        out, lse = planned.wrapper.run(q.contiguous(), (k.unsqueeze(1), v.unsqueeze(1)), return_lse=True)
+        if scoring.sinks is not None:
+            share = torch.sigmoid(lse * math.log(2.0) - scoring.sinks.float())  # its sums are in base 2
+            out = (out.float() * share[..., None]).to(q.dtype)
+        return out
+
+    def _refuse(self, k_dim: int, v_dim: int) -> None:
+        """Give up, before anything is compiled, what FlashInfer has no kernels for."""
+        if self.store.dtype not in MAX_ERROR:
+            self._give_up(f"it is used for KV in float16 and bfloat16, not {str(self.store.dtype)[6:]}")
+        elif k_dim != v_dim or k_dim not in HEAD_DIMS:
+            self._give_up(f"it has no kernels for heads of {k_dim} and {v_dim} dimensions")
+
+    def _give_up(self, reason: str) -> None:
+        self.usable = False
+        warnings.warn(f"FlashInfer is left out, prefill goes through Triton: {reason}", stacklevel=2)

@@ -1,0 +1,109 @@
+"""The product of one row with a very large weight, as decoding a single sequence needs it: bound by reading the weight.
+
+Each program streams a few rows of the weight, whole, so nothing is split or joined, and takes in the gate of an MLP.
+More rows than one, and smaller weights, are faster through the matrix units: see gpu/skinny_matmul.py and gpu-notes.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from graftlm.kernels.gpu.pdl import announce, chain, wait
+
+
+@triton.jit
+def _take(w, w_up, x, first, k_total, acc, acc_up, K: tl.constexpr, GATED: tl.constexpr):
+    """Add the products of one block of weights [N, K] with inputs [first, first + K)."""
+    k = first + tl.arange(0, K)
+    value = tl.load(x + k, mask=k < k_total, other=0.0).to(tl.float32)
+    acc += w.to(tl.float32) * value[None, :]
+    if GATED:
+        acc_up += w_up.to(tl.float32) * value[None, :]
+    return acc, acc_up
+
+
+@triton.jit
+def _row_product(
+    x, weight, bias, out, n_total, k_total, weight_row,
+    N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Program (block of outputs): all of their weights."""
+    n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
+    n_ok = n < n_total
+    here = weight + n.to(tl.int64)[:, None] * weight_row + k[None, :]
+    there = here + n_total.to(tl.int64) * weight_row  # of the factor that a gate is for
+    acc = tl.zeros([N, K], tl.float32)
+    acc_up = tl.zeros([N, K], tl.float32)
+    announce(CHAINED)
+    ok = n_ok[:, None] & (k < k_total)[None, :]
+    w = tl.load(here, mask=ok, other=0.0, eviction_policy="evict_first")
+    w_up = w
+    if GATED:
+        w_up = tl.load(there, mask=ok, other=0.0, eviction_policy="evict_first")
+    wait(CHAINED)  # the first weights are on their way before the inputs are there
+    acc, acc_up = _take(w, w_up, x, 0, k_total, acc, acc_up, K, GATED)
+    for first in tl.range(K, k_total, K, num_stages=STAGES):
+        ok = n_ok[:, None] & (first + k < k_total)[None, :]
+        w = tl.load(here + first, mask=ok, other=0.0, eviction_policy="evict_first")
+        w_up = w
+        if GATED:
+            w_up = tl.load(there + first, mask=ok, other=0.0, eviction_policy="evict_first")
+        acc, acc_up = _take(w, w_up, x, first, k_total, acc, acc_up, K, GATED)
+    y, y_up = tl.sum(acc, 1), tl.sum(acc_up, 1)
+    if BIAS:
+        y += tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)
+        if GATED:
+            y_up += tl.load(bias + n_total + n, mask=n_ok, other=0.0).to(tl.float32)
+    kind = out.dtype.element_ty
+    if GATED:
+        # rounded where separate kernels round
+        gate = y.to(kind).to(tl.float32)
+        y = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * y_up.to(kind).to(tl.float32)
+    tl.store(out + n, y.to(kind), mask=n_ok)
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """How the kernel is cut: outputs of a program, inputs read at once, warps, and how many reads are under way."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def row_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    tile: RowTile | None = None,
+) -> torch.Tensor:
+    """x @ weight.T + bias, for one row.
+
+    x       [1, k], dense
+    weight  [n, k], last dimension dense; `gated`: [2 n, k], the gates first, the answer is silu(gate) * other
+    -> [1, n], dtype of x; sums in float32
+    """
+    k = x.shape[1]
+    n = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty(1, n, dtype=x.dtype, device=x.device)
+    tile = tile or tile_of(n, k, gated)
+    _row_product[(triton.cdiv(n, tile.outputs),)](
+        x, weight, bias if bias is not None else x, out, n, k, weight.stride(0), N=tile.outputs, K=tile.inputs,
+        STAGES=tile.stages, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, **chain(x),
+    )  # fmt: skip
+    return out
+
+
+def tile_of(n: int, k: int, gated: bool) -> RowTile:
+    """The fastest of those tried, for a gated product, a short one and a long one."""
+    if gated:
+        return RowTile(2, 1024, 2, 4)
+    return RowTile(8, 512, 2, 4) if n * k < 1 << 25 else RowTile(8, 256, 2, 5)

@@ -1,0 +1,144 @@
+"""The product of a few rows with a large weight, as decoding a batch needs it: bound by reading the weight.
+
+Beside a library's product of the same shape it begins while the kernel before it ends, takes in the gate of an MLP,
+and leaves the sum over its parts to the norm that comes next, which reads them anyway. The largest products of one row
+are faster by gpu/gemv.py; from about a hundred rows on arithmetic takes the time, which the library is better at.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from graftlm.kernels.gpu.gemv import row_product
+from graftlm.kernels.gpu.online_softmax import precision
+from graftlm.kernels.gpu.pdl import begin, chain
+
+MAX_ROWS = 64
+MAX_PARTS = 8
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _stream(
+    x, weight, bias, out, num_rows, n_total, k_total, x_row, weight_row,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Program (block of outputs, part of the inputs). The weight is the first factor, so that the rows may be few."""
+    begin(CHAINED)
+    n, m, kk = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, M), tl.arange(0, K)
+    split = tl.program_id(1)
+    n_ok, m_ok = n < n_total, m < num_rows
+    per_split = tl.cdiv(tl.cdiv(k_total, SPLITS), K) * K
+    begins = split * per_split
+    here = weight + n.to(tl.int64)[:, None] * weight_row + kk[None, :]
+    there = here + n_total.to(tl.int64) * weight_row  # of the factor that a gate is for
+    rows = x + m[None, :] * x_row + kk[:, None]
+    acc = tl.zeros([N, M], tl.float32)
+    acc_up = tl.zeros([N, M], tl.float32)
+    for first in tl.range(begins, tl.minimum(begins + per_split, k_total), K, num_stages=STAGES):
+        k_ok = first + kk < k_total
+        ok = n_ok[:, None] & k_ok[None, :]
+        w = tl.load(here + first, mask=ok, other=0.0, eviction_policy="evict_first")
+        value = tl.load(rows + first, mask=m_ok[None, :] & k_ok[:, None], other=0.0)
+        acc = tl.dot(w, value, acc, input_precision=PRECISION)
+        if GATED:
+            w_up = tl.load(there + first, mask=ok, other=0.0, eviction_policy="evict_first")
+            acc_up = tl.dot(w_up, value, acc_up, input_precision=PRECISION)
+    if BIAS:
+        acc += tl.load(bias + n, mask=n_ok, other=0.0).to(tl.float32)[:, None]
+    kind = out.dtype.element_ty
+    if GATED:
+        # rounded where separate kernels round
+        gate = acc.to(kind).to(tl.float32)
+        acc = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)
+    target = out + (split * num_rows + m)[None, :] * n_total + n[:, None]
+    tl.store(target, acc.to(kind), mask=n_ok[:, None] & m_ok[None, :])
+
+
+@dataclass(frozen=True)
+class StreamTile:
+    """How the kernel is cut: outputs of a program, inputs read at once, parts of the inputs, reads under way."""
+
+    outputs: int
+    inputs: int
+    splits: int
+    stages: int
+
+
+WHOLE = StreamTile(64, 128, 1, 5)
+GATED = StreamTile(64, 128, 1, 4)
+"""The fastest of those tried."""
+
+
+def parts_tile(n: int, num_rows: int, num_sms: int) -> StreamTile:
+    """As many parts as still let all programs run at once; more inputs a read where few rows leave room for them."""
+    inputs, stages = (256, 3) if num_rows <= 16 else (128, 6)
+    return StreamTile(64, inputs, min(max(num_sms // triton.cdiv(n, 64), 1), MAX_PARTS), stages)
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tile: StreamTile,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> None:
+    num_rows, k = x.shape
+    n = out.shape[-1]
+    rows = max(16, triton.next_power_of_2(num_rows))
+    one_read = (tile.outputs * (2 if gated else 1) + rows) * tile.inputs * x.element_size()
+    _stream[(triton.cdiv(n, tile.outputs), tile.splits)](
+        x, weight, bias if bias is not None else x, out, num_rows, n, k, x.stride(0), weight.stride(0),
+        M=rows, N=tile.outputs, K=tile.inputs, SPLITS=tile.splits,
+        STAGES=max(min(tile.stages, _card(x.device).shared_memory // one_read), 1), GATED=gated, BIAS=bias is not None,
+        PRECISION=precision(x.dtype), num_warps=4, **chain(x),
+    )  # fmt: skip
+
+
+def stream_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [num_rows, k] @ weight [n, k].T + bias [n], last dimensions dense. -> [num_rows, n], dtype of x
+
+    Sums are in float32.
+    """
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+    _launch(x, weight, WHOLE, out, bias)
+    return out
+
+
+def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+    if x.shape[0] == 1:
+        return row_product(x, weight, gated=True)
+    out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    _launch(x, weight, GATED, out, gated=True)
+    return out
+
+
+def product_parts(x: torch.Tensor, weight: torch.Tensor, tile: StreamTile | None = None) -> torch.Tensor:
+    """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
+    tile = tile or parts_tile(weight.shape[0], x.shape[0], _card(x.device).num_sms)
+    out = torch.empty(tile.splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    _launch(x, weight, tile, out)
+    return out
+
+
+class _Card(NamedTuple):
+    num_sms: int
+    shared_memory: int  # bytes that a program can have
+
+
+@functools.cache
+def _card(device: torch.device) -> _Card:
+    if device.type != "cuda":
+        return _Card(1, 1 << 18)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = triton.runtime.driver.active.utils.get_device_properties(index)
+    return _Card(found["multiprocessor_count"], found["max_shared_mem"] - 1024)

@@ -1,0 +1,235 @@
+"""A step on the device: everything the kernels of all layers read, in buffers whose addresses never change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from graftlm.kernels.attention import Attention, Plan, Row, Shared, Slots
+from graftlm.kernels.transfer import send
+
+MIN_PREFIX_READS = 4096  # tokens whose reading a shared prefix must save to be worth its own pass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is where in a step that has been written to the device.
+
+    num_rows    rows of the step; its first `num_decode` have one new token each, the others several
+    max_new     the most new tokens of a row
+    prefix      whether decode rows share a prefix that is read once
+    """
+
+    num_rows: int
+    num_decode: int
+    max_new: int
+    prefix: bool
+
+
+class DeviceStep:
+    """Fixed buffers for a step of up to `max_rows` rows and `max_tokens` tokens, filled by one copy.
+
+    The rows are of up to `max_seqs` sequences (as many as rows, if not said), fewer where tokens are rows.
+
+    table      int32 [max_seqs + 1, max_len]  slots of sequences, which keep their row for as long as they hold the
+                                           same slots; the last row is that of padding
+    rows       int32 [max_rows]            which table row each row has
+    zeros      int32 [max_rows]            starts of rows that share nothing
+    lens       int32 [max_rows]            tokens of each row, new ones included
+    starts     int32 [max_rows]            tokens of each row that the shared prefix covers
+    indptr     int32 [max_rows + 1]        where each row's new tokens are
+    members    int32 [max_rows]            rows that share the prefix
+    slots      int32 [max_tokens]          where each new token's KV goes
+    ids, positions  int32 [max_tokens]
+    sources    int32 [max_tokens]          which of the tokens that the last step drew is this one; -1 takes `ids`
+    num_members, prefix_len  int32 [1]
+
+    Rows that pad a step up to a captured size have one token, in the scratch slot.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        max_tokens: int,
+        max_len: int,
+        scratch: int,
+        device: torch.device,
+        max_seqs: int | None = None,
+    ) -> None:
+        self.max_seqs = max_rows if max_seqs is None else max_seqs
+        self.max_rows, self.max_tokens, self.max_len, self.scratch = max_rows, max_tokens, max_len, scratch
+        sizes = {
+            "lens": max_rows, "rows": max_rows, "starts": max_rows, "members": max_rows, "indptr": max_rows + 1,
+            "num_members": 1, "prefix_len": 1,
+            "slots": max_tokens, "ids": max_tokens, "positions": max_tokens, "sources": max_tokens,
+        }  # fmt: skip
+        self._staging = [_Staging(sizes, device) for _ in range(2)]
+        self._device = torch.zeros(sum(sizes.values()), dtype=torch.int32, device=device)
+        offset = 0
+        for name, size in sizes.items():
+            setattr(self, name, self._device[offset : offset + size])
+            offset += size
+        self.table = torch.full((self.max_seqs + 1, max_len), scratch, dtype=torch.int32, device=device)
+        self._seats: dict[int, int] = {}
+        self._seated: list[Slots | None] = [None] * self.max_seqs
+        self.zeros = torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+    lens: torch.Tensor
+    rows: torch.Tensor
+    starts: torch.Tensor
+    members: torch.Tensor
+    indptr: torch.Tensor
+    slots: torch.Tensor
+    ids: torch.Tensor
+    positions: torch.Tensor
+    sources: torch.Tensor
+    num_members: torch.Tensor
+    prefix_len: torch.Tensor
+
+    def write(
+        self, plan: Plan, *, padded_rows: int = 0, fed: np.ndarray | None = None, token_rows: bool = False
+    ) -> Layout:
+        """Send `plan`, padded with scratch rows up to `padded_rows`. The plan's decode rows must come first.
+
+        fed         int32 [num_tokens], the step's `sources`; None where every id is known
+        token_rows  make a row of every new token: it sees those before it, which are stored before any is attended.
+                    So a step of a few new tokens in some rows is a decode step, of more rows.
+        """
+        num_tokens = plan.rows[-1].start + plan.rows[-1].num_new
+        staging = self._next_staging()
+        host = staging.views
+        counts = np.fromiter((row.num_new for row in plan.rows), np.int32, len(plan.rows))
+        past = np.fromiter((row.past for row in plan.rows), np.int32, len(plan.rows))
+        seats = self._seat(plan.rows)
+        host["indptr"][0] = 0
+        np.cumsum(counts, out=host["indptr"][1 : len(counts) + 1])
+        host["slots"][:num_tokens] = plan.out_slots.numpy()
+        host["ids"][:num_tokens] = plan.input_ids.numpy()
+        host["positions"][:num_tokens] = plan.positions.numpy()
+        host["sources"][:num_tokens] = -1 if fed is None else fed
+        if token_rows:
+            num_rows = num_decode = num_tokens
+            host["lens"][:num_rows] = host["positions"][:num_rows] + 1
+            host["rows"][:num_rows] = np.repeat(seats, counts)
+        else:
+            num_rows = len(counts)
+            num_decode = int(np.argmax(counts > 1)) if (counts > 1).any() else num_rows
+            host["lens"][:num_rows] = past + counts
+            host["rows"][:num_rows] = seats
+        self._pad(host, num_rows, num_tokens, max(num_rows, padded_rows))
+        queries = counts if token_rows else np.where(np.arange(num_rows) < num_decode, counts, 0)
+        shared = best_prefix(plan.shared, queries)
+        host["starts"][: max(num_rows, padded_rows)] = 0
+        host["num_members"][0] = host["prefix_len"][0] = 0
+        if shared is not None:
+            sharing = np.zeros(len(counts), np.bool_)
+            sharing[list(shared.rows)] = True
+            members = np.flatnonzero(np.repeat(sharing, counts) if token_rows else sharing[:num_decode])
+            host["members"][: len(members)] = members
+            host["starts"][members] = shared.length
+            host["num_members"][0], host["prefix_len"][0] = len(members), shared.length
+        staging.send(self._device)
+        return Layout(num_rows, num_decode, 1 if token_rows else int(counts.max()), shared is not None)
+
+    def fill_scratch(self, num_rows: int) -> None:
+        """Hold a step of `num_rows` scratch rows, to capture a graph with."""
+        staging = self._next_staging()
+        host = staging.views
+        self._pad(host, 0, 0, num_rows)
+        host["starts"][:num_rows] = 0
+        host["indptr"][: num_rows + 1] = np.arange(num_rows + 1)
+        host["num_members"][0] = host["prefix_len"][0] = 0
+        staging.send(self._device)
+
+    def _pad(self, host: dict[str, np.ndarray], num_rows: int, num_tokens: int, size: int) -> None:
+        """Make rows up to `size` of one token each, in the scratch slot."""
+        if size > num_rows:
+            tokens = slice(num_tokens, num_tokens + size - num_rows)
+            host["lens"][num_rows:size], host["rows"][num_rows:size] = 1, self.max_seqs
+            host["slots"][tokens], host["sources"][tokens] = self.scratch, -1
+            host["ids"][tokens] = host["positions"][tokens] = 0
+
+    def _next_staging(self) -> _Staging:
+        """The buffer that was sent longer ago, free again."""
+        self._staging.reverse()
+        self._staging[0].wait()
+        return self._staging[0]
+
+    def _seat(self, rows: Sequence[Row]) -> np.ndarray:
+        """Write the slots of sequences that hold others than when they were last seen. -> their rows of the table."""
+        keys: list[Slots] = [row if row.holding is None else row.holding for row in rows]
+        seats = np.fromiter((self._seats.get(id(key), -1) for key in keys), np.int32, len(keys))
+        new = np.flatnonzero(seats < 0)
+        if not len(new):
+            return seats
+        free = np.setdiff1d(np.arange(self.max_seqs), seats)
+        pieces: list[tuple[int, int, int, int]] = []
+        for index, seat in zip(new.tolist(), free.tolist(), strict=False):
+            if (gone := self._seated[seat]) is not None:
+                del self._seats[id(gone)]
+            key = self._seated[seat] = keys[index]  # held, so that nothing else gets its id
+            self._seats[id(key)] = seats[index] = seat
+            column = 0
+            for extent in key.extents:
+                count = min(extent.stop - extent.start, self.max_len - column)
+                pieces.append((seat, column, extent.start, count))
+                column += count
+        from graftlm.kernels.gpu.block_table import (  # where there is no Triton, there is no such step
+            PIECE,
+            write_table,
+        )
+
+        array = np.array(pieces, np.int32).reshape(-1, PIECE)
+        write_table(self.table, send(array, self.table.device), int(array[:, 3].max()))
+        return seats
+
+
+class _Staging:
+    """A step on the CPU, on its way to the device."""
+
+    def __init__(self, sizes: dict[str, int], device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=pinned)
+        self._sent = torch.cuda.Event() if pinned else None
+        host = self._host.numpy()
+        offsets = np.cumsum([0, *sizes.values()]).tolist()
+        self.views = {name: host[offset : offset + sizes[name]] for name, offset in zip(sizes, offsets, strict=False)}
+
+    def send(self, device: torch.Tensor) -> None:
+        device.copy_(self._host, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+    def wait(self) -> None:
+        """Wait until the device has read what was sent last."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+
+@runtime_checkable
+class CapturableAttention(Attention, Protocol):
+    """An attention kernel whose steps come from buffers that a CUDA graph can be captured over."""
+
+    device: torch.device
+    strict: bool
+
+    def bind(self, step: DeviceStep, layout: Layout) -> None:
+        """Read steps from `step`, which holds one of this layout."""
+        ...
+
+
+def best_prefix(shared: Sequence[Shared], num_queries: np.ndarray) -> Shared | None:
+    """The shared prefix that saves decode rows the most reads, if enough to be worth its own pass.
+
+    num_queries  int [num_rows]: how many queries of each row of the plan read it; 0 for rows that do not decode
+    """
+
+    def saved(prefix: Shared) -> int:
+        return (int(num_queries[list(prefix.rows)].sum()) - 1) * prefix.length
+
+    best = max(shared, key=saved, default=None)
+    return best if best is not None and saved(best) >= MIN_PREFIX_READS else None

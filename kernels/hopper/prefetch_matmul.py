@@ -1,0 +1,150 @@
+"""The product of up to 64 rows with a large weight on Hopper, whose reading goes on from one kernel to the next.
+
+Decoding a batch of so few rows takes as long as reading the weights does, if the memory is never idle. It is while
+one kernel ends and the next one begins. So one warp has the copy engine fill all of shared memory with the weight
+before it waits for the kernels before, as soon as a multiprocessor is free: while others still end, and while the
+small kernel between two products runs. A group of warps multiplies, the weight as the first factor. This is in Gluon,
+the level below Triton, which leaves loading and multiplying to the same warps on Hopper.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.hopper.tiles import K, load, tiled
+
+OUTPUTS = 64
+"""Of one tile: what the matrix units take of a first factor."""
+BOXES = 2
+"""Of each factor, side by side, in a stage: memory likes to be asked for more than 128 bytes of a row at once."""
+_SHARED = 200 * 1024
+"""Bytes of shared memory for the stages of a program."""
+_REGISTERS = 64
+"""Of a thread, so that the kernel before and this one have room on a multiprocessor."""
+
+
+@gluon.jit
+def _read(x, weight, shared, num_tiles, num_items, steps, CHAINED: gl.constexpr):
+    """Fill the stages in turn, as they become free, with what this program's items need."""
+    xs, ws, ready, free = shared
+    STAGES: gl.constexpr = ready.shape[0]
+    BOXES: gl.constexpr = xs.shape[0] // STAGES
+    K: gl.constexpr = xs.shape[2]
+    BYTES: gl.constexpr = (xs.shape[1] + ws.shape[1]) * BOXES * K * 2
+    OUTPUTS: gl.constexpr = ws.shape[1]
+    first, num_programs = gl.program_id(0), gl.num_programs(0)
+    announce(CHAINED)
+    for stage in gl.static_range(STAGES):  # no kernel before writes the weight
+        mbarrier.expect(ready.index(stage), BYTES)
+        for box in gl.static_range(BOXES):
+            i = stage * BOXES + box
+            place = [first % num_tiles * OUTPUTS, (first // num_tiles * steps * BOXES + i) * K]
+            load(weight, place, ready.index(stage), ws.index(i))
+    wait(CHAINED)
+    at = 0
+    for item in range(first, num_items, num_programs):
+        tile, begin = item % num_tiles, item // num_tiles * steps
+        for step in range(steps):
+            s, later = at % STAGES, at >= STAGES
+            mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
+            mbarrier.expect(ready.index(s), BYTES, pred=later)
+            for box in gl.static_range(BOXES):
+                inputs = ((begin + step) * BOXES + box) * K
+                load(weight, [tile * OUTPUTS, inputs], ready.index(s), ws.index(s * BOXES + box), pred=later)
+            for box in gl.static_range(BOXES):
+                inputs = ((begin + step) * BOXES + box) * K
+                load(x, [0, inputs], ready.index(s), xs.index(s * BOXES + box))
+            at += 1
+
+
+@gluon.jit
+def _multiply(shared, bias, out, num_rows, n, num_tiles, num_items, steps, BIAS: gl.constexpr):
+    """Each of the program's items: a tile of outputs, from one part of the inputs."""
+    xs, ws, ready, free = shared
+    STAGES: gl.constexpr = ready.shape[0]
+    BOXES: gl.constexpr = xs.shape[0] // STAGES
+    ROWS: gl.constexpr = xs.shape[1]
+    OUTPUTS: gl.constexpr = ws.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    at = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        sums = warpgroup_mma_init(gl.zeros([OUTPUTS, ROWS], gl.float32, layout))
+        for step in range(steps):
+            s = at % STAGES
+            mbarrier.wait(ready.index(s), at // STAGES & 1)
+            for box in gl.static_range(BOXES):
+                i = s * BOXES + box
+                more = (step > 0) | (box > 0)
+                sums = warpgroup_mma(ws.index(i), xs.index(i).permute((1, 0)), sums, use_acc=more, is_async=True)
+            # the step before is waited for, this one is not
+            sums = warpgroup_mma_init(warpgroup_mma_wait(BOXES, deps=(sums,)))
+            mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), pred=step > 0)
+            at += 1
+        found = warpgroup_mma_wait(0, deps=(sums,))
+        mbarrier.arrive(free.index((at + STAGES - 1) % STAGES))
+        i = item % num_tiles * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
+        if BIAS:
+            found += gl.load(bias + i, mask=i < n, other=0.0).to(gl.float32)[:, None]
+        target = out + (item // num_tiles * num_rows + row)[None, :] * n + i[:, None]
+        gl.store(target, found.to(out.dtype.element_ty), mask=(row < num_rows)[None, :] & (i < n)[:, None])
+
+
+@gluon.jit(do_not_specialize=["num_rows", "num_tiles", "num_items", "steps"])
+def _flow(
+    x, weight, bias, out, num_rows, n, num_tiles, num_items, steps,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, K: gl.constexpr, BOXES: gl.constexpr, STAGES: gl.constexpr,
+    BIAS: gl.constexpr, CHAINED: gl.constexpr,
+):  # fmt: skip
+    """Program (some of the items: a tile of outputs, a part of the inputs)."""
+    xs = gl.allocate_shared_memory(x.dtype, [STAGES * BOXES, ROWS, K], x.layout)
+    ws = gl.allocate_shared_memory(x.dtype, [STAGES * BOXES, OUTPUTS, K], weight.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+    fence_async_shared()
+    shared = (xs, ws, ready, free)
+    gl.warp_specialize(
+        [
+            (_multiply, (shared, bias, out, num_rows, n, num_tiles, num_items, steps, BIAS)),
+            (_read, (x, weight, shared, num_tiles, num_items, steps, CHAINED)),
+        ],
+        [1],  # warps
+        [24],  # registers of a thread
+    )
+
+
+def stages_of(rows: int) -> int:
+    """How many stages there is room for."""
+    return _SHARED // ((rows + OUTPUTS) * K * BOXES * 2)
+
+
+def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    """out [num_parts, num_rows, n]: what x [num_rows, k] @ weight [n, k].T + bias [n] is the sum of.
+
+    x and the weight contiguous and of one type of 16 bits; num_rows up to 64, k at least 128 * num_parts, one part if
+    there is a bias. What else they have to be: hopper/flow_product.py.
+    """
+    (num_rows, k), (num_parts, _, n) = x.shape, out.shape
+    rows, num_tiles = max(16, triton.next_power_of_2(num_rows)), triton.cdiv(n, OUTPUTS)
+    steps, num_items = triton.cdiv(k, num_parts * K * BOXES), num_tiles * num_parts  # behind the inputs are zeros
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    _flow[(min(num_items, num_sms),)](
+        tiled(x, rows, K), tiled(weight, OUTPUTS, K), bias if bias is not None else x, out,
+        num_rows, n, num_tiles, num_items, steps,
+        ROWS=rows, OUTPUTS=OUTPUTS, K=K, BOXES=BOXES, STAGES=min(stages_of(rows), steps), BIAS=bias is not None,
+        num_warps=4, maxnreg=_REGISTERS, **chain(x),
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""Steps of many new tokens on a Hopper GPU: their rows laid out densely, then attended by a kernel that needs that.
+
+To lay a token out takes as long as about MIN_QUERIES queries that see it, so that most rows which read a prompt gain by
+it, and few tokens behind a long text do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from graftlm.kernels.attention import Row, Shared
+from graftlm.kernels.gpu.step_buffers import DeviceStep
+from graftlm.kernels.gpu.verified_path import MAX_ERROR, FasterWay
+from graftlm.kernels.hopper.gather_kv import lay_out
+from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS, PromptLayout, padded, prompt_layout
+from graftlm.kernels.hopper.support import gluon_kernel
+from graftlm.kernels.kv_store import KVStore
+
+MIN_QUERIES = 400
+"""Queries, of all heads of a KV head, that see a token which is laid out, on average."""
+
+FULL = 0.75
+"""The least part of a tile that is queries, where a KV head's query heads are no power of two."""
+
+FILLED = 0.6
+"""The least part of all tiles that is of some token, where rows end within them."""
+
+SHARE = 64
+"""A step whose rows take more than this part of the card's memory, laid out, goes another way."""
+
+
+class PromptAttention(FasterWay):
+    """Causal attention of the rows of a step that have several new tokens, over their cached tokens and themselves."""
+
+    def __init__(self, store: KVStore) -> None:
+        device = self._device = store.device
+        on_hopper = device.type == "cuda" and torch.version.hip is None
+        on_hopper = on_hopper and torch.cuda.get_device_capability(device) == (9, 0)
+        self._kernel = gluon_kernel("hopper.prompt_kernel") if on_hopper and store.scales is None else None
+        super().__init__("long prompts are attended more slowly", enabled=self._kernel is not None)
+        self._max_bytes = torch.cuda.get_device_properties(device).total_memory // SHARE if self.enabled else 0
+        self._layout: PromptLayout | None = None
+
+    def prepare(self, rows: Sequence[Row], first_row: int, shared: Sequence[Shared]) -> None:
+        """Lay out a step whose rows [first_row, ...) have several new tokens."""
+        self._layout = None
+        if self.enabled and sum(row.num_new for row in rows[first_row:]) >= MIN_TOKENS:
+            self._layout = prompt_layout(rows, first_row, shared, self._device)
+
+    def forget(self) -> None:
+        """The step at hand is none that was prepared."""
+        self._layout = None
+
+    def takes(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        scale: float,
+    ) -> bool:
+        """Whether the step goes this way in such a layer.
+
+        q [num_tokens, num_heads, k_dim], k [num_tokens, num_kv_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]
+        """
+        layout = self._layout
+        if layout is None or not self.enabled or self._kernel is None:
+            return False
+        kernel, group = self._kernel, q.shape[1] // k.shape[1]
+        num_bytes = 2 * layout.num_tokens * k[0].numel() * k.itemsize
+        plain = softcap is None and sinks is None and scale > 0 and (window is None or layout.longest <= window)
+        heads = group <= kernel.MAX_GROUP and group >= FULL * padded(group)
+        fits = heads and k.shape == v.shape and k.shape[2] in kernel.HEAD_DIMS and q.dtype in MAX_ERROR
+        worth = group * layout.num_pairs >= MIN_QUERIES * layout.num_tokens and num_bytes <= self._max_bytes
+        return (
+            plain
+            and fits
+            and worth
+            and layout.filled(group) >= FILLED
+            and _aligned(q)
+            and k.stride(-1) == v.stride(-1) == 1
+        )
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+        step: DeviceStep,
+        out: torch.Tensor,
+        *,
+        scale: float,
+        plain: Callable[[], None],
+    ) -> None:
+        """Write what the rows' tokens attend to `out` [num_tokens, num_heads, head_dim].
+
+        q, k, v  of the whole step, as `takes` has them
+        kept     what a layer keeps: K, V, and the exponents of a compact store
+        plain    writes the same to `out` in another way
+        """
+        layout, kernel = self._layout, self._kernel
+        assert layout is not None and kernel is not None
+        first, group = layout.first_token, q.shape[1] // k.shape[1]
+
+        def fast() -> torch.Tensor:
+            keys, values = k[first:], v[first:]
+            if not (layout.dense and _aligned(k) and _aligned(v)):
+                keys, values = lay_out(*kept, step.table, step.rows, k, v, layout.blocks)
+            kernel.prompt_attention(q, keys, values, layout.tiles(group), scale, out)
+            return out[first:]
+
+        def plainly() -> torch.Tensor:
+            plain()
+            return out[first:]
+
+        self.take((q.shape[1:], k.shape[1:], q.dtype), fast, plainly)
+
+
+def _aligned(x: torch.Tensor) -> bool:
+    """Whether the copy engine can read it."""
+    strides = all(stride * x.itemsize % 16 == 0 for stride in x.stride()[:-1])
+    return strides and x.stride(-1) == 1 and x.data_ptr() % 16 == 0

@@ -1,0 +1,31 @@
+"""Whether kernels in Gluon, the level below Triton, run here. Ours are for Hopper."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+
+from graftlm.kernels.gpu.support import triton_version
+
+
+@functools.cache
+def gluon_kernel(name: str) -> ModuleType | None:
+    """The module kernels.`name`; None where Triton does not have what it is written in, as before 3.6."""
+    if triton_version() < (3, 6):
+        return None
+    try:
+        return importlib.import_module(f"graftlm.kernels.{name}")
+    except (ImportError, AttributeError):
+        return None
+
+
+def takes(weight: torch.Tensor) -> bool:
+    """Whether the copy engine can read `weight` [n, k], and the matrix units multiply it, as these kernels have it."""
+    device = weight.device
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    dense = weight.is_contiguous() and weight.data_ptr() % 16 == 0
+    return dense and weight.dtype in (torch.bfloat16, torch.float16) and weight.shape[1] % 64 == 0

@@ -1,0 +1,1 @@
+"""Triton kernels compiled ahead of their first launch, side by side, in processes of their own."""

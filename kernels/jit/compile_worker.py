@@ -1,0 +1,97 @@
+"""Compiles Triton kernels for another process: what `CompileServer` runs, as a program of its own.
+
+stdin   a job a line, as JSON: number, module, name (of a kernel there), specialization (what `JITFunction.preload`
+        takes), target (what `GPUTarget` takes). The program ends with it.
+stdout  "ready" once everything is imported, then the number of each job that is done, compiled or not.
+
+Each job runs in a fork, which leaves its result in Triton's cache on disk. No GPU is touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import sys
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from graftlm.kernels import bits12, gpu, hopper
+
+
+class _NoTorch(ModuleType):
+    """Stands for torch, which takes longer to import than all else: kernels' modules name it, kernels do not."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _NoTorch(f"{self.__name__}.{name}")
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        return _NoTorch(self.__name__)
+
+    def __mro_entries__(self, _: object) -> tuple[type, ...]:
+        return (object,)
+
+
+class _NoDriver:
+    """All that Triton asks a driver for when it compiles: the GPU to compile for."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+
+def main() -> None:
+    replies = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no reply
+    _import_all()
+    os.write(replies, b"ready\n")
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            job = json.loads(line)
+            with suppress(BaseException):
+                _compile(job)
+            os.write(replies, f"{job['number']}\n".encode())
+            os._exit(0)
+
+
+def _import_all() -> None:
+    """What every fork would import or compute anew."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    sys.modules["torch"] = _NoTorch("torch")
+    for room in (bits12, gpu, hopper):
+        for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
+            with suppress(Exception):
+                importlib.import_module(module.name)
+    with suppress(ImportError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+
+
+def _compile(job: dict[str, Any]) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    target = GPUTarget(*job["target"])
+    driver.set_active(_NoDriver(target))
+    function = getattr(importlib.import_module(job["module"]), job["name"])
+    kernel = function.preload(job["specialization"])
+    if target.backend == "cuda":
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        CudaLauncher(kernel.src, kernel.metadata)  # which older Tritons compile for each signature, by a C compiler
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Kernels compiled side by side, before the call that needs them would compile one after the other."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from graftlm.kernels.gpu.support import triton_problem
+from graftlm.kernels.jit.compile_server import CompileServer
+
+MAX_THREADS = 16
+_here = threading.local()
+_PACKAGE = __name__.partition(".")[0]
+
+
+class _WarningFilters:
+    """Those of the process, kept as they are while threads compile.
+
+    Triton changes them for a moment at every step, and a thread puts back what another one had changed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before: Any = []
+        self._content: list[Any] = []
+
+    def keep(self) -> None:
+        """Until `give_back` was called as often."""
+        with self._lock:
+            if not self._users:
+                self._before, self._content = warnings.filters, list(warnings.filters)
+            self._users += 1
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._before[:] = self._content
+                warnings.filters = self._before
+                with warnings.catch_warnings():  # so that what was shown or left out meanwhile is looked at again
+                    pass
+
+
+_filters = _WarningFilters()
+
+
+class Compiling:
+    """Kernels that threads compile meanwhile. None of them may be launched before `wait` has returned.
+
+    server  what compiles them for the threads; None: they do
+    """
+
+    def __init__(
+        self, kernels: Sequence[tuple[Any, str]], device: torch.device, server: CompileServer | None = None
+    ) -> None:
+        self._kernels = len(kernels)
+        self._pool: ThreadPoolExecutor | None = None
+        if not kernels:
+            return
+        index = torch.cuda.current_device() if device.index is None else device.index
+        threads = min(len(kernels), MAX_THREADS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(
+            threads, "graftlm compile", initializer=torch.cuda.set_device, initargs=(index,)
+        )
+        for function, specialization in reversed(kernels):  # a start launches those last that take longest
+            _filters.keep()
+            done = self._pool.submit(_compile, function, specialization, server)
+            done.add_done_callback(lambda _: _filters.give_back())
+        self._pool.shutdown(wait=False)
+
+    def wait(self) -> int:
+        """Wait for all of them. -> how many"""
+        if self._pool is not None:
+            self._pool.shutdown()
+        return self._kernels
+
+
+def compile_meanwhile(
+    run: Callable[[], object], device: torch.device, server: CompileServer | None = None
+) -> Compiling:
+    """Begin to compile what `run` launches on `device`, in threads, or in the processes of `server`.
+
+    `run` is called once, with every launch left out whose kernel is one of ours and not loaded: what it computes is
+    void, and what it raises is left for the call that counts to raise. So is a kernel that does not compile. Does
+    nothing where Triton does not run.
+    """
+    wanted = _Wanted()
+    if triton_problem(device) is None:
+        from triton import knobs
+
+        before = knobs.runtime.jit_cache_hook
+        knobs.runtime.jit_cache_hook, _here.dry = wanted, True
+        try:
+            with suppress(Exception):
+                run()
+        finally:
+            knobs.runtime.jit_cache_hook, _here.dry = before, False
+    return Compiling(list(wanted.kernels.values()), device, server)
+
+
+def is_dry() -> bool:
+    """Whether this thread is in the run of a `compile_meanwhile`, where what is computed is void."""
+    return getattr(_here, "dry", False)
+
+
+def compile_together(run: Callable[[], object], device: torch.device) -> int:
+    """The same, and wait for it. -> how many kernels"""
+    return compile_meanwhile(run, device).wait()
+
+
+class _Wanted:
+    """What Triton calls before it compiles a kernel: for its own thread it notes the kernel down and says no."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[tuple[str, Any], tuple[Any, str]] = {}
+        self._thread = threading.get_ident()
+
+    def __call__(self, *, key: Any, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        if threading.get_ident() != self._thread or fn.module.partition(".")[0] != _PACKAGE:
+            return False
+        self.kernels.setdefault((fn.name, key), (fn.jit_function, compile["specialization_data"]))
+        return True
+
+
+def _compile(function: Any, specialization: str, server: CompileServer | None) -> None:
+    with suppress(Exception):
+        if server is not None:
+            server.compile(function, specialization)
+        assert function.preload(specialization).run  # what launches it is compiled when it is asked for

@@ -1,0 +1,60 @@
+"""Attention over a compact store, whichever kernels a step's rows go through."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graftlm.kernels.bits12.kv_codec import DIM, pack, unpack
+from graftlm.kernels.gpu.attention import TritonAttention
+from graftlm.kernels.kv_store import KVStore, LayerKV
+from tests.kernels.gpu.test_attention import DEVICE, error, reference
+from tests.kernels.gpu.test_cudnn_prefill import plan_of
+
+HEADS, KV_HEADS = 4, 2
+# the interpreter has no products in bfloat16: there numbers that it holds are kept in float32
+DTYPE, TOLERANCE = (torch.bfloat16, 1e-2) if DEVICE.type == "cuda" else (torch.float32, 1e-4)
+
+
+def numbers(num_tokens: int, num_heads: int) -> torch.Tensor:
+    """bfloat16 [num_tokens, num_heads, DIM]: one number of a vector may be large, one vector all zero."""
+    x = torch.randn(num_tokens, num_heads, DIM, device=DEVICE)
+    x[:, :, 7] *= 20
+    x[0, 0] = 0
+    return x.bfloat16()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ((1, 70), (1, 5), (9, 40), (6, 0)),  # decode, a chunk behind cached tokens, a prompt
+        ((1, 70), (1, 0), (1, 33)),
+        ((5, 0), (40, 0)),
+        ((1, 16), (12, 0)),
+    ],
+)
+def test_every_row_attends_to_cached_tokens_as_kept_and_to_its_own(rows: tuple[tuple[int, int], ...]) -> None:
+    torch.manual_seed(0)
+    plan = plan_of(*rows)
+    store = KVStore([LayerKV(KV_HEADS, DIM, DIM)], 200, torch.bfloat16, DEVICE, compact=True)
+    assert store.exponents is not None
+    for i, held in enumerate((store.k[0], store.v[0])):
+        words, exponents = pack(numbers(store.num_slots, KV_HEADS))
+        held.copy_(words)
+        store.exponents[0][:, :, i] = exponents.T
+    q, k, v = (numbers(plan.num_tokens, heads).to(DTYPE) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    attention = TritonAttention(store)
+    attention.prepare(plan)
+    out = attention.forward(0, q, k, v, plan, scale=0.05)
+    kept = [unpack(held, store.exponents[0][:, :, i].T) for i, held in enumerate((store.k[0], store.v[0]))]
+    slots = plan.out_slots.to(DEVICE)
+    for new, held in zip((k, v), kept, strict=True):
+        assert torch.equal(held[slots], unpack(*pack(new.bfloat16())))
+    for row in plan.rows:
+        here, cached = slice(row.start, row.start + row.num_new), slice(*row.extents[0])
+        seen = [
+            torch.cat([held[cached][: row.past], new[here].float()]) for held, new in zip(kept, (k, v), strict=True)
+        ]
+        positions = torch.arange(row.past, row.kv_len, device=DEVICE)
+        expected = reference(q[here], *seen, positions, scale=0.05)
+        assert error(out[here], expected) < TOLERANCE

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from graftlm.kernels.attention import LayerSpec
+from graftlm.kernels.cpu import attention
+from graftlm.kernels.cpu.attention import Partial, TorchAttention, attend, merge
+from graftlm.kernels.cpu.attention_metadata import spans_of
+from graftlm.kernels.kv_store import KVStore, LayerKV
+
+
+@dataclass(frozen=True)
+class Range:
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Row:
+    start: int
+    num_new: int
+    past: int
+    extents: tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class Shared:
+    length: int
+    extents: tuple[Range, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Plan:
+    rows: tuple[Row, ...]
+    out_slots: torch.Tensor
+    shared: tuple[Shared, ...] = ()
+
+
+def slots_of(row: Row) -> list[int]:
+    return [slot for extent in row.extents for slot in range(extent.start, extent.stop)]
+
+
+def make_plan(pieces: Sequence[tuple[int, int, tuple[Range, ...]]], shared: tuple[Shared, ...] = ()) -> Plan:
+    """A plan of rows (past, num_new, extents)."""
+    rows: list[Row] = []
+    start = 0
+    for past, num_new, extents in pieces:
+        rows.append(Row(start, num_new, past, extents))
+        start += num_new
+    out_slots = [slot for row in rows for slot in slots_of(row)[row.past :]]
+    return Plan(tuple(rows), torch.tensor(out_slots), shared)
+
+
+def reference(
+    q: torch.Tensor,
+    store: KVStore,
+    plan: Plan,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The definition, one query and head at a time, in float64."""
+    keys, values = store.k[0].double(), store.v[0].double()
+    num_heads, num_kv_heads = q.shape[1], keys.shape[1]
+    out = torch.zeros(q.shape[0], num_heads, values.shape[-1], dtype=torch.float64)
+    for row in plan.rows:
+        slots = torch.tensor(slots_of(row))
+        for i in range(row.num_new):
+            last = row.past + i + 1
+            seen = slots[0 if window is None else max(last - window, 0) : last]
+            for head in range(num_heads):
+                kv_head = head // (num_heads // num_kv_heads)
+                scores = keys[seen, kv_head] @ q[row.start + i, head].double() * scale
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks[head].double()[None]])
+                weights = scores.softmax(0)[: len(seen)]
+                out[row.start + i, head] = weights @ values[seen, kv_head]
+    return out
+
+
+def check(
+    plan: Plan,
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    dim: int = 16,
+    v_dim: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    dtype: torch.dtype = torch.float32,
+    tolerance: float = 2e-6,  # float32 sums over some hundred products
+) -> None:
+    """Run the kernel on random tokens, decode rows compiled and not, and compare it with the definition."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    num_tokens = len(plan.out_slots)
+    q, k = random(num_tokens, num_heads, dim), random(num_tokens, num_kv_heads, dim)
+    v = random(num_tokens, num_kv_heads, v_dim or dim)
+    past = random(640, num_kv_heads, dim), random(640, num_kv_heads, v_dim or dim)
+    options = {
+        "scale": dim**-0.5,
+        "window": window,
+        "softcap": softcap,
+        "sinks": random(num_heads) if sinks else None,
+    }
+    for compiled in (True, False):
+        store = KVStore([LayerKV(num_kv_heads, dim, v_dim or dim)], 640, dtype)
+        store.k[0].copy_(past[0])
+        store.v[0].copy_(past[1])
+        kernel = TorchAttention(store, compiled=compiled)
+        kernel.prepare(plan)
+        out = kernel.forward(0, q, k, v, plan, **options)
+        assert torch.equal(store.k[0][plan.out_slots], k)
+        assert torch.equal(store.v[0][plan.out_slots], v)
+        expected = reference(q, store, plan, **options)
+        assert out.dtype == dtype
+        assert out.shape == expected.shape
+        assert float((out.double() - expected).norm() / expected.norm()) < tolerance
+
+
+DECODE = make_plan([(20, 1, (Range(0, 21),)), (3, 1, (Range(30, 34),)), (0, 1, (Range(40, 41),))])
+CHUNK = make_plan([(0, 17, (Range(5, 22),))])
+EXTEND = make_plan([(9, 12, (Range(50, 60), Range(3, 14)))])
+EXTEND_LONG = make_plan([(21, 40, (Range(50, 60), Range(3, 14), Range(100, 140)))])
+EXTEND_SHORT = make_plan([(30, 5, (Range(200, 235),)), (280, 2, (Range(300, 582),))])
+MIXED = make_plan(
+    [
+        (40, 1, (Range(0, 20), Range(30, 51))),
+        (0, 9, (Range(60, 69),)),
+        (14, 1, (Range(70, 85),)),
+        (11, 6, (Range(90, 95), Range(100, 112))),
+        (2, 1, (Range(120, 121), Range(130, 131), Range(140, 141))),
+    ]
+)
+LONG = make_plan([(400, 1, (Range(0, 401),)), (3, 1, (Range(410, 414),)), (200, 1, (Range(420, 621),))])
+PREFIX = (Range(0, 40), Range(100, 124))
+SHARED = make_plan(
+    [
+        (70, 1, (*PREFIX, Range(200, 207))),
+        (64, 1, (*PREFIX, Range(210, 211))),
+        (8, 1, (Range(220, 229),)),
+        (80, 3, (*PREFIX, Range(230, 249))),
+    ],
+    (Shared(64, PREFIX, (0, 1, 3)),),
+)
+PLANS = {
+    "decode": DECODE,
+    "chunk": CHUNK,
+    "extend": EXTEND,
+    "extend long": EXTEND_LONG,
+    "extend short": EXTEND_SHORT,
+    "mixed": MIXED,
+    "long": LONG,
+    "shared": SHARED,
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_each_kind_of_step_agrees_with_the_definition(plan: Plan) -> None:
+    check(plan)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+def test_every_head_size_agrees_with_the_definition(dim: int) -> None:
+    check(MIXED, dim=dim)
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 8, 16])
+def test_every_group_of_query_heads_agrees_with_the_definition(group: int) -> None:
+    check(SHARED, num_heads=2 * group, num_kv_heads=2)
+    check(MIXED, num_heads=2 * group, num_kv_heads=2)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+@pytest.mark.parametrize("window", [1, 7, 32, 1000])
+def test_a_window_hides_what_lies_before_it(plan: Plan, window: int) -> None:
+    check(plan, window=window)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+@pytest.mark.parametrize("window", [None, 7])
+def test_softcap_and_sinks_agree_with_the_definition(plan: Plan, window: int | None) -> None:
+    check(plan, softcap=2.0, window=window)
+    check(plan, sinks=True, window=window)
+    check(plan, softcap=2.0, sinks=True, window=window)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_values_may_be_of_another_size_than_keys(plan: Plan) -> None:
+    check(plan, dim=24, v_dim=16)
+    check(plan, dim=24, v_dim=16, window=7)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_bfloat16_is_off_by_its_rounding_only(plan: Plan) -> None:
+    check(plan, dim=64, dtype=torch.bfloat16, tolerance=8e-3)  # bfloat16 rounds to 1 in 256
+
+
+def test_without_the_private_flash_operator_the_matrix_products_answer_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "_flash", None)
+    for plan in PLANS.values():
+        check(plan)
+        check(plan, window=7)
+
+
+def test_a_windowed_chunk_longer_than_a_block_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_QUERY_BLOCK", 5)
+    check(make_plan([(9, 23, (Range(50, 60), Range(3, 25)))]), window=6)
+
+
+def test_merged_halves_are_the_whole() -> None:
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 2, n, 8, generator=generator) for n in (3, 10, 10))
+    whole = attend(q, k, v, scale=0.5)
+    halves = merge(
+        attend(q, k[:, :, :4], v[:, :, :4], scale=0.5),
+        Partial(*attend(q, k[:, :, 4:], v[:, :, 4:], scale=0.5)),
+    )
+    torch.testing.assert_close(halves.out, whole.out)
+    torch.testing.assert_close(halves.lse, whole.lse)
+
+
+def test_spans_are_the_slots_of_a_run_of_tokens() -> None:
+    extents = (Range(10, 13), Range(50, 52), Range(7, 9))
+    assert spans_of(extents, 0, 7) == [(10, 13), (50, 52), (7, 9)]
+    assert spans_of(extents, 2, 4) == [(12, 13), (50, 51)]
+    assert spans_of(extents, 3, 3) == []
+
+
+def test_query_heads_must_be_a_multiple_of_kv_heads() -> None:
+    kernel = TorchAttention(KVStore([], 0, torch.float32))
+    assert kernel.supports(LayerSpec(6, 3, 8, 8)) is None
+    assert kernel.supports(LayerSpec(6, 4, 8, 8)) == "6 query heads are no multiple of 4 KV heads"

@@ -1,0 +1,272 @@
+"""Fusions for GPUs, whose kernels run in Triton's interpreter without one."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from graftlm.core import fuse_layers
+from graftlm.core.config import EngineConfig
+from graftlm.core.fuse_gpu import PackedProjections, fuse_gpu
+from graftlm.core.fuse_layers import FusedLayer
+from graftlm.core.model import KVStore, LoadedModel, PagedRunner, load_model
+from graftlm.core.pages import Extent
+from graftlm.core.plan import PlanRow, StepPlan
+from graftlm.core.qualify import batch_dependence
+from graftlm.core.request import Request, Sequence
+from graftlm.kernels.gpu.attention import TritonAttention
+from graftlm.kernels.hopper.halved_product import product_halves
+from tests.models import byte_tokenizer, random_prompt, tiny_model
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ONE_KV_HEAD = {"num_attention_heads": 2, "num_key_value_heads": 1}
+"""Quicker where heads are beside the point: the interpreter runs the programs of a grid one by one."""
+
+
+@pytest.fixture(autouse=True)
+def _without_what_is_fused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.model.fuse_cpu", lambda model, fusions: 0)
+
+
+def varied_model(kind: str, **overrides: Any) -> PreTrainedModel:
+    """A tiny model in which biases are not 0, and weights of norms not 1."""
+    model = tiny_model(kind, **overrides)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def load_fused(
+    model: torch.nn.Module, *, qualified: bool = True, max_rows: int | None = None, strict: bool = False
+) -> LoadedModel:
+    """A model for steps of the paged lane, fused as on a GPU.
+
+    qualified  whether that lane is chosen, by what the model computes in it, or given
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "graftlm.core.model._fuse", lambda model, device, **options: fuse_gpu(model, max_rows=max_rows, **options)
+        )
+        if not qualified:
+            patch.setattr("graftlm.core.model.qualify", lambda *_, **__: None)
+        config = EngineConfig(device=DEVICE.type, strict=strict, max_model_len=64 if strict else 8)
+        return load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
+
+
+def runner_of(loaded: LoadedModel, num_slots: int) -> PagedRunner:
+    return PagedRunner(loaded, TritonAttention(KVStore(loaded.kv_layout, num_slots, loaded.dtype, DEVICE)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "phi3", "gpt2"])
+def test_a_fused_model_computes_what_it_did_and_can_be_put_back(kind: str) -> None:
+    model = varied_model(kind).to(DEVICE)
+    ids = torch.tensor([random_prompt(6)], device=DEVICE)
+    names = [name for name, _ in model.named_parameters()]
+    with torch.inference_mode():
+        before = model(ids).logits
+        fusions = fuse_gpu(model)
+        fused = model(ids).logits
+        fusions.undo()
+        after = model(ids).logits
+    assert float((fused - before).norm() / before.norm()) < 1e-5
+    assert torch.equal(after, before)
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_projections_of_a_llama_are_packed() -> None:
+    model = varied_model("llama").to(DEVICE)
+    fusions = fuse_gpu(model)
+    assert fusions.num_packed == 4  # two layers: qkv, and gate and up
+    assert isinstance(model.model.layers[0].self_attn.q_proj, PackedProjections)
+    fusions.undo()
+
+
+def test_a_norm_with_other_arithmetic_keeps_its_own() -> None:
+    model = varied_model("gemma3").to(DEVICE)
+    fusions = fuse_gpu(model)
+    norms = [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]
+    assert norms and not any("forward" in vars(m) for m in norms)  # it scales by 1 + weight
+    fusions.undo()
+
+
+@pytest.mark.parametrize("max_rows", [0, 64])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "phi3", "qwen3_moe", "gpt2"])
+def test_whole_layers_run_fused_in_the_paged_lane(kind: str, max_rows: int) -> None:
+    model = varied_model(kind, num_hidden_layers=2 if kind == "llama" else 1)
+    loaded = load_fused(model, max_rows=max_rows)
+    assert loaded.lane == "paged"  # its ragged logits are those of the model before anything was fused
+    layers = [m for m in model.modules() if type(m).__name__.endswith("DecoderLayer")]
+    assert all(isinstance(layer.forward, FusedLayer) for layer in layers)
+    loaded.release()
+    assert not any("forward" in vars(m) for m in model.modules())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_last_layer_ends_with_the_tokens_whose_logits_are_wanted(
+    strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_fused(varied_model("qwen3", **ONE_KV_HEAD), qualified=False, strict=strict)
+    runner = runner_of(loaded, 21)
+    runner.attention.strict = strict
+    plan = prefill_plan([random_prompt(13), random_prompt(8)])
+    finished: list[int] = []
+    finish = FusedLayer._finish
+    monkeypatch.setattr(
+        FusedLayer, "_finish", lambda self, x, attended: (finished.append(len(x)), finish(self, x, attended))[1]
+    )
+    everything = runner.forward(plan)
+    assert finished == [21, 21]
+    for logits_rows, computed in ([12, 20], 2), ([20], 2), ([3, 12, 20], 3):  # rows end at tokens 12 and 20
+        finished.clear()
+        few = runner.forward(replace(plan, logits_rows=torch.tensor(logits_rows)))
+        assert finished == [21, computed]
+        expected = everything[logits_rows]
+        assert float((few - expected).norm() / expected.norm()) < 1e-5
+    loaded.release()
+
+
+def test_sums_of_some_rows_come_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.kernels.hopper.halved_product.FEW_ROWS", 8)
+    monkeypatch.setattr("graftlm.kernels.hopper.halved_product.MAX_ROWS", 16)
+    halves: list[int] = []
+    monkeypatch.setattr(fuse_layers, "product_halves", lambda x, w: (halves.append(len(x)), product_halves(x, w))[1])
+    # two layers, twice as many inputs of a sum as outputs
+    plain, halved = (
+        load_fused(varied_model("llama", intermediate_size=128, **ONE_KV_HEAD), qualified=False, max_rows=rows)
+        for rows in (0, 8)
+    )
+    for num_tokens, times in (8, 0), (9, 2), (17, 0):
+        plan = prefill_plan([random_prompt(3), random_prompt(num_tokens - 3)])
+        expected = runner_of(plain, num_tokens).forward(plan)
+        halves.clear()
+        found = runner_of(halved, num_tokens).forward(plan)
+        assert halves == [num_tokens] * times
+        assert float((found - expected).norm() / expected.norm()) < 1e-5
+    halved.release()  # what was replaced last is put back first
+    plain.release()
+
+
+def gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    gates, ups = torch.nn.functional.linear(x, weight).chunk(2, -1)
+    return torch.nn.functional.silu(gates) * ups
+
+
+@pytest.fixture
+def gated_from_nine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates are inside products of nine rows and more: rows that are many take an interpreter long."""
+    monkeypatch.setattr(fuse_layers, "can_gate", lambda weight: True)
+    monkeypatch.setattr(fuse_layers, "is_gated", lambda num_rows: num_rows >= 9)
+    monkeypatch.setattr(fuse_layers, "ONE_OF_EACH", (9, 20))
+
+
+@pytest.mark.usefixtures("gated_from_nine")
+def test_gates_are_inside_the_product_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: (rows.append(len(x)), gate(x, w))[1])
+    loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=16)
+    assert rows[:4] == [9, 20] * 2  # what its kernels give is looked at first, in each layer
+    for num_tokens, gated in (8, 0), (9, 2), (17, 2):
+        rows.clear()
+        runner_of(loaded, num_tokens).forward(prefill_plan([random_prompt(num_tokens)]))
+        assert rows == [num_tokens] * gated
+    loaded.release()
+
+
+@pytest.mark.usefixtures("gated_from_nine")
+def test_a_gate_that_is_wrong_for_many_rows_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: gate(x, w) * (1.0 if len(x) < 20 else 1.001))
+    assert not fused_layer().gates
+
+
+def let_flow(monkeypatch: pytest.MonkeyPatch, factor: Callable[[str, int], float]) -> None:
+    """Products of few rows can be read without a pause, and give what torch's do, times factor(name, num_rows)."""
+
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight, bias) * factor("product", len(x))
+
+    def parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight)[None] * factor("parts", len(x))
+
+    monkeypatch.setattr(fuse_layers, "can_flow", lambda weight: True)
+    monkeypatch.setattr(fuse_layers, "flow_product", product)
+    monkeypatch.setattr(fuse_layers, "flow_parts", parts)
+
+
+def fused_layer() -> FusedLayer:
+    """What takes the place of the forward of a layer, with few rows up to 64."""
+    model = varied_model("llama", num_hidden_layers=1, **ONE_KV_HEAD).to(DEVICE)
+    fusions = fuse_gpu(model, max_rows=64)
+    forward = model.model.layers[0].forward
+    fusions.undo()
+    assert isinstance(forward, FusedLayer)
+    return forward
+
+
+def test_products_of_few_rows_are_read_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    let_flow(monkeypatch, lambda name, num_rows: (called.append(name), 1.0)[1])
+    loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=8)
+    for num_tokens, used in (3, 2), (8, 2), (9, 0):
+        called.clear()
+        runner_of(loaded, num_tokens).forward(prefill_plan([random_prompt(num_tokens)]))
+        assert called == ["product", "parts", "parts"] * used
+    loaded.release()
+
+
+@pytest.mark.parametrize("wrong", ["product", "parts"])
+def test_a_product_that_is_wrong_for_some_rows_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_flow(monkeypatch, lambda name, num_rows: 1.001 if num_rows == 64 and name == wrong else 1.0)
+    assert not fused_layer().flows
+
+
+def prefill_plan(prompts: list[list[int]]) -> StepPlan:
+    """A step that computes whole prompts, each in slots of its own, and wants all logits."""
+    ends = list(itertools.accumulate(len(p) for p in prompts))
+    starts = [0, *ends[:-1]]
+    num_tokens = ends[-1]
+    return StepPlan(
+        rows=tuple(
+            PlanRow(Sequence(Request(p), np.array(p, np.int32)), start, len(p), 0, (Extent(start, end),))
+            for p, start, end in zip(prompts, starts, ends, strict=True)
+        ),
+        input_ids=torch.tensor([token for p in prompts for token in p]),
+        positions=torch.cat([torch.arange(len(p)) for p in prompts]),
+        out_slots=torch.arange(num_tokens),
+        logits_rows=torch.arange(num_tokens),
+        num_logits_per_row=tuple(map(len, prompts)),
+        kind="mixed",
+    )
+
+
+def test_a_layer_with_another_sum_keeps_its_own_forward() -> None:
+    model = varied_model("granite", residual_multiplier=0.5).to(DEVICE)
+    fusions = fuse_gpu(model)
+    assert not any(isinstance(layer.forward, FusedLayer) for layer in model.model.layers)
+    fusions.undo()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_strict_model_computes_what_it_did(kind: str) -> None:
+    model = varied_model(kind, num_hidden_layers=1)
+    loaded = load_fused(model, strict=True)
+    assert loaded.lane == "paged"
+    assert isinstance(model.model.layers[0].forward, FusedLayer)
+    loaded.release()
+
+
+@pytest.mark.gpu  # the products of Triton's interpreter do depend on where a row is
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_strict_logits_are_the_same_to_the_last_bit_in_every_batch(kind: str, dtype: Any) -> None:
+    config = EngineConfig(device=DEVICE.type, dtype=dtype, strict=True, max_model_len=8 if kind == "mistral" else 512)
+    loaded = load_model(varied_model(kind), config, byte_tokenizer(), attention_factory=TritonAttention)
+    assert loaded.lane == "paged"
+    assert batch_dependence(loaded, TritonAttention) is None
+    loaded.release()
