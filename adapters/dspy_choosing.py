@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graftlm.adapters.dspy_chain import Grammar
-from graftlm.core.grammar.healing import encode_after
+from graftlm.core.grammar.masks.healing import encode_after
 from graftlm.core.grammar.matcher import MaskRow, Matcher
 from graftlm.core.grammar.vocabulary import Vocabulary
 

@@ -18,7 +18,7 @@ from dspy.adapters.decision import evidence_type
 from graftlm.adapters.dspy_pieces import joined, literal, lower_schema
 from graftlm.core.config import SamplingParams
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.lowering import Lowered
+from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Request, Usage
 

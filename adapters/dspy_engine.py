@@ -28,7 +28,7 @@ from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.constraint import vocabulary_of
 from graftlm.core.errors import GraftError, GrammarError
 from graftlm.core.grammar.cache import compile_cached
-from graftlm.core.grammar.lowering import Lowered
+from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema
 from graftlm.core.request import Chunk, Completion, Request
 from graftlm.core.runtime import Runtime

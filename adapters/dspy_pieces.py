@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.lowering import Lowered, lower_schema as lower
+from graftlm.core.grammar.schema.lowering import Lowered, lower_schema as lower
 from graftlm.core.grammar.spec import Composite, JsonSchema, Options
 
 _OPTIONS = Options(on_unsupported="warn")

@@ -37,7 +37,7 @@ from graftlm.core.constraint import vocabulary_of
 from graftlm.core.errors import GrammarError, RequestTooLong
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.cache import compile_cached
-from graftlm.core.grammar.fsm import FsmGrammar
+from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.spec import Composite
 from graftlm.core.request import Completion, Request, TokenLogprob
 from graftlm.core.runtime import Runtime

@@ -12,9 +12,9 @@ import numpy as np
 
 from graftlm.adapters.guidance_lowering import Free, Regular
 from graftlm.adapters.guidance_parser import Progress
-from graftlm.core.grammar.dfa import Place
-from graftlm.core.grammar.fsm import FsmGrammar
-from graftlm.core.grammar.healing import heal
+from graftlm.core.grammar.automata.dfa import Place
+from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.masks.healing import heal
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 from graftlm.core.request import Request

@@ -25,8 +25,9 @@ from guidance._ast import (
 )
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import ast, regex
-from graftlm.core.grammar.text_language import lengths
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.regex.regex import regex
+from graftlm.core.grammar.schema.text_language import lengths
 
 MAX_LITERAL_CHARS = 4_000
 

@@ -98,7 +98,7 @@ class _Language:
         return ast.concat(ast.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, ast.literal(form.end))
 
     def json(self, schema: JsonSchema, *, single_spaces: bool) -> ast.Node:
-        from graftlm.core.grammar.lowering import lower_schema
+        from graftlm.core.grammar.schema.lowering import lower_schema
 
         lowered = lower_schema(schema, Options(whitespace="single" if single_spaces else "compact"))
         self._rules.update(lowered.rules)

@@ -14,7 +14,7 @@ def graftlm_register_engines(register: Register) -> None:
 def graftlm_register_grammars(register: Register) -> None:
     register("fsm", "graftlm.core.grammar.compile:compile_fsm", "compressed automaton with jump-forward")
     register("llguidance", "graftlm.core.grammar.compile:compile_llguidance", "context-free grammars, lazily")
-    register("xgrammar", "graftlm.core.grammar.xgrammar_engine:compile_xgrammar", "pushdown automata; needs xgrammar")
+    register("xgrammar", "graftlm.core.grammar.engines.xgrammar:compile_xgrammar", "pushdown automata; needs xgrammar")
 
 
 @hookimpl

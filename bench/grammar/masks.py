@@ -22,9 +22,9 @@ from bench.grammar._answers import ANSWERS, compact
 from bench.grammar.validity import write
 from bench.harness import Options, Row
 from graftlm import Grammar, JsonSchema, Regex, Vocabulary
-from graftlm.core.grammar.dfa import Place
-from graftlm.core.grammar.fsm import FsmGrammar
-from graftlm.core.grammar.slices import self_loop
+from graftlm.core.grammar.automata.dfa import Place
+from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.masks.slices import self_loop
 
 XGRAMMAR_PATTERNS = (
     "letters and digits",

@@ -13,7 +13,7 @@
     Rule(name)                  a rule of a context-free grammar: such a node is not regular, and no automaton holds it
 
 Nodes may be shared: a schema that uses one definition in twenty places holds it once. Counted repeats need no care:
-the automaton keeps a counter beside its states where unrolling would cost many of them (`graftlm.core.grammar.nfa`).
+the automaton keeps a counter beside its states where unrolling would cost many of them (automata/nfa.py).
 Build nodes with the functions below; they flatten, merge and simplify.
 """
 
@@ -85,14 +85,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Intersection:
-    """Texts that every item matches; at least two. `graftlm.core.grammar.product` turns it into an Automaton."""
+    """Texts that every item matches; at least two. automata/product.py turns it into an Automaton."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Texts that `item` matches and `minus` does not. `graftlm.core.grammar.product` turns it into an Automaton."""
+    """Texts that `item` matches and `minus` does not. automata/product.py turns it into an Automaton."""
 
     item: Node
     minus: Node

@@ -11,7 +11,7 @@ import numpy as np
 from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.fsm import FsmGrammar
+from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lark, Limits, Options, Regex, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -151,13 +151,13 @@ def language_of(spec: Spec, options: Options, *, context_free: bool = False) -> 
     """What `spec` allows; with `context_free` the tokens of JSON are rules even where the whole is regular."""
     match spec:
         case Regex(pattern):
-            from graftlm.core.grammar import regex
+            from graftlm.core.grammar.regex.regex import regex
 
             return Language(regex.parse(pattern, max_depth=options.limits.depth))
         case Choices(options=choices):
             return Language(ast.alternation(*map(ast.literal, choices)))
         case JsonSchema():
-            from graftlm.core.grammar.lowering import lower_schema
+            from graftlm.core.grammar.schema.lowering import lower_schema
 
             lowered = lower_schema(spec, options, context_free=context_free)
             return Language(lowered.node, lowered.rules, lowered.issues)
@@ -172,14 +172,14 @@ def _automaton(language: Language, vocabulary: Vocabulary, options: Options) -> 
 
 
 def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:
-    from graftlm.core.grammar.lark import to_lark
+    from graftlm.core.grammar.engines.lark import to_lark
 
     text = to_lark(language.node, language.rules)
     return Grammar("llguidance", _from_lark(text, vocabulary), language.issues)
 
 
 def _from_lark(text: str, vocabulary: Vocabulary) -> EngineGrammar:
-    from graftlm.core.grammar.llguidance_engine import LlguidanceGrammar
+    from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 
     return LlguidanceGrammar.from_lark(text, vocabulary)
 

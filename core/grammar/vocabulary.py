@@ -14,8 +14,8 @@ from graftlm.core.errors import ConfigError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from graftlm.core.grammar.slices import Slices
-    from graftlm.core.grammar.trie import SortedTokens, Trie
+    from graftlm.core.grammar.masks.slices import Slices
+    from graftlm.core.grammar.masks.trie import SortedTokens, Trie
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -86,21 +86,21 @@ class Vocabulary:
     @cached_property
     def sorted_tokens(self) -> SortedTokens:
         """The tokens in the order of their bytes."""
-        from graftlm.core.grammar.trie import SortedTokens
+        from graftlm.core.grammar.masks.trie import SortedTokens
 
         return SortedTokens.of(self.tokens)
 
     @cached_property
     def trie(self) -> Trie:
         """The trie over all tokens."""
-        from graftlm.core.grammar.trie import Trie
+        from graftlm.core.grammar.masks.trie import Trie
 
         return Trie.build(self.sorted_tokens)
 
     @cached_property
     def slices(self) -> Slices:
         """Tokens that stay inside a class of characters."""
-        from graftlm.core.grammar.slices import Slices
+        from graftlm.core.grammar.masks.slices import Slices
 
         return Slices(self.sorted_tokens, self.vocab_size)
 

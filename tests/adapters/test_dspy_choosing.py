@@ -17,7 +17,7 @@ from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.constraint import vocabulary_of
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.cache import compile_cached
-from graftlm.core.grammar.lowering import Lowered
+from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.request import Completion, Request
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, random_prompt, tiny_model

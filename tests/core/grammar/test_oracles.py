@@ -11,9 +11,9 @@ import pytest
 import xgrammar
 from llguidance import LLMatcher, LLTokenizer, hf as llguidance_hf, numpy as llguidance_numpy
 
-from graftlm.core.grammar.dfa import Dfa
-from graftlm.core.grammar.fsm import FsmGrammar
-from graftlm.core.grammar.regex import parse
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.regex.regex import parse
 from tests.core.grammar.vocabularies import allowed, bpe_tokenizer, bpe_vocabulary
 
 REGEXES = [

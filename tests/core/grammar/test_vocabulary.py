@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import ConfigError
-from graftlm.core.grammar.trie import SortedTokens, Trie
+from graftlm.core.grammar.masks.trie import SortedTokens, Trie
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.vocabularies import bpe_tokenizer, bpe_vocabulary, byte_vocabulary
 from tests.toy_tokenizers import sentencepiece_tokenizer

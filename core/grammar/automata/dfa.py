@@ -1,0 +1,375 @@
+"""The compressed byte automaton of one constraint: states, counters beside them, runs of forced bytes as edges."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.ast import Literal, Node
+from graftlm.core.grammar.automata import determinize
+from graftlm.core.grammar.automata.jit import jit
+from graftlm.core.grammar.automata.nfa import Loop, Nfa, NfaBuilder, Path
+from graftlm.core.grammar.masks.trie import Int32Array
+from graftlm.core.grammar.spec import Limits
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+# A state and the value of every counter; counters that do not run are 0.
+Place: TypeAlias = tuple[int, ...]
+
+START = 1
+UNREACHABLE = np.iinfo(np.int32).max
+_SLICE = 4_000_000  # places of the sets explored between two looks at the clock, at most
+_MAX_CONFLICTS = 12  # conflicts settled one by one; after that every repeat is unrolled
+
+
+@dataclass(frozen=True, eq=False)
+class Dfa:
+    """A deterministic automaton over classes of bytes, in which every state can still reach an accepting one.
+
+    classes    uint8 [256], class of each byte
+    table      int32 [num_states, num_classes]: next state, 0 for none, -a for row a of `actions`; state 1 starts
+    accepting  bool [num_states]
+    actions    int32 [num_actions, 9], see `graftlm.core.grammar.automata.determinize.explore`
+    owners     int32 [num_states, num_registers]: the loop whose count a register holds, -1 for none
+    loops      the counted repeats
+    distance   int32 [num_states]: fewest bytes to an accepting state, were counters free
+    """
+
+    classes: npt.NDArray[np.uint8]
+    table: Int32Array
+    accepting: npt.NDArray[np.bool_]
+    actions: Int32Array
+    owners: Int32Array
+    loops: tuple[Loop, ...]
+    distance: Int32Array
+
+    @classmethod
+    def compile(cls, node: Node, limits: Limits | None = None, *, counters: bool = True) -> Dfa:
+        """Build the automaton of `node`; without `counters` every repeat is unrolled.
+
+        Raises GrammarError when nothing can match, or when it costs more than `limits`.
+        """
+        limits = limits or Limits()
+        warm_up()
+        deadline = time.monotonic() + limits.seconds
+        unrolled: set[Path] = set()
+        while True:
+            nfa = NfaBuilder(8 * limits.states, unrolled, counters).build(node)
+            exploration = _Exploration(nfa, limits, deadline)
+            conflict = exploration.run()
+            if conflict is None:
+                return exploration.finish()
+            cheapest = min((nfa.loops[k] for k in conflict), key=lambda loop: loop.cost)
+            unrolled.add(cheapest.path)
+            counters = counters and len(unrolled) < _MAX_CONFLICTS
+
+    @property
+    def num_states(self) -> int:
+        return len(self.table)
+
+    @property
+    def num_registers(self) -> int:
+        return self.owners.shape[1] if self.loops else 0
+
+    @property
+    def start(self) -> Place:
+        return (START,) + (0,) * self.num_registers
+
+    @property
+    def num_bytes(self) -> int:
+        arrays = (self.table, self.accepting, self.actions, self.owners, self.distance, self.classes)
+        return sum(array.nbytes for array in arrays)
+
+    def step(self, place: Place, byte: int) -> Place | None:
+        """The place after one more byte, or None where there is none."""
+        target = self._flat[place[0] * self._width + self._class_of[byte]]
+        if target >= 0:
+            return (target, *place[1:]) if target else None
+        return self.act(place, -target)
+
+    def act(self, place: Place, action: int) -> Place:
+        """The place after a transition that changes counters."""
+        fields = self._action_rows[action]
+        counts = list(place[1:])
+        register, zone = fields[determinize.REGISTER], determinize.MID
+        if register >= 0:
+            minimum, maximum = fields[determinize.MINIMUM], fields[determinize.MAXIMUM]
+            value = counts[register] + 1
+            if value < minimum:
+                zone = determinize.LOW
+            elif value >= maximum >= 0:
+                zone = determinize.TOP
+            elif maximum < 0:
+                value = minimum  # without an upper bound, more does not differ
+            counts[register] = value
+        zero = fields[determinize.ZERO + zone]
+        if zero:
+            counts = [0 if zero >> i & 1 else count for i, count in enumerate(counts)]
+        return (fields[determinize.TARGET + zone], *counts)
+
+    def walk(self, place: Place, data: bytes) -> Place | None:
+        """The place after `data`, or None when it is not allowed."""
+        if self.loops:
+            for byte in data:
+                after = self.step(place, byte)
+                if after is None:
+                    return None
+                place = after
+            return place
+        flat, width, class_of, state = self._flat, self._width, self._class_of, place[0]
+        for byte in data:
+            state = flat[state * width + class_of[byte]]
+            if not state:
+                return None
+        return (state,)
+
+    def matches(self, data: bytes) -> bool:
+        """Whether `data` as a whole is in the language."""
+        place = self.walk(self.start, data)
+        return place is not None and bool(self.accepting[place[0]])
+
+    def run(self, place: Place) -> tuple[bytes, Place]:
+        """The bytes that must follow, and where they lead: states with one way on and no way to end."""
+        data = bytearray()
+        byte = self._single[place[0]]
+        while byte >= 0 and len(data) < _LONGEST_RUN:
+            after = self.step(place, byte)
+            assert after is not None
+            data.append(byte)
+            place = after
+            byte = self._single[place[0]]
+        return bytes(data), place
+
+    def is_final(self, place: Place) -> bool:
+        """Whether nothing can follow."""
+        return not self.degree[place[0]]
+
+    @cached_property
+    def _flat(self) -> memoryview[int]:
+        return memoryview(self.table.tobytes()).cast("i")
+
+    @cached_property
+    def _width(self) -> int:
+        return int(self.table.shape[1])
+
+    @cached_property
+    def _class_of(self) -> bytes:
+        return self.classes.tobytes()
+
+    @cached_property
+    def _action_rows(self) -> list[list[int]]:
+        rows: list[list[int]] = self.actions.tolist()
+        return rows
+
+    def ways_on(self, state: int) -> list[int]:
+        """One byte for each transition of a state that differs from that of the class before."""
+        row = self.table[state]
+        changes = np.ones(len(row), bool)
+        changes[1:] = row[1:] != row[:-1]
+        return [self.first_bytes[c] for c in np.nonzero(changes & (row != 0))[0]]
+
+    @cached_property
+    def first_bytes(self) -> list[int]:
+        """The smallest byte of each class."""
+        first: list[int] = np.searchsorted(self.classes, np.arange(self.table.shape[1])).tolist()
+        return first
+
+    @cached_property
+    def owner_rows(self) -> list[list[int]]:
+        """`owners` as lists."""
+        rows: list[list[int]] = self.owners.tolist()
+        return rows
+
+    @cached_property
+    def degree(self) -> list[int]:
+        """How many bytes each state has a transition on."""
+        sizes = np.bincount(self.classes, minlength=self.table.shape[1])
+        degree: list[int] = ((self.table != 0) @ sizes).tolist()
+        return degree
+
+    @cached_property
+    def _single(self) -> list[int]:
+        """The one byte that each singular state allows, -1 for the others."""
+        singular = (np.array(self.degree) == 1) & ~self.accepting
+        byte = np.array(self.first_bytes)[np.argmax(self.table != 0, axis=1)]
+        single: list[int] = np.where(singular, byte, -1).tolist()
+        return single
+
+
+_LONGEST_RUN = 1 << 16
+
+
+@cache
+def warm_up() -> None:
+    """Load the compiled loops: their first use on a machine takes seconds, which no constraint is charged for."""
+    nfa = NfaBuilder(8).build(Literal(b"a"))
+    exploration = _Exploration(nfa, Limits(), deadline=math.inf)
+    exploration.run()
+    exploration.finish()
+
+
+class _Exploration:
+    """One subset construction: arrays that grow, and a clock."""
+
+    def __init__(self, nfa: Nfa, limits: Limits, deadline: float) -> None:
+        self._nfa = nfa
+        self._limits = limits
+        self._deadline = deadline
+        num_registers = max(nfa.num_registers, 1)
+        capacity = 2 * nfa.num_states + 64
+        self._table = np.empty((capacity, nfa.num_classes), np.int32)
+        self._accepting = np.zeros(capacity, np.bool_)
+        self._owners = np.full((capacity, num_registers), -1, np.int32)
+        self._actions = np.zeros((256 if nfa.loops else 1, determinize.ACTION_WIDTH), np.int32)
+        self._pool = np.empty(4 * capacity, np.int32)
+        self._set_ptr = np.zeros(capacity + 1, np.int64)
+        self._slots = np.zeros(_table_size(capacity), np.int32)
+        self._control = np.array([1, 0, 1, 1, -1, -1, 0], np.int64)
+
+    def run(self) -> tuple[int, int] | None:
+        """Explore everything; the loops that are in conflict, if two are."""
+        nfa, control = self._nfa, self._control
+        important = (np.diff(nfa.edge_ptr) > 0) | (np.arange(nfa.num_states) == nfa.final)
+        seen, kinds = np.zeros(nfa.num_states, np.int32), np.zeros(nfa.num_states, np.int32)
+        loops = np.array(
+            [(k.minimum, k.maximum, k.register, k.parent, k.body, k.exit) for k in nfa.loops], np.int32
+        ).reshape(-1, 6)
+        budget = max(1, _SLICE // nfa.num_states)
+        while True:
+            status = determinize.explore(
+                nfa.start, nfa.final, nfa.edge_ptr, nfa.edges, nfa.epsilon_ptr, nfa.epsilons, nfa.mark, nfa.region,
+                nfa.relevant, important, loops, self._table, self._accepting, self._owners, self._actions,
+                self._pool, self._set_ptr, self._slots, seen, kinds, control, budget,
+            )  # fmt: skip
+            if status == determinize.DONE:
+                return None
+            if status == determinize.CONFLICT:
+                return int(control[determinize.CONFLICT_A]), int(control[determinize.CONFLICT_B])
+            if status == determinize.GROW:
+                self._grow()
+            self._check_limits()
+
+    def _grow(self) -> None:
+        num_states = int(self._control[determinize.NUM_STATES])
+        if 2 * (num_states + 3 * self._nfa.num_classes) > len(self._table):
+            self._table = _doubled(self._table)
+            self._accepting = _doubled(self._accepting)
+            self._owners = _doubled(self._owners)
+            self._set_ptr = _doubled(self._set_ptr)
+        self._actions = _doubled(self._actions)
+        self._pool = _doubled(self._pool)
+        self._slots = np.zeros(_table_size(len(self._table)), np.int32)
+        determinize.rehash(self._pool, self._set_ptr, num_states, self._slots)
+
+    def _check_limits(self) -> None:
+        num_states = int(self._control[determinize.NUM_STATES])
+        if num_states - 1 > self._limits.states:
+            raise GrammarError(
+                f"the constraint needs more than {self._limits.states:,} states; "
+                "simplify it (counted repeats of overlapping parts cost most) or raise limits.states"
+            )
+        if time.monotonic() > self._deadline:
+            raise GrammarError(
+                f"the constraint took longer than {self._limits.seconds:g} s to compile "
+                f"({num_states:,} states so far); simplify it or raise limits.seconds"
+            )
+
+    def finish(self) -> Dfa:
+        self._check_limits()
+        n = int(self._control[determinize.NUM_STATES])
+        num_actions = int(self._control[determinize.NUM_ACTIONS])
+        table, accepting, actions = self._table[:n], self._accepting[:n], self._actions[:num_actions]
+        table[0] = 0
+        if num_actions > 1:
+            actions = _share_actions(table, actions)
+        distance = np.full(n, UNREACHABLE, np.int32)
+        _relax(table, accepting, actions, distance)
+        if distance[START] == UNREACHABLE:
+            raise GrammarError("nothing can satisfy the constraint: no text matches it")
+        if (distance[1:] == UNREACHABLE).any():
+            _drop_dead_ends(table, actions, distance)
+        return Dfa(
+            classes=self._nfa.classes,
+            table=table.copy(),
+            accepting=accepting.copy(),
+            actions=np.ascontiguousarray(actions),
+            owners=self._owners[:n].copy(),
+            loops=self._nfa.loops,
+            distance=distance,
+        )
+
+
+def _table_size(capacity: int) -> int:
+    return 1 << (2 * capacity).bit_length()
+
+
+Array = TypeVar("Array", bound="npt.NDArray[Any]")
+
+
+def _doubled(array: Array) -> Array:
+    larger = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return cast(Array, larger)
+
+
+def _share_actions(table: Int32Array, actions: Int32Array) -> Int32Array:
+    """Keep equal actions once, so that equal transitions have equal numbers in all states."""
+    numbers: dict[bytes, int] = {}
+    renumbered = np.zeros(len(actions), np.int32)
+    for old in range(1, len(actions)):
+        renumbered[old] = -numbers.setdefault(actions[old].tobytes(), len(numbers) + 1)
+    acting = table < 0
+    table[acting] = renumbered[-table[acting]]
+    distinct = np.frombuffer(b"".join(numbers), np.int32).reshape(-1, actions.shape[1])
+    return np.concatenate([actions[:1], distinct])
+
+
+def _drop_dead_ends(table: Int32Array, actions: Int32Array, distance: Int32Array) -> None:
+    """Remove transitions into states that reach no accepting one. Only nodes built by hand make such states."""
+    dead = distance == UNREACHABLE
+    dead[0] = False
+    targets = actions[:, determinize.TARGET : determinize.ZERO]
+    targets[dead[targets]] = 0
+    alive = (targets != 0).any(axis=1)
+    table[(table > 0) & dead[np.maximum(table, 0)]] = 0
+    table[(table < 0) & ~alive[np.maximum(-table, 0)]] = 0
+
+
+@jit
+def _relax(table: Int32Array, accepting: npt.NDArray[np.bool_], actions: Int32Array, distance: Int32Array) -> None:
+    """Fill `distance` with the fewest bytes to an accepting state, taking every target of an action as open."""
+    far = 2147483647
+    for state in range(1, len(table)):
+        if accepting[state]:
+            distance[state] = 0
+    changed = True
+    while changed:
+        changed = False
+        # states are numbered about in the order of reading: backwards, one sweep settles most of them
+        for state in range(len(table) - 1, 0, -1):
+            best = distance[state]
+            previous = 0
+            for c in range(table.shape[1]):
+                target = table[state, c]
+                if target == previous:
+                    continue
+                previous = target
+                if target > 0:
+                    if distance[target] != far and distance[target] + 1 < best:
+                        best = distance[target] + 1
+                elif target < 0:
+                    for zone in range(3, 6):
+                        target = actions[-previous, zone]
+                        if target > 0 and distance[target] != far and distance[target] + 1 < best:
+                            best = distance[target] + 1
+            if best != distance[state]:
+                distance[state] = best
+                changed = True

@@ -1,0 +1,371 @@
+"""From nodes to a byte automaton with epsilon edges and counters.
+
+A counted repeat that would cost many states when unrolled becomes a loop with a counter: `enter` sets it to 0, `tick`
+adds one each time the body has been passed, and what may follow depends on the value:
+
+    low   below the minimum: only the body again
+    mid   the body again, or what comes after the loop
+    top   at the maximum: only what comes after
+
+The deterministic automaton keeps one value per counter beside its state. Where one value is not enough (two places
+inside the same loop with different counts), building it reports a conflict and that repeat is unrolled after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.ast import (
+    Alternation,
+    Automaton,
+    CharSet,
+    Concat,
+    Difference,
+    Empty,
+    Intersection,
+    Literal,
+    Node,
+    Repeat,
+    Rule,
+    Series,
+    nullable,
+)
+from graftlm.core.grammar.automata.utf8 import ByteGraph, byte_graph
+from graftlm.core.grammar.masks.trie import Int32Array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Path = tuple[int, ...]
+
+UNROLL_COUNT = 4  # repeats up to this many times are always unrolled
+UNROLL_EDGES = 64  # and so are those that cost no more byte edges than this
+MAX_REGISTERS = 4  # counters that can run at the same time: the depth of counted repeats in one another
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A counted repeat: `path` names its place in the tree; `maximum` -1 is without end."""
+
+    path: Path
+    minimum: int
+    maximum: int
+    cost: int
+    register: int
+    parent: int
+    body: int
+    exit: int
+
+
+@dataclass(frozen=True, eq=False)
+class Nfa:
+    """Byte edges over classes of bytes that no edge tells apart, in CSR form.
+
+    classes   uint8 [256], class of each byte
+    edges     int32 [num_edges, 3]: first class, last class, target; those of state q are rows edge_ptr[q] to
+              edge_ptr[q + 1]. Epsilon targets likewise.
+    mark      int32 [num_states]: loop + 1 where a loop is entered, -(loop + 1) where it ticks, else 0
+    region    int32 [num_states]: the innermost loop a state belongs to, or -1
+    relevant  int32 [num_states]: two bits for the register of each loop around a state
+    """
+
+    num_states: int
+    start: int
+    final: int
+    classes: npt.NDArray[np.uint8]
+    num_classes: int
+    edge_ptr: Int32Array
+    edges: Int32Array
+    epsilon_ptr: Int32Array
+    epsilons: Int32Array
+    mark: Int32Array
+    region: Int32Array
+    relevant: Int32Array
+    loops: tuple[Loop, ...]
+
+    @property
+    def num_registers(self) -> int:
+        return 1 + max((loop.register for loop in self.loops), default=-1)
+
+
+class NfaBuilder:
+    """Build one automaton; repeats whose path is in `unrolled` get no counter."""
+
+    def __init__(self, max_states: int, unrolled: Container[Path] = (), counters: bool = True) -> None:
+        self._max_states = max_states
+        self._unrolled = unrolled
+        self._counters = counters
+        self._num_states = 0
+        self._sources: list[int] = []
+        self._lows: list[int] = []
+        self._highs: list[int] = []
+        self._targets: list[int] = []
+        self._epsilons: list[tuple[int, int]] = []
+        self._marks: dict[int, int] = {}
+        self._regions: list[tuple[int, int, int]] = []  # states [first, last) belong to a loop; inner ones come first
+        self._loops: list[Loop] = []
+        self._loop = -1
+        self._depth = 0
+        self._path: list[int] = []
+        self._sizes: dict[int, int] = {}
+
+    def build(self, node: Node) -> Nfa:
+        start = self._new()
+        final = self._add(node, start)
+        return self._finish(start, final)
+
+    def _new(self, count: int = 1) -> int:
+        first = self._num_states
+        self._num_states += count
+        if self._num_states > self._max_states:
+            raise GrammarError(
+                f"the constraint needs more than {self._max_states:,} places; "
+                "make its counted repeats smaller or raise limits.states"
+            )
+        return first
+
+    def _add(self, node: Node, source: int) -> int:
+        """Put `node` after state `source`; return the state where it ends."""
+        match node:
+            case Literal(data):
+                return self._add_literal(data, source)
+            case CharSet(ranges):
+                return self._add_graph(byte_graph(ranges), source)
+            case Concat(items):
+                for i, item in enumerate(items):
+                    self._path.append(i)
+                    source = self._add(item, source)
+                    self._path.pop()
+                return source
+            case Alternation(items):
+                return self._add_alternation(items, source)
+            case Repeat():
+                return self._add_repeat(node, source)
+            case Series():
+                return self._add_series(node, source)
+            case Automaton():
+                return self._add_automaton(node, source)
+            case Intersection() | Difference():
+                from graftlm.core.grammar.automata.product import product
+
+                return self._add(product(node), source)
+            case Rule(name):
+                raise GrammarError(f"rule {name!r} is context-free; an automaton holds regular constraints only")
+            case Empty():
+                return source
+
+    def _add_literal(self, data: bytes, source: int) -> int:
+        first = self._new(len(data))
+        self._sources.append(source)
+        self._sources.extend(range(first, first + len(data) - 1))
+        self._lows.extend(data)
+        self._highs.extend(data)
+        self._targets.extend(range(first, first + len(data)))
+        return first + len(data) - 1
+
+    def _add_graph(self, graph: ByteGraph, source: int) -> int:
+        """Copy a graph: its node 0 becomes `source`."""
+        offset = self._new(graph.num_nodes - 1) - 1
+        self._sources.extend([n + offset if n else source for n in graph.sources])
+        self._lows.extend(graph.lows)
+        self._highs.extend(graph.highs)
+        self._targets.extend([n + offset for n in graph.targets])
+        return offset + 1
+
+    def _add_series(self, node: Series, source: int) -> int:
+        """Two tracks, so that each item is built once: nothing written yet (`source`), and something (`written`)."""
+        written = None
+        for i, (item, endless) in enumerate(node.items):
+            self._path.append(i)
+            start = self._new()
+            self._epsilons.append((source, start))
+            if written is not None:
+                self._epsilons.append((self._add(node.separator, written), start))
+            end = self._add(item, start)
+            if endless:
+                self._epsilons.append((self._add(node.separator, end), start))
+            after = self._new()
+            self._epsilons.append((end, after))
+            if written is not None:
+                self._epsilons.append((written, after))
+            written = after
+            self._path.pop()
+        end = self._new()
+        if written is not None:
+            self._epsilons.append((written, end))
+        if not node.nonempty:
+            self._epsilons.append((source, end))
+        return end
+
+    def _add_automaton(self, node: Automaton, source: int) -> int:
+        first, end = self._new(len(node.rows)), self._new()
+        self._epsilons.append((source, first))
+        self._epsilons.extend([(first + state, end) for state in node.accepting])
+        for state, row in enumerate(node.rows, first):
+            for low, high, target in row:
+                self._sources.append(state)
+                self._lows.append(low)
+                self._highs.append(high)
+                self._targets.append(first + target)
+        return end
+
+    def _add_alternation(self, items: tuple[Node, ...], source: int) -> int:
+        end = self._new()
+        words = [item.data for item in items if isinstance(item, Literal)]
+        if len(words) > 2:
+            self._add_words(sorted(set(words)), source, end)
+            items = tuple(item for item in items if not isinstance(item, Literal))
+        for i, item in enumerate(items):
+            self._path.append(i)
+            start = self._new()
+            self._epsilons.append((source, start))
+            self._epsilons.append((self._add(item, start), end))
+            self._path.pop()
+        return end
+
+    def _add_words(self, words: list[bytes], source: int, end: int) -> None:
+        """Many literals share what they begin with, so that a long list costs no wide sets of states."""
+        start = self._new()
+        self._epsilons.append((source, start))
+        path, previous = [start], b""
+        for word in words:
+            shared = 0
+            while shared < min(len(word), len(previous)) and word[shared] == previous[shared]:
+                shared += 1
+            del path[shared + 1 :]
+            for byte in word[shared:]:
+                state = self._new()
+                self._sources.append(path[-1])
+                self._lows.append(byte)
+                self._highs.append(byte)
+                self._targets.append(state)
+                path.append(state)
+            self._epsilons.append((path[-1], end))
+            previous = word
+
+    def _add_repeat(self, node: Repeat, source: int) -> int:
+        if self._is_counted(node):
+            return self._add_loop(node, source)
+        self._path.append(0)
+        state = source
+        for _ in range(node.min):
+            state = self._add(node.item, state)
+        end = self._new()
+        if node.max is None:
+            hub = self._new()
+            self._epsilons.append((state, hub))
+            self._epsilons.append((self._add(node.item, hub), hub))
+            self._epsilons.append((hub, end))
+        else:
+            for _ in range(node.max - node.min):
+                self._epsilons.append((state, end))
+                state = self._add(node.item, state)
+            self._epsilons.append((state, end))
+        self._path.pop()
+        return end
+
+    def _add_loop(self, node: Repeat, source: int) -> int:
+        number = len(self._loops)
+        enter, tick, leave = self._new(3), self._num_states - 2, self._num_states - 1
+        self._epsilons.append((source, enter))
+        outer, self._loop = self._loop, number
+        first = body = self._new()
+        self._loops.append(
+            Loop(
+                path=tuple(self._path),
+                minimum=node.min,
+                maximum=-1 if node.max is None else node.max,
+                cost=self._size(node.item) * (node.max or node.min),
+                register=self._depth,
+                parent=outer,
+                body=body,
+                exit=leave,
+            )
+        )
+        self._depth += 1
+        self._path.append(0)
+        self._epsilons.append((self._add(node.item, body), tick))
+        self._path.pop()
+        self._depth -= 1
+        self._regions.append((first, self._num_states, number))
+        self._loop = outer
+        self._marks[enter], self._marks[tick] = number + 1, -(number + 1)
+        return leave
+
+    def _is_counted(self, node: Repeat) -> bool:
+        count = node.min if node.max is None else node.max
+        return (
+            self._counters
+            and count > UNROLL_COUNT
+            and self._depth < MAX_REGISTERS
+            and count * self._size(node.item) > UNROLL_EDGES
+            and not nullable(node.item)
+            and tuple(self._path) not in self._unrolled
+        )
+
+    def _size(self, node: Node) -> int:
+        """Byte edges that `node` costs, about."""
+        key = id(node)
+        if key not in self._sizes:
+            match node:
+                case Literal(data):
+                    size = len(data)
+                case CharSet(ranges):
+                    size = len(byte_graph(ranges).sources)
+                case Concat(items) | Alternation(items):
+                    size = sum(map(self._size, items))
+                case Repeat(item, minimum, maximum):
+                    size = self._size(item) * (minimum + 1 if maximum is None else maximum)
+                case Series(members, separator):
+                    size = sum(self._size(member) + self._size(separator) for member, _ in members)
+                case Automaton(rows):
+                    size = sum(map(len, rows))
+                case _:
+                    size = 0
+            self._sizes[key] = size
+        return self._sizes[key]
+
+    def _finish(self, start: int, final: int) -> Nfa:
+        n = self._num_states
+        sources = np.array(self._sources, np.int32)
+        lows, highs = np.array(self._lows, np.int64), np.array(self._highs, np.int64)
+        cuts = np.zeros(257, bool)
+        cuts[lows] = cuts[highs + 1] = True
+        cuts[0] = False
+        classes = np.cumsum(cuts[:256]).astype(np.uint8)
+        order = np.argsort(sources, kind="stable")
+        edges = np.stack([classes[lows], classes[highs], np.array(self._targets, np.int64)], axis=1)[order]
+        pairs = np.array(self._epsilons, np.int32).reshape(-1, 2)
+        pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+        mark, region, relevant = np.zeros(n, np.int32), np.full(n, -1, np.int32), np.zeros(n, np.int32)
+        for state, value in self._marks.items():
+            mark[state] = value
+        for first, last, number in reversed(self._regions):
+            region[first:last] = number
+            relevant[first:last] |= 3 << (2 * self._loops[number].register)
+        return Nfa(
+            num_states=n,
+            start=start,
+            final=final,
+            classes=classes,
+            num_classes=int(classes[-1]) + 1,
+            edge_ptr=_row_pointers(sources, n),
+            edges=np.ascontiguousarray(edges, np.int32).reshape(-1, 3),
+            epsilon_ptr=_row_pointers(pairs[:, 0], n),
+            epsilons=np.ascontiguousarray(pairs[:, 1]),
+            mark=mark,
+            region=region,
+            relevant=relevant,
+            loops=tuple(self._loops),
+        )
+
+
+def _row_pointers(rows: Int32Array, num_rows: int) -> Int32Array:
+    pointers = np.zeros(num_rows + 1, np.int32)
+    np.cumsum(np.bincount(rows, minlength=num_rows), out=pointers[1:])
+    return pointers

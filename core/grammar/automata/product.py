@@ -1,0 +1,155 @@
+"""Intersections and differences of regular languages, as automata."""
+
+from __future__ import annotations
+
+from functools import lru_cache, reduce
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Automaton, Difference, Intersection, Node
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Int64Array: TypeAlias = "npt.NDArray[np.int64]"
+
+MAX_STATES = 20_000
+# A byte that UTF-8 never uses: added as a text of its own, it keeps the automaton of an empty language buildable.
+_NEVER = 0xFF
+
+
+@lru_cache(maxsize=512)
+def product(node: Intersection | Difference) -> Automaton:
+    """The automaton of `node`, without dead ends. Raises GrammarError over MAX_STATES states."""
+    if isinstance(node, Difference):
+        return _combine(_table(node.item), _table(node.minus), keep_if_second=False)
+    return reduce(
+        lambda left, right: _combine(left, _table(right), keep_if_second=True),
+        node.items[1:],
+        _as_automaton(_table(node.items[0])),
+    )
+
+
+def is_empty(node: Node) -> bool:
+    """Whether no text matches `node`."""
+    if isinstance(node, Automaton):
+        return not node.accepting
+    if isinstance(node, (Intersection, Difference)):
+        return not product(node).accepting
+    return not product(Intersection((node, ast.star(ast.ANY_CHAR)))).accepting
+
+
+def matches(node: Node, text: str) -> bool:
+    """Whether `node` matches the whole of `text`."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        return False
+    automaton = node if isinstance(node, Automaton) else _matcher(node)
+    state = 0
+    for byte in data:
+        target = next((to for low, high, to in automaton.rows[state] if low <= byte <= high), None)
+        if target is None:
+            return False
+        state = target
+    return state in automaton.accepting
+
+
+@lru_cache(maxsize=512)
+def _matcher(node: Node) -> Automaton:
+    return _as_automaton(_table(node))
+
+
+class _Table:
+    """targets int64 [num_states, 256]: the next state; state 0 is dead, 1 starts. accepting bool [num_states]."""
+
+    def __init__(self, targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> None:
+        self.targets = targets
+        self.accepting = accepting
+
+
+@lru_cache(maxsize=128)
+def _table(node: Node) -> _Table:
+    from graftlm.core.grammar.automata.dfa import Dfa
+    from graftlm.core.grammar.spec import Limits
+
+    if isinstance(node, Automaton):
+        return _expand(node)
+    if isinstance(node, (Intersection, Difference)):
+        return _expand(product(node))
+    dfa = Dfa.compile(ast.alternation(ast.Literal(bytes([_NEVER])), node), Limits(states=MAX_STATES), counters=False)
+    targets = dfa.table[:, dfa.classes].astype(np.int64)
+    targets[:, _NEVER] = 0
+    return _Table(targets, dfa.accepting)
+
+
+def _expand(node: Automaton) -> _Table:
+    targets = np.zeros((len(node.rows) + 1, 256), np.int64)
+    accepting = np.zeros(len(node.rows) + 1, bool)
+    for state, row in enumerate(node.rows, 1):
+        for low, high, target in row:
+            targets[state, low : high + 1] = target + 1
+    accepting[[state + 1 for state in node.accepting]] = True
+    return _Table(targets, accepting)
+
+
+def _as_automaton(table: _Table) -> Automaton:
+    return _trim(table.targets, table.accepting)
+
+
+def _combine(first: _Table | Automaton, second: _Table, *, keep_if_second: bool) -> Automaton:
+    """Walk both at once; without `keep_if_second` accept what `second` does not."""
+    a = _expand(first) if isinstance(first, Automaton) else first
+    width = len(second.targets)
+    numbers: dict[int, int] = {width + 1: 1}  # both at their start
+    rows: list[Int64Array] = [np.zeros(256, np.int64)]
+    frontier = np.array([width + 1], np.int64)
+    while len(frontier):
+        left, right = a.targets[frontier // width], second.targets[frontier % width]
+        alive = (left != 0) & (right != 0) if keep_if_second else left != 0
+        codes = np.where(alive, left * width + right, 0)
+        new = [int(code) for code in np.unique(codes) if code and int(code) not in numbers]
+        for code in new:
+            numbers[code] = len(numbers) + 1
+        if len(numbers) > MAX_STATES:
+            raise GrammarError(
+                f"combining two patterns or lengths needs more than {MAX_STATES:,} states; use one of them alone"
+            )
+        known = np.array(sorted(numbers), np.int64)
+        order = np.array([numbers[int(code)] for code in known], np.int64)
+        rows += list(np.where(codes > 0, order[np.searchsorted(known, codes).clip(max=len(known) - 1)], 0))
+        frontier = np.array(new, np.int64)
+    pairs = np.array([0, *numbers], np.int64)
+    in_second = second.accepting[pairs % width]
+    accepting = a.accepting[pairs // width] & (in_second if keep_if_second else ~in_second)
+    accepting[0] = False
+    return _trim(np.stack(rows), accepting)
+
+
+def _trim(targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> Automaton:
+    """Number the states anew without those that cannot reach an accepting one; the start stays."""
+    live = accepting.copy()
+    while True:
+        more = live | live[targets].any(axis=1)
+        more[0] = False
+        if (more == live).all():
+            break
+        live = more
+    live[1] = True
+    numbers = np.cumsum(live) - 1
+    rows = []
+    for state in np.flatnonzero(live):
+        row = np.where(live[targets[state]] & (targets[state] != 0), numbers[targets[state]], -1)
+        cuts = np.flatnonzero(np.diff(row)) + 1
+        starts, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [256]])
+        rows.append(
+            tuple(
+                (int(low), int(high) - 1, int(row[low]))
+                for low, high in zip(starts, ends, strict=True)
+                if row[low] >= 0
+            )
+        )
+    return Automaton(tuple(rows), frozenset(int(n) for n in numbers[np.flatnonzero(accepting & live)]))

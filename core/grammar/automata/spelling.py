@@ -1,0 +1,105 @@
+"""Vocabularies that lack tokens for single bytes: which states of an automaton they can still bring to an end.
+
+With a token for every byte, any text can be written, and a state of the automaton is never a dead end. Without, a mask
+must not allow a token after which no other fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata.dfa import START, Dfa
+from graftlm.core.grammar.automata.jit import jit
+from graftlm.core.grammar.masks.trie import Int32Array
+from graftlm.core.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_FAR = np.iinfo(np.int32).max
+
+
+def is_complete(dfa: Dfa, vocabulary: Vocabulary) -> bool:
+    """Whether every byte that occurs in the language is a token."""
+    used = (dfa.table != 0).any(axis=0)[dfa.classes]
+    return not (used & ~vocabulary.single_bytes).any()
+
+
+@dataclass(frozen=True, eq=False)
+class Spelling:
+    """How each state of an automaton without counters is brought to an end, in tokens.
+
+    num_tokens  int32 [num_states]: fewest tokens to an accepting state; 2**31 - 1 where there is no way
+    next_token  int32 [num_states]: the first of them
+    """
+
+    num_tokens: Int32Array
+    next_token: Int32Array
+
+    @classmethod
+    def of(cls, dfa: Dfa, vocabulary: Vocabulary) -> Spelling:
+        """Raises GrammarError when no tokens spell any text of the language."""
+        num_tokens = np.where(dfa.accepting, 0, _FAR).astype(np.int32)
+        next_token = np.full(dfa.num_states, -1, np.int32)
+        trie = vocabulary.trie
+        states = np.empty(trie.max_depth + 1, np.int32)
+        while _relax_tokens(trie.nodes, dfa.table, dfa.classes, states, num_tokens, next_token):
+            pass
+        if num_tokens[START] == _FAR:
+            raise GrammarError(
+                f"no tokens of the vocabulary ({vocabulary.vocab_size:,} tokens) spell a text that the constraint "
+                "allows; use a tokenizer with byte fallback or a constraint within its alphabet"
+            )
+        return cls(num_tokens, next_token)
+
+    @cached_property
+    def reachable(self) -> npt.NDArray[np.bool_]:
+        """bool [num_states]: the state can be brought to an end."""
+        ends: npt.NDArray[np.bool_] = self.num_tokens != _FAR
+        return ends
+
+    def ending(self, dfa: Dfa, vocabulary: Vocabulary, state: int) -> list[int]:
+        """The fewest tokens from `state` to an accepting one."""
+        ids: list[int] = []
+        while self.num_tokens[state] > 0:
+            ids.append(int(self.next_token[state]))
+            after = dfa.walk((state,), vocabulary.tokens[ids[-1]])
+            assert after is not None
+            state = after[0]
+        return ids
+
+
+@jit
+def _relax_tokens(
+    nodes: Int32Array,
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    states: Int32Array,
+    num_tokens: Int32Array,
+    next_token: Int32Array,
+) -> bool:
+    """Improve every state once by its tokens, the last state first. -> whether anything changed"""
+    far = 2147483647
+    changed = False
+    for state in range(len(table) - 1, 0, -1):
+        states[0] = state
+        node = 0
+        while node < len(nodes):
+            depth = nodes[node, 1]
+            target = table[states[depth - 1], classes[nodes[node, 0]]]
+            if target == 0:
+                node = nodes[node, 2]
+                continue
+            states[depth] = target
+            token = nodes[node, 3]
+            if token >= 0 and num_tokens[target] != far and num_tokens[target] + 1 < num_tokens[state]:
+                num_tokens[state] = num_tokens[target] + 1
+                next_token[state] = token
+                changed = True
+            node += 1
+    return changed

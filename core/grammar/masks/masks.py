@@ -1,0 +1,117 @@
+"""Token masks of one automaton over one vocabulary: computed when first needed, then remembered."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from graftlm.core.grammar.automata.dfa import Dfa, Place
+from graftlm.core.grammar.automata.spelling import Spelling
+from graftlm.core.grammar.masks.slices import SelfLoop, self_loop
+from graftlm.core.grammar.masks.trie import Int32Array
+from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level
+from graftlm.core.grammar.vocabulary import Vocabulary
+
+_WIDE_STATE = 32  # bytes that a state must allow before it is worth looking for a self-loop
+_MAX_PLACES = 1 << 16
+
+
+class Masks:
+    """A mask row per place, equal rows kept once, at most `max_bytes` of them (the oldest go first)."""
+
+    def __init__(
+        self, dfa: Dfa, vocabulary: Vocabulary, max_bytes: int = 64 << 20, spelling: Spelling | None = None
+    ) -> None:
+        self._dfa = dfa
+        self._spelling = spelling
+        self._vocabulary = vocabulary
+        self._max_rows = max(1, max_bytes // max(1, 4 * vocabulary.num_words))
+        self._digests: dict[Place, int] = {}
+        self._rows: dict[int, Int32Array] = {}
+        self._loops: dict[int, SelfLoop | None] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * self._vocabulary.num_words * len(self._rows)
+
+    def row(self, place: Place) -> Int32Array:
+        """The mask row at `place`: int32 [num_words], not to be written to."""
+        row = self._known(place)
+        if row is not None:
+            return row
+        key = self.representative(place)
+        row = self._known(key)
+        if row is None:
+            row = self._compute(key)
+        digest = self._digests.get(key)
+        if digest is not None:
+            self._remember(place, digest)
+        return row
+
+    def _known(self, place: Place) -> Int32Array | None:
+        digest = self._digests.get(place)
+        return None if digest is None else self._rows.get(digest)
+
+    def _compute(self, place: Place) -> Int32Array:
+        dfa, vocabulary = self._dfa, self._vocabulary
+        state = place[0]
+        trie, row, digest = vocabulary.trie, None, 0
+        loop = self._self_loop(state)
+        if loop is not None and self._spelling is None:
+            inside = vocabulary.slices.get(loop.chars)
+            if inside is not None:
+                room = None if loop.register is None or loop.maximum < 0 else loop.maximum - place[1 + loop.register]
+                trie, row = inside.others, inside.row(room).copy()
+                digest = hash((loop.chars, room))
+        if row is None:
+            row = np.zeros(vocabulary.num_words, np.int32)
+        if self._spelling is None:
+            digest ^= allow_tokens(trie, dfa, place, row)
+        else:
+            digest = allow_tokens_by_level(vocabulary.trie, dfa, place, row, self._spelling.reachable)
+        if dfa.accepting[state]:
+            for token_id in vocabulary.eos_token_ids:
+                row.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+            digest = ~digest
+        return self._keep(place, digest, row)
+
+    def _keep(self, place: Place, digest: int, row: Int32Array) -> Int32Array:
+        with self._lock:
+            known = self._rows.get(digest)  # 64 bits over the tokens: rows with one digest are taken for equal
+            if known is None:
+                row.flags.writeable = False
+                while len(self._rows) >= self._max_rows:
+                    del self._rows[next(iter(self._rows))]
+                known = self._rows[digest] = row
+        self._remember(place, digest)
+        return known
+
+    def _remember(self, place: Place, digest: int) -> None:
+        if len(self._digests) >= _MAX_PLACES:
+            self._digests.clear()
+        self._digests[place] = digest
+
+    def _self_loop(self, state: int) -> SelfLoop | None:
+        if self._dfa.degree[state] < _WIDE_STATE:
+            return None
+        if state not in self._loops:
+            self._loops[state] = self_loop(self._dfa, state)
+        return self._loops[state]
+
+    def representative(self, place: Place) -> Place:
+        """A place with the same mask: counts that no token can bring to a bound need not be told apart."""
+        if not self._dfa.loops:
+            return place
+        reach = self._vocabulary.trie.max_depth
+        counts = []
+        for count, owner in zip(place[1:], self._dfa.owner_rows[place[0]], strict=True):
+            if owner >= 0:
+                loop = self._dfa.loops[owner]
+                if count + reach < loop.minimum:
+                    count = 0
+                elif count >= loop.minimum and (loop.maximum < 0 or count + reach < loop.maximum):
+                    count = loop.minimum
+            counts.append(count)
+        return (place[0], *counts)

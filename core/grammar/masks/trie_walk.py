@@ -1,0 +1,188 @@
+"""The walk of the token trie through an automaton: which tokens fit from one place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.core.grammar.automata import jit
+from graftlm.core.grammar.automata.dfa import Dfa, Place
+from graftlm.core.grammar.masks.trie import Int32Array, Trie
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_NO_ROW = np.zeros(0, np.int32)
+_NO_COUNTS = np.zeros(0, np.int32)
+
+
+def allow_tokens(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
+    """Set the bits of all tokens in `trie` that the automaton can read from `place`; others stay as they are.
+
+    row  int32 [num_words] -> a 64-bit hash of the tokens found, 0 for none
+    """
+    if not jit.COMPILED:
+        return allow_tokens_by_level(trie, dfa, place, row)
+    counts = np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
+    found = _walk_all(
+        trie.nodes, trie.roots, trie.max_depth, dfa.table, dfa.classes, dfa.actions, place[0], counts, row
+    )
+    if len(trie.twins):
+        _copy_twins(trie.twins, row)
+    return int(found)
+
+
+def continues(trie: Trie, node: int, dfa: Dfa, place: Place) -> bool:
+    """Whether a token below `node` goes on in a way that the automaton can read from `place`."""
+    depth, end = int(trie.nodes[node, 1]), int(trie.nodes[node, 2])
+    states, counts = np.empty(trie.max_depth + 1, np.int32), np.empty((trie.max_depth + 1, len(place) - 1), np.int32)
+    states[0], counts[0] = place[0], place[1:]
+    found = _walk(trie.nodes, node + 1, end, depth, dfa.table, dfa.classes, dfa.actions, states, counts, _NO_ROW, True)
+    return bool(found)
+
+
+@jit.jit
+def _walk_all(
+    nodes: Int32Array,
+    roots: Int32Array,
+    max_depth: int,
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    actions: Int32Array,
+    state: int,
+    counts: Int32Array,
+    row: Int32Array,
+) -> int:
+    """Walk the subtrees of the first bytes that `state` allows. -> a hash of the tokens found"""
+    states = np.empty(max_depth + 1, np.int32)
+    stack = np.empty((max_depth + 1, len(counts)), np.int32)
+    states[0] = state
+    for r in range(len(counts)):
+        stack[0, r] = counts[r]
+    found = 0
+    for byte in range(256):
+        root = roots[byte]
+        if root >= 0 and table[state, classes[byte]] != 0:
+            found ^= _walk(nodes, root, nodes[root, 2], 0, table, classes, actions, states, stack, row, False)
+    return found
+
+
+@jit.jit
+def _walk(
+    nodes: Int32Array,
+    first: int,
+    last: int,
+    above: int,
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    actions: Int32Array,
+    states: Int32Array,
+    counts: Int32Array,
+    row: Int32Array,
+    only_one: bool,
+) -> int:
+    """Walk nodes `first` to `last`, below a node of depth `above`, from the place in `states[0]` and `counts[0]`.
+
+    -> a hash of the tokens found, 0 for none; with `only_one`, 1 as soon as there is one
+    """
+    num_registers = counts.shape[1]
+    found = 0
+    node = first
+    while node < last:
+        depth = nodes[node, 1] - above
+        target = table[states[depth - 1], classes[nodes[node, 0]]]
+        if target == 0:
+            node = nodes[node, 2]
+            continue
+        for r in range(num_registers):
+            counts[depth, r] = counts[depth - 1, r]
+        if target < 0:
+            action = -target
+            register, zone = actions[action, 0], 1
+            if register >= 0:
+                minimum, maximum = actions[action, 1], actions[action, 2]
+                value = counts[depth, register] + 1
+                if value < minimum:
+                    zone = 0
+                elif maximum < 0:
+                    value = minimum
+                elif value >= maximum:
+                    zone = 2
+                counts[depth, register] = value
+            target = actions[action, 3 + zone]
+            zero = actions[action, 6 + zone]
+            for r in range(num_registers):
+                if (zero >> r) & 1:
+                    counts[depth, r] = 0
+            if target == 0:
+                node = nodes[node, 2]
+                continue
+        states[depth] = target
+        token = nodes[node, 3]
+        if token >= 0:
+            if only_one:
+                return 1
+            row[token >> 5] |= np.int32(1) << np.int32(token & 31)
+            mixed = (token + 1) * 0x9E3779B97F4A7C1  # wraps: a hash that does not depend on the order
+            mixed = (mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9
+            found ^= mixed ^ (mixed >> 29)
+        node += 1
+    return found
+
+
+@jit.jit
+def _copy_twins(twins: Int32Array, row: Int32Array) -> None:
+    for i in range(len(twins)):
+        token, twin = twins[i, 0], twins[i, 1]
+        if (row[token >> 5] >> np.int32(token & 31)) & np.int32(1):
+            row[twin >> 5] |= np.int32(1) << np.int32(twin & 31)
+
+
+def allow_tokens_by_level(
+    trie: Trie, dfa: Dfa, place: Place, row: Int32Array, ends: npt.NDArray[np.bool_] | None = None
+) -> int:
+    """The same as `allow_tokens` with numpy alone, all nodes of one depth at a time.
+
+    ends  bool [num_states]: where tokens may lead; None is anywhere
+    """
+    allowed = np.zeros(32 * len(row), bool)
+    states = np.array([place[0]], np.int32)
+    counts = np.array([place[1:]], np.int32)
+    for byte, parent, token in trie.levels:
+        states, counts = _step(dfa, states[parent], counts[parent], byte)
+        alive = states != 0
+        if not alive.any():
+            break
+        hits = token[alive if ends is None else alive & ends[states]]
+        allowed[hits[hits >= 0]] = True
+    twins = trie.twins[allowed[trie.twins[:, 0]]]
+    allowed[twins[:, 1]] = True
+    row |= np.packbits(allowed, bitorder="little").view(np.int32)
+    return hash(row.tobytes())
+
+
+def _step(dfa: Dfa, states: Int32Array, counts: Int32Array, byte: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """One byte for many places at once: states [n], counts [n, num_registers], byte [n]."""
+    targets = dfa.table[states, dfa.classes[byte]]
+    acting = np.nonzero(targets < 0)[0]
+    if not len(acting):
+        return targets, counts
+    counts = counts.copy()
+    fields = dfa.actions[-targets[acting]]
+    register, minimum, maximum = fields[:, 0], fields[:, 1], fields[:, 2]
+    counting = register >= 0
+    column = np.maximum(register, 0)
+    value = counts[acting, column] + counting
+    endless = counting & (maximum < 0)
+    zone = np.ones(len(acting), np.int64)
+    zone[counting & (value < minimum)] = 0
+    zone[counting & ~endless & (value >= minimum) & (value >= maximum)] = 2
+    value = np.where(endless, np.minimum(value, minimum), value)
+    counts[acting, column] = value
+    rows = np.arange(len(acting))
+    zero = fields[rows, 6 + zone]
+    for r in range(counts.shape[1]):
+        counts[acting[(zero >> r) & 1 == 1], r] = 0
+    targets[acting] = fields[rows, 3 + zone]
+    return targets, counts

@@ -1,0 +1,1 @@
+"""Regular expressions, read into AST nodes."""

@@ -1,0 +1,376 @@
+r"""Regular expressions in the dialect of Python's `re`, as far as it is regular.
+
+    a . [a-z^] [^...] \d \D \w \W \s \S \n \t \x41 \u0041 \U00000041 \N{BULLET} \101 \.
+    (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...)
+    | * + ? {m} {m,} {,n} {m,n} and their lazy forms
+    ^ $ \A \Z at the ends
+
+Which text matches does not depend on greediness, so lazy and greedy repeats are the same. Lookarounds,
+backreferences, word boundaries, conditionals, atomic groups and possessive repeats are refused, with their position.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.ast import (
+    ANY_CHAR,
+    NOTHING,
+    Node,
+    Range,
+    alternation,
+    char_set,
+    complement,
+    concat,
+    literal,
+    normalise,
+    repeat,
+)
+from graftlm.core.grammar.automata.charsets import PORTABLE_BREAKS, category, ignore_case, portable_category
+from graftlm.core.grammar.regex.anchors import anchored, end_anchor, found_anywhere, is_anchor, start_anchor
+
+_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
+_LOOKAROUNDS = {"=": "lookahead", "!": "negative lookahead", "<=": "lookbehind", "<!": "negative lookbehind"}
+_MAX_COUNT = 1 << 24
+
+
+def parse(pattern: str, *, search: bool = False, portable: bool = False, max_depth: int = 64) -> Node:
+    r"""The texts that `pattern` matches as a whole or, with `search`, that contain a match of it.
+
+    portable  only texts that match in Python, ECMA-262 and Rust alike: they differ in how much of Unicode \d, \w, \s
+              and the dot take.
+
+    Raises GrammarError with the position of what cannot be parsed or kept.
+    """
+    parser = _Parser(pattern, max_depth, portable)
+    node = parser.parse()
+    return found_anywhere(node) if search else anchored(node)
+
+
+@dataclass(frozen=True)
+class _Flags:
+    ignore_case: bool = False
+    dot_all: bool = False
+    multiline: bool = False
+    verbose: bool = False
+    ascii_only: bool = False
+
+
+_FLAG_NAMES = {"i": "ignore_case", "s": "dot_all", "m": "multiline", "x": "verbose", "a": "ascii_only"}
+
+
+class _Parser:
+    def __init__(self, pattern: str, max_depth: int, portable: bool) -> None:
+        self._text = pattern
+        self._portable = portable
+        self._negated = False  # inside [^...]
+        self._at = 0
+        self._flags = _Flags()
+        self._depth = 0
+        self._max_depth = max_depth
+        self._names: set[str] = set()
+
+    def parse(self) -> Node:
+        if self._text.startswith("(?"):
+            self._global_flags()
+        node = self._alternatives()
+        if self._at < len(self._text):
+            self._fail("')' closes no group; escape it as \\)")
+        return node
+
+    # -- structure ---------------------------------------------------------------------------------------------
+
+    def _alternatives(self) -> Node:
+        self._depth += 1
+        if self._depth > self._max_depth:
+            self._fail(f"groups nest deeper than {self._max_depth}; flatten the pattern or raise limits.depth")
+        branches = [self._sequence()]
+        while self._take("|"):
+            branches.append(self._sequence())
+        self._depth -= 1
+        return alternation(*branches)
+
+    def _sequence(self) -> Node:
+        items: list[Node] = []
+        while True:
+            self._skip_blanks()
+            if self._at >= len(self._text) or self._text[self._at] in "|)":
+                return concat(*items)
+            start = self._at
+            items.append(self._repeats(self._atom(), start))
+
+    def _repeats(self, item: Node, start: int) -> Node:
+        self._skip_blanks()
+        bounds = self._quantifier()
+        if bounds is None:
+            return item
+        if is_anchor(item):
+            self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
+        if self._take("+"):
+            self._fail(
+                "possessive repeats change what matches in ways no automaton follows; use the plain repeat", start
+            )
+        self._take("?")  # a lazy repeat matches the same texts
+        self._skip_blanks()
+        again = self._at
+        if self._quantifier() is not None:
+            self._fail("multiple repeat; put the first one in a group (?:...)", again)
+        return repeat(item, *bounds)
+
+    def _quantifier(self) -> tuple[int, int | None] | None:
+        """Read `*`, `+`, `?` or `{m,n}`; braces that hold no counts are characters."""
+        here = self._at
+        if self._take("*"):
+            return 0, None
+        if self._take("+"):
+            return 1, None
+        if self._take("?"):
+            return 0, 1
+        if not self._take("{"):
+            return None
+        low = self._digits()
+        comma = self._take(",")
+        high = self._digits() if comma else low
+        if not self._take("}") or not (low or comma):
+            self._at = here
+            return None
+        minimum, maximum = int(low or 0), int(high) if high else None
+        if max(minimum, maximum or 0) > _MAX_COUNT:
+            self._fail(f"a repeat count is above {_MAX_COUNT:,}; leave the upper bound open", here)
+        if maximum is not None and maximum < minimum:
+            self._fail(f"the repeat {{{minimum},{maximum}}} has its minimum above its maximum; swap them", here)
+        return minimum, maximum
+
+    def _atom(self) -> Node:
+        start = self._at
+        c = self._text[start]
+        self._at += 1
+        if c == "(":
+            return self._group(start)
+        if c == "[":
+            return self._class(start)
+        if c == "\\":
+            return self._escape(start)
+        if c == ".":
+            breaks = PORTABLE_BREAKS if self._portable else ((10, 10),)
+            return ANY_CHAR if self._flags.dot_all else char_set(complement(breaks))
+        if c in "^$":
+            if self._flags.multiline:
+                self._fail(f"{c} with the flag m means any line; leave the flag out", start)
+            return start_anchor(start) if c == "^" else end_anchor(start)
+        if c in "*+?" or c == "{" and self._counts_at(start):
+            self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
+        return self._character(ord(c))
+
+    def _counts_at(self, start: int) -> bool:
+        self._at = start
+        found = self._quantifier() is not None
+        self._at = start + 1
+        return found
+
+    def _character(self, code_point: int) -> Node:
+        if self._flags.ignore_case:
+            return char_set(ignore_case(((code_point, code_point),), self._flags.ascii_only))
+        if 0xD800 <= code_point <= 0xDFFF:
+            return NOTHING  # no UTF-8 text has a surrogate
+        return literal(chr(code_point))
+
+    # -- groups ------------------------------------------------------------------------------------------------
+
+    def _group(self, start: int) -> Node:
+        outer = self._flags
+        if self._take("?"):
+            self._extension(start)
+        node = self._alternatives()
+        if not self._take(")"):
+            self._fail("the group is not closed; add ) or escape the ( as \\(", start)
+        self._flags = outer
+        return node
+
+    def _extension(self, start: int) -> None:
+        """Read what stands between `(?` and the body of a group."""
+        for sign, name in (*_LOOKAROUNDS.items(), (">", "atomic group"), ("(", "conditional"), ("P=", "backreference")):
+            if self._text.startswith(sign, self._at):
+                self._fail(f"{name} (?{sign}...) is not regular; write the alternatives out", start)
+        if self._take("P<") or self._take("<"):
+            self._name(start)
+        elif not self._take(":"):
+            self._flags = self._read_flags(start)
+            if not self._take(":"):
+                self._fail("flags for the whole pattern stand at its beginning; use (?flags:...) here", start)
+
+    def _name(self, start: int) -> None:
+        end = self._text.find(">", self._at)
+        name = self._text[self._at : end] if end >= 0 else ""
+        if not name.isidentifier():
+            self._fail(f"the group name {name!r} is not an identifier; write (?P<name>...)", start)
+        if name in self._names:
+            self._fail(f"the group name {name!r} is used twice; names must differ", start)
+        self._names.add(name)
+        self._at = end + 1
+
+    def _global_flags(self) -> None:
+        """Read `(?flags)` at the beginning of the pattern, if that is what stands there."""
+        end = self._at + 2
+        while self._text[end : end + 1].isalpha():
+            end += 1
+        if end > 2 and self._text[end : end + 1] == ")":
+            self._at = 2
+            self._flags = self._read_flags(0)
+            self._at += 1
+
+    def _read_flags(self, start: int) -> _Flags:
+        flags, value = self._flags, True
+        while self._text[self._at : self._at + 1] not in (":", ")", ""):
+            c = self._text[self._at]
+            self._at += 1
+            if c == "-":
+                value = False
+            elif c in _FLAG_NAMES:
+                flags = replace(flags, **{_FLAG_NAMES[c]: value})
+            elif c == "u":
+                flags = replace(flags, ascii_only=False)
+            else:
+                self._fail(f"(?{c} begins no group that is known; flags are {', '.join(_FLAG_NAMES)} and u", start)
+        return flags
+
+    # -- escapes and classes -----------------------------------------------------------------------------------
+
+    def _escape(self, start: int) -> Node:
+        c = self._text[self._at] if self._at < len(self._text) else ""
+        if c in ("A", "Z", "z") and c:
+            if self._portable:
+                self._fail(f"\\{c} means different things in different dialects; use ^ and $", start)
+            self._at += 1
+            return start_anchor(start) if c == "A" else end_anchor(start)
+        if c in ("b", "B") and c:
+            self._fail(f"\\{c} (word boundary) depends on both sides; write the characters around it out", start)
+        if c.isdigit() and c != "0" and not self._is_octal(self._at):
+            self._fail(f"backreference \\{c} is not regular; write the alternatives out", start)
+        ranges = self._escaped(start, in_class=False)
+        if isinstance(ranges, int):
+            return self._character(ranges)
+        return char_set(ranges)
+
+    def _escaped(self, start: int, in_class: bool) -> int | tuple[Range, ...]:
+        """What follows a backslash: a code point, or the ranges of a category."""
+        if self._at >= len(self._text):
+            self._fail("the pattern ends in a backslash; escape it as \\\\", start)
+        c = self._text[self._at]
+        self._at += 1
+        if c in "dDwWsS" and self._portable:
+            return portable_category(c, wide=self._negated)
+        if c in "dDwWsS":
+            return category(c, self._flags.ascii_only)
+        if c in _HEX_ESCAPES:
+            digits = self._text[self._at : self._at + _HEX_ESCAPES[c]]
+            if len(digits) < _HEX_ESCAPES[c] or not all(d in "0123456789abcdefABCDEF" for d in digits):
+                self._fail(f"\\{c} needs {_HEX_ESCAPES[c]} hexadecimal digits", start)
+            self._at += len(digits)
+            if int(digits, 16) > 0x10FFFF:
+                self._fail(f"\\{c}{digits} is beyond the last code point, 10FFFF", start)
+            return int(digits, 16)
+        if c == "N":
+            end = self._text.find("}", self._at)
+            name = self._text[self._at + 1 : end] if self._text[self._at : self._at + 1] == "{" and end > 0 else ""
+            try:
+                found = ord(unicodedata.lookup(name))
+            except KeyError:
+                self._fail(f"there is no character named {name!r}; write \\N{{NAME}} or the character", start)
+            self._at = end + 1
+            return found
+        if c == "0" or c.isdigit() and self._is_octal(self._at - 1):
+            return self._octal(self._at - 1)
+        if c in _ESCAPES and (c != "b" or in_class):
+            return ord(_ESCAPES[c])
+        if c in "pP":
+            self._fail(f"\\{c} (Unicode property) is unknown to Python's re; write a class such as [^\\W\\d_]", start)
+        if c.isascii() and c.isalnum():
+            self._fail(f"\\{c} is no known escape; write {c} alone to match the letter", start)
+        return ord(c)
+
+    def _is_octal(self, at: int) -> bool:
+        digits = self._text[at : at + 3]
+        return len(digits) == 3 and digits[0] in "0123" and all(d in "01234567" for d in digits)
+
+    def _octal(self, at: int) -> int:
+        end = at
+        while end < min(at + 3, len(self._text)) and self._text[end] in "01234567":
+            end += 1
+        self._at = end
+        return int(self._text[at:end], 8)
+
+    def _class(self, start: int) -> Node:
+        negated = self._negated = self._take("^")
+        ranges: list[Range] = []
+        first = True
+        while True:
+            if self._at >= len(self._text):
+                self._fail("the class is not closed; add ] or escape the [ as \\[", start)
+            if self._text[self._at] == "]" and not first:
+                self._at += 1
+                self._negated = False
+                break
+            first = False
+            at = self._at
+            low = self._class_member()
+            if self._text.startswith("-", self._at) and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+                self._at += 1
+                high = self._class_member()
+                if not (isinstance(low, int) and isinstance(high, int)):
+                    self._fail("a range needs a character on both sides; put the - last in the class", at)
+                if high < low:
+                    self._fail(f"the range {self._text[at : self._at]} runs backwards; swap its ends", at)
+                ranges.append((low, high))
+            elif isinstance(low, int):
+                ranges.append((low, low))
+            else:
+                ranges += low
+        if self._flags.ignore_case:
+            ranges = list(ignore_case(normalise(ranges), self._flags.ascii_only))
+        return char_set(complement(ranges) if negated else ranges)
+
+    def _class_member(self) -> int | tuple[Range, ...]:
+        at = self._at
+        self._at += 1
+        if self._text[at] == "\\":
+            return self._escaped(at, in_class=True)
+        return ord(self._text[at])
+
+    # -- text --------------------------------------------------------------------------------------------------
+
+    def _take(self, sign: str) -> bool:
+        if self._text.startswith(sign, self._at):
+            self._at += len(sign)
+            return True
+        return False
+
+    def _digits(self) -> str:
+        start = self._at
+        while self._at < len(self._text) and self._text[self._at] in "0123456789":
+            self._at += 1
+        return self._text[start : self._at]
+
+    def _skip_blanks(self) -> None:
+        """Skip comments (?#...) and, with the flag x, blanks and comments that end with the line."""
+        while self._at < len(self._text):
+            if self._text.startswith("(?#", self._at):
+                end = self._text.find(")", self._at)
+                if end < 0:
+                    self._fail("the comment is not closed; add )")
+                self._at = end + 1
+            elif self._flags.verbose and self._text[self._at] == "#":
+                end = self._text.find("\n", self._at)
+                self._at = len(self._text) if end < 0 else end
+            elif self._flags.verbose and self._text[self._at] in " \t\n\r\v\f":
+                self._at += 1
+            else:
+                return
+
+    def _fail(self, reason: str, position: int | None = None) -> NoReturn:
+        at = self._at if position is None else position
+        raise GrammarError(f"regex {self._text!r}, position {at}: {reason}", position=at)

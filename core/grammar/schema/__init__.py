@@ -1,0 +1,1 @@
+"""JSON schemas, read into shapes and lowered to AST nodes."""

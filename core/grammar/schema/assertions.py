@@ -1,0 +1,105 @@
+"""The keywords of one type as a shape, each checked for what a schema's author can get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.schema.formats import INTEGER_RANGES
+from graftlm.core.grammar.schema.shapes import Number, Text
+
+Schema = Mapping[str, Any]
+
+
+def number(schema: Schema, pointer: str, integer: bool) -> Number:
+    """The numeric keywords, and the ranges of OpenAPI's integer formats."""
+    minimum, after = _bound(schema, "minimum", "exclusiveMinimum", pointer)
+    maximum, before = _bound(schema, "maximum", "exclusiveMaximum", pointer)
+    shape = Number(integer, minimum, maximum, after, before)
+    if "multipleOf" in schema:
+        step = _decimal(schema, "multipleOf", pointer)
+        if step is None or step <= 0:
+            raise GrammarError(f"{pointer}/multipleOf: {step} is not above 0", pointer=f"{pointer}/multipleOf")
+        shape = replace(shape, multiple_of=(step,))
+    _check_order(shape.minimum, shape.maximum, "minimum", "maximum", pointer)
+    if integer and schema.get("format") in INTEGER_RANGES:
+        low, high = map(Decimal, INTEGER_RANGES[schema["format"]])
+        if shape.minimum is None or shape.minimum < low:
+            shape = replace(shape, minimum=low, exclusive_minimum=False)
+        if shape.maximum is None or shape.maximum > high:
+            shape = replace(shape, maximum=high, exclusive_maximum=False)
+    return shape
+
+
+def text(schema: Schema, pointer: str) -> Text:
+    """The length keywords; `pattern` and `format` are the reader's, which may have to weaken them."""
+    shortest, longest = count(schema, "minLength", pointer), count(schema, "maxLength", pointer)
+    _check_order(shortest, longest, "minLength", "maxLength", pointer)
+    return Text(min_length=shortest or 0, max_length=longest)
+
+
+def counts(schema: Schema, pointer: str, noun: str) -> tuple[int, int | None]:
+    """`minItems` and `maxItems`, or the same of `Properties`."""
+    low, high = count(schema, f"min{noun}", pointer), count(schema, f"max{noun}", pointer)
+    _check_order(low, high, f"min{noun}", f"max{noun}", pointer)
+    return low or 0, high
+
+
+def count(schema: Schema, keyword: str, pointer: str) -> int | None:
+    """A keyword whose value is a natural number (2.0 is one, too)."""
+    if keyword not in schema:
+        return None
+    value = schema[keyword]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != int(value):
+        raise GrammarError(
+            f"{pointer}/{keyword}: {value!r} is not a whole number of 0 or more", pointer=f"{pointer}/{keyword}"
+        )
+    return int(value)
+
+
+def names(schema: Schema, keyword: str, pointer: str) -> tuple[str, ...]:
+    """A keyword whose value is a list of property names."""
+    value = schema.get(keyword, [])
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise GrammarError(
+            f"{pointer}/{keyword}: {value!r} is not a list of property names", pointer=f"{pointer}/{keyword}"
+        )
+    return tuple(dict.fromkeys(value))
+
+
+def mapping(schema: Schema, keyword: str, pointer: str) -> Schema:
+    """A keyword whose value is an object."""
+    value = schema.get(keyword, {})
+    if not isinstance(value, dict):
+        raise GrammarError(f"{pointer}/{keyword}: {value!r} is not an object", pointer=f"{pointer}/{keyword}")
+    return value
+
+
+def _bound(schema: Schema, keyword: str, exclusive: str, pointer: str) -> tuple[Decimal | None, bool]:
+    """The tighter of an inclusive and an exclusive bound, and whether it is exclusive; draft 4 has a boolean there."""
+    bound = _decimal(schema, keyword, pointer)
+    if isinstance(schema.get(exclusive), bool):
+        return bound, bound is not None and schema[exclusive]
+    limit = _decimal(schema, exclusive, pointer)
+    if limit is None or (bound is not None and (limit < bound if keyword == "minimum" else limit > bound)):
+        return bound, False
+    return limit, True
+
+
+def _decimal(schema: Schema, keyword: str, pointer: str) -> Decimal | None:
+    if keyword not in schema:
+        return None
+    value = schema[keyword]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise GrammarError(f"{pointer}/{keyword}: {value!r} is not a number", pointer=f"{pointer}/{keyword}")
+    return Decimal(repr(value))
+
+
+def _check_order(low: Decimal | int | None, high: Decimal | int | None, least: str, most: str, pointer: str) -> None:
+    if low is not None and high is not None and low > high:
+        raise GrammarError(
+            f"{pointer or '/'}: nothing can satisfy this: {least} ({low}) is above {most} ({high})", pointer=pointer
+        )

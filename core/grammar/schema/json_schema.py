@@ -1,0 +1,402 @@
+"""Read a JSON schema: from keywords to shapes. Nothing is skipped: what is not known or cannot be kept is an issue."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.schema import assertions, numbers, text_language
+from graftlm.core.grammar.schema.formats import (
+    ANNOTATIONS as ANNOTATION_FORMATS,
+    CONTENT_ENCODINGS,
+    FORMATS,
+    INTEGER_RANGES,
+)
+from graftlm.core.grammar.schema.keywords import ANNOTATIONS, KNOWN, OF_TYPE, REFUSED, TYPES, implied_types
+from graftlm.core.grammar.schema.references import References, escape
+from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra
+from graftlm.core.grammar.schema.shapes import (
+    ANYTHING,
+    EVERY_TYPE,
+    NOTHING,
+    Array,
+    Boolean,
+    ExactlyOne,
+    Literals,
+    Null,
+    Number,
+    Object,
+    Reference,
+    Shape,
+    Text,
+    Union,
+    union,
+)
+from graftlm.core.grammar.spec import Issue, JsonSchema, Options
+
+Schema = Mapping[str, Any]
+OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
+
+
+class SchemaReader:
+    """Reads one schema document. `shape(target)` is the shape of the schema at a JSON pointer, "" for the root.
+
+    With `on_unsupported="error"` a keyword that cannot be kept raises GrammarError; with "warn" it is dropped and
+    listed in `issues`.
+    """
+
+    def __init__(self, spec: JsonSchema, options: Options) -> None:
+        self._options = options
+        self._references = References(spec.schema)
+        self._shapes: dict[str, Shape] = {}
+        self._reading: list[str] = []
+        self._depth = 0
+        self.issues: list[Issue] = []
+        self.algebra = ShapeAlgebra(self.shape)
+        draft = spec.schema.get("$schema", "") if isinstance(spec.schema, dict) else ""
+        self._has_draft = bool(draft)
+        self._ref_stands_alone = any(name in str(draft) for name in OLD_DRAFTS)
+
+    def shape(self, target: str) -> Shape:
+        """What the schema at `target` admits."""
+        if target not in self._shapes:
+            if target in self._reading:
+                raise GrammarError(
+                    f"{target or '/'}: this definition is part of itself without anything between, so it says "
+                    "nothing; remove the $ref",
+                    pointer=target,
+                )
+            self._reading.append(target)
+            try:
+                self._shapes[target] = self._read(self._references.schema(target), target)
+            finally:
+                self._reading.pop()
+        return self._shapes[target]
+
+    def refuse(self, pointer: str, keyword: str, message: str) -> None:
+        """Raise, or with "warn" record, that `keyword` at `pointer` cannot be kept."""
+        issue = Issue(f"{pointer}/{escape(keyword)}", keyword, message)
+        if self._options.on_unsupported == "error":
+            raise GrammarError(str(issue), pointer=issue.pointer)
+        if issue not in self.issues:
+            self.issues.append(issue)
+
+    def _read(self, schema: Any, pointer: str) -> Shape:
+        if schema is True:
+            return ANYTHING
+        if schema is False:
+            return NOTHING
+        if not isinstance(schema, dict):
+            raise GrammarError(
+                f"{pointer or '/'}: {schema!r} is not a schema; a schema is an object or a boolean", pointer=pointer
+            )
+        self._depth += 1
+        if self._depth > self._options.limits.depth:
+            raise GrammarError(
+                f"{pointer}: the schema nests deeper than {self._options.limits.depth} levels; "
+                "flatten it or raise limits.depth",
+                pointer=pointer,
+            )
+        try:
+            return self._read_object(schema, pointer)
+        finally:
+            self._depth -= 1
+
+    def _read_object(self, schema: dict[str, Any], pointer: str) -> Shape:
+        if "$ref" in schema and self._ref_stands_alone:
+            return self._read_reference(schema, pointer)
+        self._check_keywords(schema, pointer)
+        parts: list[Shape] = []
+        own = self._own_position(schema)
+        for keyword in schema:
+            if keyword == own:
+                parts.append(self._read_types(schema, pointer))
+            if keyword in _APPLICATORS:
+                parts.append(_APPLICATORS[keyword](self, schema, pointer))
+        shape: Shape = ANYTHING
+        for part in parts:
+            shape = self._meet(shape, part, pointer)
+        shape = self._restrict(shape, schema, pointer)
+        if "unevaluatedProperties" in schema:
+            inner = self._read(schema["unevaluatedProperties"], f"{pointer}/unevaluatedProperties")
+            shape = self.algebra.with_rest(shape, inner)
+        return union(shape, Null()) if schema.get("nullable") is True else shape
+
+    def _meet(self, a: Shape, b: Shape, pointer: str) -> Shape:
+        try:
+            return self.algebra.intersect(a, b)
+        except GrammarError as error:
+            if error.pointer is not None:
+                raise
+            raise GrammarError(f"{pointer or '/'}: {error}", pointer=pointer) from error
+
+    def _own_position(self, schema: Schema) -> str | None:
+        """The keyword at whose place the schema's own properties come among those of its applicators."""
+        if "properties" in schema:
+            return "properties"
+        words = ("type", *(word for of_type in OF_TYPE.values() for word in of_type))
+        return next((keyword for keyword in schema if keyword in words), None)
+
+    def _check_keywords(self, schema: Schema, pointer: str) -> None:
+        for keyword in schema:
+            if keyword in REFUSED:
+                self.refuse(pointer, keyword, f"{keyword!r} cannot be kept; {REFUSED[keyword]}")
+            elif keyword not in KNOWN and not keyword.startswith("x-"):
+                near = difflib.get_close_matches(keyword, KNOWN, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "remove it, or name it x-... if it is a note"
+                self.refuse(pointer, keyword, f"unknown keyword {keyword!r}; {hint}")
+
+    def _read_types(self, schema: Schema, pointer: str) -> Shape:
+        """The schema's own keywords about types, one shape for each type."""
+        given = schema["type"] if "type" in schema else implied_types(schema, self._options.strict)
+        types = [given] if isinstance(given, str) else given
+        if not isinstance(types, list) or not types:
+            raise GrammarError(f"{pointer}/type: {given!r} is not a type", pointer=f"{pointer}/type")
+        for name in types:
+            if name not in TYPES:
+                near = difflib.get_close_matches(str(name), TYPES, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(TYPES)}"
+                raise GrammarError(f"{pointer}/type: unknown type {name!r}; {hint}", pointer=f"{pointer}/type")
+        shapes = [
+            self._read_type(name, schema, pointer) for name in types if name != "integer" or "number" not in types
+        ]
+        return union(*shapes) if tuple(shapes) != EVERY_TYPE else ANYTHING
+
+    def _read_type(self, name: str, schema: Schema, pointer: str) -> Shape:
+        match name:
+            case "null":
+                return Null()
+            case "boolean":
+                return Boolean()
+            case "string":
+                return self._read_text(schema, pointer)
+            case "array":
+                return self._read_array(schema, pointer)
+            case "object":
+                return self._read_members(schema, pointer)
+            case _:
+                return self._read_number(schema, pointer, integer=name == "integer")
+
+    def _read_number(self, schema: Schema, pointer: str, integer: bool) -> Number:
+        shape = assertions.number(schema, pointer, integer)
+        try:
+            numbers.number(shape)
+        except GrammarError as error:
+            self.refuse(pointer, "multipleOf", str(error))
+            return replace(shape, multiple_of=())
+        return shape
+
+    def _read_text(self, schema: Schema, pointer: str) -> Text:
+        shape = assertions.text(schema, pointer)
+        if "pattern" in schema:
+            pattern = self._pattern(schema["pattern"], pointer, "pattern")
+            shape = replace(shape, patterns=(pattern,) if pattern is not None else ())
+        if schema.get("contentEncoding") in CONTENT_ENCODINGS:
+            shape = replace(shape, formats=(schema["contentEncoding"],))
+        self._check_content(schema, pointer)
+        name = schema.get("format")
+        if name is not None and name not in ANNOTATION_FORMATS and name not in INTEGER_RANGES:
+            if name in FORMATS:
+                return replace(shape, formats=(*shape.formats, name))
+            near = difflib.get_close_matches(str(name), FORMATS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FORMATS)}"
+            self.refuse(pointer, "format", f"unknown format {name!r}; {hint}")
+        return shape
+
+    def _check_content(self, schema: Schema, pointer: str) -> None:
+        """Some drafts hold the content of a string to what the schema says of it: then so do we, or refuse."""
+        encoding, media = schema.get("contentEncoding"), schema.get("contentMediaType")
+        if encoding is not None and encoding not in (*CONTENT_ENCODINGS, "7bit", "8bit", "binary"):
+            self.refuse(
+                pointer, "contentEncoding", f"{encoding!r} cannot be kept; use one of {', '.join(CONTENT_ENCODINGS)}"
+            )
+        if isinstance(media, str) and media.partition(";")[0].strip() == "application/json":
+            self.refuse(pointer, "contentMediaType", "JSON inside a string cannot be kept; nest the object itself")
+
+    def _pattern(self, pattern: Any, pointer: str, keyword: str) -> str | None:
+        """`pattern` if it can be kept."""
+        if not isinstance(pattern, str):
+            raise GrammarError(f"{pointer}/{keyword}: {pattern!r} is not a pattern", pointer=f"{pointer}/{keyword}")
+        try:
+            text_language.pattern_node(pattern)
+        except GrammarError as error:
+            self.refuse(pointer, keyword, f"pattern {pattern!r}: {error}")
+            return None
+        return pattern
+
+    def _read_array(self, schema: Schema, pointer: str) -> Array:
+        low, high = assertions.counts(schema, pointer, "Items")
+        items, rest = schema.get("items", True), f"{pointer}/items"
+        prefix, first = schema.get("prefixItems", []), f"{pointer}/prefixItems"
+        if isinstance(items, list):  # before draft 2020-12
+            prefix, first = items, rest
+            items, rest = schema.get("additionalItems", True), f"{pointer}/additionalItems"
+        if not isinstance(prefix, list):
+            raise GrammarError(f"{first}: {prefix!r} is not a list of schemas", pointer=first)
+        shape = Array(
+            prefix=tuple(self._read(item, f"{first}/{i}") for i, item in enumerate(prefix)),
+            items=self._read(items, rest),
+            min_items=low,
+            max_items=high,
+        )
+        at_most_one = high is not None and high <= 1
+        if schema.get("uniqueItems") and not at_most_one:
+            self.refuse(pointer, "uniqueItems", "'uniqueItems' cannot be kept; check the items after parsing")
+        if "contains" in schema and schema.get("minContains") != 0:
+            self.refuse(pointer, "contains", "'contains' cannot be kept; use prefixItems or items")
+        elif "contains" in schema and "maxContains" in schema:
+            self.refuse(pointer, "maxContains", "'maxContains' cannot be kept; use maxItems")
+        if schema.get("unevaluatedItems", True) is not True:
+            self.refuse(pointer, "unevaluatedItems", "'unevaluatedItems' cannot be kept; use items: false")
+        return shape
+
+    def _read_members(self, schema: Schema, pointer: str) -> Shape:
+        low, high = assertions.counts(schema, pointer, "Properties")
+        patterns: list[tuple[str, Shape]] = []
+        for pattern, item in assertions.mapping(schema, "patternProperties", pointer).items():
+            kept = self._pattern(pattern, f"{pointer}/patternProperties", pattern)
+            if kept is not None:
+                patterns.append((kept, self._read(item, f"{pointer}/patternProperties/{escape(pattern)}")))
+        properties: list[tuple[str, Shape]] = []
+        for name, item in assertions.mapping(schema, "properties", pointer).items():
+            shape = self._read(item, f"{pointer}/properties/{escape(name)}")
+            for pattern, more in patterns:
+                if text_language.contains(pattern, name):
+                    shape = self.algebra.intersect(shape, more)
+            properties.append((name, shape))
+        names = None
+        if "propertyNames" in schema:
+            names = self.algebra.intersect(self._read(schema["propertyNames"], f"{pointer}/propertyNames"), Text())
+        members: Shape = Object(
+            properties=tuple(properties),
+            patterns=tuple(patterns),
+            additional=self._read(schema.get("additionalProperties", True), f"{pointer}/additionalProperties"),
+            required=assertions.names(schema, "required", pointer),
+            min_properties=low,
+            max_properties=high,
+            names=names,
+            closed="additionalProperties" in schema,
+            pointer=pointer,
+        )
+        for dependency in self._dependencies(schema, pointer):
+            members = self.algebra.intersect(members, dependency)
+        return members
+
+    def _dependencies(self, schema: Schema, pointer: str) -> list[Shape]:
+        """For each member that needs others: without it, or with it and what it needs."""
+        found: list[Shape] = []
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            for name, needs in assertions.mapping(schema, keyword, pointer).items():
+                without = Object(properties=((name, NOTHING),))
+                if isinstance(needs, list):
+                    others = assertions.names({name: needs}, name, f"{pointer}/{keyword}")
+                    present: Shape = Object(required=(name, *(other for other in others if other != name)))
+                else:
+                    inner = self._read(needs, f"{pointer}/{keyword}/{escape(name)}")
+                    present = self.algebra.intersect(Object(required=(name,)), inner)
+                found.append(union(without, present))
+        return found
+
+    def _read_reference(self, schema: Schema, pointer: str) -> Shape:
+        reference = schema["$ref"]
+        if not isinstance(reference, str):
+            raise GrammarError(f"{pointer}/$ref: {reference!r} is not a reference", pointer=f"{pointer}/$ref")
+        if "$id" in schema and not self._has_draft:
+            self.refuse(pointer, "$id", "drafts differ about '$id' beside '$ref'; name the draft in '$schema'")
+        return Reference(self._references.target(reference, pointer))
+
+    def _read_all(self, schema: Schema, pointer: str) -> Shape:
+        shape: Shape = ANYTHING
+        for i, item in enumerate(self._list(schema, "allOf", pointer)):
+            shape = self._meet(shape, self._read(item, f"{pointer}/allOf/{i}"), f"{pointer}/allOf/{i}")
+        return shape
+
+    def _read_any(self, schema: Schema, pointer: str) -> Shape:
+        items = self._list(schema, "anyOf", pointer)
+        return union(*(self._read(item, f"{pointer}/anyOf/{i}") for i, item in enumerate(items)))
+
+    def _read_one(self, schema: Schema, pointer: str) -> Shape:
+        items = self._list(schema, "oneOf", pointer)
+        shapes = [self._read(item, f"{pointer}/oneOf/{i}") for i, item in enumerate(items)]
+        possible = tuple(shape for shape in shapes if not self._certainly_nothing(shape))
+        return ExactlyOne(possible, f"{pointer}/oneOf") if len(possible) > 1 else union(*possible)
+
+    def _read_not(self, schema: Schema, pointer: str) -> Shape:
+        shape = self._negate(schema["not"], f"{pointer}/not")
+        if shape is None:
+            self.refuse(pointer, "not", "'not' can be kept for types and required names only; say what is allowed")
+        return ANYTHING if shape is None else shape
+
+    def _negate(self, schema: Any, pointer: str) -> Shape | None:
+        """Everything that the schema does not admit, where that is a shape."""
+        if isinstance(schema, bool):
+            return NOTHING if schema else ANYTHING
+        words = [keyword for keyword in schema if keyword not in ANNOTATIONS] if isinstance(schema, dict) else ["?"]
+        if not words:
+            return NOTHING
+        if words == ["anyOf"]:
+            return self._negate_all(self._list(schema, "anyOf", pointer), f"{pointer}/anyOf")
+        if words == ["required"]:
+            return union(
+                *(Object(properties=((name, NOTHING),)) for name in assertions.names(schema, "required", pointer))
+            )
+        if words != ["type"]:
+            return None
+        shape = self._read_types(schema, pointer)
+        parts = shape.alternatives if isinstance(shape, Union) else (shape,)
+        if Number(integer=True) in parts:
+            return None
+        return union(*(other for other in EVERY_TYPE if other not in parts))
+
+    def _negate_all(self, schemas: list[Any], pointer: str) -> Shape | None:
+        shape: Shape = ANYTHING
+        for i, schema in enumerate(schemas):
+            negated = self._negate(schema, f"{pointer}/{i}")
+            if negated is None:
+                return None
+            shape = self.algebra.intersect(shape, negated)
+        return shape
+
+    def _restrict(self, shape: Shape, schema: Schema, pointer: str) -> Shape:
+        """Apply `enum` and `const`."""
+        for keyword in ("enum", "const"):
+            if keyword not in schema:
+                continue
+            values = schema[keyword] if keyword == "enum" else [schema[keyword]]
+            if not isinstance(values, list) or not values:
+                raise GrammarError(
+                    f"{pointer}/enum: {values!r} is not a list of values; give at least one", pointer=f"{pointer}/enum"
+                )
+            texts = dict.fromkeys(json.dumps(item, ensure_ascii=False, separators=(",", ":")) for item in values)
+            shape = self.algebra.intersect(Literals(tuple(texts)), shape)
+            if shape == NOTHING:
+                raise GrammarError(
+                    f"{pointer}/{keyword}: nothing can satisfy this: no value of {keyword!r} fits the other keywords",
+                    pointer=f"{pointer}/{keyword}",
+                )
+        return shape
+
+    def _certainly_nothing(self, shape: Shape) -> bool:
+        return not isinstance(shape, Reference) and self.algebra.is_nothing(shape)
+
+    def _list(self, schema: Schema, keyword: str, pointer: str) -> list[Any]:
+        items = schema[keyword]
+        if not isinstance(items, list) or not items:
+            raise GrammarError(
+                f"{pointer}/{keyword}: {items!r} is not a list of schemas; give at least one",
+                pointer=f"{pointer}/{keyword}",
+            )
+        return items
+
+
+_APPLICATORS = {
+    "$ref": SchemaReader._read_reference,
+    "allOf": SchemaReader._read_all,
+    "anyOf": SchemaReader._read_any,
+    "oneOf": SchemaReader._read_one,
+    "not": SchemaReader._read_not,
+}

@@ -1,0 +1,231 @@
+"""Numbers within bounds, and multiples of a number, as regular languages over their decimal text.
+
+Free numbers have every spelling that JSON has; integers but "-0". Bounded ones, and multiples, are written without an
+exponent and without "-0": with an exponent the language would not be regular.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from math import ceil, floor, lcm
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import EMPTY, Node
+from graftlm.core.grammar.schema.shapes import Number
+
+NOTHING: Node = ast.NOTHING
+
+DIGIT = ast.chars("0123456789")
+NONZERO = ast.chars("123456789")
+ZERO = ast.literal("0")
+POINT = ast.literal(".")
+NATURAL = ast.alternation(ZERO, ast.concat(NONZERO, ast.star(DIGIT)))
+FRACTION = ast.optional(ast.concat(POINT, ast.plus(DIGIT)))
+EXPONENT = ast.optional(ast.concat(ast.chars("eE"), ast.optional(ast.chars("+-")), ast.plus(DIGIT)))
+INTEGER = ast.alternation(ZERO, ast.concat(ast.optional(ast.literal("-")), NONZERO, ast.star(DIGIT)))
+NUMBER = ast.concat(ast.optional(ast.literal("-")), NATURAL, FRACTION, EXPONENT)
+MAX_RESIDUES = 2_000
+
+
+def number(shape: Number) -> Node:
+    """All texts of numbers of this shape (see above for what bounds leave out); NOTHING when there is none."""
+    bounded = shape.minimum is not None or shape.maximum is not None
+    if not bounded and not shape.multiple_of:
+        return INTEGER if shape.integer else NUMBER
+    if not shape.multiple_of:
+        return _in_bounds(shape)
+    multiples = _multiples(shape.multiple_of, shape.integer)
+    return ast.Intersection((_in_bounds(shape), multiples)) if bounded else multiples
+
+
+def integers(low: int | None, high: int | None) -> Node:
+    """Integers from `low` to `high`, both included; None is no bound."""
+    negative, positive = NOTHING, NOTHING
+    if low is None or low < 0:
+        negative = _naturals(max(1, -high) if high is not None else 1, None if low is None else -low)
+    if high is None or high >= 0:
+        positive = _naturals(max(0, low) if low is not None else 0, high)
+    return ast.alternation(ast.concat(ast.literal("-"), negative), positive)
+
+
+def _in_bounds(shape: Number) -> Node:
+    low, high = shape.minimum, shape.maximum
+    if shape.integer:
+        return integers(
+            None if low is None else floor(low) + 1 if shape.exclusive_minimum else ceil(low),
+            None if high is None else ceil(high) - 1 if shape.exclusive_maximum else floor(high),
+        )
+    zero = Decimal(0)
+    negative, positive = NOTHING, NOTHING
+    if low is None or low < 0:
+        nearest = (-high, shape.exclusive_maximum) if high is not None and high < 0 else (zero, True)
+        negative = _decimals(nearest, None if low is None else (-low, shape.exclusive_minimum))
+    if high is None or high >= 0:
+        nearest = (low, shape.exclusive_minimum) if low is not None and low >= 0 else (zero, False)
+        positive = _decimals(nearest, None if high is None else (high, shape.exclusive_maximum))
+    return ast.alternation(ast.concat(ast.literal("-"), negative), positive)
+
+
+def _naturals(low: int, high: int | None) -> Node:
+    """Integers from `low` >= 0 to `high`, without leading zeros."""
+    if high is not None and low > high:
+        return NOTHING
+    least = str(low)
+    if high is None:
+        longer = ast.concat(NONZERO, ast.repeat(DIGIT, len(least), None))
+        return ast.alternation(_same_length(least, "9" * len(least)), longer)
+    most = str(high)
+    if len(least) == len(most):
+        return _same_length(least, most)
+    between = (
+        ast.concat(NONZERO, ast.repeat(DIGIT, len(least), len(most) - 2)) if len(most) > len(least) + 1 else NOTHING
+    )
+    return ast.alternation(
+        _same_length(least, "9" * len(least)), between, _same_length("1" + "0" * (len(most) - 1), most)
+    )
+
+
+def _same_length(low: str, high: str) -> Node:
+    """Digit strings from `low` to `high`, all of one length."""
+    if not low:
+        return EMPTY
+    first, last, rest = int(low[0]), int(high[0]), len(low) - 1
+    if first == last:
+        return ast.concat(ast.literal(low[0]), _same_length(low[1:], high[1:]))
+    ways = []
+    if low[1:] != "0" * rest:
+        ways.append(ast.concat(ast.literal(low[0]), _same_length(low[1:], "9" * rest)))
+        first += 1
+    tail = NOTHING
+    if high[1:] != "9" * rest:
+        tail = ast.concat(ast.literal(high[0]), _same_length("0" * rest, high[1:]))
+        last -= 1
+    if first <= last:
+        ways.append(ast.concat(_digits(first, last), ast.repeat(DIGIT, rest, rest)))
+    return ast.alternation(*ways, tail)
+
+
+def _digits(first: int, last: int) -> Node:
+    return ast.char_set([(0x30 + first, 0x30 + last)])
+
+
+Bound = tuple[Decimal, bool]
+"""A value that is not negative, and whether it is itself left out."""
+
+
+def _decimals(low: Bound, high: Bound | None) -> Node:
+    """Decimals without sign and exponent from `low` to `high`."""
+    if high is not None and low[0] > high[0]:
+        return NOTHING
+    whole, part = _split(low[0])
+    if high is None:
+        above = ast.concat(_naturals(whole + 1, None), FRACTION)
+        return ast.alternation(_with_fraction(whole, (part, low[1]), None), above)
+    top, top_part = _split(high[0])
+    if whole == top:
+        return _with_fraction(whole, (part, low[1]), (top_part, high[1]))
+    return ast.alternation(
+        _with_fraction(whole, (part, low[1]), None),
+        ast.concat(_naturals(whole + 1, top - 1), FRACTION),
+        _with_fraction(top, None, (top_part, high[1])),
+    )
+
+
+def _split(value: Decimal) -> tuple[int, str]:
+    whole, _, part = format(value, "f").partition(".")
+    return int(whole), part.rstrip("0")
+
+
+Digits = tuple[str, bool] | None
+"""Digits after the point that the text still follows, without trailing zeros, and whether to end on them is too few
+or too many; None once the text has left them on the right side."""
+
+
+def _with_fraction(whole: int, low: Digits, high: Digits) -> Node:
+    ends, more = _tail(low, high)
+    return ast.concat(ast.literal(str(whole)), ast.alternation(*([EMPTY] if ends else []), ast.concat(POINT, more)))
+
+
+def _tail(low: Digits, high: Digits) -> tuple[bool, Node]:
+    """Whether the digits may end here, and the non-empty digit strings that may follow."""
+    if low == ("", False):
+        low = None
+    if high is not None and not high[0]:  # only zeros keep it from growing
+        return low is None and not high[1], ast.plus(ZERO) if low is None and not high[1] else NOTHING
+    if low is None and high is None:
+        return True, ast.plus(DIGIT)
+    if low == ("", True) and high is None:
+        return False, ast.concat(ast.star(ZERO), NONZERO, ast.star(DIGIT))
+    first = int(low[0][0]) if low is not None and low[0] else 0
+    last = int(high[0][0]) if high is not None else 9
+    ways = []
+    for digit in range(first, last + 1):
+        next_low = (low[0][1:], low[1]) if low is not None and digit == first else None
+        next_high = (high[0][1:], high[1]) if high is not None and digit == last else None
+        ends, more = _tail(next_low, next_high)
+        ways.append(ast.concat(ast.literal(str(digit)), ast.alternation(*([EMPTY] if ends else []), more)))
+    return low is None, ast.alternation(*ways)
+
+
+def _multiples(steps: tuple[Decimal, ...], integer: bool) -> Node:
+    """An automaton that reads the number modulo the least common multiple of `steps`."""
+    fractions = [Fraction(step) for step in steps]
+    if integer:
+        fractions.append(Fraction(1))
+    places = 0
+    while any((step * 10**places).denominator != 1 for step in fractions):
+        places += 1
+    modulus = lcm(*(int(step * 10**places) for step in fractions))
+    # a factor that every multiple has as decimal places needs none: 1 and 10 are the same with places 0 and 1
+    while places and modulus % 10 == 0:
+        modulus, places = modulus // 10, places - 1
+    if modulus * (places + 1) > MAX_RESIDUES:
+        raise GrammarError(
+            f"multipleOf {', '.join(map(str, steps))} needs {modulus * (places + 1):,} states, the limit is "
+            f"{MAX_RESIDUES:,}; use a smaller or rounder step"
+        )
+    return _residue_automaton(modulus, places, with_point=not integer)
+
+
+def _residue_automaton(modulus: int, places: int, with_point: bool) -> Node:
+    """Numbers whose value times 10**places is a multiple of `modulus`."""
+    point, zero_code = 0x2E, 0x30
+    names: dict[tuple[str, int, int], int] = {("start", 0, 0): 0}
+    rows: list[list[tuple[int, int, int]]] = [[]]
+    accepting: set[int] = set()
+    work = [("start", 0, 0)]
+
+    def state(kind: str, residue: int, place: int) -> int:
+        key = (kind, residue, place)
+        if key not in names:
+            names[key] = len(rows)
+            rows.append([])
+            work.append(key)
+            whole = residue * 10 ** (places - place) % modulus == 0
+            if kind in ("zero", "whole", "part", "rest") and whole:
+                accepting.add(names[key])
+        return names[key]
+
+    while work:
+        kind, residue, place = key = work.pop()
+        row = rows[names[key]]
+        if kind in ("start", "minus"):
+            if kind == "start":
+                row.append((0x2D, 0x2D, state("minus", 0, 0)))
+            row.append((zero_code, zero_code, state("zero", 0, 0)))
+            row += [(zero_code + d, zero_code + d, state("whole", d % modulus, 0)) for d in range(1, 10)]
+            continue
+        if kind == "whole":
+            row += [(zero_code + d, zero_code + d, state("whole", (residue * 10 + d) % modulus, 0)) for d in range(10)]
+        if kind in ("zero", "whole") and with_point:
+            row.append((point, point, state("point", residue, 0)))
+        if kind in ("point", "part") and place < places:
+            row += [
+                (zero_code + d, zero_code + d, state("part", (residue * 10 + d) % modulus, place + 1))
+                for d in range(10)
+            ]
+        elif kind in ("point", "part", "rest"):
+            row.append((zero_code, zero_code, state("rest", residue, places)))
+    return ast.Automaton(tuple(tuple(sorted(row)) for row in rows), frozenset(accepting))

@@ -1,0 +1,132 @@
+"""Which texts a string schema admits: its patterns, formats and lengths as one language."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.regex.regex import regex
+from graftlm.core.grammar.schema import json_text
+from graftlm.core.grammar.schema.formats import FORMATS
+from graftlm.core.grammar.schema.shapes import Text
+
+
+@lru_cache(maxsize=1024)
+def pattern_node(pattern: str) -> Node:
+    """Plain texts that contain a match of `pattern` in every common dialect. Raises GrammarError with a position."""
+    return regex.parse(pattern, search=True, portable=True)
+
+
+@lru_cache(maxsize=64)
+def format_node(name: str) -> Node:
+    """Plain texts of format `name`."""
+    return regex.parse(FORMATS[name])
+
+
+def contains(pattern: str, text: str) -> bool:
+    """Whether `pattern` matches somewhere in `text`."""
+    return product.matches(pattern_node(pattern), text)
+
+
+def node(shape: Text) -> Node:
+    """The texts of `shape` as they are written inside a JSON string, without the quotation marks."""
+    parts = _parts(shape)
+    if not parts:
+        return ast.repeat(json_text.TEXT_CHAR, shape.min_length, shape.max_length)
+    return json_text.spell(_combined(parts, shape))
+
+
+def is_empty(shape: Text) -> bool:
+    """Whether it is certain that no text has this shape."""
+    parts = _parts(shape)
+    if not parts:
+        return shape.max_length is not None and shape.min_length > shape.max_length
+    combined = _combined(parts, shape)
+    try:
+        return isinstance(combined, ast.Intersection) and product.is_empty(combined)
+    except GrammarError:  # too large to say
+        return False
+
+
+def admits(shape: Text, text: str) -> bool:
+    """Whether `text` has this shape."""
+    if len(text) < shape.min_length or (shape.max_length is not None and len(text) > shape.max_length):
+        return False
+    return all(product.matches(part, text) for part in _parts(shape))
+
+
+def _parts(shape: Text) -> list[Node]:
+    return [*(pattern_node(pattern) for pattern in shape.patterns), *(format_node(name) for name in shape.formats)]
+
+
+def _combined(parts: list[Node], shape: Text) -> Node:
+    low, high = shape.min_length, shape.max_length
+    if high is not None and low > high:
+        return ast.NOTHING
+    parts = list(dict.fromkeys(parts))
+    if len(parts) == 1:
+        fitted = _fit(parts[0], low, high)
+        if fitted is not None:
+            return fitted
+    if (low, high) != (0, None):
+        parts.append(ast.repeat(ast.ANY_CHAR, low, high))
+    return ast.Intersection(tuple(parts))
+
+
+def _fit(part: Node, low: int, high: int | None) -> Node | None:
+    """`part` within the lengths, where that takes no automaton: all of it fits, or it repeats single characters."""
+    shortest, longest = lengths(part)
+    if low <= shortest and (high is None or (longest is not None and longest <= high)):
+        return part
+    items: list[Node] = list(part.items) if isinstance(part, ast.Concat) else [part]
+    if not all(isinstance(item, ast.CharSet) for item in items if not isinstance(item, ast.Repeat)):
+        return None
+    repeats = [i for i, item in enumerate(items) if isinstance(item, ast.Repeat)]
+    if len(repeats) != 1:
+        return None
+    repeated = items[repeats[0]]
+    assert isinstance(repeated, ast.Repeat)
+    if not isinstance(repeated.item, ast.CharSet):
+        return None
+    fixed = len(items) - 1
+    least = max(repeated.min, low - fixed)
+    most = repeated.max if high is None else high - fixed
+    if high is not None and repeated.max is not None:
+        most = min(repeated.max, high - fixed)
+    if most is not None and most < least:
+        return ast.NOTHING
+    items[repeats[0]] = ast.repeat(repeated.item, least, most)
+    return ast.concat(*items)
+
+
+def lengths(part: Node) -> tuple[int, int | None]:
+    """Fewest and most characters (None: no end) of a text that matches `part`."""
+    match part:
+        case ast.Literal(data):
+            return (len(data.decode()),) * 2
+        case ast.CharSet():
+            return 1, 1
+        case ast.Concat(items):
+            found = [lengths(item) for item in items]
+            return sum(low for low, _ in found), _total([high for _, high in found])
+        case ast.Alternation(items) if items:
+            found = [lengths(item) for item in items]
+            highs = [high for _, high in found if high is not None]
+            return min(low for low, _ in found), max(highs) if len(highs) == len(found) else None
+        case ast.Repeat(item, minimum, maximum):
+            low, high = lengths(item)
+            return low * minimum, None if maximum is None or high is None else high * maximum
+        case ast.Intersection(items):
+            return lengths(items[0])
+        case ast.Difference(item, _):
+            return lengths(item)
+        case _:
+            return 0, 0
+
+
+def _total(parts: list[int | None]) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None

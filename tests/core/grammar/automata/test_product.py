@@ -1,0 +1,47 @@
+"""Intersections and differences of languages, against matching both."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.regex.regex import parse
+
+WORDS = ["".join(letters) for n in range(6) for letters in itertools.product("ab", repeat=n)]
+PATTERNS = st.sampled_from(["a*", "(a|bb)*", "[ab]{2,4}", "a?b+", "", "(ab)*a?", ".*b.*", "b"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(PATTERNS, PATTERNS)
+def test_a_product_accepts_what_both_or_only_the_first_accepts(left: str, right: str) -> None:
+    a, b = parse(left), parse(right)
+    both, first = ast.Intersection((a, b)), ast.Difference(a, b)
+    for word in WORDS:
+        in_a, in_b = product.matches(a, word), product.matches(b, word)
+        assert product.matches(both, word) == (in_a and in_b)
+        assert product.matches(first, word) == (in_a and not in_b)
+
+
+def test_a_product_is_part_of_a_larger_language() -> None:
+    middle = ast.Difference(ast.star(ast.ANY_CHAR), parse("(?s:.*)END(?s:.*)"))
+    dfa = Dfa.compile(ast.concat(ast.literal("<"), middle, ast.literal("END>")))
+    assert dfa.matches("<é ENEND>".encode())
+    assert not dfa.matches(b"<END END>")
+
+
+def test_emptiness_is_found_out() -> None:
+    a, b = ast.literal("a"), ast.literal("b")
+    assert product.is_empty(ast.Intersection((a, b))) and product.is_empty(ast.NOTHING)
+    assert not product.is_empty(ast.Difference(a, b)) and not product.is_empty(ast.EMPTY)
+
+
+def test_a_product_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "MAX_STATES", 50)
+    with pytest.raises(GrammarError, match="more than 50 states"):
+        product.product(ast.Intersection((parse("(ab){0,9}"), parse("[ab]{3,17}"), parse("a(?:.|..)*"), parse(".{7}"))))

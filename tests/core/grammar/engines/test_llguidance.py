@@ -1,0 +1,208 @@
+"""Context-free constraints behind the same matcher."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.compile import Grammar
+from graftlm.core.grammar.engines.lark import to_lark
+from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
+from graftlm.core.grammar.matcher import Matcher
+from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.spec import Composite, JsonSchema, Lark
+from graftlm.core.grammar.vocabulary import Vocabulary
+from tests.grammars import BYTES, allows, compact, compiled
+
+LIST: dict[str, Any] = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "integer"},
+                "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            },
+            "required": ["value", "next"],
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+
+
+def allowed(matcher: Matcher, vocabulary: Vocabulary = BYTES) -> set[int]:
+    row = np.full(vocabulary.num_words, -1, np.int32)
+    matcher.fill_mask(row)
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def text(matcher: Matcher, ids: list[int]) -> str:
+    return BYTES.decode(ids).decode()
+
+
+def test_a_lark_grammar_counts_its_brackets() -> None:
+    grammar = compiled(Lark('start: "a" start "b" | "x"'))
+    assert grammar.engine == "llguidance"
+    assert allows(grammar, "aaxbb") and not allows(grammar, "aaxb")
+
+
+def test_a_lark_grammar_that_cannot_be_read_is_an_error_with_its_reason() -> None:
+    with pytest.raises(GrammarError, match="unknown name"):
+        compiled(Lark("start: nothing"))
+
+
+def test_the_end_is_allowed_exactly_where_the_text_is_complete() -> None:
+    matcher = compiled(Lark('start: "a"+')).matcher()
+    assert allowed(matcher) == {ord("a")} and not matcher.accepting
+    assert matcher.advance([ord("a")]) == 1
+    assert allowed(matcher) == {ord("a"), 256} and matcher.accepting
+    assert matcher.advance([256]) == 1 and matcher.finished
+    assert allowed(matcher) == set()
+
+
+def test_every_end_of_sequence_id_ends() -> None:
+    vocabulary = Vocabulary([*BYTES.tokens, b"", b""], eos_token_id=[256, 258])
+    matcher = Grammar.compile(Lark('start: "a"'), vocabulary).matcher()
+    assert matcher.advance([97]) == 1
+    assert allowed(matcher, vocabulary) == {256, 258}
+    assert matcher.advance([258]) == 1 and matcher.finished
+
+
+def test_a_vocabulary_without_an_end_is_matched_all_the_same() -> None:
+    vocabulary = Vocabulary([bytes([byte]) for byte in range(256)])
+    matcher = Grammar.compile(Lark('start: "a"'), vocabulary).matcher()
+    assert allowed(matcher, vocabulary) == {97}
+    assert matcher.advance([97]) == 1 and allowed(matcher, vocabulary) == set()
+
+
+def test_tokens_that_do_not_fit_are_not_consumed_and_break_nothing() -> None:
+    matcher = compiled(LIST).matcher()
+    assert matcher.advance(list(b'{"value":x1')) == 9
+    assert matcher.advance([5000, 1]) == 0 and matcher.advance([256]) == 0
+    assert matcher.advance(list(b'1,"next":null}')) == 14 and matcher.accepting
+
+
+def test_rollback_goes_back_over_the_end_as_well() -> None:
+    matcher = compiled(LIST).matcher()
+    whole = list(b'{"value":1,"next":null}')
+    assert matcher.advance([*whole, 256]) == len(whole) + 1
+    matcher.rollback(6)
+    assert text(matcher, matcher.ending([])) == "null}"
+    with pytest.raises(ValueError, match="cannot undo 99"):
+        matcher.rollback(99)
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    matcher = compiled(LIST).matcher()
+    matcher.advance(list(b'{"value":'))
+    twin = matcher.fork()
+    assert twin.advance(list(b'7,"next":null}')) == 14
+    assert twin.accepting and not matcher.accepting
+
+
+def test_forced_text_is_told_as_bytes_and_as_tokens() -> None:
+    matcher = compiled(LIST).matcher()
+    assert matcher.forced_bytes() == b'{"value":'
+    assert text(matcher, matcher.forced([])) == '{"value":'
+
+
+@pytest.mark.parametrize(
+    "start", ["", '{"value":12', '{"value":1,"next":{', '{"value":1,"next":{"value":-', '{"value":1,"next":n']
+)
+def test_an_ending_completes_the_text_from_anywhere(start: str) -> None:
+    matcher = compiled(LIST).matcher()
+    assert matcher.advance(list(start.encode())) == len(start)
+    ending = matcher.ending([])
+    assert len(ending) == matcher.min_tokens_to_accept() < 32
+    assert matcher.advance(ending) == len(ending) and matcher.accepting
+    json.loads(start + text(matcher, ending))
+
+
+@pytest.mark.parametrize("start", ["", '{"a":"x}', '{"a":[1,{"b":"\\', '{"a":{"b":tr', '{"":-', '{"a":"é'])
+def test_free_json_is_ended_from_inside_strings_numbers_and_words(start: str) -> None:
+    matcher = compiled({"type": "object"}).matcher()
+    assert matcher.advance(list(start.encode())) == len(start.encode())
+    json.loads(start + text(matcher, matcher.ending([])))
+
+
+def test_where_no_ending_is_found_none_is_claimed() -> None:
+    matcher = compiled(Lark('start: /[#}]{300}/ "!" start | "."')).matcher()
+    matcher.advance([ord("#")])
+    assert matcher.ending([]) == [] and matcher.min_tokens_to_accept() == 0 and not matcher.accepting
+
+
+def test_alternatives_that_begin_alike_are_all_allowed() -> None:
+    grammar = compiled({"type": "object", "dependentRequired": {"bar": ["foo"]}}, strict=False)
+    assert grammar.engine == "llguidance"
+    for value in ({}, {"foo": 1}, {"b": 1}, {"bar": 1, "foo": 2}):
+        assert allows(grammar, compact(value)), value
+    assert not allows(grammar, '{"bar":1}')
+
+
+@pytest.mark.parametrize("whitespace", ["compact", "single", "flexible"])
+def test_both_engines_read_a_closed_schema_alike(whitespace: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 3}, "b": {"enum": ["x", {"k": [1.5]}]}},
+        "patternProperties": {"^p": {"type": "string", "pattern": "^q+$", "maxLength": 2}},
+        "additionalProperties": {"type": "array", "items": {"multipleOf": 3, "type": "integer"}, "minItems": 1},
+    }
+    fsm, llg = (compiled(schema, engine=engine, whitespace=whitespace) for engine in ("fsm", "llguidance"))
+    assert (fsm.engine, llg.engine) == ("fsm", "llguidance")
+    values = [
+        {},
+        {"a": 3},
+        {"a": 2},
+        {"b": "x"},
+        {"b": {"k": [1.5]}},
+        {"p": "qq"},
+        {"p": "qqq"},
+        {"z": [3, 12]},
+        {"z": []},
+    ]
+    separators = (",", ":") if whitespace == "compact" else (", ", ": ")
+    for value in [*values, {"a": 4, "b": "x", "pp": "q", "z": [9]}, {"z": []}, {"z": [4]}, {"z": 1}]:
+        written = json.dumps(value, separators=separators)
+        assert allows(fsm, written) == allows(llg, written), written
+
+
+def test_free_text_before_a_context_free_part_does_not_swallow_it() -> None:
+    anything = ast.star(ast.ANY_CHAR)
+    free = ast.Difference(anything, ast.concat(anything, ast.literal("<call>"), anything))
+    call = ast.concat(ast.literal("<call>"), ast.Rule("nest"))
+    rules = (
+        ("nest", ast.alternation(ast.concat(ast.literal("("), ast.Rule("nest"), ast.literal(")")), ast.literal("x"))),
+    )
+    grammar = compiled(Composite(ast.concat(free, ast.optional(call)), rules))
+    for good in ("", "hello", "hello <call>((x))", "<call>x", "a < b"):
+        assert allows(grammar, good), good
+    for bad in ("hello <call>", "<call>(x", "<call>x<call>x"):
+        assert not allows(grammar, bad), bad
+
+
+def test_lark_text_holds_what_terminals_cannot_confuse() -> None:
+    node = ast.concat(parse("[a-c]{2}"), ast.Rule("inner"), ast.literal('"/\\'))
+    text = to_lark(node, {"inner": ast.Series(((ast.literal("x"), True),), ast.literal(","))})
+    grammar = LlguidanceGrammar.from_lark(text, BYTES)
+    matcher = grammar.matcher()
+    assert matcher.advance(list(b'abx,x"/\\')) == 8 and matcher.accepting
+
+
+def test_an_automaton_beyond_ascii_inside_rules_is_refused() -> None:
+    wide = ast.Automaton((((0xC3, 0xC3, 1),), ((0xA9, 0xA9, 2),), ()), frozenset({2}))
+    with pytest.raises(GrammarError, match="beyond ASCII"):
+        to_lark(ast.concat(wide, ast.Rule("r")), {"r": ast.literal("x")})
+
+
+def test_schemas_share_one_grammar_when_they_are_put_together() -> None:
+    from graftlm.core.grammar.schema.lowering import lower_schema
+    from graftlm.core.grammar.spec import Options
+
+    first, second = (lower_schema(JsonSchema(s), Options()) for s in (LIST, {"type": "object"}))
+    rules = tuple({**first.rules, **second.rules}.items())
+    grammar = compiled(Composite(ast.concat(first.node, ast.literal("\n"), second.node), rules))
+    assert allows(grammar, '{"value":1,"next":null}\n{"a":[]}')

@@ -1,0 +1,163 @@
+"""Masks hold exactly the tokens that the automaton can read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata import jit
+from graftlm.core.grammar.automata.dfa import Dfa, Place
+from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.masks.masks import Masks
+from graftlm.core.grammar.masks.slices import JSON_STRING, self_loop
+from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level
+from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.spec import Limits
+from graftlm.core.grammar.vocabulary import Vocabulary
+from tests.core.grammar.automata.test_dfa import COUNTED
+from tests.core.grammar.regex.test_regex import PATTERNS
+from tests.core.grammar.vocabularies import allowed, bpe_vocabulary, byte_vocabulary
+
+STRING = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))%s"'
+
+
+def readable(dfa: Dfa, vocabulary: Vocabulary, place: Place) -> set[int]:
+    """By brute force: each token walked on its own."""
+    found = {i for i, token in enumerate(vocabulary.tokens) if token and dfa.walk(place, token) is not None}
+    return found | set(vocabulary.eos_token_ids) if dfa.accepting[place[0]] else found
+
+
+def walk_at_random(dfa: Dfa, vocabulary: Vocabulary, choices: list[int]) -> list[Place]:
+    """The places of a random text, token by token."""
+    places, place = [dfa.start], dfa.start
+    for choice in choices:
+        tokens = sorted(readable(dfa, vocabulary, place) - set(vocabulary.eos_token_ids))
+        if not tokens:
+            break
+        after = dfa.walk(place, vocabulary.tokens[tokens[choice % len(tokens)]])
+        assert after is not None
+        places.append(after)
+        place = after
+    return places
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(PATTERNS, COUNTED), st.lists(st.integers(0, 1000), max_size=5))
+def test_masks_of_random_patterns_are_what_brute_force_finds(pattern: str, choices: list[int]) -> None:
+    vocabulary = bpe_vocabulary()
+    try:
+        dfa = Dfa.compile(parse(pattern), Limits(states=5_000, seconds=2))
+    except GrammarError:
+        return
+    masks = Masks(dfa, vocabulary)
+    for place in walk_at_random(dfa, vocabulary, choices):
+        assert allowed(masks.row(place)) == readable(dfa, vocabulary, place)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        STRING % "*",
+        STRING % "{1,}",
+        STRING % "{2,6}",
+        STRING % "{0,40}",
+        STRING % "{30,}",
+        "[a-z]{3,50}",
+        "[a-z][a-z0-9_]*",
+    ]
+    + [r"\w+", r"[a-z ]{9,20}[A-Z]", r"[a-z ]{9,12}[a-z]", r"[a-zé]*[é-ü]{2,30}", r"(?i)[a-z]{12}"],
+)
+@settings(max_examples=8, deadline=None)
+@given(choices=st.lists(st.integers(0, 1000), min_size=3, max_size=12))
+def test_masks_inside_repeated_classes_are_what_brute_force_finds(pattern: str, choices: list[int]) -> None:
+    vocabulary = bpe_vocabulary()
+    dfa = Dfa.compile(parse(pattern))
+    masks = Masks(dfa, vocabulary)
+    for chars in [loop.chars for state in range(1, dfa.num_states) if (loop := self_loop(dfa, state)) is not None]:
+        vocabulary.slices.build(chars)  # rather than after some misses
+    for place in walk_at_random(dfa, vocabulary, choices):
+        assert allowed(masks.row(place)) == readable(dfa, vocabulary, place)
+
+
+@pytest.mark.parametrize(
+    "pattern", [STRING % "*", STRING % "{1,40}", r"(\d{1,3}\.){3}\d{1,3}", r"([a-z]{2,20},){9,30}"]
+)
+def test_walking_by_level_finds_the_same_tokens(pattern: str) -> None:
+    vocabulary, dfa = bpe_vocabulary(), Dfa.compile(parse(pattern))
+    for place in walk_at_random(dfa, vocabulary, [7, 99, 3, 41, 500]):
+        compiled, plain = (np.zeros(vocabulary.num_words, np.int32) for _ in range(2))
+        allow_tokens(vocabulary.trie, dfa, place, compiled)
+        allow_tokens_by_level(vocabulary.trie, dfa, place, plain)
+        assert (compiled == plain).all()
+
+
+def test_masks_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "COMPILED", False)
+    dfa = Dfa.compile(parse(STRING % "{0,30}"))
+    assert allowed(Masks(dfa, byte_vocabulary()).row(dfa.start)) == {ord('"')}
+
+
+@pytest.mark.parametrize("counts", ["*", "+", "{0,400}", "{5,400}", "{20,}"])
+def test_json_strings_of_any_length_share_one_slice(counts: str) -> None:
+    dfa = Dfa.compile(parse(STRING % counts))
+    place = dfa.walk(dfa.start, b'"abc')
+    assert place is not None
+    loop = self_loop(dfa, place[0])
+    assert loop is not None and loop.chars == JSON_STRING
+
+
+def test_places_far_from_their_bounds_share_one_mask() -> None:
+    dfa = Dfa.compile(parse(STRING % "{0,4000}"))
+    masks = Masks(dfa, byte_vocabulary())
+    place = dfa.walk(dfa.start, b'"')
+    for _ in range(100):
+        assert place is not None
+        masks.row(place)
+        place = dfa.walk(place, b"x")
+    assert masks.num_bytes == 4 * byte_vocabulary().num_words
+
+
+def test_equal_masks_are_kept_once() -> None:
+    dfa = Dfa.compile(parse("(aX|bX|cX|dX)Y"))
+    masks = Masks(dfa, byte_vocabulary())
+    rows = [masks.row(place) for text in (b"a", b"b", b"c", b"d") if (place := dfa.walk(dfa.start, text))]
+    assert all(row is rows[0] for row in rows)
+
+
+def test_masks_stay_within_their_bytes() -> None:
+    dfa = Dfa.compile(parse("".join(f"[{c}{c.upper()}]" for c in "abcdefghij")))
+    row_bytes = 4 * byte_vocabulary().num_words
+    masks = Masks(dfa, byte_vocabulary(), max_bytes=3 * row_bytes)
+    for _ in range(2):
+        for length in range(10):
+            place = dfa.walk(dfa.start, b"abcdefghij"[:length])
+            assert place is not None
+            letter = "abcdefghij"[length]
+            assert allowed(masks.row(place)) == {ord(letter), ord(letter.upper())}
+            assert masks.num_bytes <= 3 * row_bytes
+
+
+def test_ids_with_the_same_bytes_are_allowed_together() -> None:
+    vocabulary = Vocabulary([b"a", b"b", b"a", b"ab", b"a"], eos_token_id=None)
+    grammar = FsmGrammar(Dfa.compile(parse("ab?")), vocabulary)
+    assert allowed(grammar.masks.row(grammar.dfa.start)) == {0, 2, 3, 4}
+
+
+def test_ids_beyond_the_tokenizer_are_never_allowed() -> None:
+    vocabulary = Vocabulary([b"a", b"b"], vocab_size=70)
+    row = Masks(Dfa.compile(parse("[ab]*")), vocabulary).row((1,))
+    assert len(row) == 3 and allowed(row) == {0, 1}
+
+
+def test_end_of_sequence_is_allowed_exactly_where_the_text_is_complete() -> None:
+    vocabulary = Vocabulary([b"a", b"b", b"</s>", b"<|end|>"], eos_token_id=[2, 3])
+    grammar = FsmGrammar(Dfa.compile(parse("ab*")), vocabulary)
+    matcher = grammar.matcher()
+    row = np.zeros(vocabulary.num_words, np.int32)
+    matcher.fill_mask(row)
+    assert allowed(row) == {0}
+    matcher.advance([0])
+    matcher.fill_mask(row)
+    assert allowed(row) == {1, 2, 3}

@@ -1,0 +1,173 @@
+"""Regular expressions mean what they mean in Python's `re`."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.regex.regex import parse
+
+ALPHABET = "abzABZ019_ .-\né\u0130ſKλ中😀"
+
+ATOMS = st.sampled_from(
+    [
+        *"abAZ0_",
+        r"\d",
+        r"\w",
+        r"\s",
+        r"\D",
+        r"\W",
+        r"\S",
+        ".",
+        "é",
+        "λ",
+        "😀",
+        r"\.",
+        r"\x61",
+        r"\u00e9",
+        r"\n",
+        r"\060",
+    ]
+    + ["[a-c]", "[^a-c]", r"[\d_-]", "[]a]", "[^]a]", r"[\w.]", r"[^\W\d]", "[a-zé中]", "[K-k]", "(?i:ss)", "(?s:.)"]
+)
+COUNTS = st.sampled_from(["*", "+", "?", "*?", "+?", "??", "{2}", "{1,3}", "{,2}", "{2,}", "{0}", "{3,12}?"])
+
+
+def _compound(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map("|".join),
+        st.tuples(inner, COUNTS).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
+        inner.map(lambda body: f"({body})"),
+        inner.map(lambda body: f"(?i:{body})"),
+    )
+
+
+PATTERNS = st.recursive(ATOMS, _compound, max_leaves=6)
+TEXTS = st.lists(st.text(ALPHABET, max_size=6), min_size=10, max_size=20)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PATTERNS, TEXTS, st.data())
+def test_a_pattern_matches_the_texts_that_fullmatch_matches(
+    pattern: str, texts: list[str], data: st.DataObject
+) -> None:
+    dfa = Dfa.compile(parse(pattern))
+    member = data.draw(st.from_regex(pattern, fullmatch=True))
+    for text in [*texts, member, member + "a", member[:-1]]:
+        if not any(0xD800 <= ord(c) < 0xE000 for c in text):
+            assert dfa.matches(text.encode()) == (re.fullmatch(pattern, text) is not None), (pattern, text)
+
+
+@settings(max_examples=75, deadline=None)
+@given(st.sampled_from(["", "^"]), PATTERNS, st.sampled_from(["", "$"]), TEXTS)
+def test_a_searched_pattern_matches_the_texts_that_contain_it(
+    head: str, body: str, tail: str, texts: list[str]
+) -> None:
+    pattern = f"{head}(?:{body}){tail}"
+    dfa = Dfa.compile(parse(pattern, search=True))
+    for text in texts:
+        expected = re.search(pattern.replace("$", r"\Z"), text) is not None
+        assert dfa.matches(text.encode()) == expected, (pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("^a|b$", ["ac", "a", "b", "cb"], ["ca", "bc"]),
+        ("(^a|b)c", ["acx", "xbc"], ["xac"]),
+        ("(?:^|,)x(?:,|$)", ["x", "a,x,b", "x,"], ["ax", "xa"]),
+        ("^$", [""], ["a"]),
+        ("", ["", "anything"], []),
+    ],
+)
+def test_anchors_bind_the_alternative_they_stand_in(pattern: str, inside: list[str], outside: list[str]) -> None:
+    dfa = Dfa.compile(parse(pattern, search=True))
+    assert all(dfa.matches(text.encode()) for text in inside)
+    assert not any(dfa.matches(text.encode()) for text in outside)
+
+
+@pytest.mark.parametrize("letter", "dws")
+def test_categories_hold_the_characters_that_re_puts_in_them(letter: str) -> None:
+    dfa = Dfa.compile(parse(rf"\{letter}"))
+    for code_point in [*range(0x3000), *range(0x10400, 0x10500), *range(0x1D7C0, 0x1D800)]:
+        if not 0xD800 <= code_point < 0xE000:
+            text = chr(code_point)
+            assert dfa.matches(text.encode()) == (re.fullmatch(rf"\{letter}", text) is not None), hex(code_point)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        ("(?i)straße", "STRAßE", True),
+        ("(?a)\\w+", "é", False),
+        ("(?x) a b # comment\n c", "abc", True),
+        ("a(?#note)b", "ab", True),
+        ("(?P<year>\\d{4})-(?<month>\\d\\d)", "2024-11", True),
+        ("a{,2}", "aa", True),
+        ("a{x}", "a{x}", True),
+        ("(?i)k", "\u212a", True),
+        (r"\N{BULLET}", "\u2022", True),
+        ("(?i:a)b", "AB", False),
+    ],
+)
+def test_details_of_the_dialect(pattern: str, text: str, expected: bool) -> None:
+    assert Dfa.compile(parse(pattern)).matches(text.encode()) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "position", "reason"),
+    [
+        ("ab(?=c)", 2, "lookahead"),
+        ("ab(?!c)", 2, "negative lookahead"),
+        ("(?<=a)b", 0, "lookbehind"),
+        (r"(a)\1", 3, "backreference"),
+        ("(?P<x>a)(?P=x)", 8, "backreference"),
+        (r"a\b", 1, "word boundary"),
+        ("a*+", 0, "possessive"),
+        ("(?>a)", 0, "atomic"),
+        ("(a)(?(1)b|c)", 3, "conditional"),
+        ("a**", 2, "multiple repeat"),
+        ("*a", 0, "nothing to repeat"),
+        ("(ab", 0, "not closed"),
+        ("ab)", 2, "closes no group"),
+        ("[ab", 0, "not closed"),
+        ("[z-a]", 1, "backwards"),
+        ("a{3,2}", 1, "minimum above its maximum"),
+        ("ab\\", 2, "backslash"),
+        (r"\q", 0, "no known escape"),
+        (r"\p{L}", 0, "property"),
+        (r"\x4", 0, "hexadecimal"),
+        ("a^b", 1, "ends of the pattern"),
+        ("a$b", 1, "ends of the pattern"),
+        ("a(?i)b", 1, "at its beginning"),
+        ("(?m)^a", 4, "flag m"),
+        ("(" * 70 + ")" * 70, 64, "nest deeper"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_its_position(pattern: str, position: int, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason) as refused:
+        parse(pattern)
+    assert refused.value.position == position
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("ab()[]{}|*+?^$\\.-,:<>=!#dwsx01i", max_size=10))
+def test_what_re_refuses_is_refused_and_nothing_else_is_raised(pattern: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = re.compile(pattern)
+    except (re.error, OverflowError):
+        expected = None
+    try:
+        node = parse(pattern)
+    except GrammarError:
+        return
+    assert expected is not None, pattern
+    assert node is not None

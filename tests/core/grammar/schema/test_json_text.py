@@ -1,0 +1,55 @@
+"""Strings and names as JSON spells them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.schema import json_text
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\/\n\t\x00\x1f\x7fé'), max_size=5)
+
+
+def spelled(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TEXTS, max_size=3), st.lists(TEXTS, min_size=3, max_size=6))
+def test_other_names_are_all_but_the_given_ones(names: list[str], texts: list[str]) -> None:
+    node = json_text.other_names(names)
+    for text in [*texts, *names, *(name + "a" for name in names), *(name[:-1] for name in names)]:
+        assert product.matches(node, spelled(text)) == (text not in names), (names, text)
+
+
+@pytest.mark.parametrize("names", [["/"], ["a/b", "a"], ["a/"]])
+def test_a_name_cannot_come_back_by_escaping_its_slash(names: list[str]) -> None:
+    node = json_text.other_names(names)
+    for name in names:
+        assert not product.matches(node, name.replace("/", "\\/"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS)
+def test_free_text_has_the_spelling_of_json_dumps(text: str) -> None:
+    from graftlm.core.grammar import ast
+
+    assert product.matches(ast.star(json_text.TEXT_CHAR), spelled(text))
+    assert product.matches(ast.star(json_text.NAME_CHAR), spelled(text))
+    assert product.matches(json_text.string(text), json.dumps(text, ensure_ascii=False))
+
+
+def test_a_pattern_is_spelled_with_its_escapes() -> None:
+    node = json_text.spell(parse(r'[\n"a]\\{2}'))
+    assert [text for text in ("a\\\\\\\\", '\\"\\\\\\\\', "\\n\\\\\\\\") if not product.matches(node, text)] == []
+    assert not product.matches(node, '"\\\\\\\\') and not product.matches(node, "a\\\\")
+
+
+def test_a_lone_surrogate_cannot_be_written() -> None:
+    with pytest.raises(GrammarError, match="lone surrogate"):
+        json_text.string("a\ud800")

@@ -1,0 +1,75 @@
+"""Bounds and multiples of numbers as languages of their decimal text."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.schema import numbers
+from graftlm.core.grammar.schema.shapes import Number
+
+BOUNDS = st.none() | st.decimals(-1500, 1500, places=2) | st.integers(-20, 120).map(Decimal)
+TEXTS = st.from_regex(r"-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,3})?", fullmatch=True)
+
+
+def matches(node: Node, text: str) -> bool:
+    return product.matches(node, text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.booleans(), BOUNDS, BOUNDS, st.booleans(), st.booleans(), st.lists(TEXTS, min_size=20, max_size=40))
+def test_a_text_is_within_bounds_when_its_value_is(
+    integer: bool, low: Decimal | None, high: Decimal | None, after: bool, before: bool, texts: list[str]
+) -> None:
+    shape = Number(integer, low, high, after and low is not None, before and high is not None)
+    node = numbers.number(shape)
+    edges = [f"{bound}{digits}" for bound in (low, high) if bound is not None for digits in ("", "0", "1")]
+    for text in [*texts, *(edge for edge in edges if "." in edge)]:
+        value = Decimal(text)
+        if value == 0 and text[0] == "-" or re.fullmatch("-0[.]?0*", text):
+            continue  # bounded numbers are written without "-0"
+        expected = not (integer and "." in text)
+        expected = expected and (low is None or (value > low if after else value >= low))
+        expected = expected and (high is None or (value < high if before else value <= high))
+        assert matches(node, text) == expected, (shape, text)
+
+
+@pytest.mark.parametrize("step", ["1", "2", "3", "7", "10", "0.01", "0.5", "2.5", "0.25", "12", "100"])
+@pytest.mark.parametrize("integer", [True, False])
+def test_a_text_is_a_multiple_when_its_value_is(step: str, integer: bool) -> None:
+    node = numbers.number(Number(integer, multiple_of=(Decimal(step),)))
+    for text in ("0", "1", "2", "5", "10", "12", "-21", "35", "100", "0.5", "2.50", "0.01", "-7.25", "1.005", "3.000"):
+        expected = Decimal(text) % Decimal(step) == 0 and not (integer and "." in text)
+        assert matches(node, text) == expected, text
+
+
+def test_a_free_number_has_every_spelling_of_json() -> None:
+    node = numbers.number(Number())
+    for text in ("0", "-0", "1.50", "-12e7", "1E+2", "0.1e-05"):
+        assert matches(node, text), text
+    for text in ("01", ".5", "1.", "+1", "1e", "-", "0x1", "NaN"):
+        assert not matches(node, text), text
+
+
+def test_a_free_integer_has_one_zero() -> None:
+    node = numbers.number(Number(integer=True))
+    assert [text for text in ("0", "7", "-7", "10") if not matches(node, text)] == []
+    assert [text for text in ("-0", "01", "-", "1.0", "1e3") if matches(node, text)] == []
+
+
+def test_bounds_on_large_numbers_stay_small() -> None:
+    node = numbers.number(Number(True, Decimal(-(2**63)), Decimal(2**63 - 1)))
+    assert Dfa.compile(node).num_states < 500
+    assert matches(node, "9223372036854775807") and not matches(node, "9223372036854775808")
+
+
+def test_a_step_that_needs_too_many_states_is_refused() -> None:
+    with pytest.raises(GrammarError, match=r"multipleOf 1009, 2003 needs 2,021,027 states.*rounder step"):
+        numbers.number(Number(multiple_of=(Decimal(1009), Decimal(2003))))

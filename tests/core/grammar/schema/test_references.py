@@ -1,0 +1,61 @@
+"""Where references lead inside one document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.schema.references import References
+
+DOCUMENT: dict[str, Any] = {
+    "$id": "https://example.org/root.json",
+    "$defs": {
+        "a/b~c": {"type": "integer"},
+        "inner": {"$id": "inner.json", "$defs": {"x": {"type": "null"}}, "$anchor": "here"},
+        "urn": {"$id": "urn:x:y", "$defs": {"z": {"type": "string"}}},
+    },
+    "anyOf": [{"type": "boolean"}],
+    "properties": {"$id": {"type": "string"}},
+    "const": {"$id": "ignored.json"},
+}
+
+
+@pytest.mark.parametrize(
+    ("reference", "pointer", "target"),
+    [
+        ("#", "", ""),
+        ("#/$defs/a~1b~0c", "", "/$defs/a~1b~0c"),
+        ("#/%24defs/a~1b~0c", "/anyOf/0", "/$defs/a~1b~0c"),
+        ("#/anyOf/0", "", "/anyOf/0"),
+        ("inner.json", "", "/$defs/inner"),
+        ("https://example.org/inner.json#/$defs/x", "", "/$defs/inner/$defs/x"),
+        ("#/$defs/x", "/$defs/inner", "/$defs/inner/$defs/x"),
+        ("inner.json#here", "", "/$defs/inner"),
+        ("root.json", "/$defs/inner", ""),
+        ("#/$defs/z", "/$defs/urn", "/$defs/urn/$defs/z"),
+    ],
+)
+def test_a_reference_leads_to_a_pointer(reference: str, pointer: str, target: str) -> None:
+    assert References(DOCUMENT).target(reference, pointer) == target
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("other.json", "leads out of this document"),
+        ("#nowhere", r"names no \$anchor"),
+        ("#/anyOf/3", "there is no '3'"),
+        ("#/$defs/iner", "did you mean 'inner'"),
+        ("ignored.json", "leads out of this document"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_says_so_and_where_it_stands(reference: str, message: str) -> None:
+    with pytest.raises(GrammarError, match=message) as caught:
+        References(DOCUMENT).target(reference, "/properties/$id")
+    assert caught.value.pointer == "/properties/$id/$ref"
+
+
+def test_the_schema_at_a_pointer() -> None:
+    assert References(DOCUMENT).schema("/$defs/a~1b~0c") == {"type": "integer"}
