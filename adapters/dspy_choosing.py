@@ -16,7 +16,7 @@ END = b"\n\n"
 
 
 class Choosing:
-    """A grammar whose matchers say where a choice is to be made (`graftlm.core.choice.Chooser`).
+    """A grammar whose matchers say where a choice is to be made (`graftlm.core.scheduling.choice.Chooser`).
 
     choices  the options behind each header; a header stands in the text once
     """
@@ -42,7 +42,7 @@ class ChoosingMatcher:
         self._lengths: list[int] = []  # of the text before each consumed token
 
     def options(self, context: Sequence[int]) -> list[list[int]]:
-        """See `graftlm.core.choice.Chooser`. What the grammar forces here belongs to the options' tokens."""
+        """See `graftlm.core.scheduling.choice.Chooser`. What the grammar forces here belongs to the options' tokens."""
         ahead = self._inner.forced_bytes()
         text = bytes(self._text) + ahead
         for header, options in self._rules.choices:

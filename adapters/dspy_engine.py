@@ -24,6 +24,8 @@ from graftlm.adapters.dspy_choosing import Choosing
 from graftlm.adapters.dspy_decisions import Decision, Measured, judgment_pieces, measure
 from graftlm.adapters.dspy_inflight import InFlight
 from graftlm.adapters.dspy_scaffold import Scaffold
+from graftlm.core.chat.tool_grammar import tool_constraint
+from graftlm.core.chat.tools import Tool, ToolFormat, ToolStream
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.constraint import vocabulary_of
 from graftlm.core.errors import GraftError, GrammarError
@@ -32,8 +34,6 @@ from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema
 from graftlm.core.request import Chunk, Completion, Request
 from graftlm.core.runtime import Runtime
-from graftlm.core.tool_grammar import tool_constraint
-from graftlm.core.tools import Tool, ToolFormat, ToolStream
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from graftlm.adapters.dspy_pieces import joined, literal, lower_schema
 from graftlm.adapters.dspy_schema import INTEGER, NUMBER, OutputSchema
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.regex.regex import regex
+from graftlm.core.grammar.regex import regex
 from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema
 

@@ -9,9 +9,9 @@ from typing import Any
 from dspy import lm15
 
 from graftlm.core import errors
-from graftlm.core.messages import ContentPart, ImagePart, Message, TextPart, ToolCall
+from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall
+from graftlm.core.chat.tools import Tool
 from graftlm.core.request import Completion, TokenLogprob, Usage
-from graftlm.core.tools import Tool
 
 PROVIDER = "graftlm"
 DEFAULT_MAX_TOKENS = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from guidance.chat import CHAT_TEMPLATE_CACHE, ChatTemplate, UnsupportedRoleException
 
 from graftlm.core.errors import ConfigError
-from graftlm.core.tokenizer import Tokenizer
+from graftlm.core.text.tokenizer import Tokenizer
 
 _SAID = {"system": "probe system", "user": "probe user", "assistant": "probe assistant"}
 

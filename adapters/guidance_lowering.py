@@ -26,7 +26,7 @@ from guidance._ast import (
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.regex.regex import regex
+from graftlm.core.grammar.regex import regex
 from graftlm.core.grammar.schema.text_language import lengths
 
 MAX_LITERAL_CHARS = 4_000

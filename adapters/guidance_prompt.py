@@ -8,7 +8,7 @@ from functools import cached_property
 
 from guidance.models._transformers import TransformersTokenizer
 
-from graftlm.core.tokenizer import Tokenizer
+from graftlm.core.text.tokenizer import Tokenizer
 
 _BOUNDARY = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 _ACROSS = re.compile(rb"[A-Za-z] [A-Za-z]")

@@ -37,10 +37,10 @@ from graftlm.adapters.langchain_messages import (
     response_metadata,
     usage_metadata,
 )
+from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
+from graftlm.core.chat.tools import Tool, ToolFormat, ToolStream, ToolText
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, Request
-from graftlm.core.tool_grammar import ToolChoice, tool_constraint
-from graftlm.core.tools import Tool, ToolFormat, ToolStream, ToolText
 
 if TYPE_CHECKING:
     from graftlm.adapters.langchain_decisions import GraftDecisionModel

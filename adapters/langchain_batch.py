@@ -25,9 +25,9 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
-from graftlm.core import gather
+from graftlm.core import loop_batching
+from graftlm.core.chat.messages import Message
 from graftlm.core.errors import GraftError
-from graftlm.core.messages import Message
 from graftlm.core.request import Completion, Request
 from graftlm.core.runtime import Runtime
 
@@ -124,7 +124,7 @@ async def acomplete(call: Call) -> Completion:
     claimed = _claim(call)
     if claimed is not None:
         return await asyncio.wrap_future(claimed)
-    return await gather.complete(call.runtime, call.request)
+    return await loop_batching.complete(call.runtime, call.request)
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from pydantic import ConfigDict, Field, model_validator
 from graftlm.adapters.langchain_base import sort_keywords
 from graftlm.adapters.langchain_errors import langchain_errors
 from graftlm.adapters.langchain_messages import native_messages, usage_metadata
+from graftlm.core.chat.messages import Message
 from graftlm.core.errors import ConfigError
-from graftlm.core.messages import Message
+from graftlm.core.program.select import Selection, check_choices, submit_select
 from graftlm.core.request import Usage
 from graftlm.core.runtime import Runtime, check_given
-from graftlm.core.select import Selection, check_choices, submit_select
 
 try:
     from langchain_core.decisions import (

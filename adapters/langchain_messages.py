@@ -21,10 +21,10 @@ from langchain_core.messages import (
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 
+from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
+from graftlm.core.chat.tools import ToolDelta, ToolText
 from graftlm.core.errors import ConfigError
-from graftlm.core.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
 from graftlm.core.request import Completion, TokenLogprob, Usage
-from graftlm.core.tools import ToolDelta, ToolText
 
 _NOT_FOR_THE_MODEL = frozenset(
     ("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "input_json_delta", "thinking", "reasoning")

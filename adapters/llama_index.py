@@ -38,13 +38,13 @@ from graftlm.adapters.llama_index_messages import (
 )
 from graftlm.adapters.llama_index_selector import GraftSelector
 from graftlm.adapters.llama_index_structured import StructuredPrediction
-from graftlm.core import gather
+from graftlm.core import loop_batching
+from graftlm.core.chat.tool_grammar import tool_constraint
+from graftlm.core.chat.tools import Tool, ToolFormat
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Request
 from graftlm.core.runtime import Runtime, check_given
-from graftlm.core.tool_grammar import tool_constraint
-from graftlm.core.tools import Tool, ToolFormat
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
@@ -186,7 +186,7 @@ class GraftLLM(StructuredPrediction):
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         request, form = self._chat_request(messages, kwargs)
-        return chat_response(self.model, await gather.complete(self.runtime_for(), request), form)
+        return chat_response(self.model, await loop_batching.complete(self.runtime_for(), request), form)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
@@ -220,7 +220,7 @@ class GraftLLM(StructuredPrediction):
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         request = self._text_request(prompt, formatted, kwargs)
-        return completion_response(self.model, await gather.complete(self.runtime_for(), request))
+        return completion_response(self.model, await loop_batching.complete(self.runtime_for(), request))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:

@@ -22,10 +22,10 @@ from llama_index.core.base.llms.types import (
     VideoBlock,
 )
 
+from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
+from graftlm.core.chat.tools import ToolFormat, ToolStream, ToolText
 from graftlm.core.errors import ConfigError
-from graftlm.core.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
 from graftlm.core.request import Chunk, Completion, TokenLogprob, Usage
-from graftlm.core.tools import ToolFormat, ToolStream, ToolText
 
 _ROLES = {
     MessageRole.SYSTEM: "system",

@@ -14,7 +14,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools.types import ToolMetadata
 
 from graftlm.adapters.llama_index_messages import native_messages
-from graftlm.core.select import Selection, check_choices, submit_select
+from graftlm.core.program.select import Selection, check_choices, submit_select
 
 if TYPE_CHECKING:
     from graftlm.adapters.llama_index import GraftLLM

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from graftlm.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from graftlm.core.radix import Node
+    from graftlm.core.kv.radix import Node
 
 EvictionKey = Callable[["Node"], Any]
 

@@ -11,7 +11,7 @@ from graftlm.core.config import SamplingParams
 if TYPE_CHECKING:
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.vocabulary import Vocabulary
-    from graftlm.core.tokenizer import Tokenizer
+    from graftlm.core.text.tokenizer import Tokenizer
 
 _vocabularies: WeakKeyDictionary[Any, Vocabulary] = WeakKeyDictionary()
 

@@ -7,27 +7,27 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from graftlm.core.admission import Limits
-from graftlm.core.claim import Claim
 from graftlm.core.config import EngineConfig
-from graftlm.core.draft import Check, Drafter
 from graftlm.core.errors import EngineError, GraftError
-from graftlm.core.memory import give_back
+from graftlm.core.kv.memory import give_back
+from graftlm.core.kv.prefix_cache import PrefixCache
+from graftlm.core.kv.radix import Node
 from graftlm.core.metrics import Counters, Stats
-from graftlm.core.open_requests import OpenRequests
-from graftlm.core.plan import StepPlan, build_plan
-from graftlm.core.prefix_cache import PrefixCache
-from graftlm.core.radix import Node
+from graftlm.core.model.lease import Claim
 from graftlm.core.request import Completion, Request, Sequence, SequenceGroup
-from graftlm.core.scheduler import HEADROOM, Scheduler
-from graftlm.core.step_sampler import Draws, Outcome, StepSampler, is_constrained
-from graftlm.core.writer import Writer
+from graftlm.core.sampling.step_sampler import Draws, Outcome, StepSampler, is_constrained
+from graftlm.core.scheduling.admission import Limits
+from graftlm.core.scheduling.output_writer import Writer
+from graftlm.core.scheduling.request_tracker import OpenRequests
+from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
+from graftlm.core.scheduling.speculation import Check, Drafter
+from graftlm.core.step_plan import StepPlan, build_plan
 
 if TYPE_CHECKING:
     import torch
 
-    from graftlm.core.runner import Runner, RunnerSpec
-    from graftlm.core.tokenizer import Tokenizer
+    from graftlm.core.engine_builder import Runner, RunnerSpec
+    from graftlm.core.text.tokenizer import Tokenizer
 
 
 class Engine(Protocol):
@@ -372,7 +372,7 @@ def build_local(
     model: Any, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None] = lambda: None
 ) -> LocalEngine:
     """Load `model` and put an engine over it, with the loader and the kernels that the configuration names."""
-    from graftlm.core.runner import build_runner
+    from graftlm.core.engine_builder import build_runner
     from graftlm.plugins import manager
 
     registry = manager.load()

@@ -16,7 +16,7 @@ from graftlm.core.metrics import Stats
 
 if TYPE_CHECKING:
     from graftlm.core.engine import Engine
-    from graftlm.core.radix import Node
+    from graftlm.core.kv.radix import Node
 
 Task = Callable[["Engine"], object]
 BuildEngine = Callable[[Callable[[], None]], "Engine"]

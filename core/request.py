@@ -16,14 +16,14 @@ from graftlm.core.config import SamplingParams
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from graftlm.core.choice import Choice
-    from graftlm.core.detokenizer import Detokenizer
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.matcher import Matcher
+    from graftlm.core.kv.pages import Extent
+    from graftlm.core.kv.radix import Node
     from graftlm.core.metrics import PrefixMiss
-    from graftlm.core.pages import Extent
-    from graftlm.core.radix import Node
-    from graftlm.core.stop import StopMatcher
+    from graftlm.core.scheduling.choice import Choice
+    from graftlm.core.scheduling.stop_strings import StopMatcher
+    from graftlm.core.text.detokenizer import Detokenizer
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
 Prompt = "str | Seq[int] | Seq[Message] | Seq[dict[str, Any]]"
@@ -196,13 +196,13 @@ class Sequence:
     logits: np.ndarray | None = None
     pinned: Node | None = field(default=None, repr=False)
     holding: Any = field(default=None, repr=False)
-    """Where its KV lies, as the plan last laid it out (`graftlm.core.plan.Holding`)."""
+    """Where its KV lies, as the plan last laid it out (`graftlm.core.step_plan.Holding`)."""
     choice: Choice | None = None
     """What this sequence scores an option of."""
     lane: Any = None
     """What the runner keeps for this sequence (the serial lane's own cache)."""
     copying: Any = field(default=None, repr=False)
-    """How guesses of its next tokens fared (`graftlm.core.draft.Copying`)."""
+    """How guesses of its next tokens fared (`graftlm.core.scheduling.speculation.Copying`)."""
 
     def __post_init__(self) -> None:
         if not self.tokens:

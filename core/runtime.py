@@ -21,15 +21,15 @@ from graftlm.core.config import EngineConfig, SamplingParams
 from graftlm.core.engine_thread import EngineThread
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
+from graftlm.core.model.source import ModelSource
 from graftlm.core.request import Chunk, Completion, Listener, Request, Score, SequenceGroup
-from graftlm.core.source import ModelSource
 from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
 
 if TYPE_CHECKING:
     from graftlm.core.engine import Engine
-    from graftlm.core.radix import Node
-    from graftlm.core.select import Selection
-    from graftlm.core.tokenizer import Tokenizer
+    from graftlm.core.kv.radix import Node
+    from graftlm.core.program.select import Selection
+    from graftlm.core.text.tokenizer import Tokenizer
 
 
 class Runtime:
@@ -181,7 +181,7 @@ class Runtime:
 
     def select(self, prompt: Any, choices: Sequence[str], method: str = "token_length_normalized") -> Selection:
         """Choose among texts by their likelihood after the prompt."""
-        from graftlm.core.select import select
+        from graftlm.core.program.select import select
 
         return select(self, prompt, choices, method=method)
 

@@ -33,15 +33,6 @@ if TYPE_CHECKING:
         RequestTimeout as RequestTimeout,
         RequestTooLong as RequestTooLong,
     )
-    from graftlm.core.expression import (
-        assistant as assistant,
-        gen as gen,
-        image as image,
-        select as select,
-        system as system,
-        user as user,
-        video as video,
-    )
     from graftlm.core.grammar.compile import Grammar as Grammar
     from graftlm.core.grammar.spec import (
         Choices as Choices,
@@ -54,10 +45,20 @@ if TYPE_CHECKING:
         CacheReport as CacheReport,
         Stats as Stats,
     )
-    from graftlm.core.program import (
+    from graftlm.core.program.expression import (
+        assistant as assistant,
+        gen as gen,
+        image as image,
+        select as select,
+        system as system,
+        user as user,
+        video as video,
+    )
+    from graftlm.core.program.program import (
         program as program,
         set_default_runtime as set_default_runtime,
     )
+    from graftlm.core.program.select import Selection as Selection
     from graftlm.core.request import (
         Chunk as Chunk,
         Completion as Completion,
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
         Usage as Usage,
     )
     from graftlm.core.runtime import Runtime as Runtime
-    from graftlm.core.select import Selection as Selection
 
 _HOME = {
     "graftlm.core.config": ("CacheConfig", "EngineConfig", "SamplingParams", "SchedulerConfig"),
@@ -82,15 +82,15 @@ _HOME = {
         "RequestTimeout",
         "RequestTooLong",
     ),
-    "graftlm.core.expression": ("assistant", "gen", "image", "select", "system", "user", "video"),
+    "graftlm.core.program.expression": ("assistant", "gen", "image", "select", "system", "user", "video"),
     "graftlm.core.grammar.compile": ("Grammar",),
     "graftlm.core.grammar.spec": ("Choices", "JsonSchema", "Lark", "Regex"),
     "graftlm.core.grammar.vocabulary": ("Vocabulary",),
     "graftlm.core.metrics": ("CacheReport", "Stats"),
-    "graftlm.core.program": ("program", "set_default_runtime"),
+    "graftlm.core.program.program": ("program", "set_default_runtime"),
     "graftlm.core.request": ("Chunk", "Completion", "Request", "Score", "Usage"),
     "graftlm.core.runtime": ("Runtime",),
-    "graftlm.core.select": ("Selection",),
+    "graftlm.core.program.select": ("Selection",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

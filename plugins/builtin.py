@@ -30,4 +30,4 @@ def graftlm_register_attention(register: Register) -> None:
 
 @hookimpl
 def graftlm_register_models(register: Register) -> None:
-    register("hf", "graftlm.core.model:load_model", "any Hugging Face decoder")
+    register("hf", "graftlm.core.model.load:load_model", "any Hugging Face decoder")

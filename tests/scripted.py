@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
-from graftlm.core.tokenizer import Tokenizer
+from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import byte_tokenizer
 
 Rule = Callable[[str], str | Exception]

@@ -6,12 +6,12 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from graftlm.core.model import KVStore, LoadedModel
-from graftlm.core.paged import PagedRunner
-from graftlm.core.pages import Extent
-from graftlm.core.plan import ScheduledRow, build_plan
+from graftlm.core.execution.paged import PagedRunner
+from graftlm.core.execution.serial import SerialRunner
+from graftlm.core.kv.pages import Extent
+from graftlm.core.model.load import KVStore, LoadedModel
 from graftlm.core.request import Request, Sequence
-from graftlm.core.serial import SerialRunner
+from graftlm.core.step_plan import ScheduledRow, build_plan
 from graftlm.kernels.cpu.attention import TorchAttention
 
 

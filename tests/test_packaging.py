@@ -45,7 +45,7 @@ def source_files() -> set[str]:
 def test_the_wheel_holds_each_source_file_once(wheel: zipfile.ZipFile) -> None:
     packed = [name for name in wheel.namelist() if ".dist-info/" not in name]
     assert sorted(packed) == sorted(source_files())
-    assert "graftlm/core/radix.py" in packed
+    assert "graftlm/core/kv/radix.py" in packed
     assert "graftlm/py.typed" in packed
 
 
@@ -53,7 +53,7 @@ def test_the_sdist_holds_the_folders_and_no_copy_behind_a_link(dist: Path) -> No
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"core/radix.py", "graftlm/__init__.py", "pyproject.toml", "README.md", "LICENSE"} <= names
+    assert {"core/kv/radix.py", "graftlm/__init__.py", "pyproject.toml", "README.md", "LICENSE"} <= names
     assert not [name for name in names if name.startswith(("graftlm/core", "tests", "bench"))]
 
 
@@ -72,6 +72,6 @@ def test_the_installed_wheel_works_away_from_the_repository(wheel: zipfile.ZipFi
         command = [sys.executable, "-P", *arguments]
         return subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
 
-    code = "import graftlm, graftlm.core.radix; print(graftlm.__file__, graftlm.Usage(1, 2, 3).total_tokens)"
+    code = "import graftlm, graftlm.core.kv.radix; print(graftlm.__file__, graftlm.Usage(1, 2, 3).total_tokens)"
     assert python("-c", code).split() == [str(tmp_path / "site/graftlm/__init__.py"), "4"]
     assert json.loads(python("-m", "graftlm", "plugins", "--json"))[0]["plugin"] == "graftlm"

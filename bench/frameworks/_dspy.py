@@ -18,7 +18,7 @@ from bench import demo_inputs
 from bench.harness import Options, Row, Timing, rate_row
 from graftlm import Runtime
 from graftlm.adapters.dspy import GraftLM
-from graftlm.core.model import resolve
+from graftlm.core.model.load import resolve
 from graftlm.demo.pipelines.dspy import TransformersEngine
 
 THREADS = 16

@@ -15,7 +15,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from bench.harness import Options, timed
 from graftlm import Runtime
-from graftlm.core.embedded import sprout_folder
+from graftlm.core.model.embedded import sprout_folder
 
 
 @contextmanager

@@ -88,8 +88,8 @@ def build(num_slots: int, tiny: bool) -> tuple[Any, int]:
     """The runner that a runtime makes for the model, on a pool full of random KV; and the size of the vocabulary."""
     from bench.gpu.model import CONFIG, random_weights
     from graftlm.core.config import CacheConfig, EngineConfig
-    from graftlm.core.model import load_model
-    from graftlm.core.runner import build_runner
+    from graftlm.core.engine_builder import build_runner
+    from graftlm.core.model.load import load_model
     from graftlm.plugins import manager
     from tests.models import byte_tokenizer
 
@@ -137,9 +137,9 @@ def plan_of(step: Step, first: int, vocab_size: int) -> Any:
 
     Of a decode row eight ninths, its prompt, lie in one range of slots, and what was written since in another.
     """
-    from graftlm.core.pages import Extent
-    from graftlm.core.plan import ScheduledRow, build_plan
+    from graftlm.core.kv.pages import Extent
     from graftlm.core.request import Request, Sequence as TokenSequence
+    from graftlm.core.step_plan import ScheduledRow, build_plan
 
     generator = np.random.default_rng(step.rows)
     length = step.past + step.new

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from bench.harness import Options, Row, paired, rate_row
 from graftlm import Request, Runtime, SamplingParams
-from graftlm.core.embedded import sprout_folder
+from graftlm.core.model.embedded import sprout_folder
 from graftlm.demo.pipelines.llama_index import inputs
 
 CASE = "speculation"

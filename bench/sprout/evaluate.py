@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; exit status 1 if a family is under its floor."""
     args = parse(sys.argv[1:] if argv is None else argv)
     if args.folder is None:
-        from graftlm.core.embedded import verify_sprout
+        from graftlm.core.model.embedded import verify_sprout
 
         args.folder = verify_sprout()
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -55,8 +55,8 @@ def write_folder(folder: Path, network: Network, tokenizer: Any) -> None:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write sha256 and size of each shipped file; `graftlm.core.embedded` reads it."""
-    from graftlm.core.embedded import SHA256_LIST
+    """Write sha256 and size of each shipped file; `graftlm.core.model.embedded` reads it."""
+    from graftlm.core.model.embedded import SHA256_LIST
 
     lines = []
     for name in SHIPPED:

@@ -151,7 +151,7 @@ def language_of(spec: Spec, options: Options, *, context_free: bool = False) -> 
     """What `spec` allows; with `context_free` the tokens of JSON are rules even where the whole is regular."""
     match spec:
         case Regex(pattern):
-            from graftlm.core.grammar.regex.regex import regex
+            from graftlm.core.grammar.regex import regex
 
             return Language(regex.parse(pattern, max_depth=options.limits.depth))
         case Choices(options=choices):

@@ -54,8 +54,8 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, vocab_size: int | None = None) -> Vocabulary:
-        """Read a Hugging Face tokenizer, or a `graftlm.core.tokenizer.Tokenizer`."""
-        from graftlm.core.tokenizer import Tokenizer
+        """Read a Hugging Face tokenizer, or a `graftlm.core.text.tokenizer.Tokenizer`."""
+        from graftlm.core.text.tokenizer import Tokenizer
 
         tok = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.from_hf(tokenizer)
 

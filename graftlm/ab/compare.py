@@ -70,7 +70,7 @@ def compare(pipeline: Pipeline, engines: Sequence[str], model: str, progress: Pr
     Raises: ConfigError for no engine, one given twice, one that the pipeline does not define, or a pipeline that
     gives not one answer per input.
     """
-    from graftlm.core.model import resolve
+    from graftlm.core.model.load import resolve
 
     if not engines or len(set(engines)) != len(engines):
         raise ConfigError(f"engines are {list(engines)}; name at least one, each once")

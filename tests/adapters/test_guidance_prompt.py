@@ -10,7 +10,7 @@ from guidance.chat import ChatMLTemplate
 from guidance.models._transformers import TransformersTokenizer
 
 from graftlm.adapters.guidance_prompt import Known, PromptTokens
-from graftlm.core.tokenizer import Tokenizer
+from graftlm.core.text.tokenizer import Tokenizer
 from tests.adapters.guidance_plugin import trained_tokenizer
 from tests.models import byte_tokenizer
 

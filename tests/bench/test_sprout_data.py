@@ -24,7 +24,7 @@ from bench.sprout.tasks_lists import listing
 from bench.sprout.tokenizer import FastEncoder
 from bench.sprout.wires import TYPES, Wires, build
 from bench.sprout.world import make_world
-from graftlm.core.embedded import sprout_folder
+from graftlm.core.model.embedded import sprout_folder
 
 
 @pytest.fixture(scope="module")

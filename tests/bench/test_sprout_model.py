@@ -13,7 +13,7 @@ from bench.sprout.document import chat, plain
 from bench.sprout.evaluate import Row, agreement, generate, load
 from bench.sprout.maker import user
 from bench.sprout.world import make_world
-from graftlm.core.embedded import sprout_folder
+from graftlm.core.model.embedded import sprout_folder
 
 
 @pytest.fixture(scope="module")

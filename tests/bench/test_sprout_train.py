@@ -11,7 +11,7 @@ from bench.sprout.folder import load_tokenizer, write_folder
 from bench.sprout.muon import Muon, orthogonalize
 from bench.sprout.network import Network, Shape, lookup, masked_attention
 from bench.sprout.train import Schedule, Trainer, parse
-from graftlm.core.embedded import sprout_folder
+from graftlm.core.model.embedded import sprout_folder
 
 SHAPE = Shape(vocab_size=4096, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, context=64)
 

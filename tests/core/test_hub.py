@@ -16,7 +16,7 @@ import pytest
 from graftlm.core import hub
 from graftlm.core.errors import ModelError
 from graftlm.core.runtime import Runtime
-from graftlm.core.tokenizer import Tokenizer
+from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import byte_tokenizer, tiny_model
 
 NAME = "someone/tiny"

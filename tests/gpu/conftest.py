@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from graftlm.core import graphs
+from graftlm.core.execution import cuda_graphs
 
 
 @pytest.fixture(autouse=True)
@@ -21,4 +21,4 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "LADDER", (1, 2, 4, 8, 16))
+    monkeypatch.setattr(cuda_graphs, "LADDER", (1, 2, 4, 8, 16))

@@ -9,7 +9,7 @@ import torch
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.fuse_layers import FusedLayer
+from graftlm.core.fusion.gpu_layers import FusedLayer
 from graftlm.core.runtime import Runtime
 from tests.gpu.device import difference_of_graphs, error_of_decode
 from tests.models import byte_tokenizer, random_prompt, tiny_model
@@ -91,9 +91,9 @@ def test_asking_for_what_there_is_not_is_an_error(options: dict[str, Any], reaso
 
 
 def test_they_are_left_out_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.compact_gpu.free_bytes", lambda device: 10_000_000)
+    monkeypatch.setattr("graftlm.core.fusion.compact_weights.free_bytes", lambda device: 10_000_000)
     with on_hopper() as runtime:
         assert num_compact(runtime) == 0
-    monkeypatch.setattr("graftlm.core.compact_gpu.free_bytes", lambda device: 1_000_000)
+    monkeypatch.setattr("graftlm.core.fusion.compact_weights.free_bytes", lambda device: 1_000_000)
     with pytest.raises(ConfigError, match=r"compact weights take 7\.\d MB beside the weights, 1\.0 MB are free"):
         on_hopper(compact_weights=True).load()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from graftlm.core import experts
+from graftlm.core.execution import experts
 from tests.gpu.device import GREEDY, NEW, family, on_gpu
 from tests.models import greedy_reference, tiny_model
 

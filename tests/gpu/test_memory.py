@@ -9,7 +9,7 @@ import torch
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.errors import ConfigError, EngineError, ModelError, RequestTooLong
-from graftlm.core.memory import free_bytes
+from graftlm.core.kv.memory import free_bytes
 from graftlm.core.runtime import Runtime
 from tests.gpu.device import GREEDY, on_gpu, replace_forward
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model

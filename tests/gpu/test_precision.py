@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from graftlm.core.plan import StepPlan
+from graftlm.core.step_plan import StepPlan
 from graftlm.kernels.gpu import batch_invariant_matmul
 from graftlm.kernels.gpu.batch_invariant_matmul import LARGE, MANY_ROWS, SMALL, ProductTile, product
 from tests.gpu.device import GREEDY, NEW, SHAPES, family, on_gpu, relative, replace_forward

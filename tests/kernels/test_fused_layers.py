@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from graftlm.core import fuse_layers
 from graftlm.core.config import EngineConfig
-from graftlm.core.fuse_gpu import PackedProjections, fuse_gpu
-from graftlm.core.fuse_layers import FusedLayer
-from graftlm.core.model import KVStore, LoadedModel, PagedRunner, load_model
-from graftlm.core.pages import Extent
-from graftlm.core.plan import PlanRow, StepPlan
-from graftlm.core.qualify import batch_dependence
+from graftlm.core.fusion import gpu_layers
+from graftlm.core.fusion.gpu_layers import FusedLayer
+from graftlm.core.fusion.gpu_modules import PackedProjections, fuse_gpu
+from graftlm.core.kv.pages import Extent
+from graftlm.core.model.load import KVStore, LoadedModel, PagedRunner, load_model
+from graftlm.core.model.qualify import batch_dependence
 from graftlm.core.request import Request, Sequence
+from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels.gpu.attention import TritonAttention
 from graftlm.kernels.hopper.halved_product import product_halves
 from tests.models import byte_tokenizer, random_prompt, tiny_model
@@ -30,7 +30,7 @@ ONE_KV_HEAD = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 @pytest.fixture(autouse=True)
 def _without_what_is_fused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.model.fuse_cpu", lambda model, fusions: 0)
+    monkeypatch.setattr("graftlm.core.model.load.fuse_cpu", lambda model, fusions: 0)
 
 
 def varied_model(kind: str, **overrides: Any) -> PreTrainedModel:
@@ -52,10 +52,11 @@ def load_fused(
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "graftlm.core.model._fuse", lambda model, device, **options: fuse_gpu(model, max_rows=max_rows, **options)
+            "graftlm.core.model.load._fuse",
+            lambda model, device, **options: fuse_gpu(model, max_rows=max_rows, **options),
         )
         if not qualified:
-            patch.setattr("graftlm.core.model.qualify", lambda *_, **__: None)
+            patch.setattr("graftlm.core.model.load.qualify", lambda *_, **__: None)
         config = EngineConfig(device=DEVICE.type, strict=strict, max_model_len=64 if strict else 8)
         return load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
 
@@ -136,7 +137,7 @@ def test_sums_of_some_rows_come_in_halves(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("graftlm.kernels.hopper.halved_product.FEW_ROWS", 8)
     monkeypatch.setattr("graftlm.kernels.hopper.halved_product.MAX_ROWS", 16)
     halves: list[int] = []
-    monkeypatch.setattr(fuse_layers, "product_halves", lambda x, w: (halves.append(len(x)), product_halves(x, w))[1])
+    monkeypatch.setattr(gpu_layers, "product_halves", lambda x, w: (halves.append(len(x)), product_halves(x, w))[1])
     # two layers, twice as many inputs of a sum as outputs
     plain, halved = (
         load_fused(varied_model("llama", intermediate_size=128, **ONE_KV_HEAD), qualified=False, max_rows=rows)
@@ -161,15 +162,15 @@ def gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def gated_from_nine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gates are inside products of nine rows and more: rows that are many take an interpreter long."""
-    monkeypatch.setattr(fuse_layers, "can_gate", lambda weight: True)
-    monkeypatch.setattr(fuse_layers, "is_gated", lambda num_rows: num_rows >= 9)
-    monkeypatch.setattr(fuse_layers, "ONE_OF_EACH", (9, 20))
+    monkeypatch.setattr(gpu_layers, "can_gate", lambda weight: True)
+    monkeypatch.setattr(gpu_layers, "is_gated", lambda num_rows: num_rows >= 9)
+    monkeypatch.setattr(gpu_layers, "ONE_OF_EACH", (9, 20))
 
 
 @pytest.mark.usefixtures("gated_from_nine")
 def test_gates_are_inside_the_product_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: (rows.append(len(x)), gate(x, w))[1])
+    monkeypatch.setattr(gpu_layers, "wide_gate", lambda x, w: (rows.append(len(x)), gate(x, w))[1])
     loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=16)
     assert rows[:4] == [9, 20] * 2  # what its kernels give is looked at first, in each layer
     for num_tokens, gated in (8, 0), (9, 2), (17, 2):
@@ -181,7 +182,7 @@ def test_gates_are_inside_the_product_where_that_is_faster(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("gated_from_nine")
 def test_a_gate_that_is_wrong_for_many_rows_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse_layers, "wide_gate", lambda x, w: gate(x, w) * (1.0 if len(x) < 20 else 1.001))
+    monkeypatch.setattr(gpu_layers, "wide_gate", lambda x, w: gate(x, w) * (1.0 if len(x) < 20 else 1.001))
     assert not fused_layer().gates
 
 
@@ -194,9 +195,9 @@ def let_flow(monkeypatch: pytest.MonkeyPatch, factor: Callable[[str, int], float
     def parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, weight)[None] * factor("parts", len(x))
 
-    monkeypatch.setattr(fuse_layers, "can_flow", lambda weight: True)
-    monkeypatch.setattr(fuse_layers, "flow_product", product)
-    monkeypatch.setattr(fuse_layers, "flow_parts", parts)
+    monkeypatch.setattr(gpu_layers, "can_flow", lambda weight: True)
+    monkeypatch.setattr(gpu_layers, "flow_product", product)
+    monkeypatch.setattr(gpu_layers, "flow_parts", parts)
 
 
 def fused_layer() -> FusedLayer:

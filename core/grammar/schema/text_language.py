@@ -8,7 +8,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
-from graftlm.core.grammar.regex.regex import regex
+from graftlm.core.grammar.regex import regex
 from graftlm.core.grammar.schema import json_text
 from graftlm.core.grammar.schema.formats import FORMATS
 from graftlm.core.grammar.schema.shapes import Text

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from graftlm.core.pages import Extent
-from graftlm.core.plan import PlanRow, StepPlan
+from graftlm.core.kv.pages import Extent
+from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels.gpu import cudnn_prefill
 from graftlm.kernels.gpu.attention import TritonAttention
 from graftlm.kernels.gpu.cudnn_prefill import Segment, segments_of

@@ -5,9 +5,9 @@ import torch
 
 from graftlm.core.config import CacheConfig, EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.kv_format import KVFormat, kv_format
-from graftlm.core.kv_scales import kv_scales
-from graftlm.core.model import load_model
+from graftlm.core.kv.kv_format import KVFormat, kv_format
+from graftlm.core.model.kv_scales import kv_scales
+from graftlm.core.model.load import load_model
 from graftlm.kernels.attention import LayerSpec, PackedQKV
 from graftlm.kernels.cpu.attention import TorchAttention
 from graftlm.kernels.gpu.attention import TritonAttention

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from graftlm.core.pages import Extent
-from graftlm.core.plan import ScheduledRow, StepPlan, build_plan
+from graftlm.core.kv.pages import Extent
 from graftlm.core.request import Request, Sequence
+from graftlm.core.step_plan import ScheduledRow, StepPlan, build_plan
 from graftlm.kernels.gpu.step_buffers import DeviceStep
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graftlm.core import runner
+from graftlm.core import engine_builder
 from graftlm.core.config import EngineConfig
-from graftlm.core.model import default_attention, load_model
+from graftlm.core.model.load import default_attention, load_model
 from graftlm.kernels.cpu.attention import TorchAttention
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.kv_store import KVStore
@@ -47,5 +47,5 @@ def test_an_old_card_runs_the_torch_definition_with_one_warning(old_card: None) 
     store = KVStore(loaded.kv_layout, 8, loaded.dtype)
     assert default_attention(GPU) is TorchAttention
     with pytest.warns(UserWarning, match="attention 'torch' is used, more slowly: triton: the kernels need") as seen:
-        chosen = runner._attention(loaded, EngineConfig(), {"torch": TorchAttention}, store)
+        chosen = engine_builder._attention(loaded, EngineConfig(), {"torch": TorchAttention}, store)
     assert isinstance(chosen, TorchAttention) and len(seen) == 1

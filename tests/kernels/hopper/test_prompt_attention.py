@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from graftlm.core.pages import Extent
-from graftlm.core.plan import PlanRow, SharedPrefix, StepPlan
+from graftlm.core.kv.pages import Extent
+from graftlm.core.step_plan import PlanRow, SharedPrefix, StepPlan
 from graftlm.kernels.bits12.kv_codec import pack, unpack
 from graftlm.kernels.gpu import cudnn_prefill
 from graftlm.kernels.gpu.attention import TritonAttention

@@ -1,0 +1,90 @@
+"""A text that only grows, and its tokens, which never change once the model has seen them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from graftlm.core.text.tokenizer import Tokenizer
+
+
+class GrowingText:
+    """Text given and text generated, one after the other.
+
+    Given text waits until tokens are asked for, so that neighbours are cut into tokens together. Generated tokens are
+    kept as they are, so that their KV is found again.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._ids = np.zeros(0, dtype=np.int32)  # of the text but for `_pending`
+        self._pending = ""
+
+    def copy(self) -> GrowingText:
+        return copy(self)
+
+    def write(self, text: str) -> None:
+        """Append given text."""
+        self.text += text
+        self._pending += text
+
+    def write_generated(self, tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> None:
+        """Append what the model wrote after `tokens()`."""
+        kept, self._pending = align(tokenizer, token_ids, text)
+        self._extend(kept)
+        self.text += text
+
+    def write_scored(self, text: str, all_ids: NDArray[np.int32]) -> None:
+        """Append a text that was scored as the end of `all_ids`."""
+        self.text += text
+        self._ids = all_ids
+
+    def tokens(self, tokenizer: Tokenizer) -> NDArray[np.int32]:
+        """The ids of the whole text, int32 [num_tokens]; no tokens for an empty text, but for a BOS."""
+        if self._pending or not len(self._ids):
+            encode = tokenizer.encode_continuation if len(self._ids) else tokenizer.encode
+            self._extend(encode(self._pending))
+            self._pending = ""
+        return self._ids
+
+    def fix_all_but_last(self, tokenizer: Tokenizer) -> None:
+        """Make tokens of the text, but for the last one, which may be cut otherwise with what follows."""
+        if not self._pending:
+            return
+        ids = self.tokens(tokenizer)
+        last = tokenizer.whole_text(int(ids[-1])) if len(ids) > 1 else None
+        if last:
+            self._ids, self._pending = ids[:-1], last
+
+    def _extend(self, ids: Sequence[int]) -> None:
+        self._ids = np.concatenate([self._ids, np.asarray(ids, dtype=np.int32)])
+
+
+def align(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> tuple[list[int], str]:
+    """Split a generated text into the generated ids that write its beginning, and the rest.
+
+    A stop string may cut the text inside a token, and the token that ended it writes nothing.
+    """
+    if not tokenizer.exact_bytes:
+        return [], text
+    written = [i for i, token_id in enumerate(token_ids) if not tokenizer.is_special(token_id)]
+    whole = list(token_ids[: written[-1] + 1]) if written else []
+    detokenizer = tokenizer.detokenizer()
+    if detokenizer.push(whole) + detokenizer.flush() == text:
+        return whole, ""
+    data, table = text.encode(), tokenizer.token_bytes
+    position = kept = kept_position = 0
+    for index, token_id in enumerate(token_ids):
+        piece = table[token_id] if token_id < len(table) else b""
+        if not data.startswith(piece, position):
+            break
+        position += len(piece)
+        if piece and (position == len(data) or data[position] & 0xC0 != 0x80):  # not inside a character
+            kept, kept_position = index + 1, position
+    return list(token_ids[:kept]), data[kept_position:].decode()

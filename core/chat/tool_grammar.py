@@ -1,0 +1,116 @@
+"""The text of an answer that may call tools: the grammar of calls, of free text around them, of a final JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from graftlm.core.chat.tools import Tool, ToolFormat
+from graftlm.core.errors import ConfigError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.spec import Composite, JsonSchema, Options
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Which tools the next answer may call.
+
+    mode      "auto": calls or text; "required": at least one call; "none": text.
+    tools     those that may be called.
+    parallel  whether one answer may hold several calls.
+    """
+
+    mode: Literal["auto", "required", "none"] = "auto"
+    tools: tuple[Tool, ...] = ()
+    parallel: bool = True
+
+    @classmethod
+    def read(cls, choice: Any, tools: tuple[Tool, ...], *, parallel: bool | None = None) -> ToolChoice:
+        """Read a tool_choice in any of its usual forms.
+
+        choice  None, "auto", "none", "any", "required", True, False, a tool's name, or a dict that names a tool.
+        Naming a tool forces exactly one call of it.
+        """
+        names = [tool.name for tool in tools]
+        if isinstance(choice, Mapping):
+            choice = (choice.get("function") or choice).get("name") or choice.get("type")
+        many = parallel is not False
+        match choice:
+            case None | "auto":
+                return cls("auto" if tools else "none", tools, many)
+            case "none" | False:
+                return cls("none", tools, many)
+            case "any" | "required" | True if tools:
+                return cls("required", tools, many)
+            case str() if choice in names:
+                return cls("required", (tools[names.index(choice)],), False)
+        known = ", ".join(map(repr, names)) or "none were given"
+        raise ConfigError(f"tool_choice is {choice!r}; use 'auto', 'none', 'any' or the name of a tool ({known})")
+
+
+def tool_constraint(
+    form: ToolFormat, tools: Sequence[Tool], choice: Any = None, *, parallel: bool | None = None, answer: Any = None
+) -> dict[str, Any]:
+    """The sampling parameters of an answer that may call `tools`; its text is JSON of the schema `answer`, if given.
+
+    choice    as in `ToolChoice.read`.
+    parallel  False allows at most one call.
+
+    The text always ends validly: before the budget is spent, the shortest ending is written.
+    """
+    allowed = ToolChoice.read(choice, tuple(tools), parallel=parallel)
+    schema = None if answer is None else answer if isinstance(answer, JsonSchema) else JsonSchema(answer)
+    if allowed.mode == "none" and schema is not None:
+        return {"json_schema": schema, "close_on_length": True}
+    if not allowed.tools:
+        return {}
+    return {"constraint": _constraint(form, allowed, schema), "close_on_length": True}
+
+
+@lru_cache(maxsize=256)
+def _constraint(form: ToolFormat, choice: ToolChoice, answer: JsonSchema | None) -> Composite:
+    """The language of the answer; one object for equal arguments, so that it is compiled once."""
+    language = _Language(form)
+    text = _text(form) if answer is None else language.json(answer, single_spaces=False)
+    if choice.mode == "none":
+        return language.spec(text)
+    call = ast.alternation(*(language.call(tool) for tool in choice.tools))
+    calls = ast.separated(call, ast.literal(form.separator), 1, None if choice.parallel else 1)
+    if choice.mode == "required":
+        return language.spec(calls)
+    if answer is None and form.marker:
+        return language.spec(ast.concat(text, ast.optional(calls)))
+    return language.spec(ast.alternation(text, calls))
+
+
+class _Language:
+    """Puts schemas together; the rules of those that are not regular go along."""
+
+    def __init__(self, form: ToolFormat) -> None:
+        self._form = form
+        self._rules: dict[str, ast.Node] = {}
+
+    def call(self, tool: Tool) -> ast.Node:
+        form = self._form
+        arguments = self.json(JsonSchema(tool.parameters), single_spaces=form.single_spaces)
+        return ast.concat(ast.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, ast.literal(form.end))
+
+    def json(self, schema: JsonSchema, *, single_spaces: bool) -> ast.Node:
+        from graftlm.core.grammar.schema.lowering import lower_schema
+
+        lowered = lower_schema(schema, Options(whitespace="single" if single_spaces else "compact"))
+        self._rules.update(lowered.rules)
+        return lowered.node
+
+    def spec(self, node: ast.Node) -> Composite:
+        return Composite(node, tuple(self._rules.items()))
+
+
+def _text(form: ToolFormat) -> ast.Node:
+    """Free text that cannot be taken for a call."""
+    anything = ast.star(ast.ANY_CHAR)
+    if form.marker:
+        return ast.Difference(anything, ast.concat(anything, ast.literal(form.marker), anything))
+    return ast.Difference(anything, ast.concat(ast.literal(form.begin.strip()[:1]), anything))

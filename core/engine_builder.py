@@ -1,0 +1,168 @@
+"""Who runs a model's forward: which runner, over which kernels, on a KV pool of which size."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import ConfigError, PluginError
+from graftlm.core.kv.memory import pool_size, step_tokens
+from graftlm.core.kv.prefix_cache import SnapshotLane
+from graftlm.core.step_plan import StepPlan
+from graftlm.kernels.attention import StrictAttention
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.model.qualify import AttentionFactory
+    from graftlm.core.sampling.device_sampler import DeviceSampler
+    from graftlm.kernels.attention import Attention
+    from graftlm.kernels.kv_store import KVStore
+
+
+class Runner(Protocol):
+    """Runs the rows of a plan; logits [num_logits, vocab_size]."""
+
+    def forward(self, plan: StepPlan) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class RunnerSpec:
+    """A runner and what the engine must know to feed it.
+
+    num_embeddings  token ids that the model knows, at least vocab_size
+    step_tokens  prompt tokens computed in one step, beside one token of each row that decodes.
+    kv          how KV is kept, in words.
+    lane        set where the runner keeps prefixes itself (the serial lane).
+    min_forced  the shortest run of forced tokens worth a longer step on this device.
+    drafts      whether rows may carry guesses of their next tokens.
+    drawer      draws tokens on the device, so that a step may be launched before the last one's tokens are known here;
+                None where every step's tokens are sampled before the next one.
+    check       raises if the device can no longer be used at all.
+    close       puts the model back into the state in which it was handed over.
+    """
+
+    runner: Runner
+    num_slots: int
+    max_model_len: int
+    vocab_size: int
+    num_embeddings: int
+    step_tokens: int
+    kv: str = ""
+    lane: SnapshotLane | None = None
+    min_forced: int = 1
+    drafts: bool = False
+    drawer: DeviceSampler | None = None
+    check: Callable[[], object] = lambda: None
+    close: Callable[[], None] = lambda: None
+
+
+def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
+    """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
+    from graftlm.core.kv.kv_format import FP8, kv_format
+    from graftlm.core.model.kv_scales import kv_scales
+
+    kv = kv_format(loaded, config)
+    if loaded.kv_reason is not None:
+        warnings.warn(f"KV is kept in {kv}, not in 12 bits a number: {loaded.kv_reason}", stacklevel=2)
+    num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded))
+    if loaded.lane == "serial":
+        from graftlm.core.execution.serial import SerialRunner
+
+        serial = SerialRunner(loaded)
+        sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
+        budget = step_tokens(config.max_step_tokens, loaded.device)
+        return RunnerSpec(serial, num_slots, *sizes, budget, str(kv), lane=serial, close=loaded.release)
+    from graftlm.core.model.load import PagedRunner
+    from graftlm.core.sampling.device_sampler import DeviceSampler
+
+    scales = kv_scales(loaded) if kv.dtype is FP8 else None
+    store = kv.store(loaded, num_slots + 1, scales)  # the last slot is scratch
+    budget = step_tokens(config.max_step_tokens, loaded.device)
+    attention = _attention(loaded, config, kernels, store)
+    overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
+    drawer = DeviceSampler(config.max_batch, loaded.device) if overlap else None
+    paged = PagedRunner(loaded, attention, drawer.tokens if drawer is not None else None)
+    runner: Runner = paged
+    if loaded.device.type == "cuda":
+        from graftlm.core.execution.cuda_graphs import GraphRunner
+        from graftlm.kernels.gpu.step_buffers import CapturableAttention
+
+        if isinstance(attention, CapturableAttention):
+            runner = GraphRunner(
+                paged, attention, max_batch=config.max_batch, max_len=loaded.max_model_len, scratch=num_slots
+            )
+    return RunnerSpec(
+        runner,
+        num_slots,
+        loaded.max_model_len,
+        loaded.vocab_size,
+        _num_embeddings(loaded),
+        budget,
+        str(kv),
+        drafts=config.speculation == "auto" and loaded.device.type == "cpu" and drawer is None,
+        drawer=drawer,
+        check=partial(_synchronize, loaded.device),
+        close=loaded.release,
+    )
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait for all that was launched; after some errors a device fails every call from then on, this one too."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _num_embeddings(loaded: LoadedModel) -> int:
+    embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[operator]
+    weight = getattr(embeddings, "weight", None)
+    return max(loaded.vocab_size, weight.shape[0] if weight is not None else 0)
+
+
+def _attention(
+    loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory], store: KVStore
+) -> Attention:
+    """The kernels that the configuration names; for "auto" the first of the device's that can run the model.
+
+    FlashInfer, which may be missing or unable to compile, is a wish: without it the next best are taken, with a
+    warning. "auto" does not wish for it: nothing measured here says that it is faster.
+    """
+    from graftlm.kernels.gpu.support import triton_problem
+
+    on_gpu = loaded.device.type == "cuda"
+    problem = triton_problem(loaded.device) if on_gpu else None
+    best = ["triton", "torch"] if on_gpu and problem is None else ["torch"]
+    names = best if config.attention == "auto" else [config.attention]
+    if config.attention == "flashinfer":
+        names = ["flashinfer", *best]
+    if store.compact:
+        names = ["triton"]  # no other reads it
+    reasons = [f"triton: {problem}"] if problem and config.attention == "auto" else []
+    for name in names:
+        try:
+            attention = kernels[name](store)
+        except PluginError as error:
+            if name == names[-1]:
+                raise
+            reasons.append(str(error))
+            continue
+        reason = next((r for layer in loaded.layers if (r := attention.supports(layer))), None)
+        if reason is None and config.strict and on_gpu:
+            if isinstance(attention, StrictAttention):
+                attention.strict = True
+            else:
+                reason = "its results depend on the batch"
+        if reason is None:
+            if reasons:
+                warnings.warn(f"attention {name!r} is used, more slowly: {'; '.join(reasons)}", stacklevel=2)
+            return attention
+        reasons.append(f"{name}: {reason}")
+    raise ConfigError(f"no attention can run {loaded.name}: {'; '.join(reasons)}; use attention='auto'")

@@ -1,0 +1,243 @@
+"""Steps of few tokens as CUDA graphs: captured once for a ladder of batch sizes, replayed with new contents."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from graftlm.core.execution.experts import GatheredExperts
+from graftlm.core.execution.paged import PagedRunner, feed
+from graftlm.core.step_plan import StepPlan
+from graftlm.kernels.gpu.step_buffers import CapturableAttention, DeviceStep, Layout
+from graftlm.kernels.jit.precompile import compile_together
+from graftlm.kernels.transfer import send
+
+MAX_REPEATED_READS = 1 << 16
+"""Tokens read once more than needed that cost about as much as launching a step kernel by kernel."""
+
+TOKENS_PER_ROW = 2
+"""How many more tokens than rows the graphs go up to: rows may have several new tokens each."""
+
+LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
+
+
+class Shape(NamedTuple):
+    """What one graph was captured for."""
+
+    num_rows: int
+    prefix: bool
+
+
+@dataclass(frozen=True)
+class Captured:
+    graph: torch.cuda.CUDAGraph
+    logits: torch.Tensor  # [num_rows, vocab_size]; overwritten by every replay
+
+
+class _Borrowed:
+    """The memory of a tensor on a GPU, for a tensor that does not keep it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": f"<i{tensor.itemsize}",
+            "data": (tensor.data_ptr(), False),
+            "strides": tuple(stride * tensor.itemsize for stride in tensor.stride()),
+            "version": 3,
+        }
+
+
+def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor without its hold on the memory, which the pool of the graphs keeps and other graphs use too."""
+    return torch.as_tensor(_Borrowed(tensor), device=tensor.device).view(tensor.dtype)
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Let nothing end a capture from outside, and a capture that fails disturb nothing outside.
+
+    Freeing the graphs of an earlier runtime fails the capture at hand, so no garbage is collected meanwhile. A failed
+    one leaves torch's generator believing that it is being captured: every later random number would be an error.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    state = generator.clone_state()
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    except BaseException:
+        generator.graphsafe_set_state(state)
+        raise
+    finally:
+        if collecting:
+            gc.enable()
+
+
+class GraphRunner:
+    """Replays decode steps, and steps of a few new tokens in some rows; hands every other step to the eager runner.
+
+    All graphs share one memory pool and one set of input buffers. A step is padded up to the next captured size
+    with rows that write to the scratch slot, the last one of the KV store. A model whose forward cannot be captured
+    runs eagerly, after one warning; if it has experts, small steps may still be captured with their weights gathered.
+    """
+
+    def __init__(
+        self, eager: PagedRunner, attention: CapturableAttention, *, max_batch: int, max_len: int, scratch: int
+    ) -> None:
+        self.eager = eager
+        self.attention = attention
+        self.sizes = graph_sizes(max_batch)
+        self.step = step_buffers(max_batch, max_len, scratch, attention.device)
+        self.graphs: dict[Shape, Captured] = {}
+        loaded = eager.loaded
+        num_first = 1 + max(map(loaded.layers.index, loaded.layers))  # up to the first layer of the last kind
+        self._brief = PagedRunner(loaded, _until(attention, num_first), eager.drawn)
+        self._capture_all()
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Compute the step. -> logits [num_logits, vocab_size]; valid until the next forward."""
+        if not self._fits(plan):
+            return self.eager.forward(plan)
+        size = self.sizes[bisect_left(self.sizes, plan.num_tokens)]
+        layout = self.step.write(plan, padded_rows=size, fed=plan.fed, token_rows=plan.kind != "decode")
+        captured = self.graphs[Shape(size, layout.prefix)]
+        captured.graph.replay()
+        num_logits = len(plan.logits_rows)
+        if num_logits == plan.num_tokens:
+            return captured.logits[:num_logits]
+        return captured.logits.index_select(0, send(plan.logits_rows, captured.logits.device))
+
+    def _fits(self, plan: StepPlan) -> bool:
+        """Whether the step has a graph. A row of several tokens is read once for each of them there."""
+        if not self.graphs or plan.num_tokens > self.sizes[-1]:
+            return False
+        if plan.kind == "decode":
+            return True
+        repeated = sum((row.num_new - 1) * row.kv_len for row in plan.rows)
+        return repeated <= MAX_REPEATED_READS and not self.attention.strict
+
+    def _compile(self) -> None:
+        """Compile the kernels of all graphs side by side; capturing one graph after the other compiles them in turn."""
+
+        def launch_all() -> None:
+            launch_steps(self.step, self.attention, self._brief, self.sizes[1:])
+            launch_steps(self.step, self.attention, self.eager, self.sizes[:1])  # one row has a head of its own
+
+        compile_together(launch_all, self.attention.device)
+
+    def _capture_all(self) -> None:
+        if not self.eager.loaded.rehearsed:
+            self._compile()
+        reason = self._captured(self.sizes, nullcontext)
+        if reason is None:
+            return
+        gathered = GatheredExperts(self.eager.loaded.model)
+        few = [size for size in self.sizes if size <= gathered.max_tokens]
+        if few and not self.attention.strict:
+            reason = self._captured(few, gathered)
+            if reason is None:
+                self.sizes = few
+                return
+        warnings.warn(f"decode steps run without CUDA graphs, more slowly: {reason}", stacklevel=2)
+
+    def _captured(self, sizes: list[int], during: Callable[[], AbstractContextManager[None]]) -> str | None:
+        """Capture all sizes in a context. -> why that cannot be; then there are no graphs."""
+        pool = None
+        try:
+            with during(), undisturbed(self.attention.device):
+                for prefix in (False, True):
+                    for size in reversed(sizes):
+                        captured = self._capture(Shape(size, prefix), pool)
+                        pool = captured.graph.pool()
+                        self.graphs[Shape(size, prefix)] = captured
+        except RuntimeError as error:
+            self.graphs.clear()
+            torch.cuda.synchronize()
+            return str(error).splitlines()[0][:200]
+        return None
+
+    def _capture(self, shape: Shape, pool: Any) -> Captured:
+        layout = Layout(shape.num_rows, shape.num_rows, 1, shape.prefix)
+        self.attention.bind(self.step, layout)
+        self.step.fill_scratch(shape.num_rows)
+        stream: Any = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), suppress(_Seen):
+            # Kernels compile and libraries set themselves up outside the capture. With a prefix only attention is
+            # another than in the graph of this size without; after a rehearsal all kernels are there.
+            brief = shape.prefix or self.eager.loaded.rehearsed
+            run_rows(self.step, self._brief if brief else self.eager, shape.num_rows)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            logits = self._run(shape.num_rows)
+        graph.replay()  # the first replay sends the graph to the device, which takes milliseconds
+        return Captured(graph, _borrowed(logits))
+
+    def _run(self, num_rows: int) -> torch.Tensor:
+        return run_rows(self.step, self.eager, num_rows)
+
+
+def graph_sizes(max_batch: int) -> list[int]:
+    """For how many rows graphs are captured, the fewest first."""
+    largest = min(max(TOKENS_PER_ROW * max_batch, 64), LADDER[-1])
+    return [size for size in LADDER if size < largest] + [largest]
+
+
+def step_buffers(max_batch: int, max_len: int, scratch: int, device: torch.device) -> DeviceStep:
+    """What all these graphs read."""
+    largest = graph_sizes(max_batch)[-1]
+    return DeviceStep(largest, largest, max_len, scratch, device, min(max_batch, largest))
+
+
+def run_rows(step: DeviceStep, runner: PagedRunner, num_rows: int) -> torch.Tensor:
+    """Run the step at hand, which has so many rows of one token. -> logits [num_rows, vocab_size]"""
+    ids = step.ids[:num_rows]
+    if runner.drawn is not None:
+        ids = feed(ids, step.sources[:num_rows], runner.drawn)
+    return runner.run(ids, step.positions[:num_rows], None, None)
+
+
+def launch_steps(step: DeviceStep, attention: CapturableAttention, runner: PagedRunner, sizes: list[int]) -> None:
+    """Run steps of all `sizes` as graphs of them are captured, for what they launch."""
+    for size in reversed(sizes):
+        for prefix in (False, True):
+            attention.bind(step, Layout(size, size, 1, prefix))
+            step.fill_scratch(size)
+            with suppress(_Seen):
+                run_rows(step, runner, size)
+
+
+class _Seen(Exception):
+    """A forward has launched all kinds of layers."""
+
+
+def _until(attention: CapturableAttention, num_layers: int) -> CapturableAttention:
+    """The same attention, which ends the forward at layer `num_layers`."""
+    brief = copy(attention)
+
+    def ending(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def attend(layer: int, *args: Any, **options: Any) -> Any:
+            if layer >= num_layers:
+                raise _Seen
+            return forward(layer, *args, **options)
+
+        return attend
+
+    for name in ("forward", "forward_packed"):
+        if hasattr(attention, name):
+            setattr(brief, name, ending(getattr(attention, name)))
+    return brief

@@ -1,0 +1,283 @@
+"""The paged lane: a Hugging Face model run ragged over the KV store.
+
+All tokens of all rows are one sequence of shape [1, num_tokens] with their own positions. The model calls the
+attention function that is registered here, which hands queries, keys and values to the step at hand: the one that
+the calling thread has switched on. (A keyword of the model call would not do: some models do not pass theirs on.)
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from graftlm.core.errors import ModelError
+from graftlm.kernels.attention import PackedAttention, PackedQKV
+from graftlm.kernels.transfer import send
+
+if TYPE_CHECKING:
+    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.step_plan import StepPlan
+    from graftlm.kernels.attention import Attention
+
+IMPLEMENTATION = "graftlm"
+_HARMLESS = frozenset({"position_ids", "use_cache", "dropout", "cache_position"})
+"""Keywords that an attention function is handed and that change nothing here: a model in evaluation has no dropout."""
+
+
+class AttentionCall(NamedTuple):
+    """One call of a model's attention. q, k [1, heads, num_tokens, k_dim], v [1, num_kv_heads, num_tokens, v_dim]."""
+
+    module: nn.Module
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+class PackedCall(NamedTuple):
+    """The same from a layer that leaves rotating and storing to the kernel.
+
+    ends  only the last token of each row is asked for
+    """
+
+    module: nn.Module
+    packed: PackedQKV
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+    ends: bool = False
+
+
+class Wanted(NamedTuple):
+    """The tokens whose output of the last layer is looked at, where these are few: the others need not be computed.
+
+    attention  that of the last layer
+    tokens     int64 [num_wanted], on the device
+    ends       whether they are the last tokens of all rows, in order
+    """
+
+    attention: nn.Module
+    tokens: torch.Tensor
+    ends: bool
+
+
+Step = Callable[[AttentionCall], torch.Tensor]
+"""Answers a call with [num_tokens, num_heads, v_dim]."""
+
+PackedStep = Callable[[PackedCall], torch.Tensor]
+
+
+class _Current(threading.local):
+    step: Step | None = None
+    packed: PackedStep | None = None
+    wanted: Wanted | None = None
+
+
+_current = _Current()
+
+
+def step_at_hand() -> Step | None:
+    """What answers the attention calls of this thread's step; None outside of a step."""
+    return _current.step
+
+
+def packed_step() -> PackedStep | None:
+    """What answers packed calls in the step at hand; None outside of a step, or if its kernel takes none."""
+    return _current.packed
+
+
+def wanted_after(attention: nn.Module) -> Wanted | None:
+    """Which tokens matter after the layer that has this attention; None if all do."""
+    wanted = _current.wanted
+    return wanted if wanted is not None and wanted.attention is attention else None
+
+
+def attention_function(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """What AttentionInterface calls in every layer. An argument that would be ignored is an error instead."""
+    for name, value_given in others.items():
+        if name not in _HARMLESS and value_given is not None and value_given is not False:
+            raise ModelError(f"{type(module).__name__} passes {name!r} to its attention, which is not supported here")
+    if attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} passes an attention mask of its own, which is not supported here")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise ModelError(f"{type(module).__name__} attends in both directions, which is not supported here")
+    assert _current.step is not None
+    out = _current.step(
+        AttentionCall(
+            module,
+            query,
+            key,
+            value,
+            scaling if scaling is not None else query.shape[-1] ** -0.5,
+            sliding_window,
+            softcap,
+            s_aux,
+        )
+    )
+    return out[None], None
+
+
+# No mask function goes with it: transformers then builds no mask at all.
+AttentionInterface.register(IMPLEMENTATION, attention_function)
+
+
+class AttentionSwitch:
+    """Puts a model on our attention for the time of a call and back on its own.
+
+    Outside of our calls the model is as it was: `model.generate` of a model that its user handed over still works.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
+
+    @contextmanager
+    def __call__(self, step: Step, packed: PackedStep | None = None, wanted: Wanted | None = None) -> Iterator[None]:
+        before = [config._attn_implementation_internal for config in self._configs]
+        for config in self._configs:
+            config._attn_implementation_internal = IMPLEMENTATION
+        _current.step, _current.packed, _current.wanted = step, packed, wanted
+        try:
+            yield
+        finally:
+            _current.step = _current.packed = _current.wanted = None
+            for config, implementation in zip(self._configs, before, strict=True):
+                config._attn_implementation_internal = implementation
+
+
+def accepts_logits_to_keep(model: nn.Module) -> bool:
+    """Whether the model can be told which tokens' logits are wanted."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def feed(input_ids: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """Where a source is not -1, take that token of `drawn` instead of the id. input_ids, sources  [num_tokens]"""
+    return torch.where(sources >= 0, drawn[sources.clamp(min=0)], input_ids)
+
+
+class PagedRunner:
+    """One forward of a loaded model over the KV store.
+
+    drawn  int64 [max_rows], on the device: the tokens that the last step drew, for steps that are laid out before
+           these are known (`StepPlan.fed`).
+    """
+
+    def __init__(self, loaded: LoadedModel, attention: Attention, drawn: torch.Tensor | None = None) -> None:
+        self.loaded = loaded
+        self.attention = attention
+        self.drawn = drawn
+        self._model = loaded.model
+        self._layer_of = loaded.layer_of
+        self._switch = AttentionSwitch(loaded.model)
+        self._keeps = accepts_logits_to_keep(loaded.model)
+        self._takes_packed = isinstance(attention, PackedAttention)
+        self._last = max(loaded.layer_of, key=loaded.layer_of.__getitem__, default=None)
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Compute the step: stores the KV of all its tokens.
+
+        -> logits [num_logits, vocab_size] of `plan.logits_rows`, dtype of the model's head.
+        """
+        device = self.loaded.device
+        # Without a wanted row the last one is computed and dropped: not every head takes an empty input.
+        num_logits = len(plan.logits_rows)
+        rows = plan.logits_rows if num_logits else torch.tensor([plan.num_tokens - 1])
+        with torch.inference_mode():
+            self.attention.prepare(plan)
+            input_ids = self._fed(plan, send(plan.input_ids, device))
+            wanted = self._wanted(plan, rows)
+            logits = self.run(input_ids, send(plan.positions, device), plan, send(rows, device), wanted)
+            return logits[:num_logits]
+
+    def _wanted(self, plan: StepPlan, rows: torch.Tensor) -> Wanted | None:
+        """What the last layer is to compute for logits of these rows; None for all."""
+        if self._last is None or not (self._takes_packed or self.loaded.device.type == "cpu"):
+            return None
+        ends = [row.start + row.num_new - 1 for row in plan.rows]
+        only_ends = set(ends).issuperset(rows.tolist())
+        tokens = torch.tensor(ends) if only_ends else rows
+        if 2 * len(tokens) > plan.num_tokens:
+            return None
+        return Wanted(self._last, send(tokens, self.loaded.device), only_ends)
+
+    def _fed(self, plan: StepPlan, input_ids: torch.Tensor) -> torch.Tensor:
+        """The step's ids, those that the last step drew among them."""
+        if plan.fed is None:
+            return input_ids
+        assert self.drawn is not None
+        return feed(input_ids, send(plan.fed, input_ids.device), self.drawn)
+
+    def run(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: StepPlan | None,
+        rows: torch.Tensor | None,
+        wanted: Wanted | None = None,
+    ) -> torch.Tensor:
+        """Run the model on tokens that the attention has been prepared for.
+
+        input_ids, positions  [num_tokens], on the device
+        plan                  handed to the attention; None for one that reads its step from the device
+        rows                  [num_logits], whose logits are wanted; None wants all
+        wanted                what the last layer may confine itself to
+        -> logits [num_logits, vocab_size]
+        """
+        attention, layer_of = self.attention, self._layer_of
+
+        def step(call: AttentionCall) -> torch.Tensor:
+            return attention.forward(
+                layer_of[call.module],
+                call.q[0].transpose(0, 1),
+                call.k[0].transpose(0, 1),
+                call.v[0].transpose(0, 1),
+                plan,
+                scale=call.scale,
+                window=call.window,
+                softcap=call.softcap,
+                sinks=call.sinks,
+            )
+
+        def packed(call: PackedCall) -> torch.Tensor:
+            assert isinstance(attention, PackedAttention)
+            return attention.forward_packed(
+                layer_of[call.module],
+                call.packed,
+                plan,
+                scale=call.scale,
+                window=call.window,
+                softcap=call.softcap,
+                sinks=call.sinks,
+                ends=call.ends,
+            )
+
+        keep = {"logits_to_keep": rows} if self._keeps and rows is not None else {}
+        with torch.inference_mode(), self._switch(step, packed if self._takes_packed else None, wanted):
+            logits: torch.Tensor = self._model(
+                input_ids=input_ids[None], position_ids=positions[None], use_cache=False, **keep
+            ).logits[0]
+            return logits if self._keeps or rows is None else logits.index_select(0, rows)

@@ -1,0 +1,311 @@
+"""Fusions for GPUs: parallel projections as one product, norm, activation and rotary embedding as one kernel each,
+and whole layers on top of these (fuse_layers.py).
+
+Each replacement is run beside what it replaces on random input and left out if they differ, so a model with other
+arithmetic under the same names (Gemma's norm, say) keeps its own. Modules that a quantizer put in place are left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from graftlm.core.fusion.compact_weights import compact_of
+from graftlm.core.fusion.gpu_layers import fuse_layers, max_rows_of
+from graftlm.core.fusion.layer_parts import Agree, Linear, Product, Recognised, is_silu
+from graftlm.core.fusion.linears import Fusions
+from graftlm.kernels.bits12.compact_product import MAX_ROWS as COMPACT_ROWS, compact_product
+from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
+from graftlm.kernels.gpu.elementwise import Norm, rms_norm, rotate, silu_mul
+from graftlm.kernels.gpu.gemv import row_product
+from graftlm.kernels.gpu.skinny_matmul import stream_product
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""Relative error between old and new on random input; half precision rounds once more or less."""
+
+
+def fuse_gpu(
+    model: nn.Module, *, max_rows: int | None = None, strict: bool = False, compact: bool = False, dry: bool = False
+) -> Fusions:
+    """Replace in `model` what has a faster equal on a GPU. One layer's weights are held twice while they are packed.
+
+    max_rows  up to how many rows products take in what is around them; None takes the measured rule.
+    strict    all plain linear layers give each row to the last bit what they would give it alone.
+    compact   weights of layers and of the head are held in 12 bits too, where they can be (compact_gpu.py).
+    dry       take every replacement for an equal one, to see what is launched; `model` is then void. What it shares
+              with other models of its kind stays as it is.
+    """
+    fusions = Fusions()
+    first = next(model.parameters())
+    linear = FixedProduct(first.device, first.dtype) if strict else None
+    work = _Work(fusions, Recognised({}, {}, set()), linear, _same_shape if dry else _agree)
+    with torch.no_grad():
+        if linear is not None:
+            _fix_linears(model, linear, fusions)
+        for module in list(model.modules()):
+            if not _pack_qkv(module, work):
+                _pack_gate_up(module, work) or _fuse_norm(module, work)
+        _fuse_rotary(model, work, dry=dry)
+        fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, compact=compact, linear=linear)
+        if linear is None:
+            _fuse_head(model, work, compact=fusions.num_compact > 0)
+    return fusions
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What was replaced and recognised so far; what computes products; and whether two outputs count as equal."""
+
+    fusions: Fusions
+    found: Recognised
+    linear: Linear | None
+    agree: Agree
+
+
+def _fix_linears(model: nn.Module, linear: Linear, fusions: Fusions) -> None:
+    """Run every plain linear layer through `linear`."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            setattr(module, "forward", partial(_through, module, linear))  # noqa: B010
+            fusions.add(partial(delattr, module, "forward"))
+
+
+def _through(module: nn.Linear, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    return linear(x, module.weight, module.bias)
+
+
+class PackedProjections(nn.Module):
+    """Several linear layers of one input as one product; `parts` are their outputs of the last input."""
+
+    def __init__(self, linears: list[nn.Linear], linear: Linear | None = None) -> None:
+        super().__init__()
+        self.linear = linear or nn.functional.linear
+        self.sizes = [linear.out_features for linear in linears]
+        self.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
+        has_bias = linears[0].bias is not None
+        self.bias = nn.Parameter(torch.cat([x.bias for x in linears]), requires_grad=False) if has_bias else None
+        self.source: torch.Tensor | None = None
+        self.parts: tuple[torch.Tensor, ...] = ()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.source = x
+        self.parts = self.linear(x, self.weight, self.bias).split(self.sizes, -1)
+        return self.parts[0]
+
+    def unpack(self, linears: list[nn.Linear]) -> None:
+        """Give the layers their weights back, as views of the packed one."""
+        weights = self.weight.split(self.sizes)
+        biases = self.bias.split(self.sizes) if self.bias is not None else [None] * len(linears)
+        for linear, weight, bias in zip(linears, weights, biases, strict=True):
+            linear.weight = nn.Parameter(weight, requires_grad=False)
+            if bias is not None:
+                linear.bias = nn.Parameter(bias, requires_grad=False)
+
+
+class PackedPart(nn.Module):
+    """One of the later outputs of a PackedProjections that ran just before."""
+
+    def __init__(self, packed: PackedProjections, index: int) -> None:
+        super().__init__()
+        self.packed = [packed]  # in a list, so that it is not a submodule twice
+        self.index = index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = self.packed[0]
+        assert packed.source is x, "projections that were packed were given different inputs"
+        return packed.parts[self.index]
+
+
+def _plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
+    """The children of these names, if all are plain linear layers of one input, dtype and kind."""
+    children = [getattr(module, name, None) for name in names]
+    linears = [c for c in children if type(c) is nn.Linear]
+    if len(linears) != len(names):
+        return None
+    first = linears[0]
+    same = all(
+        x.in_features == first.in_features
+        and x.weight.dtype == first.weight.dtype
+        and (x.bias is None) == (first.bias is None)
+        for x in linears
+    )
+    return linears if same else None
+
+
+def _pack_qkv(module: nn.Module, work: _Work) -> bool:
+    names = ("q_proj", "k_proj", "v_proj")
+    linears = _plain_linears(module, names)
+    if linears is None:
+        return False
+    probe = _probe(linears[0], linears[0].in_features)
+    old = [linear(probe) for linear in linears]
+    packed = PackedProjections(linears, work.linear)
+    packed(probe)
+    if not all(work.agree(a, b) for a, b in zip(old, packed.parts, strict=True)):
+        return False
+    _release(linears)
+    for index, name in enumerate(names):
+        setattr(module, name, packed if index == 0 else PackedPart(packed, index))
+    work.fusions.add(partial(_restore, module, dict(zip(names, linears, strict=True)), packed))
+    work.fusions.num_packed += 1
+    work.found.products[module] = Product(packed.weight, packed.bias)
+    return True
+
+
+def _pack_gate_up(module: nn.Module, work: _Work) -> bool:
+    linears = _plain_linears(module, ("gate_proj", "up_proj"))
+    down, activation = getattr(module, "down_proj", None), getattr(module, "act_fn", None)
+    if linears is None or not isinstance(down, nn.Module) or activation is None:
+        return False
+    packed = PackedProjections(linears, work.linear)
+    width = linears[0].out_features
+    silu = is_silu(activation)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        both = packed.linear(x, packed.weight, packed.bias)
+        hidden = silu_mul(both) if silu else activation(both[..., :width]) * both[..., width:]
+        out: torch.Tensor = down(hidden)
+        return out
+
+    if not _replace_forward(module, forward, _probe(linears[0], linears[0].in_features), work):
+        return False
+    _release(linears)
+    work.fusions.add(partial(packed.unpack, linears))
+    work.fusions.num_packed += 1
+    work.found.products[module] = Product(packed.weight, packed.bias)
+    if silu:
+        work.found.gated.add(module)
+    return True
+
+
+def _fuse_norm(module: nn.Module, work: _Work) -> bool:
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, torch.Tensor) or eps is None:
+        return False
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight, eps)
+
+    probe = torch.randn(2, 3, weight.shape[0], device=weight.device).to(weight.dtype)
+    if not _replace_forward(module, forward, probe, work):
+        return False
+    work.found.norms[module] = Norm(weight, eps)
+    return True
+
+
+def _fuse_head(model: nn.Module, work: _Work, *, compact: bool) -> None:
+    """Read the weights of the logits as fast as the memory gives them, for few rows."""
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    max_rows = max_rows_of(head.weight) if type(head) is nn.Linear else 0
+    if not max_rows:
+        return
+    held = compact_of(Product(head.weight, head.bias), work.agree) if compact else None
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if held is not None and len(rows) <= COMPACT_ROWS:
+            return compact_product(rows, held, head.bias).view(*x.shape[:-1], -1)
+        if len(rows) == 1:
+            return row_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
+        if len(rows) <= max_rows:
+            return stream_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
+        return nn.functional.linear(x, head.weight, head.bias)
+
+    probe = _probe(head, head.in_features, 3 if held is None else COMPACT_ROWS + 1)
+    if work.agree(head(probe[:, :1]), forward(probe[:, :1])) and _replace_forward(head, forward, probe, work):
+        work.fusions.num_compact += held is not None
+
+
+def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:
+    """Replace the rotary embedding of the model's file; tensors on other devices still go through its own."""
+    sources = {type(m).__module__ for m in model.modules() if type(m).__name__.endswith("Attention")}
+    device = next(model.parameters()).device
+    for name in sources:
+        source = sys.modules.get(name)
+        original = getattr(source, "apply_rotary_pos_emb", None)
+        if source is None or original is None:
+            continue
+
+        def fused(
+            q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any,
+            original: Callable[..., Any] = original, **options: Any,
+        ) -> Any:  # fmt: skip
+            plain = q.device.type == device.type and q.shape[0] == cos.shape[0] == 1 and not rest and not options
+            if not plain or cos.shape[-1] != q.shape[-1]:
+                return original(q, k, cos, sin, *rest, **options)
+            q_out, k_out = rotate(q[0].transpose(0, 1), k[0].transpose(0, 1), cos[0], sin[0])
+            return q_out.transpose(0, 1)[None], k_out.transpose(0, 1)[None]
+
+        if _same_rotation(original, fused, model) and not dry:
+            setattr(source, "apply_rotary_pos_emb", fused)  # noqa: B010
+            work.fusions.add(partial(_restore_rotary, source, original))
+
+
+def _restore_rotary(source: ModuleType, original: Callable[..., Any]) -> None:
+    setattr(source, "apply_rotary_pos_emb", original)  # noqa: B010
+
+
+def _same_rotation(original: Callable[..., Any], fused: Callable[..., Any], model: nn.Module) -> bool:
+    """Whether they turn random heads alike, as many and as large as the model's own if it says what these are."""
+    config: Any = getattr(model, "config", None)
+    num_heads = getattr(config, "num_attention_heads", None) or 4
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    half = (getattr(config, "head_dim", None) or 16) // 2
+    like = next(model.parameters())
+    q, k = (torch.randn(1, n, 3, 2 * half, device=like.device).to(like.dtype) for n in (num_heads, num_kv_heads))
+    angle = torch.randn(1, 3, half, device=like.device)
+    cos, sin = (torch.cat([f(angle)] * 2, -1).to(like.dtype) for f in (torch.cos, torch.sin))
+    try:
+        old, new = original(q, k, cos, sin), fused(q, k, cos, sin)
+    except Exception:  # a signature or a kind of rotation of its own: it keeps it
+        return False
+    return all(_agree(a, b) for a, b in zip(old, new, strict=True))
+
+
+def _replace_forward(
+    module: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor], probe: torch.Tensor, work: _Work
+) -> bool:
+    try:
+        agree = work.agree(module(probe), forward(probe))
+    except Exception:  # it takes other arguments, or the kernel refuses this shape: it stays as it is
+        return False
+    if agree:
+        module.forward = forward
+        work.fusions.add(partial(delattr, module, "forward"))
+    return agree
+
+
+def _probe(linear: nn.Linear, width: int, num_tokens: int = 3) -> torch.Tensor:
+    return torch.randn(1, num_tokens, width, device=linear.weight.device).to(linear.weight.dtype)
+
+
+def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
+    error = (new.float() - old.float()).norm() / old.float().norm().clamp_min(1e-30)
+    return old.shape == new.shape and bool(error < TOLERANCE.get(old.dtype, 0.0))
+
+
+def _same_shape(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """All that can be said of results that were not computed."""
+    return old.shape == new.shape
+
+
+def _release(linears: list[nn.Linear]) -> None:
+    """Drop weights that now live in a packed one."""
+    for linear in linears:
+        linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+        if linear.bias is not None:
+            linear.bias = nn.Parameter(linear.bias.new_empty(0), requires_grad=False)
+
+
+def _restore(module: nn.Module, linears: dict[str, nn.Linear], packed: PackedProjections) -> None:
+    packed.unpack(list(linears.values()))
+    for name, linear in linears.items():
+        setattr(module, name, linear)

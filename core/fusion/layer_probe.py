@@ -1,0 +1,82 @@
+"""What a decoder layer makes of random input: what takes its place must make the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from graftlm.core.execution.paged import AttentionCall, AttentionSwitch
+from graftlm.kernels.cpu.attention import attend
+
+_FIRST_POSITION = 7
+
+
+@dataclass(frozen=True)
+class LayerProbe:
+    """A random input of a layer, how the layer called its attention, and what it gave.
+
+    hidden    [1, num_tokens, hidden_size]
+    cos, sin  [1, num_tokens, rotary_dim]
+    expected  like hidden
+    """
+
+    hidden: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    expected: torch.Tensor
+    call: AttentionCall
+
+    @classmethod
+    def of(
+        cls, layer: nn.Module, rotary: nn.Module, like: torch.Tensor, num_tokens: int, switch: AttentionSwitch
+    ) -> LayerProbe | None:
+        """None if the layer does not attend exactly once. Raises what the layer raises.
+
+        like  [hidden_size]: its dtype and device are those of the input
+        """
+        hidden = torch.randn(1, num_tokens, like.shape[0], device=like.device).to(like.dtype)
+        positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
+        cos, sin = rotary(hidden, positions)
+        _, out = _run(layer, hidden, cos, sin, switch)
+        # A residual as large as what is added to it: otherwise it would hide an error, or the error of its rounding
+        # would look like one.
+        share = float((out - hidden).float().norm() / hidden.float().norm())
+        hidden = hidden * min(max(share, 1e-2), 1.0)
+        calls, out = _run(layer, hidden, cos, sin, switch)
+        return cls(hidden, cos, sin, out, calls[0]) if len(calls) == 1 else None
+
+    def first(self, num_tokens: int) -> LayerProbe:
+        """The first tokens, which do not see the others."""
+        q, k, v = (x[:, :, :num_tokens] for x in (self.call.q, self.call.k, self.call.v))
+        hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
+        return LayerProbe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v))
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of a probe: q [1, num_heads, num_tokens, head_dim], k and v of num_kv_heads.
+
+    -> [num_tokens, num_heads, head_dim]. Window, cap and sinks are the kernel's affair.
+    """
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    return attend(q, k, v, scale=scale, causal=True).out[0].transpose(0, 1)
+
+
+def _run(
+    layer: nn.Module, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, switch: AttentionSwitch
+) -> tuple[list[AttentionCall], torch.Tensor]:
+    calls: list[AttentionCall] = []
+
+    def step(call: AttentionCall) -> torch.Tensor:
+        calls.append(call)
+        return causal(call.q, call.k, call.v, call.scale)
+
+    positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+    with switch(step):
+        out: torch.Tensor = layer(
+            hidden.clone(), attention_mask=None, position_ids=positions, past_key_values=None, use_cache=False,
+            position_embeddings=(cos, sin),
+        )  # fmt: skip
+    return calls, out

@@ -1,0 +1,131 @@
+"""What fits on a device: the weights, and how many tokens of KV beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from typing import TYPE_CHECKING
+
+from graftlm.core.config import CacheConfig
+from graftlm.core.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from graftlm.core.model.load import LoadedModel
+
+GPU_SHARE = 0.85  # of what the weights leave free; the rest is for the tensors of a step and its graphs
+CPU_SHARE = 0.25  # others use a computer's memory too
+DEFAULT_CONTEXTS = 64  # full contexts that the default CPU pool holds at most
+
+STEP_TOKENS = 2048
+LARGE_STEP_TOKENS = 8192
+"""Of prompts in one step: an H200 answers 256 requests of 512 tokens 5 % faster with so many (bench/gpu-notes.md)."""
+
+LARGE_STEP_FREE = 4_000_000_000
+"""Bytes that are room enough for a large step, which holds one gigabyte of tensors with an 8B model, and for graphs."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this process can still allocate on `device`, in bytes."""
+    import torch
+
+    if device.type != "cuda":
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    torch.cuda.empty_cache()  # what torch keeps for later is free too
+    free, total = torch.cuda.mem_get_info(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)(index)  # new in torch 2.8
+    return int(min(free, share * total - torch.cuda.memory_reserved(device)))
+
+
+def give_back() -> None:
+    """Return to the system what loading or running a model has freed: blocks of the C library, work space of MKL.
+
+    Takes a millisecond or two where there is something to return.
+    """
+    from graftlm.kernels.cpu.openmp import torch_library
+
+    with contextlib.suppress(OSError, AttributeError):
+        torch_library().mkl_serv_free_buffers()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def check_weights_fit(name: str, model: nn.Module, device: torch.device) -> None:
+    """Raise a ModelError if the weights that are not on `device` yet are larger than its free memory."""
+    tensors = (tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+    missing = {t.data_ptr(): t.nbytes for t in tensors if t.device.type != device.type}
+    if device.type != "cuda" or not missing:
+        return
+    needed, free = sum(missing.values()), free_bytes(device)
+    if needed > free:
+        raise ModelError(
+            f"the weights of {name} take {size_of(needed)}, {size_of(free)} are free on {device}; use "
+            "dtype='bfloat16', quantization= or a smaller model, or end what else uses the GPU"
+        )
+
+
+def pool_size(loaded: LoadedModel, cache: CacheConfig, bytes_per_token: int | None = None) -> int:
+    """Slots in the KV pool: the least of what the configuration says, else a share of free memory.
+
+    bytes_per_token  of KV as it is kept; None: in the model's own dtype
+    Raises ConfigError if not even two tokens fit, or if the configuration asks for more than is free on a GPU.
+    """
+    bytes_per_token = max(loaded.bytes_per_token if bytes_per_token is None else bytes_per_token, 1)
+    limits = []
+    if cache.max_tokens is not None:
+        limits.append(cache.max_tokens)
+    if cache.max_bytes is not None:
+        limits.append(cache.max_bytes // bytes_per_token)
+    if cache.memory_share is not None:
+        limits.append(int(free_bytes(loaded.device) * cache.memory_share) // bytes_per_token)
+    num_slots = min(limits) if limits else _default_slots(loaded, bytes_per_token)
+    num_slots = num_slots // cache.page_size * cache.page_size
+    if num_slots < max(2, cache.page_size):
+        raise ConfigError(
+            f"the KV pool would hold {num_slots} tokens; one token takes {bytes_per_token:,} bytes and "
+            f"{size_of(free_bytes(loaded.device))} are free beside the weights: raise CacheConfig.max_tokens, "
+            "max_bytes or memory_share, or use a smaller model or dtype, or end what else uses the memory"
+        )
+    if loaded.device.type == "cuda" and loaded.lane == "paged":
+        _check_pool_fits(num_slots, bytes_per_token, free_bytes(loaded.device))
+    return num_slots
+
+
+def step_tokens(wanted: int | None, device: torch.device) -> int:
+    """Prompt tokens that a step computes: those wanted, or what suits `device` with weights and KV pool on it."""
+    if wanted is not None:
+        return wanted
+    import torch
+
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    fast = nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    return LARGE_STEP_TOKENS if fast and free_bytes(device) >= LARGE_STEP_FREE else STEP_TOKENS
+
+
+def _default_slots(loaded: LoadedModel, bytes_per_token: int) -> int:
+    free = free_bytes(loaded.device)
+    if loaded.device.type == "cuda":
+        return int(free * GPU_SHARE) // bytes_per_token
+    share = int(free * CPU_SHARE) // bytes_per_token
+    return max(min(share, DEFAULT_CONTEXTS * loaded.max_model_len), min(loaded.max_model_len, math.ceil(share)))
+
+
+def _check_pool_fits(num_slots: int, bytes_per_token: int, free: int) -> None:
+    needed = num_slots * bytes_per_token
+    if needed > free:
+        raise ConfigError(
+            f"a KV pool of {num_slots:,} tokens takes {size_of(needed)}, {size_of(free)} are free beside the weights; "
+            f"lower CacheConfig.max_tokens or max_bytes to {int(free * GPU_SHARE) // bytes_per_token:,} tokens, or "
+            f"leave them out to take {GPU_SHARE:.0%} of what is free"
+        )
+
+
+def size_of(num_bytes: int) -> str:
+    """`num_bytes` in GB or MB, with the unit."""
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

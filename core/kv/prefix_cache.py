@@ -1,0 +1,142 @@
+"""The pool and the radix tree as one: what a sequence takes, publishes and gives back."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from graftlm.core.config import CacheConfig
+from graftlm.core.kv.pages import Extent, PagePool, clip_range
+from graftlm.core.kv.radix import Node, Peek, RadixTree, eviction_key
+from graftlm.core.metrics import PrefixMiss
+from graftlm.core.request import Sequence
+
+GROWTH = 64  # slots taken at once for tokens to come
+MISS_TOKENS = 24  # how much of a missed prefix is kept for the report
+
+
+class SnapshotLane(Protocol):
+    """A runner that keeps prefixes itself, as whole snapshots of a model's own cache."""
+
+    def match(self, tokens: np.ndarray, namespace: str) -> int: ...
+    def publish(self, sequence: Sequence) -> None: ...
+    def release(self, sequence: Sequence) -> None: ...
+
+
+class PrefixCache:
+    """Owns all slots. free + cached + in use == num_slots.
+
+    A sequence's KV is `shared` (slots of locked radix nodes) followed by `own`. With `lane` set, slots only
+    count memory: the lane keeps the prefixes and the tree stays empty.
+    """
+
+    def __init__(self, num_slots: int, config: CacheConfig, lane: SnapshotLane | None = None) -> None:
+        self.pool = PagePool(num_slots)
+        self.tree = RadixTree(page_size=config.page_size, key=eviction_key(config))
+        self.enabled = config.enabled and lane is None
+        self.lane = lane if config.enabled else None
+        self._releasing = lane
+
+    @property
+    def num_slots(self) -> int:
+        return self.pool.num_slots
+
+    @property
+    def num_available(self) -> int:
+        """Slots that are free or can be made free."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    @property
+    def num_in_use(self) -> int:
+        return self.num_slots - self.pool.num_free - self.tree.num_tokens
+
+    def peek(self, sequence: Sequence) -> Peek:
+        """Where the cached prefix of `sequence` ends; the token whose logits are wanted is never part of it."""
+        limit = sequence.first_logit if self.enabled else 0
+        return self.tree.peek(sequence.ids[:limit], sequence.request.namespace)
+
+    def start(self, sequence: Sequence) -> None:
+        """Lock the cached prefix of `sequence` and make it the sequence's own beginning."""
+        if self.lane is not None:
+            sequence.num_computed = self.lane.match(sequence.ids[: sequence.first_logit], sequence.request.namespace)
+            return
+        if not self.enabled:
+            return
+        ids = sequence.ids[: sequence.first_logit]
+        match = self.tree.match(ids, sequence.request.namespace)
+        self.tree.lock(match.node)
+        sequence.node, sequence.shared = match.node, match.extents
+        sequence.num_shared = sequence.num_computed = match.length
+
+    def miss(self, sequence: Sequence, peek: Peek) -> PrefixMiss | None:
+        """What the cache had instead of the prompt's next tokens; None on a full hit. Call before `start`."""
+        if not self.enabled or peek.length == sequence.first_logit:
+            return None
+        rest = sequence.prompt_ids[peek.length : peek.length + MISS_TOKENS]
+        cached = self.tree.continuation(peek, MISS_TOKENS)
+        shared = sequence.prompt_ids[max(0, peek.length - MISS_TOKENS) : peek.length]
+        return PrefixMiss(peek.length, tuple(shared.tolist()), tuple(cached.tolist()), tuple(rest.tolist()))
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make room for the first `num_tokens` tokens of `sequence`; False, changing nothing, if there is none."""
+        missing = num_tokens - sequence.capacity
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_free:
+            if missing > self.num_available:
+                return False
+            self.pool.free(self.tree.evict(missing - self.pool.num_free))
+        if sequence.own and (more := self.pool.grow(sequence.own[-1], missing)):
+            sequence.own[-1] = Extent(sequence.own[-1].start, more.stop)
+            missing -= more.size
+        if missing:
+            taken = self.pool.allocate(missing)
+            assert taken is not None
+            sequence.own.extend(taken)
+        return True
+
+    def publish(self, sequence: Sequence) -> None:
+        """Put what `sequence` has computed into the tree, in whole pages, for others to use."""
+        if self.lane is not None:
+            if sequence.num_computed >= sequence.num_prompt_tokens:
+                self.lane.publish(sequence)
+            return
+        known = min(sequence.num_computed, sequence.num_tokens)  # a key of the tree is made of ids
+        length = known - known % self.tree.page_size
+        if not self.enabled or length <= sequence.num_shared:
+            return
+        inserted = self.tree.insert(
+            sequence.ids[:length],
+            [*sequence.shared, *sequence.own],
+            owned_from=sequence.num_shared,
+            namespace=sequence.request.namespace,
+        )
+        self.pool.free(inserted.duplicates)
+        sequence.own = clip_range(sequence.own, length - sequence.num_shared, self.num_slots)
+        self._relock(sequence, inserted.node)
+        sequence.shared, sequence.num_shared = inserted.extents, length
+
+    def release(self, sequence: Sequence, *, publish: bool) -> None:
+        """Give back all that `sequence` holds, after publishing what it has computed if `publish`."""
+        if publish:
+            self.publish(sequence)
+        if self._releasing is not None:
+            self._releasing.release(sequence)
+        self.pool.free(sequence.own)
+        if sequence.node is not None:
+            self.tree.unlock(sequence.node)
+        sequence.node, sequence.shared, sequence.own = None, [], []
+        sequence.num_shared = sequence.num_computed = 0
+
+    def check(self, running: list[Sequence]) -> None:
+        """Raise AssertionError unless every slot is owned once. For tests and idle checks."""
+        self.tree.check()
+        owned = sum(e.size for sequence in running for e in sequence.own)
+        assert self.num_in_use == owned, f"{self.num_in_use} slots in use, {owned} owned"
+
+    def _relock(self, sequence: Sequence, node: Node) -> None:
+        self.tree.lock(node)
+        if sequence.node is not None:
+            self.tree.unlock(sequence.node)
+        sequence.node = node

@@ -1,0 +1,169 @@
+"""A start on a GPU rehearsed with a small copy of the model: its kernels compile while the model runs as it came.
+
+A start compares each replacement with what it replaces, a ragged batch with the model's own forward, and captures a
+graph for each batch size. All that launches a few dozen kernels, and to compile each where it is first launched takes
+longer than all else. So the same is run dry first, on one layer of each kind, and what it launched is compiled side by
+side.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.execution.paged import PagedRunner
+from graftlm.core.kv.kv_format import FP8, KVFormat, kv_format
+from graftlm.core.model.qualify import AttentionFactory, discover, launch_ragged
+from graftlm.kernels.attention import StrictAttention
+from graftlm.kernels.gpu.step_buffers import CapturableAttention
+from graftlm.kernels.gpu.support import triton_problem
+from graftlm.kernels.jit.compile_server import CompileServer
+from graftlm.kernels.jit.precompile import Compiling, compile_meanwhile
+
+if TYPE_CHECKING:
+    from graftlm.core.model.load import LoadedModel
+
+MAX_KINDS = 4
+"""Layers of the copy at most, whose packed weights it holds beside those of the model."""
+
+Form = frozenset[tuple[object, ...]]
+"""The modules of a model, what their forward is, and which kernels a fused layer takes."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was launched, being compiled, and what the copy had become by its end; nothing if it ended early."""
+
+    compiling: tuple[Compiling, ...]
+    form: Form
+
+    def wait(self) -> None:
+        """Wait until everything is compiled."""
+        for compiling in self.compiling:
+            compiling.wait()
+
+    def covers(self, model: nn.Module) -> bool:
+        """Whether `model` became what its copy had become, so that it launches the same."""
+        return self.form == form_of(model)
+
+
+def rehearse(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    attention_factory: AttentionFactory,
+    *,
+    compact: bool = False,
+    server: CompileServer | None = None,
+) -> Rehearsal | None:
+    """Begin to compile what the rest of the start launches. None where Triton does not run.
+
+    The model stays as it is. Nothing is to be launched on behalf of it, but for its own forward, before the kernels
+    are waited for.
+
+    compact  whether its layers will have compact weights too (compact_gpu.py)
+    server   what compiles, until the kernels have been waited for; None: threads
+    """
+    if triton_problem(loaded.device) is not None:
+        return None
+    form: Form = frozenset()
+
+    def run() -> None:
+        nonlocal form
+        from graftlm.core.fusion.gpu_modules import fuse_gpu
+
+        model = small_copy(loaded.model)
+        try:
+            fuse_gpu(model, strict=config.strict, compact=compact, dry=True)
+            found = discover(model, loaded.device)
+            small = replace(loaded, model=model, lane="paged", layers=found.layers, layer_of=found.layer_of)
+            kv = kv_format(small, config)
+            _launch_steps(small, config, attention_factory, kv)
+            launch_ragged(small, attention_factory, compact=kv.compact)  # last: its kernels take longest to compile
+            form = form_of(model)
+        finally:
+            _strip(model)
+            first.wait()  # so that the server knows whether kernels are in Triton's cache
+
+    # what the first kernels wait for, all others then find done: Triton reads itself to know its version
+    first = compile_meanwhile(partial(_launch_draws, loaded), loaded.device)
+    others = compile_meanwhile(run, loaded.device, server)
+    return Rehearsal((first, others), form)
+
+
+def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory, kv: KVFormat) -> None:
+    """Run a decode step of every size that a graph is captured for."""
+    from graftlm.core.execution.cuda_graphs import graph_sizes, launch_steps, step_buffers
+
+    scales = None
+    if kv.dtype is FP8:
+        scales = [torch.ones(2, layer.num_kv_heads, device=loaded.device) for layer in loaded.layers]
+    attention = attention_factory(kv.store(loaded, 1, scales))
+    if isinstance(attention, StrictAttention):
+        attention.strict = config.strict
+    if isinstance(attention, CapturableAttention):
+        step = step_buffers(config.max_batch, loaded.max_model_len, 0, loaded.device)
+        launch_steps(step, attention, PagedRunner(loaded, attention), graph_sizes(config.max_batch))
+
+
+def _launch_draws(loaded: LoadedModel) -> None:
+    """Draw a token as decode steps do, under a mask."""
+    from graftlm.kernels.gpu.argmax import greedy
+    from graftlm.kernels.gpu.token_mask import apply_mask
+
+    logits = torch.zeros(1, loaded.vocab_size, dtype=loaded.dtype, device=loaded.device)
+    numbers = torch.zeros(1, (loaded.vocab_size + 31) // 32, dtype=torch.int32, device=loaded.device)
+    apply_mask(logits, numbers, numbers[0, :1])
+    greedy(logits, torch.zeros(1, dtype=torch.int64, device=loaded.device))
+
+
+def small_copy(model: nn.Module) -> nn.Module:
+    """A copy that has the weights of `model`, not copies of them, and of its decoder layers one of each kind.
+
+    Raises ValueError if there are too many kinds.
+    """
+    memo: dict[int, object] = {id(x): x for x in chain(model.parameters(), model.buffers())}
+    for module in model.modules():
+        layers = getattr(module, "layers", None)
+        if isinstance(layers, nn.ModuleList):
+            kinds = {_kind(layer): layer for layer in reversed(layers)}
+            if len(kinds) > MAX_KINDS:
+                raise ValueError(f"{type(module).__name__} has {len(kinds)} kinds of layers")
+            memo[id(layers)] = nn.ModuleList(copy.deepcopy(layer, memo) for layer in reversed(kinds.values()))
+    return copy.deepcopy(model, memo)
+
+
+def _kind(layer: nn.Module) -> tuple[object, ...]:
+    """What two layers that launch the same kernels have in common."""
+    kind: list[object] = []
+    for module in layer.modules():
+        kind.append(type(module))
+        kind += [(k, v) for k, v in vars(module).items() if isinstance(v, bool | int | float | str) and "idx" not in k]
+        for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+            kind.append((name, tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16))
+    return tuple(kind)
+
+
+def form_of(model: nn.Module) -> Form:
+    forwards = ((type(module), vars(module).get("forward")) for module in model.modules())
+    return frozenset((k, type(f), *_kernels_of(f)) for k, f in forwards)
+
+
+def _kernels_of(forward: object) -> tuple[bool, ...]:
+    """Which kernels a fused layer takes."""
+    held = getattr(getattr(forward, "compact", None), "held", ())
+    return getattr(forward, "flows", False), getattr(forward, "gates", False), *held
+
+
+def _strip(model: nn.Module) -> None:
+    """Let go of all weights at once: modules refer to each other in circles, which are collected some time."""
+    for module in model.modules():
+        vars(module).pop("forward", None)
+        module._parameters.clear()
+        module._buffers.clear()

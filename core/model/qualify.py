@@ -1,0 +1,291 @@
+"""May a model run in the paged lane? Decided once per load, by comparing it with itself.
+
+A support flag says too little: models with recurrent state beside their attention carry it and answer wrongly. So
+two random sequences of different lengths run through the model's own forward, and ragged, in pieces, through the
+KV store and the attention kernel; the logits must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from graftlm.core.errors import ModelError
+from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, PagedRunner
+from graftlm.core.kv.pages import Extent, coalesce
+from graftlm.core.request import Request, Sequence
+from graftlm.core.step_plan import PlanRow, StepPlan
+from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
+from graftlm.kernels.cpu.attention import attend
+from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS
+from graftlm.kernels.jit.precompile import compile_together
+from graftlm.kernels.kv_store import KVStore, LayerKV
+
+if TYPE_CHECKING:
+    from graftlm.core.model.load import LoadedModel
+
+LENGTHS = (21, 13)
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+"""Relative error of the logits. Wrong attention is off by more than 0.3; float32 agrees to 1e-6."""
+
+MAX_LEAK = 2e-2
+"""The same, between two runs that differ in another sequence only. Mostly exactly 0; experts round by load."""
+
+MANY_TOKENS = 513
+"""New tokens of a row that count as many for any kernel."""
+
+ROWS, SOME_TOKENS = 8, 133
+"""Rows and tokens of each that count as many where cached numbers are turned out of 12 bits (kernels/gpu/extend.py)."""
+
+STRICT_LENGTH = 200
+"""Tokens of the sequence by which strict mode is checked: products of one row, of few and of many."""
+
+AttentionFactory = Callable[[KVStore], Attention]
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The attention layers of a model, in the order in which it calls them."""
+
+    layer_of: dict[nn.Module, int]
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def layout(self) -> tuple[LayerKV, ...]:
+        return tuple(LayerKV(s.num_kv_heads, s.k_dim, s.v_dim) for s in self.layers)
+
+
+def discover(model: nn.Module, device: torch.device) -> Discovery:
+    """Run two tokens and note every attention layer. Raises what the model raises, and ModelError."""
+    layer_of: dict[nn.Module, int] = {}
+    layers: list[LayerSpec] = []
+
+    def step(call: AttentionCall) -> torch.Tensor:
+        if call.module in layer_of:
+            raise ModelError(f"{type(call.module).__name__} attends twice in one forward")
+        layer_of[call.module] = len(layers)
+        num_heads, num_kv_heads = call.q.shape[1], call.k.shape[1]
+        layers.append(
+            LayerSpec(
+                num_heads,
+                num_kv_heads,
+                call.k.shape[-1],
+                call.v.shape[-1],
+                call.window,
+                call.softcap,
+                call.sinks is not None,
+            )
+        )
+        group = num_heads // num_kv_heads
+        k, v = call.k.repeat_interleave(group, 1), call.v.repeat_interleave(group, 1)
+        return attend(call.q, k, v, scale=call.scale, causal=True, softcap=call.softcap).out[0].transpose(0, 1)
+
+    ids = torch.tensor([[1, 2]], device=device)
+    with torch.inference_mode(), AttentionSwitch(model)(step):
+        model(input_ids=ids, position_ids=torch.arange(2, device=device)[None], use_cache=False)
+    return Discovery(layer_of, tuple(layers))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Two random sequences, and their logits by the model's own forward, before anything in it was replaced."""
+
+    sequences: tuple[list[int], list[int]]
+    logits: torch.Tensor
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> Reference:
+        generator = np.random.default_rng(0)
+        high = max(min(loaded.vocab_size, 30_000), 2)
+        long, short = (generator.integers(0, high, n).tolist() for n in LENGTHS)
+        with torch.inference_mode():
+            return cls((long, short), torch.cat([_plain(loaded, long), _plain(loaded, short)]))
+
+
+def qualify(
+    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, *, compact: bool = False
+) -> str | None:
+    """Why this model cannot run in the paged lane; None if it can.
+
+    Prefill, a second chunk, a decode step and a mixed batch are all covered: two steps of two rows each.
+    compact  with KV in 12 bits
+    """
+    for layer, spec in enumerate(loaded.layers):
+        reason = attention_factory(KVStore((), 0, loaded.dtype, loaded.device, compact=compact)).supports(spec)
+        if reason is not None:
+            return f"layer {layer}: {reason}"
+    expected = getattr(loaded.text_config, "num_hidden_layers", len(loaded.layers))
+    if len(loaded.layers) != expected:
+        return f"{len(loaded.layers)} of its {expected} layers attend through the attention interface"
+    for limit, cause in context_limits(loaded.text_config, loaded.layers):
+        if loaded.max_model_len > limit:
+            return f"{cause} beyond {limit:,} tokens; max_model_len={limit} keeps it in the paged lane"
+    if not loaded.rehearsed:  # on a GPU kernels compile, side by side
+        launches = (
+            partial(launch_ragged, loaded, attention_factory, compact=compact),
+            partial(_difference, loaded, reference, attention_factory, compact),
+        )
+        compile_together(lambda: [launch() for launch in launches], loaded.device)
+    try:
+        return _difference(loaded, reference, attention_factory, compact)
+    except Exception as failure:
+        return f"a ragged batch fails: {type(failure).__name__}: {str(failure)[:200]}"
+
+
+def context_limits(config: Any, layers: tuple[LayerSpec, ...]) -> Iterator[tuple[int, str]]:
+    """Lengths in tokens up to which a model attends as its attention calls say, and what is different beyond each.
+
+    The sequences of the comparison are too short to show it: a window or chunk that a model puts into its mask and
+    not into its calls, attention of a kind that is unknown here, a rotary embedding that stretches.
+    """
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if kinds is None:
+        windowed = window is not None and getattr(config, "use_sliding_window", True) is not False
+        if windowed and all(layer.window is None for layer in layers):
+            yield int(window or 0), "its attention window is part of its mask"
+        kinds = ()
+    for kind, layer in zip(kinds, layers, strict=False):
+        if kind == "sliding_attention" and layer.window is None:
+            yield int(window or 0), "its attention window is part of its mask"
+        elif kind == "chunked_attention":
+            yield int(getattr(config, "attention_chunk_size", None) or 0), "its attention is cut into chunks"
+        elif kind not in ("full_attention", "sliding_attention"):
+            yield 0, f"its attention is of kind {kind!r}"
+    stretch = stretched_context(config)
+    if stretch is not None:
+        yield stretch, "its rotary embedding depends on the longest sequence of a batch"
+
+
+def stretched_context(config: Any) -> int | None:
+    """Tokens from which on a rotary embedding of kind "dynamic" or "longrope" changes; None for all others."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    candidates = [parameters, *(p for p in parameters.values() if isinstance(p, dict))]
+    for found in candidates:
+        if found.get("rope_type") in ("dynamic", "longrope"):
+            original = found.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            return int(original or config.max_position_embeddings)
+    return None
+
+
+def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, compact: bool = False) -> None:
+    """Run steps of many tokens and of half as many, with rows of one token and of a few, for what they launch.
+
+    Last one of so many that its K and V are laid out (prompt_attention.py), where there is a kernel for it.
+    compact  over KV in 12 bits; then also many rows, without cached tokens and with some
+    """
+    many = min(MANY_TOKENS, loaded.max_model_len - 1)
+    few = min(SOME_TOKENS, loaded.max_model_len - 1)
+    prompt = min(MIN_TOKENS + 4, loaded.max_model_len - 1)
+    num_slots = max(many + 9, ROWS * few, prompt)
+    store = KVStore(loaded.kv_layout, num_slots, loaded.dtype, loaded.device, compact=compact)
+    runner = PagedRunner(loaded, attention_factory(store))
+    places = ([Extent(0, many)], [Extent(many, many + 9)])
+    for pieces in ([(0, many // 2), (0, 5)], [(0, many - 1), (0, 5)], [(many - 1, many), (5, 9)]):
+        runner.forward(_plan([[0] * many, [0] * 9], places, pieces))
+    if compact:
+        side_by_side = tuple([Extent(row * few, (row + 1) * few)] for row in range(ROWS))
+        for piece in ((0, 4), (4, few)):
+            runner.forward(_plan([[0] * few] * ROWS, side_by_side, [piece] * ROWS))
+    runner.forward(_plan([[0] * prompt], ([Extent(0, prompt)],), [(4, prompt)]))
+
+
+def _difference(
+    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, compact: bool
+) -> str | None:
+    """How a ragged batch differs from the model's own forward; None if it does not."""
+    long, short = reference.sequences
+    store = KVStore(loaded.kv_layout, sum(LENGTHS), loaded.dtype, loaded.device, compact=compact)
+    runner = PagedRunner(loaded, attention_factory(store))
+    # The long one lies in one range of slots, the short one around it in two.
+    places = ([Extent(5, 5 + len(long))], [Extent(0, 5), Extent(5 + len(long), len(long) + len(short))])
+    first = runner.forward(_plan([long, short], places, [(0, len(long) - 1), (0, 6)]))
+    if loaded.dtype.itemsize < 4:
+        # Rounding could hide a small leak from one sequence into the next; an exchanged neighbour shows it.
+        other = [*long[1:], long[0]]
+        again = runner.forward(_plan([other, short], places, [(0, len(long) - 1), (0, 6)]))
+        leak = _relative(again[-6:], first[-6:])
+        if leak > MAX_LEAK:
+            return f"a sequence in a ragged batch changes its neighbour's logits by {leak:.1e}"
+        runner.forward(_plan([long, short], places, [(0, len(long) - 1), (0, 6)]))
+    second = runner.forward(_plan([long, short], places, [(len(long) - 1, len(long)), (6, len(short))]))
+    cut = len(long) - 1
+    error = _relative(torch.cat([first[:cut], second[:1], first[cut:], second[1:]]), reference.logits)
+    limit = TOLERANCE.get(loaded.dtype, 6e-2)
+    if error < limit:
+        return None
+    return f"a ragged batch differs from the model's own forward by {error:.1e} (limit {limit:.0e})"
+
+
+def batch_dependence(loaded: LoadedModel, attention_factory: AttentionFactory) -> str | None:
+    """How the last bits of a sequence's logits depend on what else is in its steps; None if they do not.
+
+    A sequence alone in one step, and cut into a long chunk, a few tokens and single ones, beside another.
+    """
+    generator = np.random.default_rng(1)
+    high = max(min(loaded.vocab_size, 30_000), 2)
+    longest = min(STRICT_LENGTH, loaded.max_model_len - 1)
+    tokens, other = (generator.integers(0, high, n).tolist() for n in (longest, longest // 2 + 1))
+    places = ([Extent(0, len(tokens))], [Extent(len(tokens), len(tokens) + len(other))])
+    store = KVStore(loaded.kv_layout, len(tokens) + len(other), loaded.dtype, loaded.device)
+    attention = attention_factory(store)
+    if isinstance(attention, StrictAttention):
+        attention.strict = True
+    runner = PagedRunner(loaded, attention)
+    alone = runner.forward(_plan([tokens], places[:1], [(0, len(tokens))])).clone()
+    cut, few = len(tokens) - 5, len(tokens) - 2
+    pieces = [
+        runner.forward(_plan([other, tokens], places[::-1], [(0, len(other) - 2), (0, cut)]))[len(other) - 2 :].clone(),
+        runner.forward(_plan([other, tokens], places[::-1], [(len(other) - 2, len(other) - 1), (cut, few)]))[
+            1:
+        ].clone(),
+        runner.forward(_plan([tokens, other], places, [(few, few + 1), (len(other) - 1, len(other))]))[:1].clone(),
+        runner.forward(_plan([tokens], places[:1], [(few + 1, len(tokens))])),
+    ]
+    differing = (torch.cat(pieces) != alone).any(-1)
+    if not bool(differing.any()):
+        return None
+    return f"{int(differing.sum())} of {len(tokens)} tokens got other logits in another batch"
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def _plain(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
+    """Logits [len(tokens), vocab_size] of the model's own forward."""
+    output: Any = loaded.model(input_ids=torch.tensor([tokens], device=loaded.device), use_cache=False)
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
+def _plan(sequences: list[list[int]], places: tuple[list[Extent], ...], pieces: list[tuple[int, int]]) -> StepPlan:
+    """A step that computes tokens [first, last) of each sequence and wants all their logits."""
+    rows: list[PlanRow] = []
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    for tokens, place, (first, last) in zip(sequences, places, pieces, strict=True):
+        all_slots = [slot for extent in place for slot in range(extent.start, extent.stop)]
+        sequence = Sequence(Request(tokens), np.array(tokens, dtype=np.int32))
+        extents = tuple(Extent(s, s + 1) for s in all_slots[:last])
+        rows.append(PlanRow(sequence, len(ids), last - first, first, tuple(coalesce(extents))))
+        ids += tokens[first:last]
+        positions += range(first, last)
+        slots += all_slots[first:last]
+    return StepPlan(
+        rows=tuple(rows),
+        input_ids=torch.tensor(ids),
+        positions=torch.tensor(positions),
+        out_slots=torch.tensor(slots),
+        logits_rows=torch.arange(len(ids)),
+        num_logits_per_row=tuple(row.num_new for row in rows),
+        kind="mixed",
+    )

@@ -1,0 +1,71 @@
+"""ModelSource: what a runtime knows of its model before the weights are read."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import GraftError
+
+if TYPE_CHECKING:
+    from graftlm.core.engine import Engine
+    from graftlm.core.text.tokenizer import Tokenizer
+
+
+class ModelSource:
+    """A model by name, by folder or loaded, with its tokenizer and options. Reads each part when it is asked for."""
+
+    def __init__(self, model: Any, tokenizer: Any, config: EngineConfig) -> None:
+        self.model = model
+        self.config = config
+        self.given_tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._tokenizer: Tokenizer | None = None
+        self._failure: GraftError | None = None
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.model, str | os.PathLike):
+            return os.fspath(self.model)
+        return getattr(getattr(self.model, "config", None), "_name_or_path", "") or type(self.model).__name__
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Loaded once, on whichever thread first asks. One that could not be is not looked for again."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._tokenizer is None:
+                from graftlm.core.model.load import load_tokenizer
+
+                try:
+                    self._tokenizer = load_tokenizer(self.model, self.given_tokenizer, self.config)
+                except GraftError as error:
+                    self._failure = error
+                    raise
+            return self._tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """The context in tokens, from the model's configuration."""
+        from graftlm.core.model.load import context_length
+
+        return context_length(self.model, self.config)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal weights, tokenizer and precision; reads no whole weight file."""
+        from graftlm.core.model.fingerprint import model_fingerprint
+
+        return model_fingerprint(self.model, self.config)
+
+    def build_engine(self, wake: Callable[[], None]) -> Engine:
+        """Load the model and put the configured engine over it; on the thread that will own it."""
+        from graftlm.plugins import manager
+
+        build = manager.load().engines[self.config.engine]
+        engine: Engine = build(self.model, self.config, tokenizer=self.tokenizer, wake=wake)
+        return engine

@@ -1,0 +1,1 @@
+"""The language: gen, select, fork and join, and the thread that moves programs."""

@@ -1,0 +1,226 @@
+"""What a program appends to a state: text, calls to the model, turns of a chat. Frozen values, checked when built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graftlm.core.config import SamplingParams
+from graftlm.core.errors import ConfigError
+from graftlm.core.program.select import check_choices
+
+
+class Expression:
+    """Something that can be appended to a state; `+` joins expressions and texts."""
+
+    def __add__(self, other: Expression | str) -> Expression:
+        return Joined((*parts_of(self), *parts_of(as_expression(other))))
+
+    def __radd__(self, other: str) -> Expression:
+        return as_expression(other) + self
+
+
+@dataclass(frozen=True)
+class Text(Expression):
+    """Constant text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Joined(Expression):
+    """Several expressions, one after the other."""
+
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True)
+class DataType:
+    """How a value is written: the constraint on its text, what ends it, and how it is read."""
+
+    type: type
+    regex: str
+    stop: tuple[str, ...]
+
+    def read(self, text: str) -> Any:
+        """The value that `text` stands for; raises ValueError if it is none."""
+        if self.type is str:
+            if len(text) < 2 or text[0] != '"' or text[-1] != '"':
+                raise ValueError(text)
+            return text[1:-1]
+        if self.type is bool:
+            return {"true": True, "false": False}[text.strip().lower()]
+        return self.type(text)
+
+
+_ENDS = (" ", "\n", ",", ";", ")")
+DATA_TYPES: Mapping[type, DataType] = {
+    int: DataType(int, r"[-+]?[0-9]+[ \n,;).]?", (*_ENDS, ".")),
+    float: DataType(float, r"[-+]?[0-9]+(\.[0-9]+)?[ \n,;)]?", _ENDS),
+    bool: DataType(bool, r"True|False|true|false", ()),
+    str: DataType(str, r'"[^"\n]*"', ()),
+}
+
+
+@dataclass(frozen=True)
+class Gen(Expression):
+    """A call to the model; its text follows the state's, its value is kept under `name`."""
+
+    name: str | None = None
+    dtype: type | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """The call's parameters over the program's defaults, with the constraint that the data type implies."""
+        options = {**defaults, **self.options}
+        if self.dtype is not None and not _constrained(self.options):
+            data_type = DATA_TYPES[self.dtype]
+            options = {name: value for name, value in options.items() if name not in _CONSTRAINTS}
+            stop = options.get("stop") or ()
+            stop = (stop,) if isinstance(stop, str) else tuple(stop)
+            options |= {"regex": data_type.regex, "stop": stop + data_type.stop, "close_on_length": True}
+        return SamplingParams.from_options(**options)
+
+    def value(self, text: str) -> Any:
+        """What the variable holds for this text; raises ValueError if the text is no value of the type."""
+        return text if self.dtype is None else DATA_TYPES[self.dtype].read(text)
+
+
+@dataclass(frozen=True)
+class Select(Expression):
+    """A choice among texts; the chosen one follows the state's text and is kept under `name`."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: str
+
+
+@dataclass(frozen=True)
+class Image(Expression):
+    """A picture inside a user's turn."""
+
+    image: Any
+
+
+@dataclass(frozen=True)
+class Video(Expression):
+    """`num_frames` evenly spaced frames of a video inside a user's turn."""
+
+    video: Any
+    num_frames: int | None = None
+
+
+@dataclass(frozen=True)
+class RoleBegin(Expression):
+    role: str
+
+
+@dataclass(frozen=True)
+class RoleEnd(Expression):
+    role: str
+
+
+@dataclass(frozen=True)
+class ScopeBegin(Expression):
+    name: str
+
+
+@dataclass(frozen=True)
+class ScopeEnd(Expression):
+    name: str
+
+
+_CONSTRAINTS = ("regex", "choices", "json_schema", "grammar", "constraint")
+
+
+def gen(
+    name: str | None = None,
+    *,
+    dtype: type | None = None,
+    regex: str | None = None,
+    choices: Sequence[str] | None = None,
+    json_schema: Any = None,
+    grammar: str | None = None,
+    **sampling: Any,
+) -> Gen:
+    """Let the model write here, and keep what it writes under `name`.
+
+    dtype     int, float, bool or str (a text in double quotes on one line): the variable holds a value of that type.
+              With an explicit constraint it only says how the text is read.
+    sampling  fields of SamplingParams, above the program's own. With n > 1 the variable is a list and the state goes
+              on with the first.
+    Raises ConfigError for an unknown keyword or a value out of range.
+    """
+    _check_name(name)
+    if dtype is not None and dtype not in DATA_TYPES:
+        raise ConfigError(f"dtype is {dtype!r}; use int, float, bool or str")
+    given = {"regex": regex, "choices": choices, "json_schema": json_schema, "grammar": grammar}
+    options = sampling | {key: value for key, value in given.items() if value is not None}
+    if choices is not None and isinstance(choices, str):
+        raise ConfigError(f"choices is {choices!r}; give a list of texts")
+    SamplingParams.from_options(**options)
+    return Gen(name, dtype, options)
+
+
+def select(name: str | None, choices: Sequence[str], method: str = "token_length_normalized") -> Select:
+    """Choose the likeliest of `choices` and keep it under `name`.
+
+    method  "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized" or "exact"
+    """
+    _check_name(name)
+    return Select(name, check_choices(choices, method), method)
+
+
+def image(source: Any) -> Image:
+    """A picture (path, URL, bytes or image object) for a model that sees."""
+    return Image(source)
+
+
+def video(source: Any, num_frames: int | None = None) -> Video:
+    """`num_frames` frames of a video for a model that sees."""
+    if num_frames is not None and num_frames < 1:
+        raise ConfigError(f"num_frames is {num_frames}; it must be at least 1")
+    return Video(source, num_frames)
+
+
+def system(content: Expression | str) -> Expression:
+    """A system turn of a chat."""
+    return _role("system", content)
+
+
+def user(content: Expression | str) -> Expression:
+    """A user's turn of a chat."""
+    return _role("user", content)
+
+
+def assistant(content: Expression | str) -> Expression:
+    """An assistant's turn of a chat; usually holds a `gen`."""
+    return _role("assistant", content)
+
+
+def as_expression(item: Any) -> Expression:
+    """Read what is appended to a state; raises ConfigError for anything but text and expressions."""
+    if isinstance(item, Expression):
+        return item
+    if isinstance(item, str):
+        return Text(item)
+    raise ConfigError(f"{item!r} ({type(item).__name__}) cannot be appended to a state; give text or an expression")
+
+
+def parts_of(expression: Expression) -> tuple[Expression, ...]:
+    """The expressions that are appended one by one."""
+    return expression.items if isinstance(expression, Joined) else (expression,)
+
+
+def _role(role: str, content: Expression | str) -> Expression:
+    return Joined((RoleBegin(role), *parts_of(as_expression(content)), RoleEnd(role)))
+
+
+def _check_name(name: Any) -> None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ConfigError(f"the name of a variable is {name!r}; give non-empty text, or None for no variable")
+
+
+def _constrained(options: Mapping[str, Any]) -> bool:
+    return any(options.get(name) is not None for name in _CONSTRAINTS)

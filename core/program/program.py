@@ -1,0 +1,264 @@
+"""Programs: Python functions that write a text together with a model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, overload
+
+from graftlm.core.config import SamplingParams, reject_unknown
+from graftlm.core.errors import ConfigError
+from graftlm.core.program.batch import Batch
+from graftlm.core.program.interpreter import Backend
+from graftlm.core.program.run import Run, current_run
+from graftlm.core.program.state import ProgramState
+from graftlm.core.request import Chunk
+from graftlm.core.stream import ChunkStream, StreamListener
+
+_SAMPLING = tuple(f.name for f in fields(SamplingParams))
+_default_runtime: Backend | None = None
+
+
+def set_default_runtime(runtime: Backend | None) -> None:
+    """Run programs on `runtime` where none is given; None takes it back."""
+    global _default_runtime
+    _default_runtime = runtime
+
+
+class Program:
+    """A function of a state and its own arguments, to be run on a runtime.
+
+    All ways to run it take the function's arguments by name or position, `runtime=`, and sampling parameters that hold
+    where a `gen` does not set its own. Without `runtime=` a program runs on the runtime of the program that starts it,
+    or else on the default one. Missing and unknown arguments raise ConfigError.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        num_api_spec_tokens: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        bound: Mapping[str, Any] | None = None,
+    ) -> None:
+        SamplingParams.from_options(**(sampling or {}))
+        if num_api_spec_tokens is not None and num_api_spec_tokens < 1:
+            raise ConfigError(f"num_api_spec_tokens is {num_api_spec_tokens}; it must be at least 1, or None")
+        self.function = function
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.sampling = dict(sampling or {})
+        self.bound = dict(bound or {})
+        self._signature = inspect.signature(function)
+        self._check_signature()
+        functools.update_wrapper(self, function)
+
+    def bind(self, **arguments: Any) -> Program:
+        """The same program with some arguments or sampling parameters given."""
+        own, sampling = self._split(arguments)
+        return Program(
+            self.function,
+            num_api_spec_tokens=self.num_api_spec_tokens,
+            sampling=self.sampling | sampling,
+            bound=self.bound | own,
+        )
+
+    def run(self, *args: Any, runtime: Backend | None = None, **arguments: Any) -> ProgramState:
+        """Start the program; returns its state at once, and reading from that waits."""
+        return self._start(self._prepare(args, arguments, runtime))
+
+    __call__ = run
+
+    async def arun(self, *args: Any, runtime: Backend | None = None, **arguments: Any) -> ProgramState:
+        """Run the program to its end without blocking the event loop. Cancelling the task ends its calls."""
+        state = self.run(*args, runtime=runtime, **arguments)
+        run = state._run
+        try:
+            await asyncio.wrap_future(run.when_at_rest())
+        except asyncio.CancelledError:
+            run.cancel()
+            raise
+        return state
+
+    def batch(
+        self,
+        items: Iterable[Mapping[str, Any]],
+        *,
+        runtime: Backend | None = None,
+        max_concurrency: int = 256,
+        **sampling: Any,
+    ) -> list[ProgramState]:
+        """Run the program once per item (its arguments) and wait for all; one state per item, in order.
+
+        What the items' first calls begin with in common is computed once. An item that fails has its error in its own
+        state. At most `max_concurrency` items run Python code at a time; their calls to the model are not limited.
+        """
+        batch = self._batch(items, runtime, max_concurrency, sampling)
+        try:
+            batch.finish()
+        except BaseException:
+            batch.cancel()
+            raise
+        return batch.states
+
+    async def abatch(
+        self,
+        items: Iterable[Mapping[str, Any]],
+        *,
+        runtime: Backend | None = None,
+        max_concurrency: int = 256,
+        **sampling: Any,
+    ) -> list[ProgramState]:
+        """`batch` without blocking the event loop. Cancelling the task ends all calls."""
+        batch = self._batch(items, runtime, max_concurrency, sampling)
+        try:
+            await asyncio.wrap_future(batch.finishing())
+        except asyncio.CancelledError:
+            batch.cancel()
+            raise
+        return batch.states
+
+    def stream(self, *args: Any, runtime: Backend | None = None, **arguments: Any) -> ProgramStream:
+        """Run the program and iterate over what the model writes in it, as it is written.
+
+        Each Chunk carries the `name` of its variable. What goes wrong is raised at the end; closing the iterator ends
+        the program's calls.
+        """
+        listener = StreamListener()
+        return ProgramStream(self._start_stream(listener, args, arguments, runtime), listener)
+
+    async def astream(
+        self, *args: Any, runtime: Backend | None = None, **arguments: Any
+    ) -> AsyncGenerator[Chunk, None]:
+        """`stream` on any event loop."""
+        listener = StreamListener(asyncio.get_running_loop())
+        state = self._start_stream(listener, args, arguments, runtime)
+        try:
+            async for chunk in listener.chunks():
+                yield chunk
+        finally:
+            if not listener.ended:
+                state.cancel()
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    def _prepare(
+        self, args: tuple[Any, ...], arguments: Mapping[str, Any], runtime: Backend | None, **options: Any
+    ) -> tuple[Run, Callable[[], Any]]:
+        """A run that is ready to start, and the call of the function that it makes."""
+        own, sampling = self._split(arguments)
+        try:
+            call = self._signature.bind(None, *args, **(self.bound | own))
+        except TypeError as error:
+            raise ConfigError(f"{self._name}: {error}; it takes {', '.join(self._parameters) or 'none'}") from error
+        run = self._run_of(runtime, sampling, **options)
+        state = ProgramState(run.root)
+        return run, lambda: self.function(state, *call.args[1:], **call.kwargs)
+
+    def _run_of(self, runtime: Backend | None, sampling: Mapping[str, Any], **options: Any) -> Run:
+        outer = current_run()
+        backend = runtime or (outer.backend if outer is not None else None) or _default_runtime
+        if backend is None:
+            raise ConfigError(f"{self._name} has no runtime; pass runtime= or call set_default_runtime first")
+        inherited = outer.num_api_spec_tokens if outer is not None else None
+        defaults = self.sampling | dict(sampling)
+        SamplingParams.from_options(**defaults)
+        spec = self.num_api_spec_tokens or inherited
+        return Run(backend, defaults=defaults, num_api_spec_tokens=spec, **options)
+
+    def _start(self, prepared: tuple[Run, Callable[[], Any]]) -> ProgramState:
+        run, function = prepared
+        context = contextvars.copy_context()
+        name = f"graftlm {self._name}"
+        threading.Thread(target=context.run, args=(run.execute, function), name=name, daemon=True).start()
+        return ProgramState(run.root)
+
+    def _start_stream(
+        self, listener: StreamListener, args: tuple[Any, ...], arguments: Mapping[str, Any], runtime: Backend | None
+    ) -> ProgramState:
+        run, function = self._prepare(args, arguments, runtime, sink=listener.on_chunk)
+
+        def rested(_: object) -> None:
+            error = run.raised or run.error
+            if error is not None:
+                listener.on_error(error)
+            else:
+                listener.on_finish(None)
+
+        run.when_at_rest().add_done_callback(rested)
+        return self._start((run, function))
+
+    def _batch(
+        self, items: Iterable[Any], runtime: Backend | None, max_concurrency: int, sampling: Mapping[str, Any]
+    ) -> Batch:
+        if max_concurrency < 1:
+            raise ConfigError(f"max_concurrency is {max_concurrency}; it must be at least 1")
+        reject_unknown(list(sampling), _SAMPLING, "sampling parameter")
+
+        def prepare(item: Any, **options: Any) -> tuple[Run, Callable[[], Any]]:
+            if not isinstance(item, Mapping):
+                raise ConfigError(f"an item of a batch is {item!r}; give a dict of the program's arguments")
+            return self._prepare((), {**sampling, **item}, runtime, **options)
+
+        return Batch(list(items), prepare, functools.partial(self._run_of, runtime, sampling), max_concurrency)
+
+    # -- arguments ---------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.function, "__name__", "program")
+
+    @property
+    def _parameters(self) -> list[str]:
+        """The function's parameters but for the state."""
+        return list(self._signature.parameters)[1:]
+
+    def _check_signature(self) -> None:
+        parameters = list(self._signature.parameters.values())
+        if not parameters or parameters[0].kind not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
+            raise ConfigError(f"{self._name} takes no state; a program's first parameter is the state, usually `s`")
+        if inspect.iscoroutinefunction(self.function):
+            raise ConfigError(f"{self._name} is async; write a program as a plain function and await `arun`")
+        taken = {"runtime"} & set(self._parameters)
+        if taken:
+            raise ConfigError(f"{self._name} has a parameter named 'runtime', which says where it runs; rename it")
+
+    def _split(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Tell the function's own arguments from sampling parameters."""
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._signature.parameters.values())
+        own = {n: v for n, v in arguments.items() if n in self._parameters or (takes_any and n not in _SAMPLING)}
+        sampling = {name: value for name, value in arguments.items() if name not in own}
+        reject_unknown(list(sampling), [*_SAMPLING, *self._parameters], f"argument of {self._name}")
+        return own, sampling
+
+
+class ProgramStream(ChunkStream):
+    """The chunks of a program's calls, and the state they belong to."""
+
+    def __init__(self, state: ProgramState, listener: StreamListener) -> None:
+        super().__init__(listener, state.cancel)
+        self.state = state
+
+
+@overload
+def program(function: Callable[..., Any], /) -> Program: ...
+@overload
+def program(*, num_api_spec_tokens: int | None = None, **sampling: Any) -> Callable[[Callable[..., Any]], Program]: ...
+def program(
+    function: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None, **sampling: Any
+) -> Any:
+    """Make a program of a function whose first parameter is the state.
+
+    num_api_spec_tokens  for remote runtimes: answer several calls with one, of up to this many tokens.
+    sampling             parameters that hold where a `gen` does not set its own.
+    """
+    if function is not None:
+        return Program(function)
+    return functools.partial(Program, num_api_spec_tokens=num_api_spec_tokens, sampling=sampling)

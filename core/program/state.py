@@ -1,0 +1,271 @@
+"""ProgramState: what a program appends to and reads from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from graftlm.core.errors import ConfigError
+from graftlm.core.program.expression import (
+    Expression,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    as_expression,
+    assistant,
+    system,
+    user,
+)
+
+if TYPE_CHECKING:
+    from graftlm.core.program.branch import Branch, Variable
+    from graftlm.core.program.run import Run
+    from graftlm.core.program.select import Selection
+    from graftlm.core.request import Completion, Usage
+
+Item = Expression | str
+
+
+class ProgramState:
+    """One growing text of a program and its variables.
+
+    `state += expression` returns at once. Reading a variable, the text or the messages waits until they are there,
+    and raises what went wrong if they never will be. From outside of the program a read also waits for the program
+    to come to the variable.
+    """
+
+    def __init__(self, branch: Branch) -> None:
+        self._branch = branch
+
+    @property
+    def _run(self) -> Run:
+        return self._branch.run
+
+    # -- appending ---------------------------------------------------------------------------------------------
+
+    def __iadd__(self, item: Item) -> ProgramState:
+        self._branch.append(as_expression(item))
+        return self
+
+    def system(self, content: Item | None = None) -> AbstractContextManager[None]:
+        """Append a system turn; without content, use as `with state.system():`."""
+        return self._turn("system", system, content)
+
+    def user(self, content: Item | None = None) -> AbstractContextManager[None]:
+        """Append a user's turn; without content, use as `with state.user():`."""
+        return self._turn("user", user, content)
+
+    def assistant(self, content: Item | None = None) -> AbstractContextManager[None]:
+        """Append an assistant's turn; without content, use as `with state.assistant():`."""
+        return self._turn("assistant", assistant, content)
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """Keep the text that is appended inside the `with` block as variable `name`."""
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"the name of a scope is {name!r}; give non-empty text")
+        return self._between(ScopeBegin(name), ScopeEnd(name))
+
+    def fork(self, num_branches: int = 1) -> ForkGroup:
+        """Split into branches that go on from here on their own, all at the same time; returns at once."""
+        if not isinstance(num_branches, int) or num_branches < 1:
+            raise ConfigError(f"fork({num_branches!r}): the number of branches must be at least 1")
+        return ForkGroup(self, [ProgramState(child) for child in self._branch.fork(num_branches)])
+
+    def set(self, name: str, value: Any) -> None:
+        """Give a variable a value."""
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"the name of a variable is {name!r}; give non-empty text")
+        variable: Variable = Future()
+        variable.set_result(value)
+        self._branch.define(name, variable)
+
+    __setitem__ = set
+
+    def _turn(
+        self, role: str, build: Callable[[Item], Expression], content: Item | None
+    ) -> AbstractContextManager[None]:
+        if content is None:
+            return self._between(RoleBegin(role), RoleEnd(role))
+        self._branch.append(build(content))
+        return _nothing()
+
+    @contextmanager
+    def _between(self, begin: Expression, end: Expression) -> Generator[None]:
+        self._branch.append(begin)
+        try:
+            yield
+        finally:
+            self._branch.append(end)
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        branch, run = self._branch, self._run
+        inside = run.inside()
+        run.wait_for(lambda: name in branch.variables or branch.error is not None or inside or run.returned)
+        if name in branch.variables:
+            return branch.variables[name].result()
+        error = branch.error or (None if inside else run.raised)
+        if error is not None:
+            raise error
+        known = ", ".join(sorted(branch.variables)) or "none"
+        raise KeyError(f"the program defines no variable {name!r}; known: {known}")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Read a variable; `default` if the program does not define it."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the variable is defined by now; does not wait."""
+        with self._run.changed:
+            return name in self._branch.variables
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """All variables and their values; waits for the text to be finished."""
+        self.wait()
+        return {name: self[name] for name in list(self._branch.variables)}
+
+    @property
+    def text(self) -> str:
+        """The whole text so far, as the model sees it."""
+        self._settled()
+        return self._branch.text
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The turns so far, as {"role", "content"}; text outside of turns is not among them."""
+        self._settled()
+        return self._branch.chat.messages if self._branch.chat is not None else []
+
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong first: here, in the program's own code, or in a branch of it. Waits for the end."""
+        self.wait()
+        if self._branch.error is not None or self._branch.parent is not None:
+            return self._branch.error
+        return self._run.raised or self._run.error
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all calls here and in the branches from here. Waits for the end."""
+        self.wait()
+        return self._branch.usage
+
+    @property
+    def result(self) -> Any:
+        """What the program's function returned; raises what it raised. Only from outside of the program."""
+        if self._run.inside():
+            raise ConfigError("a program cannot read its own result; read it where the program was started")
+        self._run.wait_for(lambda: self._run.returned)
+        if self._run.raised is not None:
+            raise self._run.raised
+        return self._run.result
+
+    def details(self, name: str) -> Completion | Selection:
+        """What lies behind a variable: the Completion of a `gen`, the Selection of a `select`."""
+        self[name]
+        found = self._branch.details.get(name)
+        if found is None:
+            raise KeyError(f"variable {name!r} was neither generated nor selected here")
+        return found
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to do; False if `timeout` seconds passed before.
+
+        Inside of the program that is all that was appended to this state and to forks from it so far; from outside
+        also all that the program will append.
+        """
+        run = self._run
+        inside = run.inside()
+        return run.wait_for(lambda: self._branch.num_busy == 0 and (inside or run.returned), timeout)
+
+    def cancel(self) -> None:
+        """End the program's calls and free their KV; readers get RequestCancelled."""
+        self._run.cancel()
+
+    def _settled(self) -> None:
+        """Wait until the text is there; raises what keeps it from being."""
+        branch, run = self._branch, self._run
+        inside = run.inside()
+        run.wait_for(lambda: not branch.busy and (inside or run.returned))
+        error = branch.error or (run.raised if branch.parent is None and not inside else None)
+        if error is not None:
+            raise error
+
+    def __repr__(self) -> str:
+        branch = self._branch
+        doing = "failed" if branch.error is not None else "busy" if branch.busy else "at rest"
+        return (
+            f"ProgramState({doing}, {len(branch.text)} characters, variables: {', '.join(branch.variables) or 'none'})"
+        )
+
+
+class ForkGroup(Sequence[ProgramState]):
+    """The branches of one fork."""
+
+    def __init__(self, parent: ProgramState, states: list[ProgramState]) -> None:
+        self._parent = parent
+        self._states = states
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A branch by number, or a list of all branches' values of a variable by name."""
+        if isinstance(key, str):
+            return [state[key] for state in self._states]
+        return self._states[key]
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self._states)
+
+    def __iadd__(self, item: Item | Sequence[Item] | Callable[[int], Item]) -> ForkGroup:
+        """Append to every branch: the same, the one of a list that has its number, or what a function of it gives."""
+        if isinstance(item, Expression | str):
+            items: Sequence[Item] = [item] * len(self)
+        elif callable(item):
+            items = [item(i) for i in range(len(self))]
+        else:
+            items = list(item)
+        if len(items) != len(self):
+            raise ConfigError(f"{len(items)} expressions for {len(self)} branches; give one for each")
+        for state, one in zip(self._states, items, strict=True):
+            state += one
+        return self
+
+    def join(self) -> None:
+        """Wait for the branches, and gather each of their new variables as a list on the state that was forked.
+
+        A branch without the variable has None in the list. Reading a list of which one branch failed raises why.
+        """
+        for state in self._states:
+            state._branch.wait()
+        names = {name: None for state in self._states for name in state._branch.own_variables}
+        for name in names:
+            self._parent._branch.define(name, self._gathered(name))
+
+    def _gathered(self, name: str) -> Variable:
+        values: list[Any] = []
+        gathered: Variable = Future()
+        for state in self._states:
+            branch = state._branch
+            variable = branch.variables.get(name)
+            error = branch.error if variable is None else variable.exception()
+            if error is not None:
+                gathered.set_exception(error)
+                return gathered
+            values.append(None if variable is None else variable.result())
+        gathered.set_result(values)
+        return gathered
+
+
+@contextmanager
+def _nothing() -> Generator[None]:
+    yield

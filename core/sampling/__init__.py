@@ -1,0 +1,1 @@
+"""From logits to tokens, on the host and on the device."""

@@ -1,0 +1,168 @@
+"""From the logits of a step to what its rows get: tokens, scores, or the logits themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from graftlm.core.errors import GraftError
+from graftlm.core.request import Sequence
+from graftlm.core.sampling.sampler import Sampled, Sampler, SampleRow, score_logprobs
+from graftlm.kernels.transfer import send
+
+if TYPE_CHECKING:
+    import torch
+
+    from graftlm.core.sampling.device_sampler import DeviceSampler, Drawn
+    from graftlm.core.scheduling.output_writer import Writer
+    from graftlm.core.step_plan import StepPlan
+    from graftlm.core.text.tokenizer import Tokenizer
+
+Outcome = int | list[Sampled] | GraftError | None
+"""What a row gets of a step: its token, or samples with all that was asked for; the error that stops it; or None."""
+
+
+class Draws(NamedTuple):
+    """Tokens that the device draws for some rows of a plan.
+
+    rows   their indices, in the order of the tokens
+    """
+
+    rows: tuple[int, ...]
+    drawn: Drawn
+
+
+class StepSampler:
+    """Samples a step's rows.
+
+    With `drawer`, rows that it takes are drawn on the device, and nobody waits: unconstrained ones as soon as the step
+    was launched (`ahead`), those under a grammar once the step before has landed (`late`), which says what their masks
+    are. Either way the next step may be launched before the tokens are known.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, writer: Writer, vocab_size: int, drawer: DeviceSampler | None) -> None:
+        self.sampler = Sampler(vocab_size, tokenizer.eos_token_ids)
+        self.writer = writer
+        self.drawer = drawer
+        self._mask_words = (len(tokenizer.token_bytes) + 31) // 32
+        self._masks = np.zeros((0, (vocab_size + 31) // 32), np.int32)
+
+    def ahead(self, plan: StepPlan, logits: torch.Tensor) -> Draws | None:
+        """Draw the step's tokens without waiting for them; None if a row's token depends on what the host does."""
+        if self.drawer is None or any(is_constrained(row.sequence) for row in plan.rows):
+            return None
+        return self._draw_on_device(plan, logits, [i for i, num in enumerate(plan.num_logits_per_row) if num])
+
+    def late(self, plan: StepPlan, logits: torch.Tensor) -> Draws | None:
+        """The same where all tokens before this step are known.
+
+        Rows that ended with these tokens, or got forced ones after them, draw none.
+        """
+        if self.drawer is None:
+            return None
+        return self._draw_on_device(plan, logits, _waiting(plan))
+
+    def landed(self, plan: StepPlan, draws: Draws) -> list[Outcome]:
+        """Per plan row, what was drawn on the device; None where nothing was. Waits for it."""
+        outcomes: list[Outcome] = [None] * len(plan.rows)
+        for index, outcome in zip(draws.rows, draws.drawn.result(), strict=True):
+            outcomes[index] = outcome
+        return outcomes
+
+    def _draw_on_device(self, plan: StepPlan, logits: torch.Tensor, members: list[int]) -> Draws | None:
+        assert self.drawer is not None
+        if any(_needs_host(row.sequence) for row in plan.rows):
+            return None
+        sequences = [plan.rows[i].sequence for i in members]
+        if not all(map(self.drawer.takes, sequences)):
+            return None
+        masks = self._masks_of(sequences)
+        if len(members) < len(logits):
+            offsets = np.cumsum(plan.num_logits_per_row)[members] - 1  # a row that is drawn has one logit row
+            logits = logits.index_select(0, send(offsets, logits.device))
+        return Draws(tuple(members), self.drawer.draw(logits, sequences, masks))
+
+    def _masks_of(self, sequences: list[Sequence]) -> dict[int, np.ndarray]:
+        """Prepare sequences for their next token. -> the masks of those that may not get every one, by place"""
+        constrained = sum(map(is_constrained, sequences))
+        if constrained > len(self._masks):
+            self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
+        masks: dict[int, np.ndarray] = {}
+        for place, sequence in enumerate(sequences):
+            self.writer.begin(sequence)
+            if sequence.matcher is not None:
+                row = self._masks[len(masks)]
+                row[:] = 0
+                if sequence.matcher.fill_mask(row[: self._mask_words]):
+                    masks[place] = row
+        return masks
+
+    def sample(self, plan: StepPlan, logits: torch.Tensor) -> list[Outcome]:
+        """Per plan row, its outcome. Rows whose sequence ended meanwhile, or has tokens to compute, get None."""
+        outcomes: list[Outcome] = [None] * len(plan.rows)
+        offset = 0
+        offsets: list[int] = []
+        for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
+            sequence = row.sequence
+            offsets.append(offset)
+            if sequence.status != "finished" and sequence.scoring:
+                _score(sequence, row.past, logits[offset : offset + num_logits])
+            elif sequence.status != "finished" and num_logits and sequence.request.want_logits:
+                sequence.logits = logits[offset].float().numpy(force=True).copy()
+            offset += num_logits
+        targets = [i for i in _waiting(plan) if not _gives_no_token(plan.rows[i].sequence)]
+        if targets:
+            picked = [offsets[i] for i in targets]
+            chosen = logits if len(picked) == len(logits) else logits[picked]
+            for target, outcome in zip(
+                targets, self._draw(chosen, [plan.rows[i].sequence for i in targets]), strict=True
+            ):
+                outcomes[target] = outcome
+        return outcomes
+
+    def _draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> Seq[Outcome]:
+        masks = self._masks_of(sequences)
+        counts = [sequence.sampling.n if forks(sequence) else 1 for sequence in sequences]
+        if self.drawer is not None and max(counts) == 1 and all(map(self.drawer.takes, sequences)):
+            return self.drawer.draw(logits, sequences, masks).result()
+        rows = zip(sequences, counts, strict=True)
+        return self.sampler.sample(logits, [SampleRow(one, masks.get(i), num) for i, (one, num) in enumerate(rows)])
+
+
+def forks(sequence: Sequence) -> bool:
+    """Whether the sequence is about to become the several that its request asks for."""
+    group = sequence.group
+    return group is not None and len(group.sequences) < sequence.sampling.n
+
+
+def is_constrained(sequence: Sequence) -> bool:
+    """Whether what the sequence may get depends on its tokens so far. A fork has a matcher and no grammar."""
+    return sequence.grammar is not None or sequence.matcher is not None
+
+
+def _waiting(plan: StepPlan) -> list[int]:
+    """The rows that wait for a token: with logits, and with no token after the one that these follow."""
+    return [
+        index
+        for index, (row, num_logits) in enumerate(zip(plan.rows, plan.num_logits_per_row, strict=True))
+        if num_logits and row.sequence.status == "running" and row.sequence.num_pending == 0
+    ]
+
+
+def _gives_no_token(sequence: Sequence) -> bool:
+    return sequence.scoring or sequence.request.want_logits
+
+
+def _needs_host(sequence: Sequence) -> bool:
+    """Whether what the sequence gets of a step is not one token."""
+    return _gives_no_token(sequence) or forks(sequence)
+
+
+def _score(sequence: Sequence, past: int, logits: torch.Tensor) -> None:
+    ids = sequence.request.score_ids
+    assert ids is not None
+    first = max(past - sequence.first_logit, 0)
+    if len(logits):
+        sequence.scores.extend(score_logprobs(logits, ids[first : first + len(logits)]))

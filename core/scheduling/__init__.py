@@ -1,0 +1,1 @@
+"""Which sequences run in a step, and what becomes of the requests they belong to."""

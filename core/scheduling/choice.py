@@ -1,0 +1,84 @@
+"""Choosing among whole texts in the middle of a sequence: by how likely each is, not token by token."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence as Seq
+from typing import Protocol, cast
+
+import numpy as np
+
+from graftlm.core.request import Request, Sequence
+from graftlm.core.sampling.sampler import Sampled
+
+
+class Chooser(Protocol):
+    """A matcher that knows where one of several texts is to be chosen as a whole."""
+
+    def options(self, context: Seq[int]) -> list[list[int]]:
+        """The tokens of each text that may stand here, after `context`; [] where nothing is to be chosen."""
+        ...
+
+
+class Choice:
+    """One of several continuations of `sequence`, each of which is scored by a sequence of its own.
+
+    The sequence waits outside of the batch meanwhile, its KV in the prefix cache, where the scoring sequences find it.
+    """
+
+    def __init__(self, sequence: Sequence, options: list[list[int]]) -> None:
+        self.sequence = sequence
+        self.options = options
+        self.scoring = [self._score(option) for option in options]
+        self._num_left = len(options)
+
+    @classmethod
+    def at(cls, sequence: Sequence) -> Choice | None:
+        """What is to be chosen at the end of `sequence`; None where nothing is, or no room is left for it.
+
+        A request for several answers goes on token by token: its answers are to differ.
+        """
+        options_of = getattr(sequence.matcher, "options", None)
+        if options_of is None or sequence.matcher is None or sequence.sampling.n > 1:
+            return None
+        options = cast("Chooser", sequence.matcher).options(sequence.tokens)
+        if len(options) < 2:
+            return None
+        longest = max(map(len, options))
+        if longest + sequence.matcher.min_tokens_to_accept() > sequence.remaining:
+            return None
+        return cls(sequence, options)
+
+    def scored(self) -> bool:
+        """Count a scoring sequence that has ended; True if it was the last."""
+        self._num_left -= 1
+        return self._num_left == 0
+
+    def best(self) -> list[Sampled]:
+        """The chosen tokens with their log-probabilities.
+
+        At temperature 0 the likeliest option; above, one drawn by the options' likelihoods to the power of 1 /
+        temperature, the same for the same seed and place.
+        """
+        totals = [math.fsum(one.scores) for one in self.scoring]
+        temperature = self.sequence.sampling.temperature
+        index = max(range(len(totals)), key=totals.__getitem__)
+        if temperature > 0:
+            peak = totals[index]
+            weights = [math.exp((total - peak) / temperature) for total in totals]
+            drawn = random.Random(f"{self.sequence.seed}/{self.sequence.num_generated}")
+            (index,) = drawn.choices(range(len(totals)), weights)
+        return [Sampled(i, p) for i, p in zip(self.options[index], self.scoring[index].scores, strict=True)]
+
+    @property
+    def num_reused(self) -> int:
+        """Tokens of the sequence's prompt that were in the cache before any option was scored."""
+        return min(min(one.num_reused for one in self.scoring), self.sequence.num_prompt_tokens)
+
+    def _score(self, option: list[int]) -> Sequence:
+        parent = self.sequence
+        ids = np.concatenate([parent.ids, np.asarray(option[:-1], np.int32)])
+        child = Sequence(Request([], score_ids=option, namespace=parent.request.namespace), ids, index=parent.index)
+        child.group, child.arrived_s, child.choice, child.num_cached = parent.group, parent.arrived_s, self, 0
+        return child

@@ -1,0 +1,232 @@
+"""The requests that are being answered: from their arrival to the last word that their listener gets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from graftlm.core.errors import EngineError, GraftError, RequestCancelled, RequestTimeout
+from graftlm.core.request import Completion, Request, Sequence, SequenceGroup
+from graftlm.core.scheduling.admission import Limits, admit
+from graftlm.core.scheduling.choice import Choice
+
+if TYPE_CHECKING:
+    from graftlm.core.metrics import Counters
+    from graftlm.core.sampling.sampler import Sampled
+    from graftlm.core.scheduling.output_writer import Writer
+    from graftlm.core.scheduling.scheduler import Scheduler
+    from graftlm.core.scheduling.speculation import Drafter
+
+
+class OpenRequests:
+    """Every request ends here, once: with a completion, or with an error that names its cause.
+
+    wake      called from any thread when a grammar has been compiled
+    clock     seconds, as those of deadlines
+    finished  told of every completion
+    drafter   keeps what was written, for guesses; None where nothing is guessed
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        writer: Writer,
+        counters: Counters,
+        limits: Limits,
+        drafter: Drafter | None,
+        *,
+        seed: int | None,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        finished: Callable[[Request, Completion], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self.writer = writer
+        self.counters = counters
+        self.limits = limits
+        self.drafter = drafter
+        self.wake = wake
+        self.clock = clock
+        self.finished = finished
+        self._cache = scheduler.cache
+        self._groups: dict[int, SequenceGroup] = {}
+        self._timed: dict[int, SequenceGroup] = {}
+        self._unopened: list[Sequence] = []
+        self._seeds = random.Random(seed)
+
+    # -- they arrive -------------------------------------------------------------------------------------------
+
+    def add(self, group: SequenceGroup) -> None:
+        """Queue a request; one that can never run is refused to its listener."""
+        (sequence,) = group.sequences
+        try:
+            admit(sequence, self.limits, self._seeds)
+        except GraftError as error:
+            group.listener.on_error(error)
+            self.counters.failed += 1
+            return
+        self.counters.requests += 1
+        self._groups[group.request.id] = group
+        if sequence.deadline_s is not None:
+            self._timed[group.request.id] = group
+        if sequence.grammar is not None:
+            self._unopened.append(sequence)
+            sequence.grammar.add_done_callback(lambda _: self.wake())
+        self.scheduler.add([sequence])
+
+    def open_grammars(self) -> None:
+        """Append what compiled grammars force at the start, so that it runs with the prompt."""
+        waiting, self._unopened = self._unopened, []
+        for sequence in waiting:
+            if sequence.status == "finished":
+                continue
+            if sequence.grammar is not None and not sequence.grammar.done():
+                self._unopened.append(sequence)
+                continue
+            try:
+                self.writer.open(sequence)
+            except GraftError as error:
+                self.fail(sequence, error)
+                continue
+            self._choose_or_finish(sequence)
+
+    # -- they are answered -------------------------------------------------------------------------------------
+
+    def append(self, sequence: Sequence, samples: int | list[Sampled]) -> None:
+        """Append what was sampled: a token, or samples, of which several make as many sequences of one."""
+        if isinstance(samples, int):
+            self._append(sequence, samples, None)
+            return
+        group, members = sequence.group, [sequence]
+        assert group is not None
+        if len(samples) > 1:
+            siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
+            group.sequences.extend(siblings)
+            self.scheduler.waiting[:0] = siblings
+            members += siblings
+        for member, sample in zip(members, samples, strict=True):
+            self._append(member, sample.token_id, sample)
+            if group.done:
+                return  # all have ended, or one failed and the request with it
+
+    def _append(self, sequence: Sequence, token_id: int, sampled: Sampled | None) -> None:
+        place = len(sequence.tokens)
+        try:
+            self.writer.write(sequence, token_id, sampled)
+        except GraftError as error:
+            self.fail(sequence, error)
+            return
+        if sequence.num_computed > place and (len(sequence.tokens) <= place or sequence.tokens[place] != token_id):
+            sequence.num_computed = place  # it ran ahead with a token whose place its ending has taken
+        self._emit(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """A sequence is complete: give its slots back, and end its request with the last of them."""
+        if sequence.choice is not None:
+            self._scored(sequence, sequence.choice)
+            return
+        group = sequence.group
+        assert group is not None
+        self.counters.completion_tokens += sequence.num_generated
+        self.counters.forced_tokens += sequence.num_forced
+        if sequence.request.pin and sequence.status == "running":
+            self._cache.publish(sequence)
+            if sequence.node is not None:
+                self._cache.tree.lock(sequence.node)
+                sequence.pinned = sequence.node
+        self.scheduler.remove(sequence, publish=True)
+        if self.drafter is not None:
+            self.drafter.remember(sequence)
+        group.completions[sequence.index] = self.writer.completion(sequence)
+        if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
+            self._groups.pop(group.request.id, None)
+            group.end()
+            completion = group.completion
+            group.listener.on_finish(completion)
+            self.finished(group.request, completion)
+
+    def _emit(self, sequence: Sequence) -> None:
+        group = sequence.group
+        assert group is not None
+        if group.request.stream and (chunk := self.writer.chunk(sequence)) is not None:
+            try:
+                group.listener.on_chunk(chunk)
+            except Exception as error:  # what a caller's own function raises ends its request, not those of others
+                self.fail(sequence, error)
+                return
+        self._choose_or_finish(sequence)
+
+    def _choose_or_finish(self, sequence: Sequence) -> None:
+        """End a sequence that is complete; let one that stands before a choice wait until its options are scored."""
+        if sequence.finish_reason is not None:
+            self.finish(sequence)
+        elif (choice := Choice.at(sequence)) is not None:
+            assert sequence.group is not None
+            self.scheduler.hold(sequence)
+            sequence.group.sequences.extend(choice.scoring)
+            self.scheduler.add(choice.scoring)
+
+    def _scored(self, sequence: Sequence, choice: Choice) -> None:
+        """An option is scored; after the last one the sequence goes on with the option that is chosen."""
+        group, chooser = sequence.group, choice.sequence
+        assert group is not None
+        self.scheduler.remove(sequence, publish=True)
+        group.sequences.remove(sequence)
+        if not choice.scored():
+            return
+        if chooser.num_cached is None:
+            chooser.num_cached = choice.num_reused
+            self.counters.prompt_tokens += chooser.num_prompt_tokens
+            self.counters.cached_tokens += chooser.num_cached
+        self.scheduler.resume(chooser)
+        self.writer.choose(chooser, choice.best())
+        self._emit(chooser)
+
+    # -- they fail ---------------------------------------------------------------------------------------------
+
+    def cancel(self, request_id: int) -> None:
+        """Drop a request and free its slots; unknown or finished ids are ignored."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            self.counters.cancelled += 1
+            self._end(group, RequestCancelled(f"request {request_id} was cancelled"))
+
+    def expire(self) -> None:
+        """End those whose time is up."""
+        if not self._timed:
+            return
+        now = self.clock()
+        for group in list(self._timed.values()):
+            deadline = group.sequences[0].deadline_s
+            if group.done:
+                del self._timed[group.request.id]
+            elif deadline is not None and now > deadline:
+                timeout = group.request.sampling.timeout
+                self._end(group, RequestTimeout(f"the request did not finish within its {timeout} s timeout"))
+
+    def fail(self, sequence: Sequence, error: BaseException) -> None:
+        """End the whole request of a sequence with `error`, unless it has ended."""
+        if sequence.group is not None:
+            self._end(sequence.group, error)
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every request with `error`, whatever state the engine is in; raises what could not be tidied up."""
+        with ExitStack() as ends:
+            for group in list(self._groups.values()):
+                ends.callback(self._end, group, error)
+
+    def _end(self, group: SequenceGroup, error: BaseException) -> None:
+        """End every sequence of a request with `error`; what they computed before this step stays cached."""
+        if group.done:
+            return
+        group.end()
+        self._groups.pop(group.request.id, None)
+        if not isinstance(error, RequestCancelled):
+            self.counters.failed += 1
+        try:
+            for sequence in group.sequences:
+                self.scheduler.remove(sequence, publish=not isinstance(error, EngineError))
+        finally:
+            group.listener.on_error(error)

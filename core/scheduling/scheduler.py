@@ -1,0 +1,260 @@
+"""Who runs in the next step, and how many tokens of each."""
+
+from __future__ import annotations
+
+import random
+import time
+from bisect import insort
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import GraftError, RequestTooLong
+from graftlm.core.kv.prefix_cache import GROWTH, PrefixCache
+from graftlm.core.kv.radix import Node, Peek
+from graftlm.core.request import Sequence
+from graftlm.core.step_plan import ScheduledRow
+
+WINDOW = 256  # waiting sequences looked at in one step
+HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room for
+WORTH_WAITING = 16  # tokens a sibling must share with a running prefill to wait for it
+SPARE = 16  # a step goes over its budget by up to one part in so many to take in the end of a prompt
+
+
+class Failure(NamedTuple):
+    """A sequence that can never run, and why."""
+
+    sequence: Sequence
+    error: GraftError
+
+
+class Scheduler:
+    """Continuous batching over one prefix cache.
+
+    Rows that decode come first, then prefills already running, then waiting sequences: those older than `max_age_s` in
+    order of arrival, the others by cached prefix plus age. Prompts share the step's token budget, which the last of
+    them may exceed a little if it is then done: what it left over would make a step of its own. A waiting sequence
+    whose next tokens a running prefill is about to compute lets it go ahead and joins once they are published. When
+    slots run out, the youngest running sequence is retracted: what it computed stays in the tree as long as there is
+    room, and it waits again with all its tokens.
+
+    step_tokens  prompt tokens computed in one step, beside one token of each row that decodes
+    clock        seconds, in which requests age
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: PrefixCache,
+        step_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.cache = cache
+        self.step_tokens = step_tokens
+        self.clock = clock
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.failures: list[Failure] = []
+        self.num_retracted = 0
+        self._random = random.Random(config.seed)
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def add(self, sequences: list[Sequence]) -> None:
+        self.waiting.extend(sequences)
+
+    def start_running(self, sequence: Sequence) -> None:
+        """Run a sequence that already holds its prefix (a fork)."""
+        sequence.status = "running"
+        self.running.append(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Take a sequence out until it is resumed; what it computed stays in the cache."""
+        self.remove(sequence, publish=True)
+        sequence.status = "held"
+
+    def resume(self, sequence: Sequence) -> None:
+        """Let a held sequence wait again, before all others."""
+        sequence.status = "waiting"
+        self.waiting.insert(0, sequence)
+
+    def remove(self, sequence: Sequence, *, publish: bool) -> None:
+        """Take a sequence out, wherever it is, and give its slots back."""
+        if sequence.status == "running":
+            self.running.remove(sequence)
+            self.cache.release(sequence, publish=publish)
+        elif sequence.status == "waiting":
+            self.waiting.remove(sequence)
+        sequence.status = "finished"
+
+    def schedule(self) -> list[ScheduledRow]:
+        """Choose the rows of the next step; may be empty. `failures` holds what cannot run at all."""
+        budget = self.step_tokens
+        rows: list[ScheduledRow] = []
+        num_retracted = self.num_retracted
+        for sequence in sorted(self.running, key=_decode_first):
+            if sequence.status != "running":
+                continue  # retracted for an older one
+            if row := self._next_row(sequence, budget):
+                if not self._make_room(sequence, sequence.num_computed + row.num_new):
+                    continue
+                rows.append(row)
+                budget -= row.num_new if row.num_new > 1 else 0
+        rows = [row for row in rows if row.sequence.status == "running"]
+        full = budget <= 0 or len(self.running) >= self.config.max_batch or self.num_retracted > num_retracted
+        if self.waiting and not full:
+            self._admit(rows, budget)
+        return rows
+
+    def _admit(self, rows: list[ScheduledRow], budget: int) -> None:
+        now = self.clock()
+        leaders = self._leaders()
+        headroom = sum(min(s.remaining, HEADROOM) for s in self.running)
+        started = False
+        for sequence, peek in self._order(now):
+            if budget <= 0 or len(self.running) >= self.config.max_batch:
+                return
+            if started:
+                peek = self.cache.peek(sequence)  # a start may have split the nodes of an earlier look
+            if self._waits_for_leader(sequence, peek, leaders):
+                continue
+            if not self._fits(sequence, peek, headroom):
+                if not self.running:
+                    self._fail(sequence)
+                    continue
+                return  # what runs will make room; nobody overtakes meanwhile
+            self._start(sequence, peek)
+            started = True
+            headroom += min(sequence.remaining, HEADROOM)
+            leaders[self._leader_key(sequence)] = sequence
+            if row := self._next_row(sequence, budget):
+                rows.append(row)
+                budget -= row.num_new
+
+    def _next_row(self, sequence: Sequence, budget: int) -> ScheduledRow | None:
+        if sequence.exhausted:
+            return None
+        past, pending = sequence.num_computed, sequence.num_pending
+        num_new = pending if sequence.ready else pending - 1
+        if num_new > 1:
+            if budget <= 0:
+                return None
+            if num_new > budget + self.step_tokens // SPARE:
+                num_new = budget
+        if num_new <= 0:
+            return None
+        num_logits = max(0, past + num_new - max(past, sequence.first_logit))
+        return ScheduledRow(sequence, num_new, num_logits)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Hold slots for the first `num_tokens` tokens, retracting the youngest if need be."""
+        if sequence.capacity >= num_tokens:
+            return True
+        generous = num_tokens + min(GROWTH, max(sequence.remaining, 0))
+        if self.cache.pool.num_free >= generous - sequence.capacity and self.cache.reserve(sequence, generous):
+            return True
+        while not self.cache.reserve(sequence, num_tokens):
+            victim = max(self.running, key=lambda s: (s.arrived_s, s.request.id, s.index))
+            if victim is sequence and len(self.running) == 1:
+                self.running.remove(sequence)
+                self.cache.release(sequence, publish=False)
+                sequence.status = "waiting"
+                self.waiting.append(sequence)
+                self._fail(sequence)
+                return False
+            self._retract(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _retract(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.cache.release(sequence, publish=True)
+        sequence.status = "waiting"
+        insort(self.waiting, sequence, key=lambda s: s.arrived_s)
+        self.num_retracted += 1
+
+    def _start(self, sequence: Sequence, peek: Peek) -> None:
+        if sequence.num_cached is None:
+            sequence.miss = self.cache.miss(sequence, peek)
+        self.cache.start(sequence)
+        sequence.num_reused = sequence.num_computed
+        growth = min(GROWTH, max(sequence.remaining, 0))
+        if not self.cache.reserve(sequence, sequence.num_tokens + growth):
+            self.cache.reserve(sequence, sequence.num_tokens)
+        self.waiting.remove(sequence)
+        self.start_running(sequence)
+
+    def _fits(self, sequence: Sequence, peek: Peek, headroom: int) -> bool:
+        needed = sequence.num_tokens - peek.length
+        wanted = needed + min(GROWTH, max(sequence.remaining, 0)) + headroom
+        available = self.cache.num_available - _unlocked(peek)
+        return available >= (wanted if self.running else needed)
+
+    def _fail(self, sequence: Sequence) -> None:
+        limit = self.cache.num_available
+        self.waiting.remove(sequence)
+        sequence.status = "finished"
+        message = (
+            f"the request needs {sequence.num_tokens:,} KV slots, the pool has {limit:,} that are not pinned; "
+            "shorten it, unpin a prefix or raise CacheConfig.max_tokens"
+        )
+        self.failures.append(Failure(sequence, RequestTooLong(message, length=sequence.num_tokens, limit=limit)))
+
+    def _order(self, now: float) -> list[tuple[Sequence, Peek]]:
+        """The waiting sequences to look at, in the order in which they may start."""
+        window = self.waiting[:WINDOW]
+        policy = self.config.schedule.policy
+        if policy == "random":
+            window = self._random.sample(window, len(window))
+        if policy != "lpm" or not self.cache.enabled:
+            return [(s, self.cache.peek(s)) for s in window[: self.config.max_batch]]
+        max_age = self.config.schedule.max_age_s
+        aged = [s for s in window if now - s.arrived_s > max_age]
+        young = [(s, self.cache.peek(s)) for s in window if now - s.arrived_s <= max_age]
+        rate = self.step_tokens / max_age if max_age else 0.0  # a full step is worth the whole age
+        young.sort(key=lambda item: (-(item[1].length + rate * (now - item[0].arrived_s)), id(item[1].node)))
+        return [(s, self.cache.peek(s)) for s in aged] + young
+
+    def _leaders(self) -> dict[tuple[int, bytes], Sequence]:
+        """Running prefills, by the place in the tree where their next published tokens will hang."""
+        if not self.cache.enabled:
+            return {}
+        return {self._leader_key(s): s for s in self.running if s.num_pending > 1}
+
+    def _leader_key(self, sequence: Sequence) -> tuple[int, bytes]:
+        return _place(sequence.node, sequence.ids[sequence.num_shared :], self.cache.tree.page_size)
+
+    def _waits_for_leader(self, sequence: Sequence, peek: Peek, leaders: dict[tuple[int, bytes], Sequence]) -> bool:
+        if not leaders or peek.inside is not None:
+            return False
+        rest = sequence.ids[peek.length : sequence.first_logit]
+        leader = leaders.get(_place(peek.node, rest, self.cache.tree.page_size))
+        if leader is None:
+            return False
+        enough = min(WORTH_WAITING, max(1, len(rest) // 2))
+        ahead = leader.ids[leader.num_shared : leader.num_shared + enough]
+        return rest[:enough].tobytes() == ahead.tobytes()
+
+
+def _place(node: Node | None, rest: np.ndarray, page_size: int) -> tuple[int, bytes]:
+    return id(node), rest[:page_size].tobytes()
+
+
+def _decode_first(sequence: Sequence) -> bool:
+    return sequence.num_pending > 1 and sequence.num_generated == 0
+
+
+def _unlocked(peek: Peek) -> int:
+    """Tokens of the matched path that count as evictable now and will not once they are locked."""
+    node: Node | None = peek.node
+    total = peek.offset if peek.inside is not None and not peek.inside.locks else 0
+    while node is not None and not node.locks:
+        total += node.num_tokens
+        node = node.parent
+    return total

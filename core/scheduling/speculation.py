@@ -1,0 +1,316 @@
+"""Prompt-lookup speculation: guess how a text goes on from where it was written before, and run the guess along.
+
+A step on a CPU waits for the weights: with a few more tokens it takes little longer. What pipelines let a model write
+often stands in its prompt, or was written a moment ago: names, keys, quoted passages. So a row may carry *drafts*,
+tokens that nobody has sampled yet. The step gives logits after each of them; its first position is sampled as in any
+step, and as long as the sampled token is the draft, the next position's logits are at hand as well and are sampled too.
+Every token is one that the ordinary sampler drew from the logits after the true text, so nothing is rejected and
+redrawn, and answers are those of single steps: penalties, masks, seeds, stops and log-probabilities see no difference.
+
+On a GPU there are none: a step of drafts must be sampled before the next is known, and there the next step is launched
+while the tokens of the last are on their way, which is worth more. Nor in the serial lane, whose caches cannot be cut.
+
+How much is drafted follows from two things that are learnt on the way: what a token costs (`StepTimes`) and how often
+guesses came true, by the length of what matched and by sequence (`Odds`). Guesses are followed up even where they were
+not run, at no cost, so that a text that begins to copy is noticed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from graftlm.core.sampling.step_sampler import forks
+from graftlm.core.scheduling.ngram_lookup import Recent, find
+from graftlm.core.scheduling.step_times import StepTimes
+from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from graftlm.core.request import Sequence
+
+MAX_NEW = 8
+"""Most tokens of a row with drafts in it, and of its neighbours: a step that reads a prompt is another matter."""
+
+MAX_MATCH = 6
+"""Most tokens at a text's end that are looked for."""
+
+MAX_STEP = 64
+"""Steps of more tokens carry no drafts and say nothing about what a token costs: they are bound by computing."""
+
+_RECENT_TOKENS = 8192
+_RECENT_NAMESPACES = 32
+_FEW_ROWS = 4
+"""Up to so many rows are looked up in every step; of more, those whose guesses were not worth it rest a while."""
+_LONGEST_REST = 16
+
+_FIRST_ODDS = (0.15, 0.4, 0.55, 0.65, 0.75, 0.8)
+"""How often a guess comes true after a match of 1, 2, ... tokens, before anything was seen."""
+
+
+class Odds:
+    """How often a guess came true, by the length of what matched before it."""
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self._tried = [0.0] * MAX_MATCH
+        self._true = [0.0] * MAX_MATCH
+
+    def add(self, length: int, came_true: bool) -> None:
+        i = min(length, MAX_MATCH) - 1
+        if self._tried[i] >= self._memory:
+            self._tried[i] /= 2
+            self._true[i] /= 2
+        self._tried[i] += 1
+        self._true[i] += came_true
+
+    def chance(self, length: int, otherwise: float, weight: float) -> float:
+        """The chance after a match of `length`, where `otherwise` counts as much as `weight` guesses."""
+        i = min(length, MAX_MATCH) - 1
+        return (self._true[i] + weight * otherwise) / (self._tried[i] + weight)
+
+
+@dataclass(eq=False)
+class Copying:
+    """What drafting knows of one sequence: how its guesses fared, and the last one.
+
+    guess    tokens that were guessed to follow the first `made_at`, of which the last `matched` stand elsewhere too
+    rest     steps for which it is not looked up; `idle` counts the guesses in a row that were not worth running
+    """
+
+    odds: Odds = field(default_factory=lambda: Odds(memory=16))
+    guess: list[int] = field(default_factory=list)
+    made_at: int = 0
+    matched: int = 0
+    idle: int = 0
+    rest: int = 0
+
+
+class Drafter:
+    """Adds drafts to the rows of a step, where they are worth their time.
+
+    eos_token_ids  a guess ends before the end of a text
+    """
+
+    def __init__(self, eos_token_ids: Seq[int], max_step_tokens: int) -> None:
+        self.times = StepTimes()
+        self.odds = Odds(memory=128)
+        self._eos = frozenset(eos_token_ids)
+        self._max_step = min(MAX_STEP, max_step_tokens)
+        self._recent: OrderedDict[str, Recent] = OrderedDict()
+
+    def extend(self, scheduled: list[ScheduledRow]) -> list[ScheduledRow]:
+        """The rows of a step with the drafts that shorten the expected time of a token.
+
+        Drafts use slots that their sequence holds anyway, and none where the step is long already.
+        """
+        if any(row.num_new > MAX_NEW for row in scheduled):
+            return scheduled
+        num_tokens = sum(row.num_new for row in scheduled)
+        expected = float(sum(row.num_logits > 0 for row in scheduled))  # tokens that the step gives
+        times = self.times
+        if not times.known or num_tokens >= self._max_step or not expected:
+            return scheduled
+        seconds = times.of(num_tokens)
+        if times.per_token * expected > 0.95 * seconds:
+            return scheduled  # a further token costs about as much as it could ever give
+        chances: list[tuple[float, int]] = []
+        for i, row in enumerate(scheduled):
+            if self._takes(row) and self._due(row.sequence, len(scheduled)):
+                chances += [(chance, i) for chance in self._guess(row)]
+        counts = [0] * len(scheduled)
+        # a draft is worth it if it adds a greater share of tokens than of time; the likeliest come first
+        for chance, i in sorted(chances, key=_chance, reverse=True)[: self._max_step - num_tokens]:
+            if chance * seconds <= times.per_token * expected:
+                break
+            counts[i] += 1
+            expected += chance
+            seconds += times.per_token
+        for i, row in enumerate(scheduled):
+            known: Copying | None = row.sequence.copying
+            if known is not None and known.made_at == row.sequence.num_tokens:
+                known.idle = 0 if counts[i] else known.idle + 1
+                known.rest = 0 if counts[i] else min(known.idle, _LONGEST_REST)
+        return [self._drafted(row, counts[i]) if counts[i] else row for i, row in enumerate(scheduled)]
+
+    def timed(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long."""
+        if plan.num_tokens <= MAX_STEP and all(row.num_new <= MAX_NEW for row in plan.rows):
+            self.times.add(plan.num_tokens, seconds)
+
+    def look_up(self, text: NDArray[np.int32], namespace: str, most: int) -> tuple[int, list[int]]:
+        """How many of the last tokens of `text` were found elsewhere, and up to `most` tokens that follow there."""
+        own = find(text[:-1], text, MAX_MATCH)
+        recent = self._recent.get(namespace)
+        other = find(recent.ids, text, MAX_MATCH) if recent is not None else None
+        if recent is not None and other is not None and (own is None or other.length > own.length):
+            return other.length, recent.after(other.stop, most).tolist()
+        if own is None:
+            return 0, []
+        following: list[int] = np.resize(text[own.stop :], most).tolist()  # what repeats itself goes on doing so
+        return own.length, following
+
+    def remember(self, sequence: Sequence) -> None:
+        """Keep what was written, and the words before it, for texts to come."""
+        recent = self._recent.setdefault(sequence.request.namespace, Recent(_RECENT_TOKENS))
+        self._recent.move_to_end(sequence.request.namespace)
+        if len(self._recent) > _RECENT_NAMESPACES:
+            self._recent.popitem(last=False)
+        if sequence.num_generated:
+            first = max(0, sequence.num_prompt_tokens - MAX_MATCH)
+            recent.add(np.array(sequence.tokens[first:], np.int32))
+
+    def forget(self) -> None:
+        """Forget what was written."""
+        self._recent.clear()
+
+    def _takes(self, row: ScheduledRow) -> bool:
+        """Whether one token will be sampled after all that is known of the row's text."""
+        sequence = row.sequence
+        return (
+            row.num_logits == 1
+            and row.num_new == sequence.num_pending
+            and not (sequence.scoring or sequence.request.want_logits or forks(sequence))
+            and (sequence.grammar is None or sequence.matcher is not None)
+            and getattr(sequence.matcher, "goes_back", True)
+        )
+
+    def _due(self, sequence: Sequence, num_rows: int) -> bool:
+        known: Copying | None = sequence.copying
+        if known is None or known.rest == 0 or num_rows <= _FEW_ROWS:
+            return True
+        known.rest -= 1
+        return False
+
+    def _guess(self, row: ScheduledRow) -> list[float]:
+        """Guess how the text goes on; the chance of each guessed token to be reached and to come true."""
+        sequence = row.sequence
+        known = self._known(sequence)
+        known.guess = []
+        known.made_at = sequence.num_tokens
+        most = min(MAX_NEW - row.num_new, sequence.remaining - 1, sequence.capacity - sequence.num_tokens)
+        if most <= 0:
+            return []
+        text = np.frombuffer(sequence.tokens, np.int32)  # a view: the tokens cannot grow while it is held
+        known.matched, ids = self.look_up(text, sequence.request.namespace, most)
+        del text
+        known.guess = self._allowed(sequence, ids)
+        chances: list[float] = []
+        reached = 1.0
+        for length in range(known.matched, known.matched + len(known.guess)):
+            reached *= self._chance(known, length)
+            chances.append(reached)
+        return chances
+
+    def _known(self, sequence: Sequence) -> Copying:
+        """What is known of a sequence, brought up to date: has the last guess come true?"""
+        known: Copying | None = sequence.copying
+        if known is None:
+            known = sequence.copying = Copying()
+            return known
+        since = sequence.tokens[known.made_at :]
+        for i, (guessed, written) in enumerate(zip(known.guess, since, strict=False)):
+            for odds in (self.odds, known.odds):
+                odds.add(known.matched + i, guessed == written)
+            if guessed != written:
+                break
+        return known
+
+    def _chance(self, known: Copying, length: int) -> float:
+        usual = self.odds.chance(length, _FIRST_ODDS[min(length, MAX_MATCH) - 1], weight=8)
+        return known.odds.chance(length, usual, weight=4)
+
+    def _allowed(self, sequence: Sequence, ids: list[int]) -> list[int]:
+        """`ids` up to where the text would end, or its grammar does not allow the next."""
+        sampling = sequence.sampling
+        ends = self._eos if not sampling.ignore_eos or sequence.matcher is not None else frozenset()
+        for i, token_id in enumerate(ids):
+            if token_id in ends or token_id in sampling.stop_token_ids:
+                ids = ids[:i]
+                break
+        if sequence.matcher is not None and ids:
+            accepted = sequence.matcher.advance(ids)
+            sequence.matcher.rollback(accepted)
+            ids = ids[:accepted]
+        return ids
+
+    def _drafted(self, row: ScheduledRow, count: int) -> ScheduledRow:
+        drafts = tuple(row.sequence.copying.guess[:count])
+        return ScheduledRow(row.sequence, row.num_new + count, 1 + count, drafts)
+
+
+def _chance(item: tuple[float, int]) -> float:
+    return item[0]
+
+
+class Further(NamedTuple):
+    """Rows that are sampled further, one position each. logits [num_rows, vocab_size]"""
+
+    plan: StepPlan
+    logits: torch.Tensor
+
+
+@dataclass(eq=False)
+class _Checked:
+    """A drafted row, where its logits begin, and how many of its drafts came true so far."""
+
+    row: PlanRow
+    offset: int
+    agreed: int = 0
+
+
+class Check:
+    """The drafted rows of a step whose first position was sampled: which of them can be sampled further?
+
+    num_accepted  drafts after which a token was sampled, or is about to be
+    """
+
+    def __init__(self, plan: StepPlan, logits: torch.Tensor) -> None:
+        self.plan, self.logits = plan, logits
+        self.num_accepted = 0
+        self._going: list[_Checked] = []
+        offset = 0
+        for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
+            if row.drafts:
+                self._going.append(_Checked(row, offset))
+            offset += num_logits
+
+    def following(self) -> Further | None:
+        """The rows whose text still is what the step computed; None if none is left.
+
+        Counts the drafts that came true as computed. Call after each round of tokens was written.
+        """
+        self._going = [one for one in self._going if self._goes_on(one)]
+        if not self._going:
+            return None
+        rows = tuple(one.row for one in self._going)
+        picked = [one.offset + one.agreed for one in self._going]
+        return Further(replace(self.plan, rows=rows, num_logits_per_row=(1,) * len(rows)), self.logits[picked])
+
+    def _goes_on(self, one: _Checked) -> bool:
+        row, sequence = one.row, one.row.sequence
+        if sequence.status != "running":
+            return False  # it has ended, or waits outside, and holds no slots
+        known = row.kv_len - len(row.drafts)
+        written = sequence.tokens[known:]
+        agreed = _agreed(written, row.drafts)
+        self.num_accepted += agreed - one.agreed
+        one.agreed = agreed
+        sequence.num_computed = known + agreed
+        return agreed == len(written)
+
+
+def _agreed(written: Seq[int], drafts: Seq[int]) -> int:
+    """How many tokens are as drafted, from the first."""
+    count = 0
+    for token_id, draft in zip(written, drafts, strict=False):
+        if token_id != draft:
+            break
+        count += 1
+    return count

@@ -1,0 +1,69 @@
+"""Token ids to text, piece by piece."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graftlm.core.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_WINDOW = 6  # ids of context that decide how a tokenizer without exact bytes joins the next one
+
+
+class Detokenizer:
+    """Turn ids into text piece by piece, never showing part of a character.
+
+    The text goes on after a prompt: a leading space of the first token is kept. Bytes that are no UTF-8 become
+    U+FFFD as soon as they cannot become a character. Special tokens add nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pieces: list[str] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.exact_bytes else None
+        self._window: list[int] = []  # without exact bytes: recent ids, of which the first _num_shown are in the text
+        self._num_shown = 0
+
+    @property
+    def text(self) -> str:
+        """All whole characters so far."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Take the next ids; return the characters they complete."""
+        if self._decoder is None:
+            return self._push_window(ids)
+        table = self._tokenizer.token_bytes
+        return self._add(self._decoder.decode(b"".join([table[i] for i in ids if i < len(table)])))
+
+    def flush(self) -> str:
+        """Return what is still held back, at the end of the text: bytes of a broken character become U+FFFD."""
+        if self._decoder is not None:
+            return self._add(self._decoder.decode(b"", final=True))
+        text = self._hidden_text()
+        self._window, self._num_shown = [], 0
+        return self._add(text)
+
+    def _add(self, text: str) -> str:
+        if text:
+            self._pieces.append(text)
+        return text
+
+    def _push_window(self, ids: Iterable[int]) -> str:
+        """Decode through the tokenizer itself: the text that the hidden ids add to the shown ones of the window."""
+        self._window.extend(i for i in ids if not self._tokenizer.is_special(i))
+        text = self._hidden_text()
+        if not text or text.endswith(_REPLACEMENT):
+            return ""
+        self._window = self._window[self._num_shown :][-_WINDOW:]
+        self._num_shown = len(self._window)
+        return self._add(text)
+
+    def _hidden_text(self) -> str:
+        shown = self._tokenizer.decode(self._window[: self._num_shown])
+        return self._tokenizer.decode(self._window)[len(shown) :]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from graftlm.core.chat.growing_text import GrowingText, align
+from graftlm.core.text.tokenizer import Tokenizer
+from tests.models import BOS, IM_END, byte_tokenizer
+
+TOKENIZER = Tokenizer.from_hf(byte_tokenizer(merges=[("a", "b"), ("ab", "c")]))
+ABC = TOKENIZER.encode("abc")[0]
+
+
+def test_generated_ids_are_kept_as_far_as_they_write_the_text() -> None:
+    assert align(TOKENIZER, [120, ABC, 121], "xabcy") == ([120, ABC, 121], "")
+
+
+def test_a_text_cut_inside_a_token_keeps_the_tokens_before() -> None:
+    assert align(TOKENIZER, [120, ABC, 121], "xab") == ([120], "ab")
+
+
+def test_the_end_of_turn_is_not_part_of_the_text() -> None:
+    assert align(TOKENIZER, [120, IM_END], "x") == ([120], "")
+    assert align(TOKENIZER, [120, IM_END, 121], "xy") == ([120, IM_END, 121], "")
+
+
+def test_bytes_that_are_no_character_stay_as_they_were_generated() -> None:
+    assert align(TOKENIZER, [*"é".encode(), 0xC3], "é\ufffd") == ([*"é".encode(), 0xC3], "")
+
+
+def test_a_text_cut_after_a_broken_character_keeps_whole_characters() -> None:
+    assert align(TOKENIZER, [*"é".encode(), 0xC3, 120, 121], "é\ufffdx") == ([*"é".encode()], "\ufffdx")
+
+
+def test_given_texts_are_cut_into_tokens_together() -> None:
+    text = GrowingText()
+    text.write("a")
+    text.write("bc")
+    assert text.tokens(TOKENIZER).tolist() == [ABC]
+
+
+def test_tokens_the_model_has_seen_stay() -> None:
+    text = GrowingText()
+    text.write("xa")
+    assert text.tokens(TOKENIZER).tolist() == [120, 97]
+    text.write_generated(TOKENIZER, "b", [98])
+    text.write("c")
+    assert text.tokens(TOKENIZER).tolist() == [120, 97, 98, 99]
+    assert text.text == "xabc"
+
+
+def test_the_last_given_token_may_join_what_follows_a_fork() -> None:
+    text = GrowingText()
+    text.write("xa")
+    text.fix_all_but_last(TOKENIZER)
+    other = text.copy()
+    other.write("bc")
+    assert other.tokens(TOKENIZER).tolist() == [120, ABC]
+    assert text.tokens(TOKENIZER).tolist() == [120, 97]
+
+
+def test_an_empty_text_has_no_tokens_but_bos() -> None:
+    assert GrowingText().tokens(TOKENIZER).tolist() == []
+    assert GrowingText().tokens(Tokenizer.from_hf(byte_tokenizer(add_bos=True))).tolist() == [BOS]

@@ -1,0 +1,98 @@
+"""The graph runner's choices and buffers, with graphs that run their kernels anew instead of replaying a capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from graftlm.core.config import CacheConfig
+from graftlm.core.execution.cuda_graphs import Captured, GraphRunner, Shape
+from graftlm.core.runtime import Runtime
+from graftlm.core.step_plan import StepPlan
+from graftlm.kernels.gpu.step_buffers import Layout
+from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU captures graphs of its own")
+
+
+def small_model() -> PreTrainedModel:
+    """One KV head: the interpreter runs the programs of a grid one by one."""
+    return tiny_model(num_attention_heads=2, num_key_value_heads=1)
+
+
+@dataclass
+class Rerun:
+    """Stands in for a captured graph: reads the same buffers, writes the same logits."""
+
+    runner: GraphRunner
+    shape: Shape
+    logits: torch.Tensor
+
+    def replay(self) -> None:
+        runner, (num_rows, prefix) = self.runner, self.shape
+        runner.attention.bind(runner.step, Layout(num_rows, num_rows, 1, prefix))
+        self.logits.copy_(runner._run(num_rows))
+
+
+class Rerunning(GraphRunner):
+    replayed: list[tuple[int, str]]
+
+    def _capture(self, shape: Shape, pool: Any) -> Captured:
+        logits = torch.full((shape.num_rows, self.eager.loaded.vocab_size), float("nan"))
+        return Captured(Rerun(self, shape, logits), logits)  # type: ignore[arg-type]
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        if self._fits(plan):
+            self.replayed.append((plan.num_tokens, plan.kind))
+        return super().forward(plan)
+
+
+@pytest.fixture
+def rt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    monkeypatch.setattr(Rerun, "pool", lambda self: None, raising=False)
+    options: dict[str, Any] = {"attention": "triton", "overlap": True, "max_batch": 8}
+    with Runtime(small_model(), tokenizer=byte_tokenizer(), cache=CacheConfig(max_tokens=600), **options) as made:
+        engine: Any = made.load()._thread.engine
+        paged = engine.runner
+        # slot 600 is the scratch slot, behind those of the pool
+        engine.runner = Rerunning(paged, paged.attention, max_batch=8, max_len=512, scratch=600)
+        engine.runner.replayed = []
+        yield made
+
+
+def test_decode_steps_are_replayed_padded_to_the_next_size(rt: Runtime) -> None:
+    prompts = [random_prompt(70, seed=1) + random_prompt(3 + i, seed=i) for i in range(5)]
+    answers = rt.generate(prompts, temperature=0, max_tokens=4, ignore_eos=True)
+    assert [a.token_ids for a in answers] == [greedy_reference(small_model(), p, 4) for p in prompts]
+    engine: Any = rt._thread.engine
+    # the first prompt's prefill goes ahead of its siblings'
+    assert engine.runner.replayed == [(23, "mixed"), (5, "decode"), (5, "decode"), (4, "decode")]
+
+
+def test_a_few_tokens_of_some_rows_are_rows_of_a_decode_step(rt: Runtime) -> None:
+    prompts = [random_prompt(40, seed=1) + random_prompt(4 + i, seed=i) for i in range(4)]
+    first = [a.token_ids for a in rt.generate(prompts, temperature=0, max_tokens=4, ignore_eos=True)]
+    engine: Any = rt._thread.engine
+    engine.runner.replayed.clear()
+    longer = [[*p, *said, 9, 8, 7] for p, said in zip(prompts, first, strict=True)]
+    answers = rt.generate(longer, temperature=0, max_tokens=3, ignore_eos=True)
+    assert [a.token_ids for a in answers] == [greedy_reference(small_model(), p, 3) for p in longer]
+    num_tokens, kind = engine.runner.replayed[0]
+    assert kind == "mixed" and num_tokens <= 4 * 5
+
+
+def test_forced_tokens_are_replayed_with_the_others(rt: Runtime) -> None:
+    enums = {name: {"enum": ["red", "green"]} for name in ("a", "b")}
+    schema = {"type": "object", "properties": enums, "required": ["a", "b"]}
+    prompts = [random_prompt(20, seed=i) for i in range(3)]
+    with Runtime(small_model(), tokenizer=byte_tokenizer(), cache=CacheConfig(max_tokens=600)) as plain:
+        expected = [plain.generate(p, temperature=0, max_tokens=40, json_schema=schema).text for p in prompts]
+    done = rt.generate(prompts, temperature=0, max_tokens=40, json_schema=schema)
+    assert [d.text for d in done] == expected
+    engine: Any = rt._thread.engine
+    assert any(kind == "mixed" for _, kind in engine.runner.replayed)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.execution.paged import PagedRunner
+from graftlm.core.fusion.cpu_layers import FusedCpuLayer
+from graftlm.core.kv.pages import Extent
+from graftlm.core.model.load import LoadedModel, load_model
+from graftlm.core.model.qualify import _plan
+from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.decoder_layer import MAX_ROWS, RowLayer
+from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.cpu.wide_layer import WideLayer
+from graftlm.kernels.kv_store import KVStore
+from tests.models import byte_tokenizer, tiny_model
+
+OTHERWISE = "oneDNN lays weights out otherwise on this CPU"  # for AMX, those in bfloat16
+
+
+def lies_otherwise(dtype: torch.dtype) -> bool:
+    return PackedLinear(torch.nn.Linear(64, 64, dtype=dtype)).panels() is None
+
+
+pytestmark = pytest.mark.skipif(lies_otherwise(torch.float32), reason=OTHERWISE)
+
+
+def load(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: object) -> LoadedModel:
+    return load_model(tiny_model(kind, **config).to(dtype), EngineConfig(), byte_tokenizer())
+
+
+def num_fused(loaded: LoadedModel) -> int:
+    return sum(isinstance(module.forward, FusedCpuLayer) for module in loaded.model.modules())
+
+
+def ids(num_tokens: int) -> list[int]:
+    return [3 + i % 200 for i in range(num_tokens)]
+
+
+def logits(loaded: LoadedModel, num_tokens: int, wanted: list[int] | None = None) -> torch.Tensor:
+    store = KVStore(loaded.kv_layout, num_tokens, loaded.dtype)
+    runner = PagedRunner(loaded, TorchAttention(store))
+    tokens = ids(num_tokens)
+    plan = _plan([tokens], ([Extent(0, num_tokens)],), [(0, num_tokens)])
+    return runner.forward(plan if wanted is None else replace(plan, logits_rows=torch.tensor(wanted)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "qwen2", "phi3"])
+def test_every_layer_of_the_common_shape_runs_few_tokens_as_compiled_loops(kind: str, dtype: torch.dtype) -> None:
+    if lies_otherwise(dtype):
+        pytest.skip(OTHERWISE)
+    loaded = load(kind, dtype, intermediate_size=128)
+    assert num_fused(loaded) == loaded.text_config.num_hidden_layers
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma3_text", "mixtral"])
+def test_layers_of_another_shape_keep_their_own_forward(kind: str) -> None:
+    assert num_fused(load(kind)) == 0
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, MAX_ROWS[torch.float32], MAX_ROWS[torch.float32] + 1, 300])
+def test_few_tokens_and_many_get_the_logits_of_the_model(num_tokens: int) -> None:
+    model = tiny_model()
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids(num_tokens)])).logits[0]
+    found = logits(load_model(model, EngineConfig(), byte_tokenizer()), num_tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_whose_head_norms_differ_in_epsilon_keeps_its_own_forward() -> None:
+    model = tiny_model("qwen3")
+    model.model.layers[0].self_attn.k_norm.variance_epsilon *= 2  # too little for random input to show it
+    loaded = load_model(model, EngineConfig(), byte_tokenizer())
+    assert num_fused(loaded) == loaded.text_config.num_hidden_layers - 1
+
+
+def test_a_layer_whose_loops_answer_otherwise_keeps_its_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RowLayer.after
+
+    def wrong(self: RowLayer, x: torch.Tensor, attended: torch.Tensor) -> None:
+        right(self, x, attended)
+        x.mul_(1.001)
+
+    monkeypatch.setattr(RowLayer, "after", wrong)
+    assert num_fused(load()) == 0
+
+
+def test_a_model_is_given_back_with_its_own_forwards() -> None:
+    loaded = load(tie_word_embeddings=True)
+    assert num_fused(loaded)
+    loaded.release()
+    assert not any("forward" in vars(module) for module in loaded.model.modules())
+
+
+def test_a_step_of_few_tokens_outlives_weights_that_were_moved() -> None:
+    """Norms used to be read where they had been before their files were let go."""
+    loaded = load()
+    before = logits(loaded, 3)
+    for parameter in loaded.model.parameters():
+        if parameter.numel():
+            parameter.data = parameter.data.clone()
+    assert torch.equal(logits(loaded, 3), before)
+
+
+def test_the_last_layer_runs_only_the_tokens_whose_logits_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load()
+    expected = logits(loaded, 90)
+    seen: list[int] = []
+    right = WideLayer.after
+
+    def after(self: WideLayer, x: torch.Tensor, attended: torch.Tensor) -> None:
+        seen.append(len(x))
+        right(self, x, attended)
+
+    monkeypatch.setattr(WideLayer, "after", after)
+    assert_close = torch.testing.assert_close
+    assert_close(logits(loaded, 90, wanted=[89]), expected[-1:], rtol=1e-4, atol=1e-5)
+    assert seen == [90]  # of two layers: the last one's token went through the loops for few
+    assert_close(logits(loaded, 90, wanted=[3, 40]), expected[[3, 40]], rtol=1e-4, atol=1e-5)
+    assert seen == [90, 90]

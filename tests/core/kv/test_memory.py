@@ -1,0 +1,143 @@
+"""What fits on a device: sizes from the configuration or from free memory, and what is said when it is too little.
+
+A GPU's free memory is given here; tests/gpu/test_memory.py asks a real one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from graftlm.core.config import CacheConfig, EngineConfig
+from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.kv import memory
+from graftlm.core.model.load import LoadedModel, load_model
+from graftlm.core.runtime import Runtime
+from tests.models import byte_tokenizer, tiny_model
+
+TOKEN = 2 * 2 * (16 + 16) * 4  # bytes: layers, KV heads, K and V, float32
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(tiny_model(), EngineConfig(device="cpu"), byte_tokenizer())
+
+
+@pytest.fixture
+def on_gpu(loaded: LoadedModel) -> LoadedModel:
+    return replace(loaded, device=GPU)
+
+
+def give(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: num_bytes)
+
+
+@pytest.mark.parametrize(
+    ("cache", "num_slots"),
+    [
+        (CacheConfig(max_tokens=300), 300),
+        (CacheConfig(max_bytes=100 * TOKEN + 1), 100),
+        (CacheConfig(max_tokens=50, max_bytes=100 * TOKEN), 50),
+        (CacheConfig(memory_share=0.5), 500),
+        (CacheConfig(memory_share=0.5, max_tokens=700), 500),
+        (CacheConfig(memory_share=1.0, max_tokens=700), 700),
+        (CacheConfig(max_tokens=300, page_size=16), 288),
+    ],
+)
+def test_the_least_of_what_is_configured_sizes_the_pool(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, cache: CacheConfig, num_slots: int
+) -> None:
+    give(monkeypatch, 1000 * TOKEN)
+    assert memory.pool_size(loaded, cache) == num_slots
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "free", "tokens"),
+    [
+        (torch.device("cpu"), None, 256 * 10**9, 2048),
+        (GPU, (9, 0), 16 * 10**9, 8192),
+        (GPU, (10, 0), 4 * 10**9, 8192),
+        (GPU, (9, 0), 3 * 10**9, 2048),
+        (GPU, (8, 0), 16 * 10**9, 2048),
+    ],
+)
+def test_steps_are_large_on_a_fast_gpu_with_room(
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    capability: tuple[int, int] | None,
+    free: int,
+    tokens: int,
+) -> None:
+    give(monkeypatch, free)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert memory.step_tokens(None, device) == tokens
+    assert memory.step_tokens(100, device) == 100
+
+
+def test_without_a_wish_a_gpu_gives_most_of_what_is_free_and_a_cpu_a_quarter(
+    loaded: LoadedModel, on_gpu: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, 10_000 * TOKEN)
+    assert memory.pool_size(on_gpu, CacheConfig()) == 8_500
+    assert memory.pool_size(loaded, CacheConfig()) == 2_500
+
+
+def test_a_cpu_pool_is_no_larger_than_its_contexts(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, 10**9 * TOKEN)
+    assert memory.pool_size(loaded, CacheConfig()) == 64 * loaded.max_model_len
+
+
+def test_a_gpu_without_room_for_two_tokens_is_an_error_with_its_remedies(
+    on_gpu: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, TOKEN)
+    with pytest.raises(
+        ConfigError, match=r"would hold 0 tokens; one token takes 512 bytes.*memory_share.*smaller model"
+    ):
+        memory.pool_size(on_gpu, CacheConfig())
+
+
+def test_a_pool_larger_than_the_gpus_free_memory_is_refused_before_it_is_allocated(
+    on_gpu: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, 1000 * TOKEN)
+    message = r"pool of 2,000 tokens takes 1\.0 MB, 0\.5 MB are free beside the weights; .* to 850 tokens"
+    with pytest.raises(ConfigError, match=message):
+        memory.pool_size(on_gpu, CacheConfig(max_tokens=2000))
+    assert memory.pool_size(on_gpu, CacheConfig(max_tokens=1000)) == 1000
+
+
+def test_a_pool_of_less_than_a_page_is_refused(loaded: LoadedModel) -> None:
+    with pytest.raises(ConfigError, match="would hold 0 tokens"):
+        memory.pool_size(loaded, CacheConfig(max_tokens=20, page_size=64))
+
+
+def test_weights_larger_than_the_gpus_free_memory_are_refused_before_they_are_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model()
+    give(monkeypatch, 1000)
+    with pytest.raises(ModelError, match=r"weights of tiny take 0\.\d MB, 0\.0 MB are free on cuda:0; use dtype="):
+        memory.check_weights_fit("tiny", model, GPU)
+    memory.check_weights_fit("tiny", model, torch.device("cpu"))  # they are there already
+
+
+def test_tied_weights_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(tie_word_embeddings=True)
+    give(monkeypatch, sum(t.nbytes for t in [*model.parameters(), *model.buffers()]))
+    memory.check_weights_fit("tied", model, GPU)
+
+
+def test_a_runtime_whose_pool_holds_nothing_fails_its_requests_with_the_reason() -> None:
+    runtime = Runtime(tiny_model(), tokenizer=byte_tokenizer(), cache=CacheConfig(max_bytes=600))
+    with runtime, pytest.raises(ConfigError, match="would hold 1 tokens"):
+        runtime.generate("x")
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.5])
+def test_a_share_of_memory_lies_between_none_and_all(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"memory_share is .*; it must lie in \(0, 1\]"):
+        CacheConfig(memory_share=share)

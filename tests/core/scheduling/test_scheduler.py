@@ -1,0 +1,193 @@
+"""The order in which sequences run, on a prefix cache without any model."""
+
+import numpy as np
+from hypothesis import given, settings, strategies as st
+
+from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
+from graftlm.core.kv.prefix_cache import PrefixCache
+from graftlm.core.request import Request, Sequence, SequenceGroup
+from graftlm.core.scheduling.scheduler import Scheduler
+from graftlm.core.step_plan import ScheduledRow
+from graftlm.core.stream import StreamListener
+
+
+class Bench:
+    """A scheduler with a clock that stands still, and steps that only pretend to compute."""
+
+    def __init__(
+        self,
+        slots: int = 1000,
+        policy: str = "lpm",
+        max_age_s: float = 2.0,
+        max_step_tokens: int = 2048,
+        **options: object,
+    ) -> None:
+        schedule = SchedulerConfig(policy=policy, max_age_s=max_age_s)
+        self.now = 0.0
+        self.cache = PrefixCache(slots, CacheConfig())
+        config = EngineConfig(schedule=schedule, **options)
+        self.scheduler = Scheduler(config, self.cache, max_step_tokens, lambda: self.now)
+
+    def add(self, *tokens: int, max_tokens: int = 4) -> Sequence:
+        request = Request(list(tokens), SamplingParams(max_tokens=max_tokens))
+        (sequence,) = SequenceGroup.of(request, StreamListener(), np.array(tokens, np.int32)).sequences
+        sequence.arrived_s, sequence.max_new_tokens = self.now, max_tokens
+        self.scheduler.add([sequence])
+        return sequence
+
+    def step(self) -> list[ScheduledRow]:
+        rows = self.scheduler.schedule()
+        for sequence, num_new, num_logits in [(r.sequence, r.num_new, r.num_logits) for r in rows]:
+            sequence.num_computed += num_new
+            self.cache.publish(sequence)
+            if num_logits:
+                sequence.tokens.append(1000 + sequence.request.id % 50)
+                if sequence.remaining <= 0:
+                    self.scheduler.remove(sequence, publish=True)
+        self.cache.check(self.scheduler.running)
+        return rows
+
+    def run(self) -> int:
+        steps = 0
+        while not self.scheduler.idle:
+            self.step()
+            steps += 1
+            assert steps < 5000, "the scheduler does not end"
+        return steps
+
+
+def test_a_prompt_larger_than_the_step_budget_runs_in_chunks() -> None:
+    bench = Bench(max_step_tokens=4)
+    bench.add(*range(10))
+    assert [row.num_new for _ in range(3) for row in bench.step()] == [4, 4, 2]
+
+
+def test_decode_rows_run_beside_a_prefill_chunk() -> None:
+    bench = Bench(max_step_tokens=4)
+    first = bench.add(1, 2, 3)
+    bench.step()
+    second = bench.add(*range(50, 60))
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(first, 1), (second, 4)]
+
+
+def test_rows_that_decode_take_nothing_of_the_budget_of_prompts() -> None:
+    bench = Bench(max_step_tokens=8)
+    early = [bench.add(100 + i, 200 + i, max_tokens=9) for i in range(4)]
+    bench.step()
+    late = [bench.add(*range(10 * i, 10 * i + 4)) for i in range(30, 33)]
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(s, 1) for s in early] + [(s, 4) for s in late[:2]]
+    assert [(row.sequence, row.num_new) for row in bench.step()][-1] == (late[2], 4)
+
+
+def test_the_end_of_a_prompt_that_barely_misses_its_step_runs_with_it() -> None:
+    bench = Bench(max_step_tokens=32)
+    fits, misses = bench.add(*range(100, 134), max_tokens=1), bench.add(*range(200, 235), max_tokens=1)
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(fits, 34)]
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(misses, 32)]
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(misses, 3)]
+
+
+def test_no_prompt_starts_in_a_step_that_is_full() -> None:
+    bench = Bench(max_step_tokens=32)
+    first, second = bench.add(*range(100, 132), max_tokens=1), bench.add(7, 8, max_tokens=1)
+    assert [[row.sequence for row in bench.step()] for _ in range(2)] == [[first], [second]]
+
+
+def test_siblings_wait_for_the_leader_and_join_when_its_prefix_is_published() -> None:
+    bench = Bench()
+    shared = list(range(40))
+    leader, follower = bench.add(*shared, 100, 101), bench.add(*shared, 200, 201)
+    assert [row.sequence for row in bench.step()] == [leader]
+    assert [(row.sequence, row.num_new) for row in bench.step()] == [(leader, 1), (follower, 2)]
+    assert follower.num_reused == 40
+
+
+def test_strangers_do_not_wait_for_each_other() -> None:
+    bench = Bench()
+    bench.add(*range(40)), bench.add(*range(100, 140))
+    assert len(bench.step()) == 2
+
+
+def test_the_longest_cached_prefix_goes_first() -> None:
+    bench = Bench(max_batch=1)
+    bench.add(*range(30), max_tokens=1)
+    bench.run()
+    bench.add(*range(500, 530))
+    cached = bench.add(*range(30), 99)
+    assert bench.step()[0].sequence is cached
+
+
+def test_fcfs_keeps_the_order_of_arrival() -> None:
+    bench = Bench(max_batch=1, policy="fcfs")
+    bench.add(*range(30), max_tokens=1)
+    bench.run()
+    first = bench.add(*range(500, 530))
+    bench.add(*range(30), 99)
+    assert bench.step()[0].sequence is first
+
+
+def test_a_stream_of_cache_friendly_newcomers_cannot_starve_an_old_request() -> None:
+    bench = Bench(max_batch=1, max_age_s=2.0)
+    bench.add(*range(30), max_tokens=1)
+    bench.run()
+    stranger = bench.add(*range(500, 530), max_tokens=1)
+    waited = 0
+    while stranger.status == "waiting":
+        bench.add(*range(30), 99, max_tokens=1)
+        bench.step()
+        bench.now += 0.1
+        waited += 1
+        assert bench.now < 2.5, "it waited longer than the age cap"
+    assert waited > 1  # the others did go first for a while
+
+
+def test_the_youngest_is_retracted_when_slots_run_out() -> None:
+    bench = Bench(slots=180)
+    old = bench.add(1, 2, 3, max_tokens=100)
+    bench.now = 1.0
+    young = bench.add(7, 8, 9, max_tokens=100)
+    for _ in range(100):
+        if bench.scheduler.num_retracted == 0:
+            bench.step()
+    assert (old.status, young.status) == ("running", "waiting")
+    assert young.tokens[:3].tolist() == [7, 8, 9] and young.num_generated > 0
+    bench.run()
+    assert (old.num_generated, young.num_generated) == (100, 100)
+
+
+def test_a_request_that_pins_leave_no_room_for_fails_instead_of_waiting_for_ever() -> None:
+    bench = Bench(slots=20)
+    bench.add(*range(16), max_tokens=1)
+    bench.run()
+    bench.cache.tree.lock(bench.cache.tree.match(np.arange(16, dtype=np.int32)).node)
+    bench.add(*range(100, 110), max_tokens=1)
+    assert bench.step() == []
+    (failure,) = bench.scheduler.failures
+    assert "pinned" in str(failure.error)
+    assert bench.scheduler.idle
+
+
+def test_the_token_whose_logits_are_wanted_is_never_taken_from_the_cache() -> None:
+    bench = Bench()
+    bench.add(*range(20), max_tokens=1)
+    bench.run()
+    again = bench.add(*range(20), max_tokens=1)
+    (row,) = bench.step()
+    assert (row.num_new, row.num_logits, again.num_reused) == (1, 1, 19)
+
+
+prompts = st.lists(
+    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.integers(1, 9)), min_size=1, max_size=14
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(prompts, st.integers(24, 60), st.integers(1, 9), st.integers(1, 6), st.sampled_from(["lpm", "fcfs", "random"]))
+def test_everything_ends_and_every_slot_comes_back(
+    wanted: list[tuple[list[int], int]], slots: int, budget: int, max_batch: int, policy: str
+) -> None:
+    bench = Bench(slots=slots, policy=policy, max_step_tokens=budget, max_batch=max_batch)
+    sequences = [bench.add(*tokens, max_tokens=new) for tokens, new in wanted]
+    bench.run()
+    assert [s.num_generated for s in sequences] == [new for _, new in wanted]
+    assert bench.cache.num_in_use == 0
