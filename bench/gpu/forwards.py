@@ -21,7 +21,9 @@ import tarfile
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +90,9 @@ def build(num_slots: int, tiny: bool) -> tuple[Any, int]:
     """The runner that a runtime makes for the model, on a pool full of random KV; and the size of the vocabulary."""
     from bench.gpu.model import CONFIG, random_weights
     from graftlm.core.config import CacheConfig, EngineConfig
-    from graftlm.core.engine_builder import build_runner
-    from graftlm.core.model.load import load_model
+
+    build_runner = _first_of("build_runner", "graftlm.core.engine_builder", "graftlm.core.runner")
+    load_model = _first_of("load_model", "graftlm.core.model.load", "graftlm.core.model")
     from graftlm.plugins import manager
     from tests.models import byte_tokenizer
 
@@ -112,6 +115,14 @@ def build(num_slots: int, tiny: bool) -> tuple[Any, int]:
     return runner, loaded.vocab_size
 
 
+def _first_of(name: str, *modules: str) -> Any:
+    """`name` from the first of `modules` that this tree has: an older tree has it under an older name."""
+    for module in modules[:-1]:
+        with suppress(ModuleNotFoundError):
+            return getattr(import_module(module), name)
+    return getattr(import_module(modules[-1]), name)
+
+
 def _fill(store: Any) -> None:
     """Random keys and values in every slot; into a compact store they go as a step writes them."""
     import torch
@@ -123,7 +134,7 @@ def _fill(store: Any) -> None:
             for tensor in (*store.k, *store.v):
                 tensor.normal_(0.0, KV_STD)
             return
-        from graftlm.kernels.gpu.elementwise import store_kv
+        store_kv = _first_of("store_kv", "graftlm.kernels.gpu.elementwise", "graftlm.kernels.triton_elementwise")
 
         for layer, shape in enumerate(store.layout):
             for slots in torch.arange(store.num_slots, device=store.device).split(SLOTS_AT_ONCE):

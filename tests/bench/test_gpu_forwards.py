@@ -53,7 +53,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 def test_each_tree_runs_its_own_code(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with (copied / "core" / "runner.py").open("a") as file:
+    with (copied / "core" / "engine_builder.py").open("a") as file:
         file.write(NEGATED)
     out = tmp_path / "figures.json"
     arguments = ["--tiny", "--rounds", "1", "--only", "2,p2", "--against", str(copied), "--json", str(out)]

@@ -52,4 +52,4 @@ assert FsmGrammar.compile(parse("abc"), Vocabulary([b"ab", b"c"])).matcher().end
 
 
 def test_the_whole_engine_runs_without_numba() -> None:
-    subprocess.run([sys.executable, "-c", WITHOUT_NUMBA], check=True, cwd=Path(__file__).parents[3])
+    subprocess.run([sys.executable, "-c", WITHOUT_NUMBA], check=True, cwd=Path(__file__).parents[4])

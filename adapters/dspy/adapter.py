@@ -1,0 +1,164 @@
+"""GraftAdapter: ChatAdapter's prompts, and replies that always parse."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import dspy
+from dspy import lm15
+from dspy.adapters.base import Adapter
+from dspy.clients.call_result import legacy_output
+from graftlm.adapters.dspy import wire as wire
+from graftlm.adapters.dspy.engine import Engine
+from graftlm.adapters.dspy.scaffold import Scaffold
+
+_NOT_SENT = ("n", "num_generations", "rollout_id", "prompt_cache", "cache")
+
+
+class _Scaffolded(Adapter):
+    """Sends a signature's scaffold along with its prompt, and asks for n answers in one request.
+
+    Stands between ChatAdapter and its base, so that ChatAdapter's fallback surrounds it.
+    """
+
+    def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
+        plan = _Plan.of(self, lm, lm_kwargs, signature, demos, inputs)
+        if plan is None:
+            answered: list[dict[str, Any]] = super().__call__(lm, lm_kwargs, signature, demos, inputs)
+            return answered
+        answers = [lm(request, **plan.controls) for request in plan.requests()]
+        return plan.parse(answers)
+
+    async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
+        plan = _Plan.of(self, lm, lm_kwargs, signature, demos, inputs)
+        if plan is None:
+            answered: list[dict[str, Any]] = await super().acall(lm, lm_kwargs, signature, demos, inputs)
+            return answered
+        answers = [await lm.acall(request, **plan.controls) for request in plan.requests()]
+        return plan.parse(answers)
+
+
+class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
+    """DSPy's chat format with the reply's headers forced and every field typed.
+
+    Prompts are ChatAdapter's, byte for byte, so compiled programs keep their prompts and share their KV. A reply is
+    one request whatever its fields: `Literal`, `bool` and enums choose among their options; numbers and dates follow
+    a pattern; lists, dicts and pydantic models their schema; text ends before the next header. `n` answers are forks
+    of one prompt. Over any other LM, and where native tool calls are asked for, it is ChatAdapter.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Take ChatAdapter's own options."""
+        super().__init__(**options)
+        self._systems = _PerSignature()
+        self._scaffolds = _PerSignature()
+
+    def format_system_message(self, signature: type[dspy.Signature]) -> str:
+        known = self._systems.get(signature)
+        if known is None:
+            known = str(super().format_system_message(signature))
+            self._systems.put(signature, known)
+        return known
+
+    def scaffold(self, signature: type[dspy.Signature]) -> str:
+        """The signature's scaffold as JSON text."""
+        known = self._scaffolds.get(signature)
+        if known is None:
+            known = Scaffold.of(signature).to_json()
+            self._scaffolds.put(signature, known)
+        return known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {k: v for k, v in self.__dict__.items() if not isinstance(v, _PerSignature)}
+        return _rebuild, (type(self), state)
+
+
+# Adapter wraps `format` and `parse` of every subclass once more; callbacks are told once.
+del GraftAdapter.format, GraftAdapter.parse
+# StreamListener looks its markers up by the name of the adapter's class, and knows only its own adapters'.
+GraftAdapter.__name__ = "ChatAdapter"
+
+
+def _rebuild(cls: type[GraftAdapter], state: dict[str, Any]) -> GraftAdapter:
+    adapter = cls()
+    adapter.__dict__.update(state)
+    return adapter
+
+
+class _PerSignature:
+    """Texts derived from signature classes, for as long as these live and keep their instructions."""
+
+    def __init__(self) -> None:
+        self._texts: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def get(self, signature: Any) -> str | None:
+        known = self._texts.get(signature)
+        return known[1] if known is not None and known[0] == signature.instructions else None
+
+    def put(self, signature: Any, text: str) -> None:
+        with self._lock:
+            self._texts[signature] = (signature.instructions, text)
+
+
+class _Plan:
+    """One call of the adapter: the request it sends and how the answers become fields."""
+
+    def __init__(self, adapter: Any, lm: Any, lm_kwargs: Any, original: Any, processed: Any, request: Any) -> None:
+        self._adapter = adapter
+        self._lm = lm
+        self._lm_kwargs = lm_kwargs
+        self._original = original
+        self._processed = processed
+        self._request: lm15.Request = request
+        merged = {**lm.kwargs, **lm_kwargs}
+        self._n = int(merged.get("n") or merged.get("num_generations") or 1)
+        self.controls = {k: merged[k] for k in ("rollout_id", "cache") if merged.get(k) is not None}
+
+    @classmethod
+    def of(cls, adapter: Any, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> _Plan | None:
+        """None where the scaffold does not apply: another engine, tools, or a format that the caller chose."""
+        if not isinstance(getattr(lm, "engine", None), Engine) or lm.model_type != "chat":
+            return None
+        if lm_kwargs.get("response_format") or lm.kwargs.get("response_format"):
+            return None
+        kwargs = dict(lm_kwargs)
+        processed = adapter._call_preprocess(lm, kwargs, signature, inputs)
+        if kwargs.get("tools") or not processed.output_fields:
+            return None
+        messages = adapter.format(processed, demos, inputs)
+        merged = {**lm.kwargs, **kwargs}
+        body = {k: v for k, v in merged.items() if k not in _NOT_SENT and v is not None}
+        request = lm15.request_from_openai_chat({**body, "model": lm.model, "messages": messages})
+        extensions = {**(request.config.extensions or {}), wire.PROVIDER: {"scaffold": adapter.scaffold(processed)}}
+        config = replace(request.config, extensions=extensions, cache=merged.get("prompt_cache"))
+        return cls(adapter, lm, kwargs, signature, processed, replace(request, config=config))
+
+    def requests(self) -> Iterator[lm15.Request]:
+        """One request that asks for n answers; n of them while a listener follows the stream."""
+        if self._n == 1:
+            yield self._request
+        elif dspy.settings.send_stream is not None:
+            yield from [self._request] * self._n
+        else:
+            config = self._request.config
+            native = {**config.extensions[wire.PROVIDER], "n": self._n}
+            yield replace(
+                self._request, config=replace(config, extensions={**config.extensions, wire.PROVIDER: native})
+            )
+
+    def parse(self, answers: list[lm15.Response]) -> list[dict[str, Any]]:
+        outputs: list[Any] = []
+        for answer in answers:
+            if self._request.config.logprobs is not None:
+                outputs.append(legacy_output(answer, logprobs=True))
+            else:
+                outputs.extend(wire.texts(answer))
+        parsed: list[dict[str, Any]] = self._adapter._call_postprocess(
+            self._processed, self._original, outputs, self._lm, self._lm_kwargs
+        )
+        return parsed

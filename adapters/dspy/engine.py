@@ -1,0 +1,325 @@
+"""DSPy's engine doors: one lm15 request in, one response out, through the runtime's continuous batch.
+
+DSPy owns caching, retries, history and callbacks; an engine makes one attempt. `complete` may be called from any
+number of threads and `AsyncEngine.complete` from any event loop: a call only enqueues and waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+from dspy import lm15
+from graftlm.adapters.dspy import wire as wire
+from graftlm.adapters.dspy.chain import Chain
+from graftlm.adapters.dspy.choosing import Choosing
+from graftlm.adapters.dspy.decisions import Decision, Measured, judgment_pieces, measure
+from graftlm.adapters.dspy.inflight import InFlight
+from graftlm.adapters.dspy.scaffold import Scaffold
+from graftlm.core.chat.tool_grammar import tool_constraint
+from graftlm.core.chat.tools import Tool, ToolFormat, ToolStream
+from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
+from graftlm.core.constraint import vocabulary_of
+from graftlm.core.errors import GraftError, GrammarError
+from graftlm.core.grammar.cache import compile_cached
+from graftlm.core.grammar.schema.lowering import Lowered
+from graftlm.core.grammar.spec import Composite, JsonSchema
+from graftlm.core.request import Chunk, Completion, Request
+from graftlm.core.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One lm15 request, ready to run. `pieces` is set when probabilities are to be measured."""
+
+    model: str
+    ids: list[int]
+    sampling: SamplingParams
+    key: Any
+    form: ToolFormat | None = None
+    pieces: tuple[Lowered | Decision, ...] = ()
+    judged: bool = False
+
+    def request(self, *, stream: bool = False) -> Request:
+        return Request(self.ids, self.sampling, stream=stream)
+
+
+class _Door:
+    """What both engines share: capabilities, the translation of requests, saving and copying."""
+
+    supports_function_calling = True
+    supports_reasoning = False
+    supports_response_schema = True
+    supported_params = wire.SUPPORTED_PARAMS
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._in_flight: InFlight[Completion] = InFlight()
+        self._grammars: WeakKeyDictionary[Scaffold, Any] = WeakKeyDictionary()
+
+    @property
+    def model_string(self) -> str:
+        """What DSPy calls the model and keys its cache by: other weights have another one."""
+        name = self.runtime.model_name
+        if os.path.isabs(name):
+            name = os.path.basename(os.path.normpath(name))
+        return f"{wire.PROVIDER}/{name}@{self.runtime.fingerprint[:12]}"
+
+    def dump_state(self) -> dict[str, Any]:
+        """The model's name and the runtime's options, as JSON. Raises TypeError for a model given as an object."""
+        options = {name: _to_json(value) for name, value in self.runtime.options.items()}
+        if not isinstance(self.runtime.model, str):
+            raise TypeError(
+                "an engine over a loaded model cannot be saved; make its runtime from the model's name or folder"
+            )
+        return {"model": self.runtime.model, "options": options}
+
+    @classmethod
+    def load_state(cls, state: dict[str, Any]) -> Self:
+        """An engine over the process's one runtime of that model and these options."""
+        options = {name: _from_json(name, value) for name, value in state["options"].items()}
+        return cls(Runtime.shared(state["model"], **options))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # copies of programs and LMs share the weights
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).load_state, (self.dump_state(),)
+
+    def _prepare(self, request: lm15.Request) -> _Call:
+        config = request.config
+        options = wire.sampling_options(config)
+        native = wire.native_extensions(config)
+        tools, form, ids = self._prompt(request)
+        options["max_tokens"] = self._max_tokens(options.get("max_tokens"), len(ids))
+        pieces: tuple[Lowered | Decision, ...] = ()
+        if "scaffold" in native:
+            scaffold = Scaffold.from_json(native["scaffold"])
+            if scaffold.measured:
+                pieces = tuple(scaffold.pieces())
+            else:
+                options |= {"constraint": self._grammar(scaffold), "close_on_length": True}
+        elif config.probabilities not in (None, "off") and config.response_format is not None:
+            pieces = tuple(judgment_pieces(config.response_format))
+        elif tools and form is not None:
+            answer = options.pop("json_schema", None)
+            choice = config.tool_choice
+            mode = "auto" if choice is None else choice.mode
+            parallel = None if choice is None else choice.parallel
+            options |= tool_constraint(form, tools, mode, parallel=parallel, answer=answer)
+        if pieces:
+            options.pop("json_schema", None)
+        key = None
+        if wire.deterministic(options) and not pieces:
+            key = (tuple(ids), repr(config), repr(tools))
+        judged = bool(pieces) and "scaffold" not in native
+        return _Call(request.model, ids, SamplingParams.from_options(**options), key, form, pieces, judged)
+
+    def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, list[int]]:
+        tokenizer = self.runtime.tokenizer
+        messages, tools = wire.native_messages(request), wire.native_tools(request)
+        form, listed = None, None
+        if tools or any(message.tool_calls or message.role == "tool" for message in messages):
+            form = ToolFormat.learn(tokenizer)
+            messages, listed = form.prepare(messages, tools)
+        if not tokenizer.has_chat_template:
+            # as DSPy writes conversations for models that only complete text
+            text = "\n\n".join([*(message.text for message in messages), "BEGIN RESPONSE:"])
+            return tools, form, tokenizer.encode_prompt(text).tolist()
+        return tools, form if tools else None, tokenizer.encode_prompt(messages, tools=listed).tolist()
+
+    def _max_tokens(self, wanted: int | None, num_prompt_tokens: int) -> int:
+        room = self.runtime.max_model_len - num_prompt_tokens
+        return max(1, min(wanted or wire.DEFAULT_MAX_TOKENS, room))
+
+    def _grammar(self, scaffold: Scaffold) -> Any:
+        """The scaffold's grammar; blocks while it is compiled, once.
+
+        As one automaton where there can be one; else as a chain, in which recursive or very large schemas are
+        llguidance's. Raises GrammarError where neither can be.
+        """
+        known = self._grammars.get(scaffold)
+        if known is None:
+            known = self._compile(scaffold)
+            if choices := scaffold.choices:
+                known = Choosing(known, choices, vocabulary_of(self.runtime.tokenizer))
+            self._grammars[scaffold] = known
+        return known
+
+    def _compile(self, scaffold: Scaffold) -> Any:
+        vocabulary = vocabulary_of(self.runtime.tokenizer)
+        links: list[Composite | JsonSchema] = list(scaffold.links)
+        if len(links) == 1:
+            separate = scaffold.separate_links
+            try:
+                whole = compile_cached(links[0], vocabulary)
+                if whole.engine == "fsm" or len(separate) == 1:
+                    return whole
+            except GrammarError:
+                if len(separate) == 1:
+                    raise
+            links = separate
+        grammars = [compile_cached(link, vocabulary, on_unsupported="warn") for link in links]
+        return Chain(grammars, vocabulary.eos_token_ids)
+
+    def _must_compile(self, request: lm15.Request) -> bool:
+        """Whether preparing the request takes longer than an event loop should wait."""
+        text = wire.native_extensions(request.config).get("scaffold")
+        return text is not None and Scaffold.from_json(text) not in self._grammars
+
+    def _submit(self, call: _Call) -> Future[Completion]:
+        if call.key is None:
+            return self.runtime.submit(call.request())
+        return self._in_flight.submit(call.key, lambda: self.runtime.submit(call.request()))
+
+    def _answer(self, call: _Call, completion: Completion) -> lm15.Response:
+        if call.form is None:
+            return wire.response(call.model, completion)
+        said = call.form.parse(completion.text)
+        return wire.response(call.model, replace(completion, text=said.content), said.calls)
+
+    def _measured(self, call: _Call) -> lm15.Response:
+        reply = measure(self.runtime, call.ids, call.pieces, call.sampling)
+        return _measured_response(call, reply)
+
+
+class Engine(_Door):
+    """A DSPy engine: `dspy.LM(engine.model_string, engine=engine)`."""
+
+    def complete(self, request: lm15.Request) -> lm15.Response:
+        """Answer one request; blocks the calling thread, and no other."""
+        with _translated():
+            call = self._prepare(request)
+            if call.pieces:
+                return self._measured(call)
+            return self._answer(call, self._submit(call).result())
+
+    def stream(self, request: lm15.Request) -> Iterator[Any]:
+        """Yield lm15's stream events. Closing the iterator frees the request's KV."""
+        with _translated():
+            call = self._prepare(request)
+            events = _Events(call)
+            yield events.start()
+            with self.runtime.submit_stream(call.request(stream=True)) as chunks:
+                for chunk in chunks:
+                    yield from events.of(chunk)
+
+    def close(self) -> None:
+        """The runtime belongs to whoever made it; nothing to release here."""
+
+
+class AsyncEngine(_Door):
+    """The same for event loops. Cancelling the awaiting task frees the request's KV."""
+
+    async def complete(self, request: lm15.Request) -> lm15.Response:
+        with _translated():
+            slow = self._must_compile(request)
+            call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request)
+            if call.pieces:
+                return await asyncio.to_thread(self._measured, call)
+            return self._answer(call, await asyncio.wrap_future(self._submit(call)))
+
+    async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:
+        with _translated():
+            slow = self._must_compile(request)
+            call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request)
+            events = _Events(call)
+            yield events.start()
+            async for chunk in self.runtime.submit_astream(call.request(stream=True)):
+                for event in events.of(chunk):
+                    yield event
+
+    async def aclose(self) -> None:
+        """The runtime belongs to whoever made it; nothing to release here."""
+
+
+class _Events:
+    """Chunks of an answer to lm15's stream events; tool calls are told apart from text."""
+
+    def __init__(self, call: _Call) -> None:
+        self._model = call.model
+        self._tools = ToolStream(call.form) if call.form is not None else None
+        self._others: dict[int, list[str]] = {}
+
+    def start(self) -> lm15.StreamStartEvent:
+        return lm15.StreamStartEvent(id=f"{wire.PROVIDER}-stream", model=self._model)
+
+    def of(self, chunk: Chunk) -> Iterator[Any]:
+        if chunk.index:
+            # DSPy's listeners follow the first of n answers; the others come whole, with the end
+            self._others.setdefault(chunk.index, []).append(chunk.text)
+        elif self._tools is None:
+            yield from self._text(chunk)
+        else:
+            yield from self._with_tools(self._tools, chunk)
+        if chunk.usage is not None:
+            yield self._end(chunk)
+
+    def _text(self, chunk: Chunk) -> Iterator[Any]:
+        logprobs = tuple(wire.token_logprobs(chunk.logprobs or ()))
+        for piece in wire.split_at_headers(chunk.text):
+            yield lm15.StreamDeltaEvent(lm15.TextDelta(piece, logprobs=logprobs))
+            logprobs = ()
+
+    def _with_tools(self, tools: ToolStream, chunk: Chunk) -> Iterator[Any]:
+        deltas = tools.push(chunk.text) + (tools.finish() if chunk.finish_reason else [])
+        for delta in deltas:
+            if delta.index is None:
+                yield lm15.StreamDeltaEvent(lm15.TextDelta(delta.text))
+            else:
+                part = lm15.ToolCallDelta(delta.text, part_index=delta.index + 1, id=delta.id, name=delta.name)
+                yield lm15.StreamDeltaEvent(part)
+
+    def _end(self, chunk: Chunk) -> lm15.StreamEndEvent:
+        called = self._tools is not None and bool(self._tools.calls)
+        assert chunk.usage is not None
+        return lm15.StreamEndEvent(
+            finish_reason="tool_call" if called else wire.finish_reason(chunk.finish_reason),
+            usage=wire.usage(chunk.usage),
+        )
+
+
+_CONFIGS = {"cache": CacheConfig, "schedule": SchedulerConfig}
+
+
+def _to_json(value: Any) -> Any:
+    return asdict(value) if isinstance(value, CacheConfig | SchedulerConfig) else value
+
+
+def _from_json(name: str, value: Any) -> Any:
+    return _CONFIGS[name](**value) if name in _CONFIGS and isinstance(value, dict) else value
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Errors of the runtime as the lm15 errors that DSPy knows."""
+    try:
+        yield
+    except GraftError as error:
+        raise wire.translate(error) from error
+
+
+def _measured_response(call: _Call, reply: Measured) -> lm15.Response:
+    part: Any = lm15.TextPart(reply.text)
+    if call.judged:
+        part = lm15.DataPart(
+            json.loads(reply.text), probabilities=reply.probabilities, method="candidate_sequence_likelihood"
+        )
+    usage = replace(wire.usage(reply.usage), input_tokens=len(call.ids), total_tokens=None)
+    return lm15.Response(
+        id=f"{wire.PROVIDER}-measured",
+        model=call.model,
+        message=lm15.Message(role="assistant", parts=(part,)),
+        finish_reason="stop" if reply.complete else "length",
+        usage=usage,
+    )

@@ -1,0 +1,87 @@
+"""`GraftLM`: `dspy.LM` over a runtime in this process."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import dspy
+from graftlm.adapters.dspy.engine import AsyncEngine, Engine
+from graftlm.core.config import EngineConfig, reject_unknown
+from graftlm.core.errors import ConfigError
+from graftlm.core.runtime import Runtime
+
+_RUNTIME_OPTIONS = frozenset(field.name for field in fields(EngineConfig)) - {"seed"} | {
+    "tokenizer",
+    "base_url",
+    "api_key",
+}
+_CALL_OPTIONS = frozenset(
+    {"top_p", "top_k", "stop", "seed", "n", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs"}
+    | {"top_logprobs", "rollout_id", "prompt_cache", "response_format", "tool_choice", "parallel_tool_calls"}
+)
+_LM_OPTIONS = frozenset(
+    {"model_type", "finetuning_model", "launch_kwargs", "train_kwargs", "use_developer_role", "provider"}
+)
+
+
+class GraftLM(dspy.LM):
+    """`dspy.LM` over a model in this process, with both engines set.
+
+    model        a Hugging Face id, a local folder, "sprout", or a loaded transformers model.
+    runtime      a `graftlm.Runtime` to use instead; otherwise the process's shared one for `model` and its options.
+    temperature  and max_tokens: for calls that do not say; None is 1.0, and 1,024 tokens or what the context has left.
+    options      `seed`, `top_p`, `stop` and other defaults of calls; `device`, `dtype`, `cache_config` and other
+                 options of the runtime. DSPy's `cache` is its response cache; `cache_config` is the KV pool.
+
+    The model string names the weights by a digest, so that DSPy's response cache never mixes two models.
+    """
+
+    def __init__(
+        self,
+        model: Any = "sprout",
+        *,
+        runtime: Runtime | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        cache: bool = True,
+        cache_config: Any = None,
+        callbacks: list[Any] | None = None,
+        num_retries: int = 3,
+        engine: Engine | None = None,
+        async_engine: AsyncEngine | None = None,
+        **options: Any,
+    ) -> None:
+        reject_unknown(list(options), sorted(_RUNTIME_OPTIONS | _CALL_OPTIONS | _LM_OPTIONS), "option of GraftLM")
+        of_runtime = {name: options.pop(name) for name in list(options) if name in _RUNTIME_OPTIONS}
+        if cache_config is not None:
+            of_runtime["cache"] = cache_config
+        if engine is None:
+            engine = Engine(_runtime(model, runtime, of_runtime))
+        elif runtime is not None or of_runtime:
+            raise ConfigError("engine= brings its own runtime; leave out runtime= and the options of a runtime")
+        super().__init__(
+            engine.model_string,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            cache=cache,
+            callbacks=callbacks,
+            num_retries=num_retries,
+            engine=engine,
+            async_engine=async_engine or AsyncEngine(engine.runtime),
+            **options,
+        )
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime behind both engines."""
+        found: Runtime = self.engine.runtime
+        return found
+
+
+def _runtime(model: Any, runtime: Runtime | None, options: dict[str, Any]) -> Runtime:
+    if runtime is None:
+        return Runtime.shared(model, **options)
+    if options:
+        raise ConfigError(f"runtime= is given, so {', '.join(sorted(options))} cannot be; set them on the runtime")
+    return runtime

@@ -1,0 +1,213 @@
+"""What a reply in DSPy's chat format may be: headers that are forced, and a typed value under each.
+
+A `Scaffold` is plain data. It travels in the extensions of an lm15 request as JSON text, so that DSPy's cache, retries
+and history see it, and is lowered to one regular language where the request is computed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import inspect
+import json
+import types
+import warnings
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+
+import dspy
+from graftlm.adapters.dspy.decisions import Decision, decision_form
+from graftlm.adapters.dspy.pieces import joined, literal, lower_schema
+from graftlm.adapters.dspy.schema import INTEGER, NUMBER, OutputSchema
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.regex import regex
+from graftlm.core.grammar.schema.lowering import Lowered
+from graftlm.core.grammar.spec import Composite, JsonSchema
+
+Kind = Literal["text", "regex", "choices", "schema", "decision"]
+
+_MONTH_AND_DAY = (
+    r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+)
+_LEAP_YEAR = r"(([0-9]{2}(0[48]|[2468][048]|[13579][26]))|(([02468][048]|[13579][26])00))"
+DATE = rf"([0-9]{{3}}[1-9]|[0-9]{{2}}[1-9][0-9]|[0-9][1-9][0-9]{{2}}|[1-9][0-9]{{3}})-{_MONTH_AND_DAY}"
+"""A date from the year 1 on, as the calendar has it but for February 29."""
+
+_END = "[[ ## completed ## ]]\n"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One output field. `value` is a pattern, the options, a schema or a bound in characters, by `kind`."""
+
+    name: str
+    kind: Kind
+    value: Any = None
+
+    @property
+    def header(self) -> str:
+        return f"[[ ## {self.name} ## ]]\n"
+
+    def piece(self) -> Lowered | Decision:
+        """The field's value: a language, or what is to be measured."""
+        match self.kind:
+            case "text":
+                return Lowered(text_value(self.value), {})
+            case "regex":
+                return Lowered(regex.parse(self.value), {})
+            case "choices":
+                return Lowered(ast.alternation(*(ast.literal(option) for option in self.value)), {})
+            case "decision":
+                form, labels = self.value
+                return Decision(self.name, tuple(labels), form)
+            case "schema":
+                return lower_schema(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaffold:
+    """The output fields of a signature in the order of its reply."""
+
+    fields: tuple[Field, ...]
+
+    @classmethod
+    def of(cls, signature: type[dspy.Signature]) -> Scaffold:
+        """Read a signature. A field whose type no grammar describes becomes text, with a warning that names it."""
+        return cls(tuple(_field(name, info) for name, info in signature.output_fields.items()))
+
+    def to_json(self) -> str:
+        return json.dumps([[f.name, f.kind, f.value] for f in self.fields], ensure_ascii=False, separators=(",", ":"))
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def from_json(text: str) -> Scaffold:
+        return Scaffold(tuple(Field(*entry) for entry in json.loads(text)))
+
+    @property
+    def measured(self) -> bool:
+        """Whether a field's probabilities are to be measured, so that the reply is made in several pieces."""
+        return any(field.kind == "decision" for field in self.fields)
+
+    def pieces(self) -> list[Lowered | Decision]:
+        """The reply from its first header to its last line."""
+        pieces: list[Lowered | Decision] = []
+        for i, field in enumerate(self.fields):
+            pieces += [literal(("\n\n" if i else "") + field.header), field.piece()]
+        return [*pieces, literal("\n\n" + _END)]
+
+    @property
+    def choices(self) -> dict[str, list[str]]:
+        """The options of each field that has some, by its header."""
+        return {field.header: field.value for field in self.fields if field.kind == "choices" and len(field.value) > 1}
+
+    @cached_property
+    def links(self) -> list[Composite]:
+        """All replies, one language after the other; there must be no decision among the fields."""
+        return joined([piece for piece in self.pieces() if isinstance(piece, Lowered)])
+
+    @property
+    def separate_links(self) -> list[Composite | JsonSchema]:
+        """The same with each schema by itself, so that one too large for an automaton leaves the others theirs."""
+        return _separate(self.pieces(), self.fields)
+
+
+def _separate(pieces: list[Lowered | Decision], fields: tuple[Field, ...]) -> list[Composite | JsonSchema]:
+    """The pieces of a scaffold with each schema by itself."""
+    links: list[Composite | JsonSchema] = []
+    run: list[Lowered] = []
+    schemas = {2 * i + 1: JsonSchema(field.value) for i, field in enumerate(fields) if field.kind == "schema"}
+    for i, piece in enumerate(pieces):
+        if i in schemas:
+            links += [*joined(run), schemas[i]]
+            run = []
+        elif isinstance(piece, Lowered):
+            run.append(piece)
+    return [*links, *joined(run)]
+
+
+def text_value(max_chars: int | None = None) -> ast.Node:
+    """Text that does not contain "[[ ##", the beginning of a header.
+
+    That keeps a value from being cut in two where the reply is parsed, and the automaton sees where it ends. With
+    `max_chars` it has at most that many characters, but for brackets, which count with what follows them.
+    """
+    # The automaton that searches for "[[ ##", as an expression. Behind one bracket, `again` leads through more of the
+    # header to one bracket again, and `leave` to a character that the header does not go on with.
+    brackets = ast.plus(ast.literal("["))
+    space = ast.concat(brackets, ast.literal(" "))
+    again = ast.concat(space, ast.optional(ast.literal("#")), ast.literal("["))
+    leave = ast.alternation(
+        ast.not_chars("["),
+        ast.concat(brackets, ast.not_chars("[ ")),
+        ast.concat(space, ast.not_chars("#[")),
+        ast.concat(space, ast.literal("#"), ast.not_chars("#[")),
+    )
+    step = ast.alternation(ast.not_chars("["), ast.concat(ast.literal("["), ast.star(again), leave))
+    return ast.repeat(step, 0, max_chars)
+
+
+def _field(name: str, info: FieldInfo) -> Field:
+    annotation = info.annotation
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if annotation is str or _is_text_type(annotation) or _is_text_union(annotation):
+        return Field(name, "text", _bound(info, "max_length"))
+    if annotation is bool:
+        return Field(name, "choices", ["True", "False"])
+    if isinstance(annotation, enum.EnumMeta):
+        return Field(name, "choices", [_enum_text(member) for member in annotation])
+    if get_origin(annotation) is Literal:
+        return Field(name, "choices", list(dict.fromkeys(str(option) for option in get_args(annotation))))
+    if (decision := decision_form(annotation)) is not None:
+        return Field(name, "decision", decision)
+    if not info.metadata and annotation in _PATTERNS:
+        return Field(name, "regex", _PATTERNS[annotation])
+    return _schema_field(name, annotation, info)
+
+
+_PATTERNS: dict[Any, str] = {int: INTEGER, float: NUMBER, datetime.date: DATE}
+
+
+def _schema_field(name: str, annotation: Any, info: FieldInfo) -> Field:
+    constrained: Any = Annotated[annotation, *info.metadata] if info.metadata else annotation
+    try:
+        schema = TypeAdapter(constrained).json_schema(schema_generator=OutputSchema)
+        issues = lower_schema(schema).issues
+    except (PydanticUserError, GrammarError) as error:
+        _warn(name, annotation, f"no grammar describes it, so its value is text and may fail to parse: {error}")
+        return Field(name, "text")
+    if issues:
+        what = "; ".join(map(str, issues))
+        _warn(name, annotation, f"its grammar leaves out {what}; DSPy checks that after the reply")
+    return Field(name, "schema", schema)
+
+
+def _warn(name: str, annotation: Any, what: str) -> None:
+    kind = getattr(annotation, "__name__", None) or str(annotation)
+    warnings.warn(f"output field {name!r} is a {kind}: {what}", UserWarning, stacklevel=2)
+
+
+def _is_text_type(annotation: Any) -> bool:
+    """Types of DSPy that are read from plain text: reasoning and code."""
+    return inspect.isclass(annotation) and issubclass(annotation, dspy.Reasoning | dspy.Code)
+
+
+def _is_text_union(annotation: Any) -> bool:
+    """`str | None` and the like: DSPy takes their text as it is."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return is_union and str in get_args(annotation) and type(None) in get_args(annotation)
+
+
+def _enum_text(member: enum.Enum) -> str:
+    return member.value if isinstance(member.value, str) else member.name
+
+
+def _bound(info: FieldInfo, attribute: str) -> int | None:
+    found = [getattr(item, attribute) for item in info.metadata if getattr(item, attribute, None) is not None]
+    return int(found[0]) if found else None

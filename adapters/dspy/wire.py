@@ -1,0 +1,255 @@
+"""DSPy's lm15 requests to native ones, and completions back to lm15 responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from dspy import lm15
+from graftlm.core import errors
+from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall
+from graftlm.core.chat.tools import Tool
+from graftlm.core.request import Completion, TokenLogprob, Usage
+
+PROVIDER = "graftlm"
+DEFAULT_MAX_TOKENS = 1024
+"""Of an answer for which neither the LM nor the call says `max_tokens`; less where the context ends."""
+
+SUPPORTED_PARAMS = frozenset(
+    {
+        "temperature",
+        "max_tokens",
+        "top_p",
+        "top_k",
+        "stop",
+        "seed",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "response_format",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "stream",
+    }
+)
+_CONSTRAINTS = ("regex", "choices", "json_schema", "grammar")
+_NATIVE_EXTENSIONS = frozenset({*_CONSTRAINTS, "scaffold", "n", "select"})
+_HEADER = "[[ ## "
+
+
+# -- requests --------------------------------------------------------------------------------------------------
+
+
+def native_messages(request: lm15.Request) -> list[Message]:
+    """The conversation of a request, its system text first.
+
+    Raises lm15's UnsupportedFeatureError for audio, video, documents and other parts that no text is made of.
+    """
+    messages = [] if request.system is None else [Message("system", _content(request.system))]
+    for message in request.messages:
+        if message.role == "tool":
+            messages.extend(_tool_results(message))
+        elif message.role == "assistant":
+            messages.append(_assistant(message))
+        else:
+            role = "system" if message.role == "developer" else message.role
+            messages.append(Message(role, _content(message.parts)))
+    return messages
+
+
+def native_tools(request: lm15.Request) -> list[Tool]:
+    """The tools that the request lets the model call."""
+    choice = request.config.tool_choice
+    if choice is not None and choice.mode == "none":
+        return []
+    allowed = [tool for tool in request.tools if choice is None or not choice.allowed or tool.name in choice.allowed]
+    for tool in allowed:
+        if not isinstance(tool, lm15.FunctionTool):
+            raise unsupported(f"the built-in tool {tool.name!r} runs at a provider; give a function", "tools")
+    return [Tool(tool.name, tool.parameters, tool.description or "") for tool in allowed]
+
+
+def native_extensions(config: lm15.Config) -> dict[str, Any]:
+    """What `Config.extensions["graftlm"]` asks of this engine beside lm15's own fields."""
+    extensions = config.extensions or {}
+    for name in extensions:
+        if name not in (PROVIDER, "logit_bias"):
+            raise unsupported(f"the setting {name!r} means nothing to this engine; leave it out", name)
+    native = extensions.get(PROVIDER) or {}
+    for name in native:
+        if name not in _NATIVE_EXTENSIONS:
+            known = ", ".join(sorted(_NATIVE_EXTENSIONS))
+            raise unsupported(f"unknown extension graftlm.{name}; known: {known}", name)
+    return dict(native)
+
+
+def sampling_options(config: lm15.Config) -> dict[str, Any]:
+    """The keywords of `SamplingParams` that a config sets, constraints included, `max_tokens` as the user gave it."""
+    for name in ("reasoning", "service_tier", "user_id", "store"):
+        value = getattr(config, name)
+        if value is not None and not (name == "reasoning" and value.effort == "off"):
+            raise unsupported(f"{name} is a provider's setting; a model in this process has none", name)
+    if config.cache is not None and config.cache != lm15.CacheConfig(prefix=config.cache.prefix):
+        raise unsupported("prefixes are always reused; prompt_cache can only be CacheConfig()", "prompt_cache")
+    options: dict[str, Any] = {"stop": config.stop}
+    for name in ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "max_tokens"):
+        value = getattr(config, name)
+        if value is not None:
+            options[name] = value
+    if config.logprobs is not None:
+        options |= {"logprobs": True, "top_logprobs": config.logprobs}
+    native = native_extensions(config)
+    if bias := (config.extensions or {}).get("logit_bias"):
+        options["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
+    options |= {name: native[name] for name in (*_CONSTRAINTS, "n") if name in native}
+    if config.response_format is not None:
+        options["json_schema"] = _schema(config.response_format)
+    return options
+
+
+def deterministic(options: dict[str, Any]) -> bool:
+    """Whether a request with these options has one answer, so that two of them can share it."""
+    return options.get("temperature") == 0 or options.get("seed") is not None
+
+
+def _schema(response_format: dict[str, Any]) -> dict[str, Any]:
+    if response_format["type"] == "json_object":
+        return {"type": "object"}
+    schema: dict[str, Any] = response_format["schema"]
+    return schema
+
+
+def _content(parts: str | Sequence[Any]) -> str | tuple[ContentPart, ...]:
+    if isinstance(parts, str):
+        return parts
+    native = tuple(_part(part) for part in parts)
+    if all(isinstance(part, TextPart) for part in native):
+        return "".join(part.text for part in native if isinstance(part, TextPart))
+    return native
+
+
+def _part(part: Any) -> ContentPart:
+    match part:
+        case lm15.TextPart() | lm15.RefusalPart():
+            return TextPart(part.text)
+        case lm15.CitationPart():
+            return TextPart(part.text or "")
+        case lm15.DataPart():
+            return TextPart(json.dumps(part.value, ensure_ascii=False))
+        case lm15.ImagePart(url=str(url)):
+            return ImagePart(url)
+        case lm15.ImagePart(data=str(data)):
+            return ImagePart(f"data:{part.media_type};base64,{data}")
+    raise unsupported(f"a message holds a part of type {part.type!r}, which this model cannot read", part.type)
+
+
+def _assistant(message: lm15.Message) -> Message:
+    calls = tuple(ToolCall(p.id, p.name, dict(p.input)) for p in message.parts if isinstance(p, lm15.ToolCallPart))
+    # What a model thought is not shown to it again, as chat templates do.
+    rest = [p for p in message.parts if not isinstance(p, lm15.ToolCallPart | lm15.ThinkingPart)]
+    return Message("assistant", _content(rest), tool_calls=calls)
+
+
+def _tool_results(message: lm15.Message) -> Iterator[Message]:
+    for part in message.parts:
+        if isinstance(part, lm15.ToolResultPart):
+            yield Message("tool", _content(part.content), tool_call_id=part.id, name=part.name)
+        else:
+            yield Message("tool", _content([part]))
+
+
+# -- responses -------------------------------------------------------------------------------------------------
+
+
+def response(model: str, completion: Completion, calls: Sequence[ToolCall] = ()) -> lm15.Response:
+    """Build the lm15 response. With n > 1 the other texts are in its `provider_data["graftlm"]["texts"]`."""
+    parts: list[Any] = [lm15.TextPart(completion.text)] if completion.text or not calls else []
+    parts += [lm15.ToolCallPart(call.id, call.name, call.arguments) for call in calls]
+    return lm15.Response(
+        id=f"{PROVIDER}-{completion.request_id}",
+        model=model,
+        message=lm15.Message(role="assistant", parts=tuple(parts)),
+        finish_reason="tool_call" if calls else finish_reason(completion.finish_reason),
+        usage=usage(completion.usage),
+        logprobs=None if completion.logprobs is None else tuple(token_logprobs(completion.logprobs)),
+        provider_data=provider_data(completion),
+    )
+
+
+def provider_data(completion: Completion) -> dict[str, Any] | None:
+    if len(completion.completions) < 2:
+        return None
+    return {PROVIDER: {"texts": [one.text for one in completion.completions]}}
+
+
+def texts(answer: lm15.Response) -> list[str]:
+    """All texts of a response: one, or n of them."""
+    all_of_them = ((answer.provider_data or {}).get(PROVIDER) or {}).get("texts")
+    return list(all_of_them) if all_of_them else [answer.text or ""]
+
+
+def finish_reason(reason: str | None) -> Any:
+    return {"length": "length", "tool_calls": "tool_call"}.get(reason or "", "stop")
+
+
+def usage(native: Usage) -> lm15.Usage:
+    return lm15.Usage(
+        input_tokens=native.prompt_tokens,
+        output_tokens=native.completion_tokens,
+        total_tokens=native.total_tokens,
+        cache_read_tokens=native.cached_tokens,
+    )
+
+
+def token_logprobs(tokens: Iterable[TokenLogprob]) -> Iterator[lm15.TokenLogprob]:
+    """A token that the constraint forced is certain: its log-probability is 0."""
+    for token in tokens:
+        top = tuple(lm15.TopLogprob(token=text, logprob=value, token_id=i) for i, text, value in token.top)
+        logprob = 0.0 if token.logprob is None else token.logprob
+        yield lm15.TokenLogprob(token=token.token, logprob=logprob, token_id=token.token_id, top=top)
+
+
+def split_at_headers(text: str) -> list[str]:
+    """Cut text before every field header and after its line.
+
+    DSPy's listeners miss a field whose header and end come in one delta, which forced text would often do.
+    """
+    pieces: list[str] = []
+    for i, piece in enumerate(text.split(_HEADER)):
+        if i == 0:
+            pieces.append(piece)
+            continue
+        head, end, rest = piece.partition(" ## ]]")
+        pieces += [_HEADER + head + end, rest]
+    return [piece for piece in pieces if piece]
+
+
+# -- errors ----------------------------------------------------------------------------------------------------
+
+
+def translate(error: errors.GraftError) -> lm15.LM15Error:
+    """The lm15 error that DSPy turns into its own: a context overflow, a bad request, a timeout or a server error."""
+    kind: type[lm15.LM15Error]
+    match error:
+        case errors.RequestTooLong():
+            kind = lm15.ContextLengthError
+        case errors.ConfigError() | errors.GrammarError():
+            kind = lm15.InvalidRequestError
+        case errors.RequestTimeout():
+            kind = lm15.TimeoutError
+        case errors.ModelError() | errors.PluginError():
+            kind = lm15.ConfigurationError
+        case errors.RemoteError():
+            kind = lm15.ServerError
+        case _:
+            kind = lm15.ProviderError  # never retried: the same step would fail again
+    return kind(str(error), provider=PROVIDER)
+
+
+def unsupported(message: str, feature: str) -> lm15.UnsupportedFeatureError:
+    """What DSPy shows as LMUnsupportedFeatureError."""
+    return lm15.UnsupportedFeatureError(message, provider=PROVIDER, feature=feature)

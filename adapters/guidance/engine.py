@@ -1,0 +1,380 @@
+"""Guidance's engine over a runtime: each grammar is one request in the continuous batch.
+
+Guidance hands over a whole grammar per call. Where it is regular, the compressed automaton is the request's matcher;
+elsewhere guidance's own parser (llguidance) runs beside the sequence. Either way all threads on one engine share every
+forward, and captures, stops, token limits and temperatures are what guidance makes of them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from graftlm.adapters.guidance.chat import chat_template_of
+from graftlm.adapters.guidance.fsm import FsmParser
+from graftlm.adapters.guidance.lowering import Regular, lower
+from graftlm.adapters.guidance.parser import Parser
+from graftlm.adapters.guidance.prompt import Known, PromptTokens
+from graftlm.adapters.guidance.scores import Scores
+from graftlm.core.config import SamplingParams
+from graftlm.core.constraint import vocabulary_of
+from graftlm.core.errors import GrammarError, RequestTooLong
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.cache import compile_cached
+from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.spec import Composite
+from graftlm.core.request import Completion, Request, TokenLogprob
+from graftlm.core.runtime import Runtime
+from guidance._ast import GrammarNode
+from guidance._schema import EngineResponse, GenToken, GenTokenExtra, TokenUsage
+from guidance.chat import ChatMLTemplate
+from guidance.models._engine import Engine, EngineState, LogitsOutput
+from guidance.models._transformers import TransformersTokenizer
+
+_HEALED = 64  # tokens at the end in which a change is looked for first
+_seeds: ContextVar[random.Random | None] = ContextVar("graftlm_guidance_seeds", default=None)
+
+
+class Grammar:
+    """A grammar node on its way to the engine, and what is made of it on the way."""
+
+    def __init__(self, node: GrammarNode) -> None:
+        self.node = node
+
+    @property
+    def text(self) -> str:
+        """In llguidance's Lark."""
+        return self.node.ll_grammar()
+
+    @property
+    def regular(self) -> Regular | None:
+        return lower(self.node)
+
+
+class GraftState(EngineState):
+    """The transcript so far; `known` are the ids of its beginning."""
+
+    known: Known = Known()
+
+
+@dataclass
+class Written:
+    """What one grammar wrote. `captures` are the variables of each step with their log-probabilities, in order."""
+
+    text: bytes = b""
+    captures: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    usage: TokenUsage = field(default_factory=lambda: TokenUsage(round_trips=1, ff_tokens=0))
+
+
+class GraftEngine(Engine):
+    """What all copies of one `GraftModel` share.
+
+    With `enable_token_probabilities` tokens carry the model's probability, and with `enable_top_k` the likeliest
+    `top_k` beside it. An engine whose `get_logits` was replaced, and a call with a step configuration, run guidance's
+    own loop over `get_logits`: slower, token by token.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        chat_template: Any = None,
+        enable_backtrack: bool = True,
+        enable_ff_tokens: bool = True,
+        enable_monitoring: bool = False,
+        enable_token_probabilities: bool = False,
+        enable_top_k: bool = False,
+        top_k: int = 5,
+        seed: int | None = None,
+    ) -> None:
+        if chat_template is None:
+            chat_template = chat_template_of(runtime.tokenizer) or ChatMLTemplate
+        tokenizer = TransformersTokenizer(runtime.tokenizer.hf, chat_template)
+        super().__init__(
+            tokenizer,
+            enable_backtrack=enable_backtrack,
+            enable_ff_tokens=enable_ff_tokens,
+            enable_monitoring=enable_monitoring,
+            enable_token_probabilities=enable_token_probabilities,
+            enable_top_k=enable_top_k,
+            top_k=top_k,
+        )
+        self.runtime = runtime
+        self._vocab_size = tokenizer._vocab_size
+        self._prompts = PromptTokens(tokenizer, runtime.tokenizer)
+        self._seeds = None if seed is None else random.Random(seed)
+        self._seeds_lock = threading.Lock()
+
+    def get_logits(self, token_ids: list[int], include_all_uncached_tokens: bool = False) -> LogitsOutput:
+        """The logits after the last token, float32 [1, vocab_size], computed in the runtime's batch."""
+        completion = self.runtime.submit(Request(list(token_ids), want_logits=True)).result()
+        assert completion.logits is not None
+        logits = completion.logits[np.newaxis, : self._vocab_size]
+        return LogitsOutput(logits=logits, n_tokens=len(token_ids), n_cached=completion.usage.cached_tokens)
+
+    def __call__(
+        self,
+        state: EngineState,
+        grammar: str | Grammar,
+        ensure_bos_token: bool = True,
+        sampling_params: Any = None,
+        step_config: Any = None,
+    ) -> Generator[EngineResponse, None, TokenUsage]:
+        """Extend the prompt by the grammar: yield what each step brought, return the usage.
+
+        A grammar given as a node, which `GraftModel` does, runs on the compressed automaton where it is regular.
+        Closing the generator cancels the request and frees its KV.
+        """
+        if step_config is not None or self.get_logits_replaced:
+            text = grammar if isinstance(grammar, str) else grammar.text
+            usage: TokenUsage = yield from super().__call__(state, text, ensure_bos_token, sampling_params, step_config)
+            return usage
+        started = time.monotonic()
+        usage = TokenUsage(round_trips=1, ff_tokens=0)
+        parser, first = self._parser(grammar, state, ensure_bos_token)
+        scores = Scores(self.runtime.tokenizer.token_bytes)
+        scores.put(first)
+        given = [self._token(token_id, is_input=True) for token_id in first]
+        yield from self._responses(parser, scores, deque(), given=given)
+        while not parser.stopped:
+            yield from self._stream(parser, scores, sampling_params, usage)
+        parser.check_end()
+        usage.total_latency_ms += (time.monotonic() - started) * 1000
+        return usage
+
+    def write(self, state: GraftState, grammar: Grammar, sampling_params: Any) -> Written:
+        """What `__call__` yields step by step, at once, without what is only there to be watched. Blocks."""
+        started = time.monotonic()
+        written = Written()
+        parser, first = self._parser(grammar, state, True)
+        scores = Scores(self.runtime.tokenizer.token_bytes)
+        scores.put(first)
+        self._gather(parser, scores, deque(), written)
+        while not parser.stopped:
+            began = time.monotonic()
+            request = self._request(parser, sampling_params)
+            future = self.runtime.submit(request)
+            try:
+                done = future.result()
+            finally:
+                future.cancel()
+            self._settle(parser, request, done)
+            self._gather(parser, scores, deque(done.logprobs or ()), written)
+            _count(written.usage, parser, done, (time.monotonic() - began) * 1000)
+        parser.check_end()
+        written.usage.total_latency_ms += (time.monotonic() - started) * 1000
+        return written
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """What is started in this context takes its seeds from here, in whatever order it comes to run."""
+        if self._seeds is None:
+            yield
+            return
+        with self._seeds_lock:
+            token = _seeds.set(random.Random(self._seeds.getrandbits(62)))
+        try:
+            yield
+        finally:
+            _seeds.reset(token)
+
+    @property
+    def get_logits_replaced(self) -> bool:
+        """Whether someone watches or replaces `get_logits`, so that guidance's own loop has to call it."""
+        return "get_logits" in vars(self) or type(self).get_logits is not GraftEngine.get_logits
+
+    def _parser(
+        self, grammar: str | Grammar, state: EngineState, ensure_bos_token: bool
+    ) -> tuple[Parser | FsmParser, tuple[int, ...]]:
+        """A parser that stands behind the prompt, and the tokens it put there: forced, or healed."""
+        known = state.known if isinstance(state, GraftState) else Known()
+        given, known = self._prompts.encode(state.prompt, known)
+        if isinstance(state, GraftState):
+            state.known = known
+        regular = None if isinstance(grammar, str) else grammar.regular
+        compiled = None if regular is None else self._compiled(regular)
+        parser: Parser | FsmParser
+        if regular is not None and compiled is not None:
+            parser = FsmParser(regular, *compiled)
+            forced = compiled[0].run(compiled[0].dfa.start)[0]
+            whole = self._behind(state.prompt, forced, known) if forced else given
+            with_bos = self._prompts.with_bos(whole) if ensure_bos_token else whole
+            parser.start(with_bos, forced)
+            tokens = parser.tokens[len(with_bos) > len(whole) :]
+        else:
+            text = grammar if isinstance(grammar, str) else grammar.text
+            interpreter = llguidance.LLInterpreter(
+                self.tokenizer._ll_tokenizer, text, self.enable_backtrack, self.enable_ff_tokens, log_level=1
+            )
+            tokens = interpreter.process_prompt(given)
+            parser = Parser(interpreter, self.tokenizer.eos_token_id)
+            parser.start(self._prompts.with_bos(tokens) if ensure_bos_token else tokens)
+        if not parser.tokens:
+            parser.tokens = [self.tokenizer.eos_token_id]  # the beginning of a text, for models without a BOS
+        return parser, tuple(tokens[_num_same(given, tokens) :])
+
+    def settle(self, state: GraftState) -> None:
+        """Tokenise what was appended, if it is long: what goes on from this state does not do it again."""
+        state.known = self._prompts.settle(state.prompt, state.known)
+
+    def _behind(self, prompt: str, forced: bytes, known: Known) -> list[int]:
+        """The ids of the prompt with the grammar's first bytes behind it."""
+        try:
+            return self._prompts.encode(prompt + forced.decode(), known)[0]
+        except UnicodeDecodeError:  # they end within a character
+            return self.tokenizer.encode(prompt.encode() + forced)
+
+    def _compiled(self, regular: Regular) -> tuple[FsmGrammar, FsmGrammar | None] | None:
+        """The automata of a regular grammar and of what follows its free text; None where one has too many states."""
+        rest = None if regular.free is None else regular.free.rest
+        try:
+            return self._automaton(regular.node), None if rest is None else self._automaton(rest)
+        except GrammarError:
+            return None
+
+    def _automaton(self, node: ast.Node) -> FsmGrammar:
+        grammar = compile_cached(Composite(node), vocabulary_of(self.runtime.tokenizer)).compiled
+        if not isinstance(grammar, FsmGrammar):
+            raise GrammarError("the language is not regular")
+        return grammar
+
+    def _stream(
+        self, parser: Parser | FsmParser, scores: Scores, sampling_params: Any, usage: TokenUsage
+    ) -> Iterator[EngineResponse]:
+        """One request: to the end of the text, or to where the parser goes back in it."""
+        request = self._request(parser, sampling_params)
+        began = time.monotonic()
+        logprobs: deque[TokenLogprob] = deque()
+        num_read = 0
+        with self.runtime.submit_stream(request) as chunks:
+            for chunk in chunks:
+                num_read += len(chunk.token_ids)
+                logprobs.extend(chunk.logprobs or ())
+                yield from self._responses(parser, scores, logprobs, up_to=num_read)
+            done = chunks.completion
+        assert done is not None
+        self._settle(parser, request, done)
+        yield from self._responses(parser, scores, logprobs)
+        _count(usage, parser, done, (time.monotonic() - began) * 1000)
+
+    def _gather(
+        self, parser: Parser | FsmParser, scores: Scores, logprobs: deque[TokenLogprob], written: Written
+    ) -> None:
+        """Add what the parser told since the last call."""
+        for step in parser.steps:
+            scores.step(step, logprobs)
+            text, captures = step.told()
+            written.text += text
+            if captures:
+                written.captures.append((captures, scores.of(captures)))
+        parser.steps.clear()
+
+    def _request(self, parser: Parser | FsmParser, sampling_params: Any) -> Request:
+        """Go on with the parser's text; the parser is the request's constraint."""
+        request = Request(parser.tokens.copy(), self._sampling(parser, sampling_params))
+        parser.run_in(request)
+        return request
+
+    def _settle(self, parser: Parser | FsmParser, request: Request, done: Completion) -> None:
+        """Tell the parser of what ended the request beside it: an end-of-text token, or the context."""
+        if parser.finished:
+            return
+        if isinstance(done.stop, int):
+            if len(request.prompt) + len(done.token_ids) > len(parser.tokens):
+                parser.end_of_text(done.stop)  # else the grammar forced that token, and goes on behind it
+            return
+        length = len(request.prompt) + len(done.token_ids)
+        raise RequestTooLong(
+            f"the text is {length:,} tokens and the grammar goes on, the context is {self.runtime.max_model_len:,}; "
+            "bound it with max_tokens or raise max_model_len",
+            length=length,
+            limit=self.runtime.max_model_len,
+        )
+
+    def _sampling(self, parser: Parser | FsmParser, given: Any) -> SamplingParams:
+        options: dict[str, Any] = {k: v for k, v in (given or {}).items() if v is not None}
+        seeds = _seeds.get() or self._seeds
+        if seeds is not None:
+            with self._seeds_lock:
+                options["seed"] = seeds.getrandbits(62)
+        top = self._top_k if self._enable_top_k else 0
+        return SamplingParams.from_options(
+            constraint=parser, max_tokens=None, logprobs=True, top_logprobs=top, **options
+        )
+
+    def _responses(
+        self,
+        parser: Parser | FsmParser,
+        scores: Scores,
+        logprobs: deque[TokenLogprob],
+        *,
+        up_to: int | None = None,
+        given: Sequence[GenToken] = (),
+    ) -> Iterator[EngineResponse]:
+        """What the parser told since the last call, one response per step; the first one begins with `given`.
+
+        With `up_to`, only what it told of the request's first so many tokens: it runs ahead of who reads the chunks.
+        """
+        while (step := next(iter(parser.steps), None)) is not None and (up_to is None or step.at <= up_to):
+            del parser.steps[0]
+            tokens = list(given)
+            given = ()
+            for i, (token_id, scored) in enumerate(scores.step(step, logprobs)):
+                generated = i == 0 and step.issued
+                shown = scored if self._enable_token_probabilities else None
+                tokens.append(self._token(token_id, shown, is_generated=generated, is_force_forwarded=not generated))
+            text, captures = step.told()
+            yield EngineResponse(
+                new_bytes=text,
+                backtrack_bytes=b"",
+                capture_groups=captures,
+                capture_group_log_probs=scores.of(captures),
+                backtrack=0,
+                tokens=tokens,
+            )
+
+    def _token(self, token_id: int, scored: TokenLogprob | None = None, **flags: bool) -> GenTokenExtra:
+        prob = math.nan if scored is None or scored.logprob is None else math.exp(scored.logprob)
+        top = () if scored is None else scored.top
+        return GenTokenExtra(
+            token_id=token_id,
+            bytes=self.tokenizer.decode([token_id]),
+            prob=prob,
+            top_k=[
+                GenToken(token_id=i, bytes=self.tokenizer.decode([i]), prob=math.exp(value), **flags)
+                for i, _, value in top
+            ],
+            **flags,
+        )
+
+
+def _num_same(a: list[int], b: list[int]) -> int:
+    """How many tokens both begin with; what healing takes back is at the end."""
+    least = max(min(len(a), len(b)) - _HEALED, 0)
+    least = least if a[:least] == b[:least] else 0
+    pairs = enumerate(zip(a[least:], b[least:], strict=False), least)
+    return next((i for i, (one, other) in pairs if one != other), min(len(a), len(b)))
+
+
+def _count(usage: TokenUsage, parser: Parser | FsmParser, done: Completion, latency_ms: float) -> None:
+    """Count as guidance's own engines do: every sampled token is a forward pass, forced ones ride along."""
+    native = done.usage
+    sampled = native.completion_tokens - native.forced_tokens
+    usage.input_tokens += native.prompt_tokens + max(native.completion_tokens - 1, 0)
+    usage.cached_input_tokens += native.cached_tokens
+    usage.forward_passes += sampled
+    usage.ff_tokens = (usage.ff_tokens or 0) + parser.num_forced
+    parser.num_forced = 0
+    if usage.ttft_ms == 0 and sampled:
+        usage.ttft_ms = latency_ms / sampled

@@ -1,0 +1,287 @@
+"""Guidance grammars as regular languages, where that is exactly what they are.
+
+llguidance reads the regular expressions of a grammar as lexemes that take all they can. One after the other they are
+one regular language only if no lexeme can go on into what follows it; then there is one way to read a text, too, and
+captures are read off with a pattern. Free text at the beginning, up to a stop or for so many tokens, is part of it
+where what follows begins with the stop, or nothing follows. Everything else stays with llguidance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeGuard
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.regex import regex
+from graftlm.core.grammar.schema.text_language import lengths
+from guidance._ast import (
+    GrammarNode,
+    JoinNode,
+    LiteralNode,
+    RegexNode,
+    RepeatNode,
+    RuleNode,
+    SelectNode,
+)
+
+MAX_LITERAL_CHARS = 4_000
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The text of group `group` of the pattern becomes a variable, or is appended to one."""
+
+    name: str
+    group: str
+    append: bool
+
+
+@dataclass(frozen=True)
+class Free:
+    """Free text at the beginning of a grammar.
+
+    stop        what ends it. None: nothing but the end of the text.
+    max_tokens  after so many tokens `rest` follows wherever the text stands. None: no limit.
+    rest        what follows, beginning with `stop`. None: nothing, and a `stop` that is written is not shown.
+    """
+
+    stop: str | None
+    max_tokens: int | None
+    rest: ast.Node | None
+
+
+@dataclass(frozen=True, eq=False)
+class Regular:
+    """A grammar as one regular language, generated at one temperature; `pattern` reads its captures."""
+
+    node: ast.Node
+    pattern: re.Pattern[str]
+    captures: tuple[Capture, ...]
+    temperature: float
+    free: Free | None = None
+
+    def read(self, text: bytes) -> dict[str, bytes | list[bytes]]:
+        """The captures in a text of the language; free text may have been cut off within a character."""
+        found = self.pattern.fullmatch(text.decode(errors="surrogateescape"))
+        assert found is not None, "the automaton let through what the pattern does not match"
+        values: dict[str, bytes | list[bytes]] = {}
+        for capture in self.captures:
+            value = (found.group(capture.group) or "").encode(errors="surrogateescape")
+            if capture.append:
+                old = values.get(capture.name)
+                values[capture.name] = [*(old if isinstance(old, list) else []), value]
+            else:
+                values[capture.name] = value
+        return values
+
+
+def leading_text(node: GrammarNode) -> tuple[str, GrammarNode]:
+    """The literals at the beginning of a join, and what comes after them."""
+    if not isinstance(node, JoinNode):
+        return "", node
+    nodes = list(_flat(node))
+    text = ""
+    while len(nodes) > 1 and isinstance(first := nodes[0], LiteralNode):
+        text += first.value
+        del nodes[0]
+    return (text, nodes[0] if len(nodes) == 1 else JoinNode(tuple(nodes))) if text else ("", node)
+
+
+@lru_cache(maxsize=2048)
+def lower(node: GrammarNode) -> Regular | None:
+    """The regular language of a grammar; None where llguidance is needed."""
+    try:
+        return _Lowering().lower(node)
+    except (_NotRegular, GrammarError, re.error, RecursionError):
+        return None
+
+
+class _NotRegular(Exception):
+    """This grammar says more than a regular language does, or cannot be read in one way only."""
+
+
+class _Lowering:
+    def __init__(self) -> None:
+        self._captures: list[Capture] = []
+        self._temperatures: set[float] = set()
+
+    def lower(self, node: GrammarNode) -> Regular:
+        pieces = list(_flat(node))
+        first = pieces[0] if pieces else None
+        begins = self._free(first) if _is_free(first) else None
+        pieces = pieces if begins is None else pieces[1:]
+        parts = [self._part(part) for part in pieces]
+        for (before, _), (after, _) in zip(parts, parts[1:], strict=False):
+            if not _apart(before, after):
+                raise _NotRegular
+        if not self._temperatures or len(self._temperatures) > 1:
+            raise _NotRegular  # text alone needs no engine; several temperatures are llguidance's
+        pattern = "".join(text for _, text in parts)
+        language = ast.concat(*(part for part, _ in parts))
+        free = None
+        if begins is not None:
+            rule, text = begins
+            stop = None if rule.stop is None else _stop_text(rule.stop)
+            free = Free(stop, rule.max_tokens, language if parts else None)
+            pattern, language = text + pattern, _behind_free_text(stop, pieces, parts)
+        read = re.compile(pattern, re.DOTALL)
+        return Regular(language, read, tuple(self._captures), self._temperatures.pop(), free)
+
+    def _free(self, rule: RuleNode) -> tuple[RuleNode, str]:
+        """Free text, and the pattern that reads it where it ends at the first stop."""
+        if rule.suffix or rule.stop_capture or rule.lazy or rule.max_tokens == 0:
+            raise _NotRegular
+        self._temperatures.add(rule.temperature or 0.0)
+        if rule.capture is None:
+            return rule, "(?:.*?)"
+        self._captures.append(Capture(rule.capture, "free", rule.list_append))
+        return rule, "(?P<free>.*?)"
+
+    def _part(self, node: GrammarNode) -> tuple[ast.Node, str]:
+        """A piece of the sequence, as a language and as the text of a pattern."""
+        if isinstance(node, LiteralNode):
+            return ast.literal(node.value), re.escape(node.value)
+        temperature, capture, value = 0.0, None, node
+        if isinstance(node, RuleNode):
+            _check_rule(node)
+            temperature, value = node.temperature or 0.0, node.value
+            if node.capture is not None:
+                capture = Capture(node.capture, f"g{len(self._captures)}", node.list_append)
+                self._captures.append(capture)
+        self._temperatures.add(temperature)
+        language = _language(value)
+        pattern = _pattern(language)
+        return language, f"(?P<{capture.group}>{pattern})" if capture is not None else f"(?:{pattern})"
+
+
+def _is_free(node: GrammarNode | None) -> TypeGuard[RuleNode]:
+    return isinstance(node, RuleNode) and isinstance(node.value, RegexNode) and node.value.regex is None
+
+
+def _stop_text(stop: GrammarNode) -> str:
+    """A stop of one byte: what is written of a longer one would have to be held back."""
+    if not isinstance(stop, LiteralNode) or len(stop.value.encode()) != 1:
+        raise _NotRegular
+    return stop.value
+
+
+def _behind_free_text(stop: str | None, pieces: list[GrammarNode], parts: list[tuple[ast.Node, str]]) -> ast.Node:
+    """The language of free text and what comes behind it."""
+    if stop is None:
+        if pieces:
+            raise _NotRegular  # it may go on into what follows
+        return ast.star(ast.ANY_CHAR)
+    text, first = ast.star(ast.not_chars(stop)), pieces[0] if pieces else None
+    if first is None:
+        return ast.concat(text, ast.literal(stop))
+    if not isinstance(first, LiteralNode) or not first.value.startswith(stop):
+        raise _NotRegular
+    return ast.concat(text, *(part for part, _ in parts))
+
+
+def _flat(node: GrammarNode) -> Iterator[GrammarNode]:
+    """The pieces of nested joins, in order."""
+    if isinstance(node, JoinNode):
+        for inner in node.nodes:
+            yield from _flat(inner)
+    elif not node.is_null:
+        yield node
+
+
+def _check_rule(rule: RuleNode) -> None:
+    if rule.max_tokens is not None or rule.stop or rule.suffix or rule.stop_capture or rule.lazy:
+        raise _NotRegular
+
+
+def _language(node: GrammarNode) -> ast.Node:
+    match node:
+        case LiteralNode(value):
+            if len(value) > MAX_LITERAL_CHARS:
+                raise _NotRegular
+            return ast.literal(value)
+        case RegexNode(str(pattern)):
+            return regex.parse(pattern)
+        case SelectNode(alternatives):
+            return ast.alternation(*map(_language, alternatives))
+        case JoinNode(nodes):
+            inner = [_language(one) for one in nodes if not one.is_null]
+            if not all(_apart(a, b) for a, b in zip(inner, inner[1:], strict=False)):
+                raise _NotRegular
+            return ast.concat(*inner)
+        case RepeatNode(inner, minimum, maximum):
+            item = _language(inner)
+            if not _fixed(item):
+                raise _NotRegular
+            return ast.repeat(item, minimum, maximum)
+        case RuleNode(value=value, capture=None, temperature=None):
+            _check_rule(node)
+            return _language(value)
+    raise _NotRegular
+
+
+def _apart(before: ast.Node, after: ast.Node) -> bool:
+    """Whether no text of `before` can go on with a character that `after` begins with."""
+    return _fixed(before) or not ast.intersect(_alphabet(before), _first(after))
+
+
+def _fixed(node: ast.Node) -> bool:
+    """Whether all texts of `node` have the same length, so that none begins another."""
+    low, high = lengths(node)
+    return low == high
+
+
+def _alphabet(node: ast.Node) -> tuple[ast.Range, ...]:
+    """All characters of the texts of `node`."""
+    match node:
+        case ast.Empty():
+            return ()
+        case ast.Literal(data):
+            return ast.normalise((ord(c), ord(c)) for c in data.decode())
+        case ast.CharSet(ranges):
+            return ranges
+        case ast.Concat(items) | ast.Alternation(items):
+            return ast.normalise(one for item in items for one in _alphabet(item))
+        case ast.Repeat(item):
+            return _alphabet(item)
+    raise _NotRegular
+
+
+def _first(node: ast.Node) -> tuple[ast.Range, ...]:
+    """The characters that texts of `node` begin with. One that may be empty hides what comes after it."""
+    if ast.nullable(node):
+        raise _NotRegular
+    match node:
+        case ast.Literal(data):
+            first = ord(data.decode()[0])
+            return ((first, first),)
+        case ast.CharSet(ranges):
+            return ranges
+        case ast.Concat(items):
+            return _first(items[0])
+        case ast.Alternation(items):
+            return ast.normalise(one for item in items for one in _first(item))
+        case ast.Repeat(item):
+            return _first(item)
+    raise _NotRegular
+
+
+def _pattern(node: ast.Node) -> str:
+    """`node` in the syntax of `re`."""
+    match node:
+        case ast.Empty():
+            return ""
+        case ast.Literal(data):
+            return re.escape(data.decode())
+        case ast.CharSet(ranges):
+            return "[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges) + "]"
+        case ast.Concat(items):
+            return "".join(map(_pattern, items))
+        case ast.Alternation(items):
+            return "(?:" + "|".join(map(_pattern, items)) + ")"
+        case ast.Repeat(item, minimum, maximum):
+            return f"(?:{_pattern(item)}){{{minimum},{'' if maximum is None else maximum}}}"
+    raise _NotRegular

@@ -1,0 +1,126 @@
+"""`GraftModel`: a guidance model whose engine is a runtime in this process."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from graftlm.adapters.guidance.engine import GraftEngine
+from graftlm.adapters.guidance.interpreter import GraftInterpreter
+from graftlm.adapters.guidance.lazy import Task
+from graftlm.core.errors import ConfigError
+from graftlm.core.runtime import Runtime
+from guidance._ast import ASTNode, Function, LiteralNode, _parse_tags
+from guidance._schema import SamplingParams
+from guidance.models import Model
+from guidance.models._base._model import _event_queues
+
+
+class GraftModel(Model):
+    """A guidance model. `+` gives a new one; all of them share one engine and its KV.
+
+    model              a Hugging Face id, a local folder, "sprout", or a loaded transformers model.
+    tokenizer          for a loaded model.
+    runtime            a `graftlm.Runtime` to use instead; otherwise the process's shared one.
+    echo               show what is written as it is written, with the tokens' probabilities.
+    chat_template, enable_backtrack, enable_ff_tokens, enable_monitoring, sampling_params
+                       as in guidance's own models; monitoring is off unless asked for.
+    seed               makes sampling repeatable.
+    lazy               `+` returns at once and the grammar runs beside the program: branches off one object share a
+                       batch without threads. Reading anything of a model object waits for it, and raises what went
+                       wrong. Only without `echo`.
+    options            of the runtime: device, dtype, max_model_len, cache, ...
+    """
+
+    def __init__(
+        self,
+        model: Any = "sprout",
+        tokenizer: Any = None,
+        *,
+        runtime: Runtime | None = None,
+        echo: bool = True,
+        chat_template: Any = None,
+        enable_backtrack: bool = True,
+        enable_ff_tokens: bool = True,
+        enable_monitoring: bool = False,
+        sampling_params: SamplingParams | None = None,
+        seed: int | None = None,
+        lazy: bool = False,
+        **options: Any,
+    ) -> None:
+        if lazy and echo:
+            raise ConfigError("lazy=True shows nothing while it runs; give echo=False with it")
+        if runtime is None:
+            runtime = Runtime.shared(model, tokenizer=tokenizer, **options)
+        elif options or tokenizer is not None:
+            given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
+            raise ConfigError(f"runtime= is given, so {', '.join(sorted(given))} cannot be; set them on the runtime")
+        engine = GraftEngine(
+            runtime,
+            chat_template=chat_template,
+            enable_backtrack=enable_backtrack,
+            enable_ff_tokens=enable_ff_tokens,
+            enable_monitoring=enable_monitoring,
+            enable_token_probabilities=echo,
+            enable_top_k=echo,
+            seed=seed,
+        )
+        self._lazy = lazy
+        none_set = SamplingParams(top_p=None, top_k=None, min_p=None, repetition_penalty=None)
+        super().__init__(
+            interpreter=GraftInterpreter(engine, watched=echo), sampling_params=sampling_params or none_set, echo=echo
+        )
+
+    # -- lazy: an object that is not made yet has a task in place of its fields ---------------------------------
+
+    def __add__(self, other: Any) -> Self:
+        before: Task | None = vars(self).get("_task")
+        if _event_queues.get() or (before is None and (not self._lazy or not _runs(other))):
+            added: Self = super().__add__(other)
+            return added
+        if isinstance(other, str):
+            other = _parse_tags(other)
+        if isinstance(other, Function):
+            extended: Self = other(self)  # the user's code runs here, and waits only where it reads
+            return extended
+        if not isinstance(other, ASTNode):
+            return NotImplemented
+        engine: GraftEngine = vars(self)["_engine"] if before is not None else self.engine
+        later = object.__new__(type(self))
+        with engine.seeded():
+            vars(later).update(_engine=engine, _task=Task.start(_append, self, other, before))
+        return later
+
+    def __getattr__(self, name: str) -> Any:
+        """Fields are missing while the object is being made: wait, and become what was made."""
+        task: Task | None = vars(self).get("_task")
+        if task is not None and not (name.startswith("__") and name.endswith("__")):
+            vars(self).update(vars(task.result()))
+            vars(self).pop("_task", None)
+        if name in vars(self):
+            return vars(self)[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def copy(self) -> Self:
+        _ = self._interpreter
+        copied: Self = super().copy()
+        return copied
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime behind the engine."""
+        assert isinstance(self._interpreter, GraftInterpreter)
+        return self._interpreter.engine.runtime
+
+
+def _append(model: GraftModel, node: ASTNode) -> Any:
+    return Model.__add__(model, node)
+
+
+def _runs(item: Any) -> bool:
+    """Whether appending it may take an engine; text and what cannot be appended do not."""
+    return (
+        isinstance(item, str)
+        and "{{G|" in item
+        or isinstance(item, ASTNode | Function)
+        and not isinstance(item, LiteralNode)
+    )

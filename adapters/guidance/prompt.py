@@ -1,0 +1,98 @@
+"""A growing transcript as token ids: what was tokenised before is not tokenised again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from graftlm.core.text.tokenizer import Tokenizer
+from guidance.models._transformers import TransformersTokenizer
+
+_BOUNDARY = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+_ACROSS = re.compile(rb"[A-Za-z] [A-Za-z]")
+_WINDOW = 512  # characters from the end in which a boundary is looked for
+_LONG = 1024  # characters that are tokenised as they are appended
+_GUARD = "a"
+_SAMPLES = ("one two  three\nfour", 'é x "y z", {"a b": 1}\n\n c d', "It's 3.5 o'clock now <b> e")
+
+
+@dataclass(frozen=True)
+class Known:
+    """The ids of a text up to its last boundary: a place where no token of any longer text crosses."""
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+
+
+class PromptTokens:
+    """Tokenises transcripts as guidance does, from the last boundary of what is known.
+
+    A boundary is a space between two letters. Where a vocabulary has a token that crosses such a place, every text is
+    tokenised whole.
+    """
+
+    def __init__(self, tokenizer: TransformersTokenizer, native: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._native = native
+
+    def encode(self, text: str, known: Known) -> tuple[list[int], Known]:
+        """The ids of `text`, and what to pass as `known` with a longer one."""
+        if not self.splits or not text.startswith(known.text):
+            return self._whole(text), Known()
+        at = self._last_boundary(text)
+        if at <= len(known.text):
+            return [*known.ids, *self._rest(text, len(known.text))], known
+        known = Known(text[:at], (*known.ids, *self._rest(text[:at], len(known.text))))
+        return [*known.ids, *self._rest(text, at)], known
+
+    def settle(self, text: str, known: Known) -> Known:
+        """What is known of a text that others may go on from: once it is long, all branches read the same ids."""
+        return known if len(text) - len(known.text) < _LONG else self.encode(text, known)[1]
+
+    def with_bos(self, ids: list[int]) -> list[int]:
+        """The ids of a whole text behind the beginning-of-text token, if the model has one."""
+        bos = self._tokenizer.bos_token_id
+        if bos is None or ids[:1] == [bos]:
+            return ids
+        return [bos, *ids] if self._bos_stands_alone else list(self._tokenizer.recode([bos, *ids]))
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether texts may be tokenised in two parts at a boundary."""
+        added = self._native.hf.added_tokens_decoder.values()
+        if any(token.content[:1].isalpha() or _ACROSS.search(token.content.encode()) for token in added):
+            return False
+        if any(_ACROSS.search(token) for token in self._native.token_bytes):
+            return False
+        return all(
+            self._whole(text) == [*self._whole(text[: at.start()]), *self._rest(text, at.start())]
+            for text in _SAMPLES
+            for at in _BOUNDARY.finditer(text)
+        )
+
+    def _rest(self, text: str, start: int) -> list[int]:
+        """The ids of the text from a boundary on."""
+        if start == 0:
+            return self._whole(text)
+        return self._whole(_GUARD + text[start:])[self._num_guard_ids :]
+
+    def _whole(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text.encode())
+
+    @cached_property
+    def _num_guard_ids(self) -> int:
+        return len(self._whole(_GUARD))
+
+    @cached_property
+    def _bos_stands_alone(self) -> bool:
+        bos = self._tokenizer.bos_token_id
+        assert bos is not None
+        texts = [self._whole(text) for text in (*_SAMPLES, " x", "x")]
+        return all(list(self._tokenizer.recode([bos, *ids])) == [bos, *ids] for ids in texts)
+
+    def _last_boundary(self, text: str) -> int:
+        found = 0
+        for found_here in _BOUNDARY.finditer(text, max(len(text) - _WINDOW, 0)):
+            found = found_here.start()
+        return found

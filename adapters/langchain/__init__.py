@@ -1,0 +1,26 @@
+"""LangChain on GraftLM: `ChatGraftLM` (chat), `GraftLLM` (text) and `GraftDecisionModel` (langchain-core 1.8).
+
+from graftlm.adapters.langchain import ChatGraftLM
+
+llm = ChatGraftLM(model="sprout")
+llm.batch([...])                          # one hand-over, one engine batch
+llm.with_structured_output(Schema)        # a grammar: always valid
+llm.bind_tools([search])                  # likewise
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graftlm.adapters.langchain.chat_model import ChatGraftLM
+from graftlm.adapters.langchain.llm import GraftLLM
+
+__all__ = ["ChatGraftLM", "GraftDecisionModel", "GraftLLM"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "GraftDecisionModel":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from graftlm.adapters.langchain.decisions import GraftDecisionModel
+
+    return GraftDecisionModel

@@ -1,0 +1,330 @@
+"""`ChatGraftLM`: a LangChain chat model on a runtime in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Literal
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput, ModelProfile
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+
+from graftlm.adapters.langchain.base import CALL_OPTIONS, GraftSettings, token_usage
+from graftlm.adapters.langchain.batch import Call, GroupedChatModel, acomplete, submit_all
+from graftlm.adapters.langchain.errors import langchain_errors
+from graftlm.adapters.langchain.messages import (
+    ai_message,
+    logprobs_content,
+    message_chunk,
+    native_messages,
+    response_metadata,
+    usage_metadata,
+)
+from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
+from graftlm.core.chat.tools import Tool, ToolFormat, ToolStream, ToolText
+from graftlm.core.errors import ConfigError
+from graftlm.core.request import Chunk, Completion, Request
+
+if TYPE_CHECKING:
+    pass
+
+Schema = dict[str, Any] | type
+ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
+
+
+class ChatGraftLM(GraftSettings, GroupedChatModel):
+    """A chat model on GraftLM's runtime, for everything that takes a LangChain chat model.
+
+    Constructing is cheap: weights load with the first call, and models of one name share one engine. Sampling
+    parameters may be given to the constructor, to `bind` and to each call; unknown ones raise.
+    """
+
+    @property
+    def _llm_type(self) -> str:
+        return "graftlm-chat"
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        profile = ModelProfile(
+            text_inputs=True,
+            image_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            pdf_inputs=False,
+            text_outputs=True,
+            tool_calling=True,
+            tool_choice=True,
+            structured_output=True,
+            reasoning_output=False,
+        )
+        length = self._known_context_length()
+        if length is not None:
+            profile["max_input_tokens"] = profile["max_output_tokens"] = length
+        return profile
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The model's own token ids of `text`."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self.runtime_for().tokenizer.encode_continuation(text)
+
+    def get_num_tokens_from_messages(
+        self, messages: Sequence[BaseMessage], tools: Sequence[ToolLike] | None = None
+    ) -> int:
+        """The exact length of the prompt that these messages (and tools) become."""
+        with langchain_errors():
+            call = self._prepare(messages, None, {"tools": [convert_to_openai_tool(t) for t in tools or ()]})
+            return len(call.runtime.tokenizer.encode_prompt(call.request.prompt, call.request.tools))
+
+    # -- one call ----------------------------------------------------------------------------------------------
+
+    def _prepare(self, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Call:
+        model = options.pop("model", None)
+        given = {name: value for name, value in options.items() if name not in CALL_OPTIONS}
+        tools = tuple(Tool.from_openai(tool) for tool in given.pop("tools", None) or ())
+        choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
+        answer = _answer_schema(given.pop("response_format", None))
+        runtime = self.runtime_for(model)
+        native: list[Any] = native_messages(messages)
+        listed = None
+        if tools or answer is not None or any(m.tool_calls or m.role == "tool" for m in native):
+            form = ToolFormat.learn(runtime.tokenizer)
+            native, listed = form.prepare(native, tools)
+            given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer)
+        request = Request(native, self._sampling(stop, given), tools=listed)
+        return Call(runtime, request, model or self.model_name)
+
+    def _form(self, call: Call, options: Mapping[str, Any]) -> ToolFormat | None:
+        """How to read tool calls in the answer; None where it has none."""
+        return ToolFormat.learn(call.runtime.tokenizer) if options.get("tools") else None
+
+    def _result(self, call: Call, completion: Completion, form: ToolFormat | None) -> ChatResult:
+        generations = []
+        for index, item in enumerate(completion.completions or [completion]):
+            text = form.parse(item.text) if form is not None else ToolText(item.text)
+            message = ai_message(item, text, call.model_name, completion.usage if index == 0 else None)
+            info = {"finish_reason": message.response_metadata["finish_reason"]}
+            generations.append(ChatGeneration(message=message, generation_info=info))
+        llm_output = {"model_name": call.model_name, "token_usage": token_usage([completion.usage])}
+        return ChatResult(generations=generations, llm_output=llm_output)
+
+    def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
+        total: dict[str, int] = {}
+        for output in llm_outputs:
+            for name, count in ((output or {}).get("token_usage") or {}).items():
+                total[name] = total.get(name, 0) + count
+        return {"model_name": self.model_name, "token_usage": total}
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            call = self._prepare(messages, stop, dict(kwargs))
+            (future,) = submit_all([call])
+            try:
+                completion = future.result()
+            finally:
+                future.cancel()  # of use only when the wait was interrupted
+            return self._result(call, completion, self._form(call, kwargs))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            call = self._prepare(messages, stop, dict(kwargs))
+            completion = await acomplete(call)
+            return self._result(call, completion, self._form(call, kwargs))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        with langchain_errors():
+            call = self._prepare(messages, stop, {**kwargs, "n": 1})
+            reader = _StreamReader(call, self._form(call, kwargs), kwargs.get("stream_usage", self.stream_usage))
+            with call.runtime.submit_stream(call.request) as chunks:
+                for chunk in chunks:
+                    yield from reader.read(chunk)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        with langchain_errors():
+            call = self._prepare(messages, stop, {**kwargs, "n": 1})
+            reader = _StreamReader(call, self._form(call, kwargs), kwargs.get("stream_usage", self.stream_usage))
+            async with aclosing(call.runtime.submit_astream(call.request)) as chunks:
+                async for chunk in chunks:
+                    for piece in reader.read(chunk):
+                        yield piece
+
+    # -- tools and structure -----------------------------------------------------------------------------------
+
+    def bind_tools(
+        self,
+        tools: Sequence[ToolLike],
+        *,
+        tool_choice: dict[str, Any] | str | bool | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Let the model call `tools`: functions, LangChain tools, pydantic classes, TypedDicts or schemas.
+
+        tool_choice  "auto" (a call or text), "none", "any" or "required" (at least one call), or a tool's name.
+        strict       kept for swapping constructors: arguments follow their schema in any case.
+        """
+        with langchain_errors():
+            formatted = [_openai_tool(tool, strict) for tool in tools]
+            ToolChoice.read(tool_choice, tuple(map(Tool.from_openai, formatted)))
+        if tool_choice is not None:
+            kwargs["tool_choice"] = tool_choice
+        if parallel_tool_calls is not None:
+            kwargs["parallel_tool_calls"] = parallel_tool_calls
+        return self.bind(tools=formatted, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Schema,
+        *,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Answer with an object of `schema`: a pydantic class, a TypedDict or a JSON schema.
+
+        The grammar of the schema holds for every method, so the text always parses. "json_schema" and "json_mode"
+        write it as the answer, "function_calling" as the arguments of a forced call. With `include_raw` the result
+        is {"raw": message, "parsed": object or None, "parsing_error": error or None}.
+        """
+        with langchain_errors():
+            json_schema = _json_schema(schema)
+        form = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
+        pydantic = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
+        parser: BaseOutputParser[Any]
+        if method == "function_calling":
+            name = convert_to_openai_tool(schema)["function"]["name"]
+            llm = self.bind_tools(
+                [schema], tool_choice=name, parallel_tool_calls=False, ls_structured_output_format=form, **kwargs
+            )
+            if pydantic is not None:
+                parser = PydanticToolsParser(tools=[pydantic], first_tool_only=True)
+            else:
+                parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+        elif method in ("json_schema", "json_mode"):
+            response_format = {
+                "type": "json_schema",
+                "json_schema": {"name": json_schema["title"], "schema": json_schema},
+            }
+            llm = self.bind(response_format=response_format, ls_structured_output_format=form, **kwargs)
+            parser = PydanticOutputParser(pydantic_object=pydantic) if pydantic is not None else JsonOutputParser()
+        else:
+            raise ValueError(f"method is {method!r}; use 'json_schema', 'function_calling' or 'json_mode'")
+        return llm | (_raw_and_parsed(parser) if include_raw else parser)
+
+
+class _StreamReader:
+    """Turns the chunks of an answer into LangChain's: text, parts of tool calls, and a last one with the usage."""
+
+    def __init__(self, call: Call, form: ToolFormat | None, with_usage: bool) -> None:
+        self._call = call
+        self._stream = ToolStream(form) if form is not None else None
+        self._with_usage = with_usage
+
+    def read(self, chunk: Chunk) -> Iterator[ChatGenerationChunk]:
+        deltas = self._stream.push(chunk.text) if self._stream is not None else []
+        if chunk.finish_reason is not None and self._stream is not None:
+            deltas += self._stream.finish()
+        messages = [message_chunk(delta) for delta in deltas]
+        if self._stream is None and chunk.text:
+            messages.append(AIMessageChunk(content=chunk.text))
+        if chunk.logprobs is not None:
+            messages = messages or [AIMessageChunk(content="")]
+            messages[0].response_metadata = {"logprobs": logprobs_content(chunk.logprobs)}
+        for message in messages:
+            yield ChatGenerationChunk(message=message)
+        if chunk.finish_reason is not None:
+            yield ChatGenerationChunk(message=self._last(chunk))
+
+    def _last(self, chunk: Chunk) -> AIMessageChunk:
+        called = self._stream is not None and bool(self._stream.calls)
+        reason = "tool_calls" if called else chunk.finish_reason
+        usage = usage_metadata(chunk.usage) if chunk.usage is not None and self._with_usage else None
+        metadata = response_metadata(self._call.model_name, reason, None, chunk.usage)
+        return AIMessageChunk(content="", usage_metadata=usage, response_metadata=metadata, chunk_position="last")
+
+
+def _answer_schema(response_format: Any) -> Any:
+    """The JSON schema of the answer; None for free text."""
+    match response_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return schema
+        case type():
+            return convert_to_json_schema(response_format)
+        case {"title": _} | {"properties": _}:
+            return response_format
+    raise ConfigError(
+        f"response_format is {str(response_format)[:80]!r}; give {{'type': 'json_schema', 'json_schema': "
+        "{'name': ..., 'schema': ...}}}, {'type': 'json_object'}, or a pydantic class"
+    )
+
+
+def _openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
+    try:
+        return convert_to_openai_tool(tool, strict=strict)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{tool!r} is no tool: {error}; give a function, a LangChain tool, a pydantic class or a JSON schema"
+        ) from error
+
+
+def _json_schema(schema: Schema) -> dict[str, Any]:
+    if isinstance(schema, dict) and "title" not in schema and "name" not in schema and "function" not in schema:
+        schema = {"title": "Answer", **schema}
+    try:
+        return convert_to_json_schema(schema)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{schema!r} has no JSON schema: {error}; give a pydantic class, a TypedDict or a dict"
+        ) from error
+
+
+def _raw_and_parsed(parser: BaseOutputParser[Any]) -> Runnable[AIMessage, dict[str, Any]]:
+    """Parse beside the message, so that the model stays a step of its own and sees whole batches."""
+
+    def parse(message: AIMessage) -> dict[str, Any]:
+        try:
+            return {"raw": message, "parsed": parser.invoke(message), "parsing_error": None}
+        except Exception as error:  # whatever a validator of the user's class raises is for the user to see
+            return {"raw": message, "parsed": None, "parsing_error": error}
+
+    async def aparse(message: AIMessage) -> dict[str, Any]:
+        return parse(message)
+
+    return RunnableLambda(parse, aparse)

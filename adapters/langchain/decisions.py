@@ -1,0 +1,184 @@
+"""`GraftDecisionModel`: LangChain's decision models (langchain-core 1.8) as fork and select.
+
+The state is computed once. Each question is a fork of it, and each label's probability is that of the model writing
+it as the answer, exactly, normalised over the question's labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from pydantic import ConfigDict, Field, model_validator
+
+from graftlm.adapters.langchain.base import sort_keywords
+from graftlm.adapters.langchain.errors import langchain_errors
+from graftlm.adapters.langchain.messages import native_messages, usage_metadata
+from graftlm.core.chat.messages import Message
+from graftlm.core.errors import ConfigError
+from graftlm.core.program.select import Selection, check_choices, submit_select
+from graftlm.core.request import Usage
+from graftlm.core.runtime import Runtime, check_given
+
+try:
+    from langchain_core.decisions import (
+        BaseDecisionModel,
+        Box,
+        Choice,
+        ChoiceAnswer,
+        ClassifierResponse,
+        Noul,
+        NoulAnswer,
+        Score,
+        ScoreAnswer,
+    )
+except ImportError as error:
+    raise ImportError("GraftDecisionModel needs langchain-core 1.8 or newer: pip install -U langchain-core") from error
+
+
+class GraftDecisionModel(BaseDecisionModel):
+    """Typed answers with their probabilities: a label (Choice), yes or no (Noul), a level (Score).
+
+    The confidence of an answer is the probability of its likeliest label. Box questions, which locate things in an
+    image, raise.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    model: str = "sprout"
+    runtime: Any = Field(default=None, exclude=True, repr=False)
+    runtime_options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_keywords(cls, values: Any) -> Any:
+        return sort_keywords(cls, values)
+
+    @model_validator(mode="after")
+    def _name_the_model(self) -> GraftDecisionModel:
+        if self.runtime is not None:
+            check_given(self.runtime, self.runtime_options)
+            if "model" not in self.model_fields_set:
+                self.model = self.runtime.model_name
+        return self
+
+    @property
+    def _provider(self) -> str:
+        return "graftlm"
+
+    def runtime_for(self) -> Runtime:
+        """The runtime that answers: the one given, or the process-wide one for `model`."""
+        return self.runtime or Runtime.shared(self.model, **self.runtime_options)
+
+    def _classify(self, state: Any, questions: dict[str, Any]) -> Any:
+        with langchain_errors():
+            futures = self._submit(state, questions)
+            try:
+                return self._response(questions, [future.result() for future in futures])
+            finally:
+                for future in futures:
+                    future.cancel()  # of use only when one failed or the wait was interrupted
+
+    async def _aclassify(self, state: Any, questions: dict[str, Any]) -> Any:
+        with langchain_errors():
+            futures = self._submit(state, questions)
+            try:
+                done = await asyncio.gather(*map(asyncio.wrap_future, futures))
+            finally:
+                for future in futures:
+                    future.cancel()
+            return self._response(questions, list(done))
+
+    def _submit(self, state: Any, questions: Mapping[str, Any]) -> list[Future[Selection]]:
+        if not questions:
+            raise ConfigError("questions is empty; give at least one")
+        runtime = self.runtime_for()
+        conversation = _state_messages(state)
+        prompts = [[*conversation[:-1], _ask(conversation[-1], question)] for question in questions.values()]
+        labels = [check_choices(_labels(question), "exact") for question in questions.values()]
+        ids = [runtime.tokenizer.encode_prompt(prompt) for prompt in prompts]
+        return [submit_select(runtime, i, own, "exact") for i, own in zip(ids, labels, strict=True)]
+
+    def _response(self, questions: Mapping[str, Any], selections: Sequence[Selection]) -> Any:
+        answers = {
+            name: _answer(question, selection)
+            for (name, question), selection in zip(questions.items(), selections, strict=True)
+        }
+        usage = usage_metadata(sum((selection.usage for selection in selections), Usage()))
+        return ClassifierResponse(model=self.model, answers=answers, usage=usage)
+
+
+def _state_messages(state: Any) -> list[Message]:
+    """The state as a conversation; what is no message is one message of the user."""
+    if isinstance(state, BaseMessage):
+        return native_messages([state])
+    if isinstance(state, Sequence) and not isinstance(state, str) and state:
+        messages = [item for item in state if isinstance(item, BaseMessage)]
+        if len(messages) == len(state):
+            return native_messages(messages)
+    return [Message("user", _text(state))]
+
+
+def _ask(last: Message, question: Any) -> Message:
+    """The last message of the state with the question after it, so that all questions share what stands before."""
+    options = _options(question)
+    lines = [last.text, "", f"Question: {_text(question.instructions)}", "Answer with one of:"]
+    lines += [f"- {label}" + (f": {_text(told)}" if told is not None else "") for label, told in options.items()]
+    return Message("user", "\n".join(lines)) if last.role == "user" else Message("user", "\n".join(lines[2:]))
+
+
+def _options(question: Any) -> dict[str, Any]:
+    """The labels of a question, and what is said about each."""
+    match question:
+        case Choice():
+            return dict(question.criteria)
+        case Noul():
+            criteria = question.criteria
+            return {"yes": criteria and criteria.true, "no": criteria and criteria.false}
+        case Score():
+            return {str(level): told for level, told in enumerate(question.criteria)}
+        case Box():
+            raise ConfigError("a Box question locates things in an image, and this model reads text only; remove it")
+    raise ConfigError(f"{type(question).__name__} is no kind of question known here; use Choice, Noul or Score")
+
+
+def _labels(question: Any) -> list[str]:
+    return list(_options(question))
+
+
+def _answer(question: Any, selection: Selection) -> Any:
+    shares = [min(1.0, max(0.0, share)) for share in selection.probabilities]
+    match question:
+        case Choice():
+            probabilities = dict(zip(_labels(question), shares, strict=True))
+            return ChoiceAnswer(
+                type="choice", choice=selection.choice, probabilities=probabilities, confidence=max(shares)
+            )
+        case Noul():
+            return NoulAnswer(type="noul", noul=shares[0])
+        case _:
+            return ScoreAnswer(
+                type="score",
+                score=sum(level * share for level, share in enumerate(shares)),
+                legend=dict(enumerate(question.criteria)),
+                probabilities=dict(enumerate(shares)),
+                confidence=max(shares),
+            )
+
+
+def _text(value: Any) -> str:
+    """Text as is, everything else as JSON; messages inside by their role and content."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseMessage):
+        (message,) = native_messages([value])
+        return {"role": message.role, "content": message.text}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise ConfigError(f"the state holds a {type(value).__name__}; use text, numbers, lists, mappings and messages")

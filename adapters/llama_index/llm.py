@@ -1,0 +1,303 @@
+"""`GraftLLM`: a LlamaIndex LLM on a runtime in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from graftlm.adapters.llama_index.messages import (
+    ChatReader,
+    CompletionReader,
+    chat_response,
+    completion_response,
+    native_messages,
+)
+from graftlm.adapters.llama_index.structured import StructuredPrediction
+from graftlm.core import loop_batching
+from graftlm.core.chat.tool_grammar import tool_constraint
+from graftlm.core.chat.tools import Tool, ToolFormat
+from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
+from graftlm.core.errors import ConfigError
+from graftlm.core.request import Request
+from graftlm.core.runtime import Runtime, check_given
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+)
+from llama_index.core.bridge.pydantic import BaseModel, Field, model_validator
+from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.llm import ToolSelection
+
+if TYPE_CHECKING:
+    from llama_index.core.tools.types import BaseTool
+
+
+_SAMPLING = tuple(field.name for field in fields(SamplingParams))
+_ENGINE_OPTIONS = tuple(field.name for field in fields(EngineConfig) if field.name != "seed")
+
+
+class GraftLLM(StructuredPrediction):
+    """An LLM on GraftLM's runtime: all eight methods native, nothing bound to one event loop.
+
+    Constructing is cheap: weights load with the first call, and models of one name share one engine. Sampling
+    parameters may be given to the constructor, in `additional_kwargs` and to each call; unknown ones raise.
+
+    runtime          a running `graftlm.Runtime` to use; without it, the process-wide one for `model`.
+    context_window   None reads it from the model.
+    is_chat_model    None means yes if the tokenizer has a chat template.
+    """
+
+    model: str = Field(default="sprout", description="A Hugging Face id, a local folder, or 'sprout'.")
+    runtime: Any = Field(default=None, exclude=True, repr=False)
+    runtime_options: dict[str, Any] = Field(default_factory=dict, exclude=True)
+    temperature: float = Field(default=DEFAULT_TEMPERATURE, ge=0.0)
+    max_tokens: int | None = Field(default=DEFAULT_NUM_OUTPUTS, gt=0)
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    timeout: float | None = None
+    max_retries: int = Field(default=3, description="Kept for swapping constructors: nothing here needs a retry.")
+    api_base: str | None = None
+    api_key: str | None = Field(default=None, exclude=True, repr=False)
+    context_window: int | None = None
+    is_chat_model: bool | None = None
+    is_function_calling_model: bool = True
+    additional_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_keywords(cls, values: Any) -> Any:
+        """Move runtime options to where they belong; raise for a keyword that nothing here takes."""
+        if not isinstance(values, Mapping):
+            return values
+        known = {*cls.model_fields, "class_name"}
+        values, options = dict(values), dict(values.get("runtime_options") or {})
+        options.update(
+            {name: values.pop(name) for name in list(values) if name in _ENGINE_OPTIONS and name not in known}
+        )
+        reject_unknown(list(values), sorted(known | set(_ENGINE_OPTIONS)), f"{cls.__name__} parameter")
+        return {**values, "runtime_options": options}
+
+    @model_validator(mode="after")
+    def _check(self) -> GraftLLM:
+        if self.runtime is not None:
+            check_given(self.runtime, self.runtime_options)
+            if "model" not in self.model_fields_set:
+                self.model = self.runtime.model_name
+        self._sampling({})  # a value out of range raises here rather than at the first call
+        return self
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "GraftLLM"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        runtime = self.runtime_for()
+        return LLMMetadata(
+            context_window=self.context_window or runtime.max_model_len,
+            num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
+            is_chat_model=self._is_chat(runtime),
+            is_function_calling_model=self.is_function_calling_model,
+            model_name=self.model,
+        )
+
+    def runtime_for(self) -> Runtime:
+        """The runtime that answers: the one given, or the process-wide one for `model`."""
+        if self.runtime is not None:
+            return self.runtime  # type: ignore[no-any-return]
+        options = dict(self.runtime_options)
+        if self.api_base is not None:
+            options.update(base_url=self.api_base, api_key=self.api_key)
+        return Runtime.shared(self.model, **options)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The model's own token ids of `text`: as `Settings.tokenizer`, LlamaIndex packs prompts by them."""
+        return self.runtime_for().tokenizer.count_ids(text)
+
+    def _is_chat(self, runtime: Runtime) -> bool:
+        return runtime.tokenizer.has_chat_template if self.is_chat_model is None else self.is_chat_model
+
+    # -- from a call to a request ------------------------------------------------------------------------------
+
+    def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
+        options = {name: value for name in _SAMPLING if (value := getattr(self, name, None)) is not None}
+        options |= {"max_tokens": self.max_tokens, **self.additional_kwargs, **given}
+        if options.get("top_logprobs"):
+            options["logprobs"] = True
+        return SamplingParams.from_options(**{k: v for k, v in options.items() if v is not None or k == "max_tokens"})
+
+    def _chat_request(
+        self, messages: Sequence[ChatMessage], given: dict[str, Any]
+    ) -> tuple[Request, ToolFormat | None]:
+        """The request of a chat, and how to read the tool calls in its answer, if it has tools."""
+        runtime = self.runtime_for()
+        tools = tuple(map(Tool.from_openai, given.pop("tools", None) or ()))
+        choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
+        answer = _answer_schema(given.pop("response_format", None))
+        form = ToolFormat.learn(runtime.tokenizer)
+        given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer)
+        prompt: Any
+        if self.messages_to_prompt is not generic_messages_to_prompt or not self._is_chat(runtime):
+            assert self.messages_to_prompt is not None  # the base class puts its default
+            prompt, listed = self.messages_to_prompt(messages), None
+        else:
+            prompt, listed = form.prepare(native_messages(messages), tools)
+        return Request(prompt, self._sampling(given), tools=listed), form if tools else None
+
+    def _text_request(self, prompt: str, formatted: bool, given: dict[str, Any]) -> Request:
+        """The request of a completion: the prompt as is if it is formatted, else as one message of the user."""
+        assert self.completion_to_prompt is not None  # the base class puts its default
+        text = prompt if formatted else self.completion_to_prompt(prompt)
+        if formatted or text != prompt or not self._is_chat(self.runtime_for()):
+            return Request(text, self._sampling(given))
+        return self._chat_request([ChatMessage(role=MessageRole.USER, content=prompt)], given)[0]
+
+    # -- the eight methods -------------------------------------------------------------------------------------
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        request, form = self._chat_request(messages, kwargs)
+        return chat_response(self.model, _wait(self.runtime_for(), request), form)
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        request, form = self._chat_request(messages, kwargs)
+        return chat_response(self.model, await loop_batching.complete(self.runtime_for(), request), form)
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        request, form = self._chat_request(messages, kwargs)
+        reader = ChatReader(self.model, form)
+
+        def read() -> ChatResponseGen:
+            with self.runtime_for().submit_stream(request) as chunks:
+                for chunk in chunks:
+                    yield reader.read(chunk)
+
+        return read()
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        request, form = self._chat_request(messages, kwargs)
+        reader = ChatReader(self.model, form)
+
+        async def read() -> ChatResponseAsyncGen:
+            async with aclosing(self.runtime_for().submit_astream(request)) as chunks:
+                async for chunk in chunks:
+                    yield reader.read(chunk)
+
+        return read()
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        request = self._text_request(prompt, formatted, kwargs)
+        return completion_response(self.model, _wait(self.runtime_for(), request))
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        request = self._text_request(prompt, formatted, kwargs)
+        return completion_response(self.model, await loop_batching.complete(self.runtime_for(), request))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        request = self._text_request(prompt, formatted, kwargs)
+        reader = CompletionReader(self.model)
+
+        def read() -> CompletionResponseGen:
+            with self.runtime_for().submit_stream(request) as chunks:
+                for chunk in chunks:
+                    yield reader.read(chunk)
+
+        return read()
+
+    @llm_completion_callback()
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
+        request = self._text_request(prompt, formatted, kwargs)
+        reader = CompletionReader(self.model)
+
+        async def read() -> CompletionResponseAsyncGen:
+            async with aclosing(self.runtime_for().submit_astream(request)) as chunks:
+                async for chunk in chunks:
+                    yield reader.read(chunk)
+
+        return read()
+
+    # -- tools -------------------------------------------------------------------------------------------------
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        messages = list(chat_history or [])
+        if user_msg is not None:
+            message = ChatMessage(role=MessageRole.USER, content=user_msg) if isinstance(user_msg, str) else user_msg
+            messages.append(message)
+        prepared: dict[str, Any] = {"messages": messages, **kwargs}
+        if tools:
+            prepared["tools"] = [_openai_tool(tool) for tool in tools]
+            if prepared.get("tool_choice") is None:  # LlamaIndex's programs pass None beside tool_required=True
+                prepared["tool_choice"] = "required" if tool_required else "auto"
+            prepared.setdefault("parallel_tool_calls", allow_parallel_tool_calls)
+        return prepared
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls that an answer asks for."""
+        calls = native_messages([response.message])[0].tool_calls
+        if not calls and error_on_no_tool_call:
+            raise ValueError(f"expected at least one tool call, the model answered: {response.message.content!r}")
+        return [ToolSelection(tool_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in calls]
+
+
+def _wait(runtime: Runtime, request: Request) -> Any:
+    future = runtime.submit(request)
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # of use only when the wait was interrupted
+
+
+def _openai_tool(tool: Any) -> dict[str, Any]:
+    if not hasattr(tool, "metadata"):
+        raise ConfigError(f"{tool!r} is no tool; give a BaseTool, such as FunctionTool.from_defaults(a_function)")
+    described: dict[str, Any] = tool.metadata.to_openai_tool(skip_length_check=True)
+    return described
+
+
+def _answer_schema(response_format: Any) -> Any:
+    """The JSON schema of the answer; None for free text."""
+    match response_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": schema}}:
+            return schema
+        case type() if issubclass(response_format, BaseModel):
+            return response_format.model_json_schema()
+    raise ConfigError(
+        f"response_format is {str(response_format)[:80]!r}; give {{'type': 'json_schema', 'json_schema': "
+        "{'name': ..., 'schema': ...}}}, {'type': 'json_object'}, or a pydantic class"
+    )

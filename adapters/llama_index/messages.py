@@ -1,0 +1,215 @@
+"""LlamaIndex messages to native messages, and completions back to LlamaIndex responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
+from graftlm.core.chat.tools import ToolFormat, ToolStream, ToolText
+from graftlm.core.errors import ConfigError
+from graftlm.core.request import Chunk, Completion, TokenLogprob, Usage
+from llama_index.core.base.llms.types import (
+    CachePoint,
+    ChatMessage,
+    ChatResponse,
+    CitableBlock,
+    CitationBlock,
+    CompletionResponse,
+    ImageBlock,
+    LogProb,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    VideoBlock,
+)
+
+_ROLES = {
+    MessageRole.SYSTEM: "system",
+    MessageRole.DEVELOPER: "system",
+    MessageRole.USER: "user",
+    MessageRole.ASSISTANT: "assistant",
+    MessageRole.MODEL: "assistant",
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.TOOL: "tool",
+    MessageRole.FUNCTION: "tool",
+}
+
+
+def native_messages(messages: Iterable[ChatMessage]) -> list[Message]:
+    """Translate a conversation. Raises ConfigError, naming the message's index, for blocks no model here can read."""
+    return [_native(message, index) for index, message in enumerate(messages)]
+
+
+def _native(message: ChatMessage, index: int) -> Message:
+    if not isinstance(message, ChatMessage):
+        raise ConfigError(f"message {index} is a {type(message).__name__}; give a ChatMessage")
+    parts: list[ContentPart] = []
+    calls: list[ToolCall] = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock):
+            calls.append(ToolCall(block.tool_call_id or "", block.tool_name, _arguments(block.tool_kwargs, index)))
+        else:
+            parts.extend(_parts(block, index))
+    told = message.additional_kwargs
+    if not calls:
+        calls = [_legacy_call(call, index) for call in told.get("tool_calls") or ()]
+    text_only = all(isinstance(part, TextPart) for part in parts)
+    content = "\n".join(part.text for part in parts if isinstance(part, TextPart)) if text_only else tuple(parts)
+    return Message(_ROLES[message.role], content, tuple(calls), told.get("tool_call_id"), told.get("name"))
+
+
+def _parts(block: Any, index: int) -> list[ContentPart]:
+    match block:
+        case TextBlock():
+            return [TextPart(block.text)]
+        case ThinkingBlock() | CachePoint():
+            return []
+        case CitableBlock():
+            return [part for item in block.content for part in _parts(item, index)]
+        case CitationBlock():
+            return _parts(block.cited_content, index)
+        case ImageBlock():
+            return [ImagePart(block.image or block.path or str(block.url))]
+        case VideoBlock():
+            return [VideoPart(block.video or block.path or str(block.url))]
+    raise ConfigError(f"message {index} holds a {type(block).__name__}; this model reads text; remove the block")
+
+
+def _legacy_call(call: Any, index: int) -> ToolCall:
+    """A call in the form of OpenAI's API, as a dict or as an object of its client."""
+    if not isinstance(call, dict):
+        call = call.model_dump()
+    function = call.get("function", call)
+    return ToolCall(call.get("id") or "", function["name"], _arguments(function.get("arguments"), index))
+
+
+def _arguments(arguments: Any, index: int) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError as error:
+            raise ConfigError(f"message {index} calls a tool with arguments that are not JSON: {error}") from error
+    return dict(arguments or {})
+
+
+def raw_response(model_name: str, finish_reason: str | None, usage: Usage | None) -> dict[str, Any]:
+    """What LlamaIndex keeps as `raw`; its token counter reads `usage`."""
+    raw: dict[str, Any] = {"model": model_name, "finish_reason": finish_reason}
+    if usage is not None:
+        raw["usage"] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.total_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "completion_tokens_details": {"forced_tokens": usage.forced_tokens},
+        }
+    return raw
+
+
+def _counts(usage: Usage | None) -> dict[str, Any]:
+    if usage is None:
+        return {}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def log_probs(logprobs: Sequence[TokenLogprob] | None) -> list[list[LogProb]] | None:
+    """Per token: itself, then the likeliest alternatives that were asked for. Forced tokens have 0."""
+    if logprobs is None:
+        return None
+    return [
+        [_log_prob(item.token, item.logprob), *(_log_prob(text, logprob) for _, text, logprob in item.top)]
+        for item in logprobs
+    ]
+
+
+def _log_prob(token: str, logprob: float | None) -> LogProb:
+    return LogProb(token=token, logprob=logprob if logprob is not None else 0.0, bytes=list(token.encode()))
+
+
+def chat_message(text: ToolText) -> ChatMessage:
+    """The assistant's message; calls are blocks, and for older readers also in `additional_kwargs`."""
+    blocks: list[Any] = [TextBlock(text=text.content)] if text.content or not text.calls else []
+    blocks += [ToolCallBlock(tool_call_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in text.calls]
+    told: dict[str, Any] = {}
+    if text.calls:
+        told["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            }
+            for call in text.calls
+        ]
+    return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=told)
+
+
+def chat_response(model_name: str, completion: Completion, form: ToolFormat | None) -> ChatResponse:
+    text = form.parse(completion.text) if form is not None else ToolText(completion.text)
+    reason = "tool_calls" if text.calls else completion.finish_reason
+    return ChatResponse(
+        message=chat_message(text),
+        raw=raw_response(model_name, reason, completion.usage),
+        logprobs=log_probs(completion.logprobs),
+        additional_kwargs=_counts(completion.usage),
+    )
+
+
+def completion_response(model_name: str, completion: Completion) -> CompletionResponse:
+    return CompletionResponse(
+        text=completion.text,
+        raw=raw_response(model_name, completion.finish_reason, completion.usage),
+        logprobs=log_probs(completion.logprobs),
+        additional_kwargs=_counts(completion.usage),
+    )
+
+
+class ChatReader:
+    """Turns chunks into ChatResponses, each with all that was said so far and what is new in `delta`."""
+
+    def __init__(self, model_name: str, form: ToolFormat | None) -> None:
+        self._model_name = model_name
+        self._stream = ToolStream(form) if form is not None else None
+        self._content = ""
+
+    def read(self, chunk: Chunk) -> ChatResponse:
+        text = chunk.text
+        if self._stream is not None:
+            deltas = self._stream.push(text)
+            if chunk.finish_reason is not None:
+                deltas += self._stream.finish()
+            text = "".join(delta.text for delta in deltas if delta.index is None)
+        self._content += text
+        calls = tuple(self._stream.calls) if self._stream is not None else ()
+        reason = "tool_calls" if calls and chunk.finish_reason is not None else chunk.finish_reason
+        return ChatResponse(
+            message=chat_message(ToolText(self._content, calls)),
+            delta=text,
+            raw=raw_response(self._model_name, reason, chunk.usage),
+            logprobs=log_probs(chunk.logprobs),
+            additional_kwargs=_counts(chunk.usage),
+        )
+
+
+class CompletionReader:
+    """Turns chunks into CompletionResponses, as ChatReader does."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._text = ""
+
+    def read(self, chunk: Chunk) -> CompletionResponse:
+        self._text += chunk.text
+        return CompletionResponse(
+            text=self._text,
+            delta=chunk.text,
+            raw=raw_response(self._model_name, chunk.finish_reason, chunk.usage),
+            logprobs=log_probs(chunk.logprobs),
+            additional_kwargs=_counts(chunk.usage),
+        )
