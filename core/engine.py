@@ -14,13 +14,14 @@ from graftlm.core.kv.prefix_cache import PrefixCache
 from graftlm.core.kv.radix import Node
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.model.lease import Claim
-from graftlm.core.request import Completion, Request, Sequence, SequenceGroup
+from graftlm.core.request import Completion, Request
 from graftlm.core.sampling.step_sampler import Draws, Outcome, StepSampler, is_constrained
 from graftlm.core.scheduling.admission import Limits
 from graftlm.core.scheduling.output_writer import Writer
 from graftlm.core.scheduling.request_tracker import OpenRequests
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
 from graftlm.core.scheduling.speculation import Check, Drafter
+from graftlm.core.sequence import Sequence, SequenceGroup
 from graftlm.core.step_plan import StepPlan, build_plan
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.loaded_model import LoadedModel
     from graftlm.core.model.qualify import AttentionFactory
     from graftlm.core.sampling.device_sampler import DeviceSampler
     from graftlm.kernels.attention import Attention
@@ -79,7 +79,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
         budget = step_tokens(config.max_step_tokens, loaded.device)
         return RunnerSpec(serial, num_slots, *sizes, budget, str(kv), lane=serial, close=loaded.release)
-    from graftlm.core.model.load import PagedRunner
+    from graftlm.core.execution.paged import PagedRunner
     from graftlm.core.sampling.device_sampler import DeviceSampler
 
     scales = kv_scales(loaded) if kv.dtype is FP8 else None

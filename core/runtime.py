@@ -22,7 +22,8 @@ from graftlm.core.engine_thread import EngineThread
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
 from graftlm.core.model.source import ModelSource
-from graftlm.core.request import Chunk, Completion, Listener, Request, Score, SequenceGroup
+from graftlm.core.request import Chunk, Completion, Listener, Request, Score
+from graftlm.core.sequence import SequenceGroup
 from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from graftlm.core.kv.pages import Extent, clip_range, coalesce
-from graftlm.core.request import Sequence
+from graftlm.core.sequence import Sequence
 
 if TYPE_CHECKING:
     import torch

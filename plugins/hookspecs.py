@@ -65,7 +65,7 @@ def graftlm_register_attention(register: Register) -> None:
 def graftlm_register_models(register: Register) -> None:
     """Offer model loaders, chosen by `Runtime(loader=...)`.
 
-    factory(model, config, tokenizer) -> graftlm.core.model.load.LoadedModel
+    factory(model, config, tokenizer) -> graftlm.core.loaded_model.LoadedModel
     """
 
 

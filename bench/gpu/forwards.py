@@ -149,7 +149,8 @@ def plan_of(step: Step, first: int, vocab_size: int) -> Any:
     Of a decode row eight ninths, its prompt, lie in one range of slots, and what was written since in another.
     """
     from graftlm.core.kv.pages import Extent
-    from graftlm.core.request import Request, Sequence as TokenSequence
+    from graftlm.core.request import Request
+    from graftlm.core.sequence import Sequence as TokenSequence
     from graftlm.core.step_plan import ScheduledRow, build_plan
 
     generator = np.random.default_rng(step.rows)

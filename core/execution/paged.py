@@ -22,7 +22,7 @@ from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
-    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.loaded_model import LoadedModel
     from graftlm.core.step_plan import StepPlan
     from graftlm.kernels.attention import Attention
 

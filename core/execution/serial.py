@@ -24,8 +24,8 @@ from graftlm.core.execution.paged import accepts_logits_to_keep
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from graftlm.core.model.load import LoadedModel
-    from graftlm.core.request import Sequence
+    from graftlm.core.loaded_model import LoadedModel
+    from graftlm.core.sequence import Sequence
     from graftlm.core.step_plan import StepPlan
 
 CacheName = Literal["past_key_values", "cache_params", "state"]

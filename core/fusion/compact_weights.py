@@ -28,7 +28,7 @@ from graftlm.kernels.bits12.weight_codec import CompactWeight
 from graftlm.kernels.gpu.elementwise import silu_mul
 
 if TYPE_CHECKING:
-    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.loaded_model import LoadedModel
 
 LARGEST_SHARE = 1 / 5
 """Of the memory that the weights leave free, which is KV's otherwise, if nobody says whether to have them."""

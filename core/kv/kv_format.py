@@ -16,7 +16,7 @@ from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore
 
 if TYPE_CHECKING:
-    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.loaded_model import LoadedModel
 
 FP8 = torch.float8_e4m3fn
 

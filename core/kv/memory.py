@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.loaded_model import LoadedModel
 
 GPU_SHARE = 0.85  # of what the weights leave free; the rest is for the tensors of a step and its graphs
 CPU_SHARE = 0.25  # others use a computer's memory too

@@ -10,7 +10,7 @@ from graftlm.core.config import CacheConfig
 from graftlm.core.kv.pages import Extent, PagePool, clip_range
 from graftlm.core.kv.radix import Node, Peek, RadixTree, eviction_key
 from graftlm.core.metrics import PrefixMiss
-from graftlm.core.request import Sequence
+from graftlm.core.sequence import Sequence
 
 GROWTH = 64  # slots taken at once for tokens to come
 MISS_TOKENS = 24  # how much of a missed prefix is kept for the report

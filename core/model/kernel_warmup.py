@@ -28,7 +28,7 @@ from graftlm.kernels.jit.compile_server import CompileServer
 from graftlm.kernels.jit.precompile import Compiling, compile_meanwhile
 
 if TYPE_CHECKING:
-    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.loaded_model import LoadedModel
 
 MAX_KINDS = 4
 """Layers of the copy at most, whose packed weights it holds beside those of the model."""

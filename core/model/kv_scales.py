@@ -13,7 +13,7 @@ from graftlm.core.kv.kv_format import FP8
 from graftlm.kernels.cpu.attention import attend
 
 if TYPE_CHECKING:
-    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.loaded_model import LoadedModel
 
 SAMPLE = 512  # random tokens whose keys and values are looked at
 MARGIN = 2.0  # how much larger others may be; beyond it they are cut off

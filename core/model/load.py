@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,79 +13,22 @@ from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
-from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.fusion.cpu_layers import fuse_cpu
 from graftlm.core.fusion.linears import Fusions, fuse
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.kv.kv_format import may_be_compact
 from graftlm.core.kv.memory import check_weights_fit, give_back
+from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.kernel_warmup import rehearse
 from graftlm.core.model.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
 from graftlm.core.text.tokenizer import Tokenizer
-from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.cpu.attention import TorchAttention
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.jit.compile_server import CompileServer
-from graftlm.kernels.kv_store import KVStore, LayerKV
 
-__all__ = ["KVStore", "LayerKV", "LoadedModel", "PagedRunner", "load_model"]
-
-Lane = Literal["paged", "serial"]
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _UNLIMITED = 32_768
 """Context in tokens of a model that names none, such as a recurrent one."""
-
-
-@dataclass(eq=False)
-class LoadedModel:
-    """A model on its device, and everything about it that the runtime must know.
-
-    kv_layout        K and V of one token in each attention layer; empty in the serial lane
-    bytes_per_token  of KV; an estimate in the serial lane
-    vocab_size       of the logits, which may be more than the tokenizer knows
-    eos_token_ids    every id that ends an answer
-    lane             "paged": ragged batches over the KV store; "serial": one sequence at a time over the model's
-                     own cache, because of `lane_reason`
-    kv_reason        why KV is not kept in 12 bits although the model and the card could: what the comparison found
-    rehearsed        whether what its steps launch was compiled before anything was (rehearsal.py)
-    """
-
-    model: nn.Module
-    hf_config: Any
-    tokenizer: Tokenizer
-    device: torch.device
-    dtype: torch.dtype
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    name: str
-    layers: tuple[LayerSpec, ...] = ()
-    layer_of: dict[nn.Module, int] = field(default_factory=dict, repr=False)
-    lane: Lane = "serial"
-    lane_reason: str | None = None
-    kv_reason: str | None = None
-    fusions: Fusions = field(default_factory=Fusions, repr=False)
-    rehearsed: bool = False
-
-    def release(self) -> None:
-        """Give the model back as it came: its own modules, its weights in their plain layout."""
-        self.fusions.undo()
-
-    @property
-    def text_config(self) -> Any:
-        return text_config(self.hf_config)
-
-    @property
-    def kv_layout(self) -> tuple[LayerKV, ...]:
-        return tuple(LayerKV(s.num_kv_heads, s.k_dim, s.v_dim) for s in self.layers)
-
-    @property
-    def bytes_per_token(self) -> int:
-        if self.layers:
-            return sum(layer.num_bytes(self.dtype) for layer in self.kv_layout)
-        config = self.text_config
-        width = getattr(config, "hidden_size", 1024)
-        return int(getattr(config, "num_hidden_layers", 1)) * 2 * int(width) * self.dtype.itemsize
 
 
 def load_model(
@@ -249,12 +191,6 @@ def _why_not_paged(
     if plain_reason is None:
         loaded.kv_reason = reason
     return plain_reason
-
-
-def text_config(config: Any) -> Any:
-    """The part of a configuration that describes the decoder."""
-    get = getattr(config, "get_text_config", None)
-    return get(decoder=True) if get is not None else config
 
 
 def choose_device(name: str) -> torch.device:

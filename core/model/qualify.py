@@ -19,7 +19,8 @@ from torch import nn
 from graftlm.core.errors import ModelError
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, PagedRunner
 from graftlm.core.kv.pages import Extent, coalesce
-from graftlm.core.request import Request, Sequence
+from graftlm.core.request import Request
+from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
 from graftlm.kernels.cpu.attention import attend
@@ -28,7 +29,7 @@ from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.kv_store import KVStore, LayerKV
 
 if TYPE_CHECKING:
-    from graftlm.core.model.load import LoadedModel
+    from graftlm.core.loaded_model import LoadedModel
 
 LENGTHS = (21, 13)
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 6e-2, torch.float16: 1e-2}

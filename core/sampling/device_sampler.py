@@ -18,7 +18,7 @@ from graftlm.kernels.transfer import Arriving, send
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from graftlm.core.request import Sequence
+    from graftlm.core.sequence import Sequence
 
     Masks = dict[int, NDArray[np.int32]]
 

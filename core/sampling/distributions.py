@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from graftlm.core.config import SamplingParams
-    from graftlm.core.request import Sequence
+    from graftlm.core.sequence import Sequence
 
 NUCLEUS_WIDTHS = (64, 1024)
 """How many of the likeliest tokens a top-p row looks at before it sorts the whole vocabulary."""

@@ -15,7 +15,7 @@ from graftlm.core.sampling.distributions import Needs, draw, drawing
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from graftlm.core.request import Sequence
+    from graftlm.core.sequence import Sequence
 
 FEW_WORDS = 256
 """A mask with at most this many non-zero words is sampled over its allowed ids alone."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from graftlm.core.errors import GraftError
-from graftlm.core.request import Sequence
 from graftlm.core.sampling.sampler import Sampled, Sampler, SampleRow, score_logprobs
+from graftlm.core.sequence import Sequence
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 from graftlm.core.errors import ConfigError, RequestTooLong
-from graftlm.core.request import Sequence
+from graftlm.core.sequence import Sequence
 
 
 class Limits(NamedTuple):

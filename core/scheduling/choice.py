@@ -9,8 +9,9 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from graftlm.core.request import Request, Sequence
+from graftlm.core.request import Request
 from graftlm.core.sampling.sampler import Sampled
+from graftlm.core.sequence import Sequence
 
 
 class Chooser(Protocol):

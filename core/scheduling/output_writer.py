@@ -6,8 +6,9 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import ConfigError, EngineError
-from graftlm.core.request import Chunk, Completion, FinishReason, Sequence, TokenLogprob, Usage
+from graftlm.core.request import Chunk, Completion, FinishReason, TokenLogprob, Usage
 from graftlm.core.scheduling.stop_strings import StopMatcher
+from graftlm.core.sequence import Sequence
 
 if TYPE_CHECKING:
     from graftlm.core.sampling.sampler import Sampled

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import EngineError, GraftError, RequestCancelled, RequestTimeout
-from graftlm.core.request import Completion, Request, Sequence, SequenceGroup
+from graftlm.core.request import Completion, Request
 from graftlm.core.scheduling.admission import Limits, admit
 from graftlm.core.scheduling.choice import Choice
+from graftlm.core.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
     from graftlm.core.metrics import Counters

@@ -14,7 +14,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import GraftError, RequestTooLong
 from graftlm.core.kv.prefix_cache import GROWTH, PrefixCache
 from graftlm.core.kv.radix import Node, Peek
-from graftlm.core.request import Sequence
+from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import ScheduledRow
 
 WINDOW = 256  # waiting sequences looked at in one step

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from graftlm.core.request import Sequence
+    from graftlm.core.sequence import Sequence
 
 MAX_NEW = 8
 """Most tokens of a row with drafts in it, and of its neighbours: a step that reads a prompt is another matter."""

@@ -11,16 +11,20 @@ import torch
 from transformers import PreTrainedModel
 
 from graftlm.core.config import EngineConfig
+from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.fusion import gpu_layers
 from graftlm.core.fusion.gpu_layers import FusedLayer
 from graftlm.core.fusion.gpu_modules import PackedProjections, fuse_gpu
 from graftlm.core.kv.pages import Extent
-from graftlm.core.model.load import KVStore, LoadedModel, PagedRunner, load_model
+from graftlm.core.loaded_model import LoadedModel
+from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import batch_dependence
-from graftlm.core.request import Request, Sequence
+from graftlm.core.request import Request
+from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels.gpu.attention import TritonAttention
 from graftlm.kernels.hopper.halved_product import product_halves
+from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -10,7 +10,8 @@ import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.serial import LaneState, SerialRunner, SnapshotStore
-from graftlm.core.model.load import LoadedModel, load_model
+from graftlm.core.loaded_model import LoadedModel
+from graftlm.core.model.load import load_model
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 from tests.stepping import sequence_of, serial_greedy
 

@@ -9,7 +9,8 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.fusion.cpu_layers import FusedCpuLayer
 from graftlm.core.kv.pages import Extent
-from graftlm.core.model.load import LoadedModel, load_model
+from graftlm.core.loaded_model import LoadedModel
+from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import _plan
 from graftlm.kernels.cpu.attention import TorchAttention
 from graftlm.kernels.cpu.decoder_layer import MAX_ROWS, RowLayer

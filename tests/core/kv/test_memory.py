@@ -13,7 +13,8 @@ import torch
 from graftlm.core.config import CacheConfig, EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.kv import memory
-from graftlm.core.model.load import LoadedModel, load_model
+from graftlm.core.loaded_model import LoadedModel
+from graftlm.core.model.load import load_model
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, tiny_model
 

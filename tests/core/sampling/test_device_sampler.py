@@ -12,9 +12,10 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import EngineError
-from graftlm.core.request import Request, Sequence
+from graftlm.core.request import Request
 from graftlm.core.sampling.device_sampler import DeviceSampler
 from graftlm.core.sampling.sampler import Sampler, SampleRow
+from graftlm.core.sequence import Sequence
 
 VOCAB = 97
 CPU = torch.device("cpu")

@@ -12,8 +12,9 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, EngineError
-from graftlm.core.request import Request, Sequence
+from graftlm.core.request import Request
 from graftlm.core.sampling.sampler import Sampled, Sampler, SampleRow, score_logprobs, unpack_masks
+from graftlm.core.sequence import Sequence
 
 EOS = 3
 SAMPLER = Sampler(4, [EOS])

@@ -5,8 +5,9 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
 from graftlm.core.kv.prefix_cache import PrefixCache
-from graftlm.core.request import Request, Sequence, SequenceGroup
+from graftlm.core.request import Request
 from graftlm.core.scheduling.scheduler import Scheduler
+from graftlm.core.sequence import Sequence, SequenceGroup
 from graftlm.core.step_plan import ScheduledRow
 from graftlm.core.stream import StreamListener
 

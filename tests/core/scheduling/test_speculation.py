@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.metrics import Stats
-from graftlm.core.request import Chunk, Completion, Request, SequenceGroup
+from graftlm.core.request import Chunk, Completion, Request
 from graftlm.core.runtime import Runtime
 from graftlm.core.scheduling.speculation import MAX_NEW, Drafter, Odds
 from graftlm.core.scheduling.step_times import StepTimes
+from graftlm.core.sequence import SequenceGroup
 from graftlm.core.step_plan import ScheduledRow
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 from tests.stepping import sequence_of

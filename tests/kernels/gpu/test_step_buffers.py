@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from graftlm.core.kv.pages import Extent
-from graftlm.core.request import Request, Sequence
+from graftlm.core.request import Request
+from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import ScheduledRow, StepPlan, build_plan
 from graftlm.kernels.gpu.step_buffers import DeviceStep
 

@@ -1,0 +1,74 @@
+"""LoadedModel: a model on its device, and everything about it that the runtime must know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from graftlm.core.fusion.linears import Fusions
+from graftlm.core.text.tokenizer import Tokenizer
+from graftlm.kernels.attention import LayerSpec
+from graftlm.kernels.kv_store import LayerKV
+
+Lane = Literal["paged", "serial"]
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A model on its device, and everything about it that the runtime must know.
+
+    kv_layout        K and V of one token in each attention layer; empty in the serial lane
+    bytes_per_token  of KV; an estimate in the serial lane
+    vocab_size       of the logits, which may be more than the tokenizer knows
+    eos_token_ids    every id that ends an answer
+    lane             "paged": ragged batches over the KV store; "serial": one sequence at a time over the model's
+                     own cache, because of `lane_reason`
+    kv_reason        why KV is not kept in 12 bits although the model and the card could: what the comparison found
+    rehearsed        whether what its steps launch was compiled before anything was (rehearsal.py)
+    """
+
+    model: nn.Module
+    hf_config: Any
+    tokenizer: Tokenizer
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    name: str
+    layers: tuple[LayerSpec, ...] = ()
+    layer_of: dict[nn.Module, int] = field(default_factory=dict, repr=False)
+    lane: Lane = "serial"
+    lane_reason: str | None = None
+    kv_reason: str | None = None
+    fusions: Fusions = field(default_factory=Fusions, repr=False)
+    rehearsed: bool = False
+
+    def release(self) -> None:
+        """Give the model back as it came: its own modules, its weights in their plain layout."""
+        self.fusions.undo()
+
+    @property
+    def text_config(self) -> Any:
+        return text_config(self.hf_config)
+
+    @property
+    def kv_layout(self) -> tuple[LayerKV, ...]:
+        return tuple(LayerKV(s.num_kv_heads, s.k_dim, s.v_dim) for s in self.layers)
+
+    @property
+    def bytes_per_token(self) -> int:
+        if self.layers:
+            return sum(layer.num_bytes(self.dtype) for layer in self.kv_layout)
+        config = self.text_config
+        width = getattr(config, "hidden_size", 1024)
+        return int(getattr(config, "num_hidden_layers", 1)) * 2 * int(width) * self.dtype.itemsize
+
+
+def text_config(config: Any) -> Any:
+    """The part of a configuration that describes the decoder."""
+    get = getattr(config, "get_text_config", None)
+    return get(decoder=True) if get is not None else config
