@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,10 +11,9 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import EngineError, GraftError
 from graftlm.core.kv.memory import give_back
 from graftlm.core.kv.prefix_cache import PrefixCache
-from graftlm.core.kv.radix import Node
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.model.lease import Claim
-from graftlm.core.request import Completion, Request
+from graftlm.core.request import Completion, Request, Submission
 from graftlm.core.sampling.step_sampler import Draws, Outcome, StepSampler, is_constrained
 from graftlm.core.scheduling.admission import Limits
 from graftlm.core.scheduling.output_writer import Writer
@@ -32,18 +31,22 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """What a Runtime drives. All calls come from one thread."""
+    """What a Runtime drives: it answers requests, in this process or elsewhere. All calls come from one thread.
+
+    add    takes the requests of one hand-over, so that their prompts can be ordered together
+    unpin  takes `Completion.pin`
+    """
 
     @property
     def idle(self) -> bool: ...
-    def add(self, group: SequenceGroup) -> None: ...
+    def add(self, submissions: Seq[Submission]) -> None: ...
     def step(self) -> bool: ...
     def cancel(self, request_id: int) -> None: ...
     def fail_all(self, error: BaseException) -> None: ...
     def stats(self) -> Stats: ...
     def reset_stats(self) -> None: ...
     def clear_cache(self) -> None: ...
-    def unpin(self, node: Node) -> None: ...
+    def unpin(self, pin: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -126,9 +129,10 @@ class LocalEngine:
     def idle(self) -> bool:
         return self.scheduler.idle and self._flight is None
 
-    def add(self, group: SequenceGroup) -> None:
-        """Queue a request; one that can never run is refused to its listener."""
-        self.requests.add(group)
+    def add(self, submissions: Seq[Submission]) -> None:
+        """Queue requests; one that can never run is refused to its listener."""
+        for submission in submissions:
+            self.requests.add(SequenceGroup.of(submission))
 
     def step(self) -> bool:
         """Run one step; False if nothing could run."""
@@ -176,9 +180,9 @@ class LocalEngine:
         if self.drafter is not None:
             self.drafter.forget()
 
-    def unpin(self, node: Node) -> None:
+    def unpin(self, pin: int) -> None:
         """Let a pinned prefix be evicted again."""
-        self.cache.tree.unlock(node)
+        self.cache.unpin(pin)
 
     def close(self) -> None:
         """Leave the model as it was before it was loaded here."""

@@ -6,7 +6,7 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from graftlm.core.metrics import Stats
 
 if TYPE_CHECKING:
     from graftlm.core.engine import Engine
-    from graftlm.core.kv.radix import Node
+    from graftlm.core.request import Submission
 
 Task = Callable[["Engine"], object]
 BuildEngine = Callable[[Callable[[], None]], "Engine"]
@@ -178,8 +178,9 @@ class _EndedEngine:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    def add(self, group: Any) -> None:
-        group.listener.on_error(self._error)
+    def add(self, submissions: Sequence[Submission]) -> None:
+        for submission in submissions:
+            submission.listener.on_error(self._error)
 
     def step(self) -> bool:
         return False
@@ -199,7 +200,7 @@ class _EndedEngine:
     def clear_cache(self) -> None:
         """Nothing is cached."""
 
-    def unpin(self, node: Node) -> None:
+    def unpin(self, pin: int) -> None:
         """Nothing is pinned."""
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -12,7 +13,9 @@ import numpy as np
 from graftlm.core.config import SamplingParams
 
 if TYPE_CHECKING:
-    from graftlm.core.kv.radix import Node
+    from concurrent.futures import Future
+
+    from graftlm.core.grammar.compile import Grammar
     from graftlm.core.metrics import PrefixMiss
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
@@ -72,7 +75,8 @@ class Completion:
     """Where the prompt left the cache; `Runtime.explain` reads it."""
     logits: np.ndarray | None = field(default=None, repr=False, compare=False)
     """float32 [vocab_size] after the last prompt token, for a request that wants them."""
-    pinned: Node | None = field(default=None, repr=False)
+    pin: int | None = field(default=None, repr=False)
+    """What `Engine.unpin` takes, for a request whose prefix stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class Request:
     on_chunk   is given each chunk of a request with `stream` that is submitted for a future; on the engine's thread,
                must not block.
     want_logits  return the logits after the prompt instead of generating.
-    pin        keep the prompt's KV from eviction afterwards; the completion holds the node to unlock.
+    pin        keep the prompt's KV from eviction afterwards, until `Engine.unpin(completion.pin)`.
     """
 
     prompt: Any
@@ -129,3 +133,19 @@ class Request:
     pin: bool = False
     tools: list[dict[str, Any]] | None = None
     id: int = field(default_factory=lambda: next(_request_ids))
+
+
+@dataclass(eq=False)
+class Submission:
+    """A request on its way into an engine, with what the caller's thread has made of it.
+
+    prompt_ids  int32 [num_prompt_tokens], without score_ids; None for an engine that takes prompts as they are given.
+    grammar     the compiled constraint, or the compilation under way; None for free text, and for an engine that
+                takes constraints as they are given.
+    """
+
+    request: Request
+    listener: Listener
+    prompt_ids: np.ndarray | None = None
+    grammar: Future[Grammar] | None = None
+    arrived_s: float = field(default_factory=time.monotonic)

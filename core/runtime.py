@@ -22,13 +22,10 @@ from graftlm.core.engine_thread import EngineThread
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
 from graftlm.core.model.source import ModelSource
-from graftlm.core.request import Chunk, Completion, Listener, Request, Score
-from graftlm.core.sequence import SequenceGroup
+from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission
 from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
 
 if TYPE_CHECKING:
-    from graftlm.core.engine import Engine
-    from graftlm.core.kv.radix import Node
     from graftlm.core.program.select import Selection
     from graftlm.core.text.tokenizer import Tokenizer
 
@@ -210,7 +207,7 @@ class Runtime:
         if isinstance(prefix, list | tuple) and prefix and not isinstance(prefix[0], int):
             prefix = self.tokenizer.render(prefix, add_generation_prompt=False)
         (done,) = self._wait([self.submit(Request(prefix, want_logits=True, pin=True))])
-        return Pin(self, done.pinned, done.usage.prompt_tokens)
+        return Pin(self, done.pin, done.usage.prompt_tokens)
 
     def explain(self, completion: Completion) -> CacheReport:
         """Say how much of a request's prompt was cached, and where and why it left the cache."""
@@ -255,40 +252,26 @@ class Runtime:
         A request that cannot be encoded fails alone, through its own future.
         """
         self._check_open()
-        groups: list[SequenceGroup] = []
-        futures: list[Future[Completion]] = []
-        arrived_s = time.monotonic()
-        for request in requests:
-            future: Future[Completion] = Future()
-            futures.append(future)
-            try:
-                groups.append(self._group(request, FutureListener(future, request.on_chunk), arrived_s))
-            except GraftError as error:
+        futures: list[Future[Completion]] = [Future() for _ in requests]
+        listeners = [FutureListener(f, _checked(r).on_chunk) for f, r in zip(futures, requests, strict=True)]
+        for future, error in zip(futures, self._hand_over(requests, listeners), strict=True):
+            if error is not None:
                 future.set_exception(error)
-                continue
-            future.add_done_callback(partial(_cancel_with, weakref.ref(self), request.id))
-
-        def add_all(engine: Engine) -> None:
-            for group in groups:
-                engine.add(group)
-
-        self._thread.post(add_all)
+        for future, request in zip(futures, requests, strict=True):
+            if not future.done():
+                future.add_done_callback(partial(_cancel_with, weakref.ref(self), request.id))
         return futures
 
     def submit_stream(self, request: Request) -> ChunkStream:
         """Queue a request and iterate over its chunks from this thread."""
-        self._check_open()
         listener = StreamListener()
-        group = self._group(replace_stream(request), listener, time.monotonic())
-        self._thread.post(lambda engine: engine.add(group))
+        self._hand_over_stream(request, listener)
         return ChunkStream(listener, partial(self._cancel, request.id))
 
     async def submit_astream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Queue a request and iterate over its chunks on the running event loop."""
-        self._check_open()
         listener = StreamListener(asyncio.get_running_loop())
-        group = self._group(replace_stream(request), listener, time.monotonic())
-        self._thread.post(lambda engine: engine.add(group))
+        self._hand_over_stream(request, listener)
         try:
             async for chunk in listener.chunks():
                 yield chunk
@@ -296,17 +279,24 @@ class Runtime:
             if not listener.ended:
                 self._cancel(request.id)
 
-    def _group(self, request: Request, listener: Listener, arrived_s: float) -> SequenceGroup:
-        if not isinstance(request, Request):
-            raise ConfigError(f"submit takes a Request, not {type(request).__name__}; build gl.Request(prompt, ...)")
-        group = SequenceGroup.of(request, listener, self.tokenizer.encode_prompt(request.prompt, request.tools))
-        (sequence,) = group.sequences
-        sequence.arrived_s = arrived_s
-        if request.sampling.constrained:
-            from graftlm.core.constraint import compile_constraint
+    def _hand_over_stream(self, request: Request, listener: Listener) -> None:
+        self._check_open()
+        (error,) = self._hand_over([replace_stream(_checked(request))], [listener])
+        if error is not None:
+            raise error
 
-            sequence.grammar = compile_constraint(request.sampling, self.tokenizer)
-        return group
+    def _hand_over(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[GraftError | None]:
+        """Give the engine what can be prepared, all at once. -> for each request why it could not be"""
+        arrived_s = time.monotonic()
+        prepared = self._source.prepare(requests)
+        submissions = [
+            Submission(request, listener, *inputs, arrived_s)
+            for request, listener, inputs in zip(requests, listeners, prepared, strict=True)
+            if not isinstance(inputs, GraftError)
+        ]
+        if submissions:
+            self._thread.post(lambda engine: engine.add(submissions))
+        return [inputs if isinstance(inputs, GraftError) else None for inputs in prepared]
 
     def _wait(self, futures: list[Future[Completion]]) -> list[Completion]:
         try:
@@ -368,21 +358,28 @@ def _refuse_endpoints(base_url: str | None, api_key: str | None) -> None:
 class Pin:
     """A warmed prefix of `num_tokens` tokens; evictable again after `unpin()`."""
 
-    def __init__(self, runtime: Runtime, node: Node | None, num_tokens: int) -> None:
+    def __init__(self, runtime: Runtime, pin: int | None, num_tokens: int) -> None:
         self._runtime = runtime
-        self._node = node
+        self._pin = pin
         self.num_tokens = num_tokens
 
     def unpin(self) -> None:
-        node, self._node = self._node, None
-        if node is not None and not self._runtime.closed:
-            self._runtime._thread.call(lambda engine: engine.unpin(node))
+        pin, self._pin = self._pin, None
+        if pin is not None and not self._runtime.closed:
+            self._runtime._thread.call(lambda engine: engine.unpin(pin))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.unpin()
+
+
+def _checked(request: Request) -> Request:
+    """ConfigError for what is no Request."""
+    if not isinstance(request, Request):
+        raise ConfigError(f"submit takes a Request, not {type(request).__name__}; build gl.Request(prompt, ...)")
+    return request
 
 
 def replace_stream(request: Request) -> Request:

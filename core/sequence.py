@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from graftlm.core.request import Completion, FinishReason, Listener, Request, TokenLogprob, Usage
+from graftlm.core.request import Completion, FinishReason, Listener, Request, Submission, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -77,7 +77,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stopped_by: str | int | None = None
     logits: np.ndarray | None = None
-    pinned: Node | None = field(default=None, repr=False)
+    pin: int | None = None
     holding: Any = field(default=None, repr=False)
     """Where its KV lies, as the plan last laid it out (`graftlm.core.step_plan.Holding`)."""
     choice: Choice | None = None
@@ -169,13 +169,14 @@ class SequenceGroup:
     done: bool = False
 
     @classmethod
-    def of(cls, request: Request, listener: Listener, prompt_ids: np.ndarray) -> SequenceGroup:
-        """A request on its way into an engine. prompt_ids int32 [num_prompt_tokens], without score_ids."""
-        ids = prompt_ids
+    def of(cls, submission: Submission) -> SequenceGroup:
+        """One sequence over the prompt, followed by all but the last of the tokens to score."""
+        request, ids = submission.request, submission.prompt_ids
+        assert ids is not None, "a local engine takes token ids"
         if request.score_ids is not None and len(request.score_ids) > 1:
-            ids = np.concatenate([prompt_ids, np.asarray(request.score_ids[:-1], np.int32)])
-        sequence = Sequence(request, ids)
-        group = cls(request, listener, [sequence])
+            ids = np.concatenate([ids, np.asarray(request.score_ids[:-1], np.int32)])
+        sequence = Sequence(request, ids, grammar=submission.grammar, arrived_s=submission.arrived_s)
+        group = cls(request, submission.listener, [sequence])
         sequence.group = group
         return group
 

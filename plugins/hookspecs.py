@@ -42,6 +42,8 @@ def graftlm_register_engines(register: Register) -> None:
     factory(model, config, *, tokenizer, wake) -> graftlm.core.engine.Engine
 
     Chosen by `Runtime(engine=...)`. Runs on the thread that will own the engine; `wake()` rouses it from any other.
+    A factory with the attribute `takes_ids = False` makes an engine that takes prompts and constraints as the caller
+    gave them: no tokenizer is loaded for it, `tokenizer` is None and so are `Submission.prompt_ids` and `.grammar`.
     """
 
 

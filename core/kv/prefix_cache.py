@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +38,8 @@ class PrefixCache:
         self.enabled = config.enabled and lane is None
         self.lane = lane if config.enabled else None
         self._releasing = lane
+        self._pins: dict[int, Node] = {}
+        self._pin_ids = itertools.count(1)
 
     @property
     def num_slots(self) -> int:
@@ -128,6 +131,19 @@ class PrefixCache:
             self.tree.unlock(sequence.node)
         sequence.node, sequence.shared, sequence.own = None, [], []
         sequence.num_shared = sequence.num_computed = 0
+
+    def pin(self, sequence: Sequence) -> int | None:
+        """Keep what `sequence` has published from eviction. -> what `unpin` takes; None where nothing is cached"""
+        if sequence.node is None:
+            return None
+        self.tree.lock(sequence.node)
+        pin = next(self._pin_ids)
+        self._pins[pin] = sequence.node
+        return pin
+
+    def unpin(self, pin: int) -> None:
+        """Let a pinned prefix be evicted again."""
+        self.tree.unlock(self._pins.pop(pin))
 
     def check(self, running: list[Sequence]) -> None:
         """Raise AssertionError unless every slot is owned once. For tests and idle checks."""

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import GraftError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import numpy as np
+
     from graftlm.core.engine import Engine
+    from graftlm.core.grammar.compile import Grammar
+    from graftlm.core.request import Request
     from graftlm.core.text.tokenizer import Tokenizer
+
+
+class Prepared(NamedTuple):
+    """What an engine is given beside a request; both None for one that takes prompts and constraints as they are."""
+
+    prompt_ids: np.ndarray | None = None
+    grammar: Future[Grammar] | None = None
 
 
 class ModelSource:
@@ -62,10 +75,34 @@ class ModelSource:
 
         return model_fingerprint(self.model, self.config)
 
+    def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
+        """Tokenise prompts and begin to compile constraints, on the caller's thread; an error is its request's own."""
+        return [self._prepare(request) for request in requests]
+
+    def _prepare(self, request: Request) -> Prepared | GraftError:
+        try:
+            if not self._takes_ids:
+                return Prepared()
+            ids = self.tokenizer.encode_prompt(request.prompt, request.tools)
+            if not request.sampling.constrained:
+                return Prepared(ids)
+            from graftlm.core.constraint import compile_constraint
+
+            return Prepared(ids, compile_constraint(request.sampling, self.tokenizer))
+        except GraftError as error:
+            return error
+
+    @property
+    def _takes_ids(self) -> bool:
+        from graftlm.plugins import manager
+
+        return self.config.engine == "local" or getattr(manager.load().engines[self.config.engine], "takes_ids", True)
+
     def build_engine(self, wake: Callable[[], None]) -> Engine:
         """Load the model and put the configured engine over it; on the thread that will own it."""
         from graftlm.plugins import manager
 
         build = manager.load().engines[self.config.engine]
-        engine: Engine = build(self.model, self.config, tokenizer=self.tokenizer, wake=wake)
+        tokenizer = self.tokenizer if self._takes_ids else None
+        engine: Engine = build(self.model, self.config, tokenizer=tokenizer, wake=wake)
         return engine

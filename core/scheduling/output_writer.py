@@ -246,5 +246,5 @@ def _scored(sequence: Sequence) -> Completion:
         request_id=request.id,
         miss=sequence.miss,
         logits=sequence.logits,
-        pinned=sequence.pinned,
+        pin=sequence.pin,
     )

@@ -134,9 +134,7 @@ class OpenRequests:
         self.counters.forced_tokens += sequence.num_forced
         if sequence.request.pin and sequence.status == "running":
             self._cache.publish(sequence)
-            if sequence.node is not None:
-                self._cache.tree.lock(sequence.node)
-                sequence.pinned = sequence.node
+            sequence.pin = self._cache.pin(sequence)
         self.scheduler.remove(sequence, publish=True)
         if self.drafter is not None:
             self.drafter.remember(sequence)

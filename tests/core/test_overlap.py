@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from graftlm.core import engine as engine_module
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.errors import EngineError, GrammarError, RequestCancelled
-from graftlm.core.request import Chunk, Completion, Request
+from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.sampling.device_sampler import DeviceSampler, Drawn
 from graftlm.core.sequence import Sequence, SequenceGroup
@@ -150,9 +151,10 @@ def stepping(rt: Runtime, body: Callable[[Any], None]) -> None:
 
 def queue(rt: Runtime, engine: Any, prompt: list[int], **sampling: Any) -> tuple[Listener, SequenceGroup]:
     listener = Listener()
-    group = rt._group(Request(prompt, SamplingParams(**sampling)), listener, 0.0)
-    engine.add(group)
-    return listener, group
+    request = Request(prompt, SamplingParams(**sampling))
+    (prepared,) = rt._source.prepare([request])
+    engine.add([Submission(request, listener, *prepared)])  # type: ignore[misc]
+    return listener, engine.requests._groups[request.id]
 
 
 def test_a_step_makes_few_objects_that_the_garbage_collector_counts() -> None:
@@ -218,9 +220,8 @@ def test_a_grammar_that_turns_out_bad_while_a_step_is_made_ends_its_own_request_
             engine.scheduler.schedule = schedule_late
             good, _ = queue(rt, engine, random_prompt(9), **GREEDY)
             failed = Listener()
-            group = rt._group(Request(random_prompt(8, seed=5), SamplingParams(**GREEDY)), failed, 0.0)
-            group.sequences[0].grammar = bad
-            engine.add(group)
+            request = Request(random_prompt(8, seed=5), SamplingParams(**GREEDY))
+            engine.add([Submission(request, failed, np.array(request.prompt, np.int32), bad)])
             while not engine.idle:
                 engine.step()
             engine.check()

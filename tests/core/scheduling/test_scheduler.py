@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
 from graftlm.core.kv.prefix_cache import PrefixCache
-from graftlm.core.request import Request
+from graftlm.core.request import Request, Submission
 from graftlm.core.scheduling.scheduler import Scheduler
 from graftlm.core.sequence import Sequence, SequenceGroup
 from graftlm.core.step_plan import ScheduledRow
@@ -31,7 +31,8 @@ class Bench:
 
     def add(self, *tokens: int, max_tokens: int = 4) -> Sequence:
         request = Request(list(tokens), SamplingParams(max_tokens=max_tokens))
-        (sequence,) = SequenceGroup.of(request, StreamListener(), np.array(tokens, np.int32)).sequences
+        submission = Submission(request, StreamListener(), np.array(tokens, np.int32))
+        (sequence,) = SequenceGroup.of(submission).sequences
         sequence.arrived_s, sequence.max_new_tokens = self.now, max_tokens
         self.scheduler.add([sequence])
         return sequence

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.metrics import Stats
-from graftlm.core.request import Chunk, Completion, Request
+from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.scheduling.speculation import MAX_NEW, Drafter, Odds
 from graftlm.core.scheduling.step_times import StepTimes
@@ -227,7 +227,7 @@ def test_a_request_that_is_cancelled_among_its_drafts_gets_no_further_token() ->
         def run(engine: Any) -> Collected:
             request = Request(prompt, SamplingParams(**GREEDY), stream=True)
             listener = Collected(4, lambda: engine.cancel(request.id))
-            engine.add(SequenceGroup.of(request, listener, np.array(prompt, np.int32)))
+            engine.add([Submission(request, listener, np.array(prompt, np.int32))])
             while not engine.idle:
                 engine.step()
             engine.check()
