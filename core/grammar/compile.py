@@ -1,15 +1,15 @@
-"""From a constraint to a grammar that a sequence can follow: choose the engine, compile, keep what was weakened."""
+"""Compile a constraint: choose the grammar engine, check the limits, return a Grammar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import inspect
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from graftlm.core.config import reject_unknown
-from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.matcher import Matcher
@@ -18,11 +18,11 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 
 
 class EngineGrammar(Protocol):
-    """What an engine makes of a constraint; shared by threads."""
+    """A constraint as one grammar engine compiled it; shared by threads."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes now, about."""
+        """Memory in use now, approximately."""
         ...
 
     def matcher(self) -> Matcher: ...
@@ -59,6 +59,16 @@ class Grammar:
         return self.compiled.matcher()
 
 
+class GrammarFactory(Protocol):
+    """A grammar engine, as a plugin registers it with the hook `graftlm_register_grammars`.
+
+    Raises GrammarError for a constraint that it cannot keep. `options.engine` is None, so that a factory may
+    delegate to `compile_spec`.
+    """
+
+    def __call__(self, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar: ...
+
+
 def read_options(options: dict[str, Any]) -> Options:
     """`Options` from keywords; an unknown one raises ConfigError and names its nearest neighbour."""
     reject_unknown(list(options), list(Options.__dataclass_fields__), "grammar option")
@@ -73,33 +83,34 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
         )
     _check_size(spec, options.limits)
     try:
-        grammar = _compile_with(options.engine, spec, vocabulary, options)
+        if options.engine is None:
+            grammar = _compile_fastest(spec, vocabulary, options)
+        else:
+            grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
     except RecursionError as error:
         raise GrammarError("the constraint nests too deep, by itself or through its definitions; flatten it") from error
     _check_start(grammar, vocabulary)
     return grammar
 
 
-def _compile_with(engine: str | None, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
-    match engine:
-        case None:
-            return _compile_fastest(spec, vocabulary, options)
-        case "fsm":
-            return _compile_automaton(spec, vocabulary, options)
-        case "llguidance":
-            return _compile_context_free(spec, vocabulary, options)
-        case name:
-            return _plugin(name)(spec, vocabulary, **{**vars(options), "engine": None})
+def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """Compile with the grammar engine that a plugin registered as `name`; PluginError if it breaks the protocol."""
+    from graftlm.plugins.manager import load
 
-
-def compile_fsm(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
-    """Compile into an automaton. Raises GrammarError when the constraint is not regular."""
-    return compile_spec(spec, vocabulary, read_options({**options, "engine": "fsm"}))
-
-
-def compile_llguidance(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
-    """Compile with llguidance, which takes all constraints."""
-    return compile_spec(spec, vocabulary, read_options({**options, "engine": "llguidance"}))
+    factory: GrammarFactory = load().grammars[name]
+    try:
+        inspect.signature(factory).bind(spec, vocabulary, options)
+    except TypeError as error:
+        raise PluginError(
+            f"grammar engine {name!r} is called as factory(spec, vocabulary, options): {error}; take these arguments"
+        ) from error
+    grammar = factory(spec, vocabulary, options)
+    if not isinstance(grammar, Grammar):
+        raise PluginError(
+            f"grammar engine {name!r} returned {type(grammar).__name__}; "
+            "return a graftlm.core.grammar.Grammar(engine, compiled, warnings)"
+        )
+    return grammar
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ class Language:
 
 def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     if isinstance(spec, Lark):
-        return _compile_context_free(spec, vocabulary, options)
+        return compile_llguidance(spec, vocabulary, options)
     language = language_of(spec, options)
     if language.rules:
         return _from_language(language, vocabulary)
@@ -124,14 +135,15 @@ def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gr
             raise
         # too many states: llguidance explores them only as the text needs them. What is empty, it shows at the start
         try:
-            lazy = _compile_context_free(spec, vocabulary, options)
+            lazy = compile_llguidance(spec, vocabulary, options)
             _check_start(lazy, vocabulary)
         except GrammarError:
             raise error from None
         return lazy
 
 
-def _compile_automaton(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """Compile into a byte automaton. Raises GrammarError when the constraint is not regular."""
     language = language_of(spec, options)
     if language.rules:
         raise GrammarError(
@@ -141,7 +153,8 @@ def _compile_automaton(spec: Spec, vocabulary: Vocabulary, options: Options) -> 
     return Grammar("fsm", _automaton(language, vocabulary, options), language.issues)
 
 
-def _compile_context_free(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """Compile with llguidance, which takes every constraint."""
     if isinstance(spec, Lark):
         return Grammar("llguidance", _from_lark(spec.text, vocabulary))
     return _from_language(language_of(spec, options, context_free=True), vocabulary)
@@ -182,12 +195,6 @@ def _from_lark(text: str, vocabulary: Vocabulary) -> EngineGrammar:
     from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 
     return LlguidanceGrammar.from_lark(text, vocabulary)
-
-
-def _plugin(name: str) -> Callable[..., Grammar]:
-    from graftlm.plugins.manager import load
-
-    return load().grammars[name]
 
 
 def _check_size(spec: Spec, limits: Limits) -> None:

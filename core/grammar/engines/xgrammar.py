@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftlm.core.errors import ConfigError, GrammarError
-from graftlm.core.grammar.compile import Grammar, language_of, read_options
+from graftlm.core.grammar.compile import Grammar, language_of
 from graftlm.core.grammar.engines.ebnf import to_ebnf
 from graftlm.core.grammar.masks.healing import encode_after
 from graftlm.core.grammar.matcher import MaskRow
-from graftlm.core.grammar.spec import Spec
+from graftlm.core.grammar.spec import Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -31,10 +31,9 @@ _compilers: OrderedDict[str, GrammarCompiler] = OrderedDict()
 _lock = threading.Lock()
 
 
-def compile_xgrammar(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
+def compile_xgrammar(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     """Compile with xgrammar. Raises ConfigError when it is not installed, GrammarError for what it cannot take."""
-    given = read_options({**options, "engine": None})
-    language = language_of(spec, given)
+    language = language_of(spec, options)
     try:
         compiler = _compiler(vocabulary)
         compiled = compiler.compile_grammar(to_ebnf(language.node, language.rules))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from graftlm import Choices, JsonSchema, Lark, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import Grammar, Limits, ast
-from graftlm.core.grammar.spec import Composite
+from graftlm.core.grammar.compile import compile_spec
+from graftlm.core.grammar.spec import Composite, Options, Spec
+from graftlm.plugins.hookspecs import Register, hookimpl
+from graftlm.plugins.manager import load
 from tests.grammars import BYTES, allows, compiled
 
 
@@ -48,11 +52,52 @@ def test_an_engine_that_nobody_offers_is_named_with_those_that_are() -> None:
 
 
 def test_built_in_engines_are_offered_by_name_as_plugins_are() -> None:
-    from graftlm.plugins.manager import load
-
     grammars = load().grammars
-    assert grammars["fsm"](Regex("a+"), BYTES).engine == "fsm"
-    assert grammars["llguidance"](Regex("a+"), BYTES, whitespace="single").engine == "llguidance"
+    assert grammars["fsm"](Regex("a+"), BYTES, Options()).engine == "fsm"
+    assert grammars["llguidance"](Regex("a+"), BYTES, Options(whitespace="single")).engine == "llguidance"
+
+
+@pytest.fixture
+def offer() -> Iterator[Callable[[Any], None]]:
+    """Register one grammar engine, "acme", for the length of a test."""
+    registry = load()
+
+    class Acme:
+        def __init__(self, factory: Any) -> None:
+            self.factory = factory
+
+        @hookimpl
+        def graftlm_register_grammars(self, register: Register) -> None:
+            register("acme", self.factory)
+
+    yield lambda factory: registry.add("acme", Acme(factory)) and None
+    registry.remove("acme")
+
+
+def test_an_engine_of_a_plugin_gets_the_options_as_one_object(offer: Callable[[Any], None]) -> None:
+    seen: list[Options] = []
+
+    def acme(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+        seen.append(options)
+        return compile_spec(spec, vocabulary, options)
+
+    offer(acme)
+    assert allows(compiled(Regex("a+"), engine="acme", whitespace="single"), "aa")
+    assert seen == [Options(whitespace="single")]
+
+
+def test_an_engine_that_breaks_the_protocol_is_named_with_the_argument_or_the_result(
+    offer: Callable[[Any], None],
+) -> None:
+    def acme(spec: Spec, vocabulary: Vocabulary, options: Options, depth: int) -> Grammar: ...
+
+    offer(acme)
+    with pytest.raises(PluginError, match=r"'acme'.*spec, vocabulary, options.*'depth'"):
+        compiled(Regex("a"), engine="acme")
+    load().remove("acme")
+    offer(lambda spec, vocabulary, options: None)
+    with pytest.raises(PluginError, match="'acme' returned NoneType"):
+        compiled(Regex("a"), engine="acme")
 
 
 def test_a_constraint_is_an_object_of_a_known_kind() -> None:
