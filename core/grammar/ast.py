@@ -19,8 +19,9 @@ Build nodes with the functions below; they flatten, merge and simplify.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 MAX_CODE_POINT = 0x10FFFF
@@ -247,6 +248,24 @@ def separated(item: Node, separator: Node, minimum: int = 0, maximum: int | None
     rest = repeat(concat(separator, item), max(minimum - 1, 0), None if maximum is None else maximum - 1)
     some = concat(item, rest)
     return some if minimum > 0 else optional(some)
+
+
+def map_children(function: Callable[[Node], Node], node: Node) -> Node:
+    """`node` with `function` applied to each node directly in it; `node` itself when that changes none of them."""
+    match node:
+        case Concat(items) | Alternation(items) | Intersection(items):
+            mapped = tuple(map(function, items))
+            return node if all(map(operator.is_, mapped, items)) else replace(node, items=mapped)
+        case Repeat(item, _, _):
+            after = function(item)
+            return node if after is item else replace(node, item=after)
+        case Series(members, separator, _):
+            items = tuple((function(member), endless) for member, endless in members)
+            return replace(node, items=items, separator=function(separator))
+        case Difference(item, minus):
+            return Difference(function(item), function(minus))
+        case _:
+            return node
 
 
 def nullable(node: Node) -> bool:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from graftlm.core.grammar.automata.jit import jit
-from graftlm.core.grammar.masks.trie import Int32Array
+from graftlm.core.grammar.automata.jit import Int32Array, jit
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -13,9 +13,8 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Literal, Node
 from graftlm.core.grammar.automata import determinize
-from graftlm.core.grammar.automata.jit import jit
+from graftlm.core.grammar.automata.jit import Int32Array, jit
 from graftlm.core.grammar.automata.nfa import Loop, Nfa, NfaBuilder, Path
-from graftlm.core.grammar.masks.trie import Int32Array
 from graftlm.core.grammar.spec import Limits
 
 if TYPE_CHECKING:

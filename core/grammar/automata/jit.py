@@ -5,8 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Int32Array: TypeAlias = "npt.NDArray[np.int32]"
 F = TypeVar("F", bound=Callable[..., object])
 
 COMPILED = importlib.util.find_spec("numba") is not None

@@ -35,8 +35,8 @@ from graftlm.core.grammar.ast import (
     Series,
     nullable,
 )
+from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.utf8 import ByteGraph, byte_graph
-from graftlm.core.grammar.masks.trie import Int32Array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -151,9 +151,7 @@ class NfaBuilder:
             case Automaton():
                 return self._add_automaton(node, source)
             case Intersection() | Difference():
-                from graftlm.core.grammar.automata.product import product
-
-                return self._add(product(node), source)
+                raise AssertionError("product.without_products comes before building an automaton")
             case Rule(name):
                 raise GrammarError(f"rule {name!r} is context-free; an automaton holds regular constraints only")
             case Empty():

@@ -10,6 +10,8 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Automaton, Difference, Intersection, Node
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.spec import Limits
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,6 +33,20 @@ def product(node: Intersection | Difference) -> Automaton:
         node.items[1:],
         _as_automaton(_table(node.items[0])),
     )
+
+
+def without_products(node: Node) -> Node:
+    """`node` with every intersection and difference in it replaced by its automaton."""
+    done: dict[int, Node] = {}  # by id: shared nodes are visited once and stay shared
+
+    def visit(node: Node) -> Node:
+        found = done.get(id(node))
+        if found is None:
+            is_product = isinstance(node, (Intersection, Difference))
+            found = done[id(node)] = product(node) if is_product else ast.map_children(visit, node)
+        return found
+
+    return visit(node)
 
 
 def is_empty(node: Node) -> bool:
@@ -73,14 +89,12 @@ class _Table:
 
 @lru_cache(maxsize=128)
 def _table(node: Node) -> _Table:
-    from graftlm.core.grammar.automata.dfa import Dfa
-    from graftlm.core.grammar.spec import Limits
-
     if isinstance(node, Automaton):
         return _expand(node)
     if isinstance(node, (Intersection, Difference)):
         return _expand(product(node))
-    dfa = Dfa.compile(ast.alternation(ast.Literal(bytes([_NEVER])), node), Limits(states=MAX_STATES), counters=False)
+    node = ast.alternation(ast.Literal(bytes([_NEVER])), without_products(node))
+    dfa = Dfa.compile(node, Limits(states=MAX_STATES), counters=False)
     targets = dfa.table[:, dfa.classes].astype(np.int64)
     targets[:, _NEVER] = 0
     return _Table(targets, dfa.accepting)

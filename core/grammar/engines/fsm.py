@@ -11,9 +11,10 @@ from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.ast import Node, concat, literal, not_chars, repeat
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.endings import shortest_ending
-from graftlm.core.grammar.automata.spelling import Spelling, is_complete
+from graftlm.core.grammar.automata.product import without_products
 from graftlm.core.grammar.masks.healing import encode_after, heal
 from graftlm.core.grammar.masks.masks import Masks
+from graftlm.core.grammar.masks.spelling import Spelling, is_complete
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -45,6 +46,7 @@ class FsmGrammar:
     @classmethod
     def compile(cls, node: Node, vocabulary: Vocabulary, limits: Limits | None = None) -> FsmGrammar:
         """Compile `node`. Raises GrammarError when nothing matches, or not within `limits`, or cannot be spelled."""
+        node = without_products(node)
         dfa = Dfa.compile(node, limits)
         if dfa.loops and not is_complete(dfa, vocabulary):
             dfa = Dfa.compile(node, limits, counters=False)

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.automata.spelling import Spelling
+from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks.slices import SelfLoop, self_loop
-from graftlm.core.grammar.masks.trie import Int32Array
+from graftlm.core.grammar.masks.spelling import Spelling
 from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level
 from graftlm.core.grammar.vocabulary import Vocabulary
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.jit import jit
-from graftlm.core.grammar.masks.trie import Int32Array, SortedTokens, Trie
+from graftlm.core.grammar.automata.jit import Int32Array, jit
+from graftlm.core.grammar.masks.trie import SortedTokens, Trie
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.engines.fsm import FsmGrammar
-from graftlm.core.grammar.masks.trie import Int32Array
+from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.engines.fsm import FsmGrammar
 
 DEAD = -1
 

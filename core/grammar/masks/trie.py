@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.grammar.automata.jit import jit
+from graftlm.core.grammar.automata.jit import Int32Array, jit
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-Int32Array: TypeAlias = "npt.NDArray[np.int32]"
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,8 @@ import numpy as np
 
 from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.masks.trie import Int32Array, Trie
+from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.masks.trie import Trie
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -30,9 +30,15 @@ def test_a_product_accepts_what_both_or_only_the_first_accepts(left: str, right:
 
 def test_a_product_is_part_of_a_larger_language() -> None:
     middle = ast.Difference(ast.star(ast.ANY_CHAR), parse("(?s:.*)END(?s:.*)"))
-    dfa = Dfa.compile(ast.concat(ast.literal("<"), middle, ast.literal("END>")))
+    whole = ast.concat(ast.literal("<"), ast.Series(((middle, False),), ast.EMPTY), ast.literal("END>"))
+    dfa = Dfa.compile(product.without_products(whole))
     assert dfa.matches("<é ENEND>".encode())
     assert not dfa.matches(b"<END END>")
+
+
+def test_a_language_without_products_stays_the_same_node() -> None:
+    node = parse("(a|bc{2,}){3}d")
+    assert product.without_products(node) is node
 
 
 def test_emptiness_is_found_out() -> None:

@@ -14,8 +14,7 @@ import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import START, Dfa
-from graftlm.core.grammar.automata.jit import jit
-from graftlm.core.grammar.masks.trie import Int32Array
+from graftlm.core.grammar.automata.jit import Int32Array, jit
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
