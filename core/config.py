@@ -46,7 +46,7 @@ def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> Non
     """Raise a ConfigError that names the first unknown keyword and the nearest known one."""
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown {what} {name!r}{hint}")
 

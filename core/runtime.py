@@ -324,16 +324,6 @@ class Runtime:
             raise EngineError("the runtime is closed; make a new one")
 
 
-def check_given(runtime: Any, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless what a model object was given as `runtime` is one, and the only word on how it runs."""
-    if not hasattr(runtime, "submit_many"):
-        raise ConfigError(f"runtime is {runtime!r}; give a graftlm.Runtime, or the name of a model as model=")
-    if options:
-        raise ConfigError(
-            f"runtime= was given together with {', '.join(options)}; set these where the Runtime is built"
-        )
-
-
 def _check_model(model: Any, config: EngineConfig) -> None:
     """Raise a ConfigError unless `model` is one; plugins say themselves what theirs is."""
     wanted = "give a Hugging Face id, a local folder, a loaded transformers model or 'sprout'"

@@ -15,6 +15,8 @@ from dspy.clients.call_result import legacy_output
 from graftlm.adapters.dspy import wire as wire
 from graftlm.adapters.dspy.engine import Engine
 from graftlm.adapters.dspy.scaffold import Scaffold
+from graftlm.core.call_options import keywords_of
+from graftlm.core.config import reject_unknown
 
 _NOT_SENT = ("n", "num_generations", "rollout_id", "prompt_cache", "cache")
 
@@ -53,6 +55,7 @@ class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
 
     def __init__(self, **options: Any) -> None:
         """Take ChatAdapter's own options."""
+        reject_unknown(list(options), sorted(keywords_of(dspy.ChatAdapter.__init__)), "GraftAdapter parameter")
         super().__init__(**options)
         self._systems = _PerSignature()
         self._scaffolds = _PerSignature()
@@ -71,6 +74,9 @@ class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
             known = Scaffold.of(signature).to_json()
             self._scaffolds.put(signature, known)
         return known
+
+    def __repr__(self) -> str:
+        return "GraftAdapter()"
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {k: v for k, v in self.__dict__.items() if not isinstance(v, _PerSignature)}

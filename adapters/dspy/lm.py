@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import dspy
 from graftlm.adapters.dspy.engine import AsyncEngine, Engine
-from graftlm.core.config import EngineConfig, reject_unknown
+from graftlm.core.call_options import check_given, keywords_of, sort_keywords
 from graftlm.core.errors import ConfigError
 from graftlm.core.runtime import Runtime
 
-_RUNTIME_OPTIONS = frozenset(field.name for field in fields(EngineConfig)) - {"seed"} | {
-    "tokenizer",
-    "base_url",
-    "api_key",
-}
 _CALL_OPTIONS = frozenset(
     {"top_p", "top_k", "stop", "seed", "n", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs"}
     | {"top_logprobs", "rollout_id", "prompt_cache", "response_format", "tool_choice", "parallel_tool_calls"}
 )
-_LM_OPTIONS = frozenset(
-    {"model_type", "finetuning_model", "launch_kwargs", "train_kwargs", "use_developer_role", "provider"}
-)
+"""What a call may set, and the constructor for all calls."""
 
 
 class GraftLM(dspy.LM):
@@ -52,8 +44,8 @@ class GraftLM(dspy.LM):
         async_engine: AsyncEngine | None = None,
         **options: Any,
     ) -> None:
-        reject_unknown(list(options), sorted(_RUNTIME_OPTIONS | _CALL_OPTIONS | _LM_OPTIONS), "option of GraftLM")
-        of_runtime = {name: options.pop(name) for name in list(options) if name in _RUNTIME_OPTIONS}
+        own = keywords_of(GraftLM.__init__, dspy.LM.__init__) | _CALL_OPTIONS
+        options, of_runtime = sort_keywords(options, own, "GraftLM")
         if cache_config is not None:
             of_runtime["cache"] = cache_config
         if engine is None:
@@ -72,6 +64,9 @@ class GraftLM(dspy.LM):
             **options,
         )
 
+    def __repr__(self) -> str:
+        return f"GraftLM({self.runtime.model_name!r})"
+
     @property
     def runtime(self) -> Runtime:
         """The runtime behind both engines."""
@@ -82,6 +77,5 @@ class GraftLM(dspy.LM):
 def _runtime(model: Any, runtime: Runtime | None, options: dict[str, Any]) -> Runtime:
     if runtime is None:
         return Runtime.shared(model, **options)
-    if options:
-        raise ConfigError(f"runtime= is given, so {', '.join(sorted(options))} cannot be; set them on the runtime")
+    check_given(runtime, options)
     return runtime

@@ -7,6 +7,7 @@ from typing import Any, Self
 from graftlm.adapters.guidance.engine import GraftEngine
 from graftlm.adapters.guidance.interpreter import GraftInterpreter
 from graftlm.adapters.guidance.lazy import Task
+from graftlm.core.call_options import check_given, keywords_of, sort_keywords
 from graftlm.core.errors import ConfigError
 from graftlm.core.runtime import Runtime
 from guidance._ast import ASTNode, Function, LiteralNode, _parse_tags
@@ -49,11 +50,13 @@ class GraftModel(Model):
     ) -> None:
         if lazy and echo:
             raise ConfigError("lazy=True shows nothing while it runs; give echo=False with it")
+        _, options = sort_keywords(options, keywords_of(GraftModel.__init__), "GraftModel")
+        if tokenizer is not None:
+            options["tokenizer"] = tokenizer
         if runtime is None:
-            runtime = Runtime.shared(model, tokenizer=tokenizer, **options)
-        elif options or tokenizer is not None:
-            given = [*options, *(["tokenizer"] if tokenizer is not None else [])]
-            raise ConfigError(f"runtime= is given, so {', '.join(sorted(given))} cannot be; set them on the runtime")
+            runtime = Runtime.shared(model, **options)
+        else:
+            check_given(runtime, options)
         engine = GraftEngine(
             runtime,
             chat_template=chat_template,
@@ -104,6 +107,10 @@ class GraftModel(Model):
         _ = self._interpreter
         copied: Self = super().copy()
         return copied
+
+    def __repr__(self) -> str:
+        engine: GraftEngine = vars(self).get("_engine") or self.engine  # does not wait for a lazy object
+        return f"GraftModel({engine.runtime.model_name!r})"
 
     @property
     def runtime(self) -> Runtime:

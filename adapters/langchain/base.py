@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.language_models import LangSmithParams
 from langchain_core.utils import secret_from_env
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
+from graftlm.core import call_options
+from graftlm.core.config import SamplingParams
 from graftlm.core.request import Usage
-from graftlm.core.runtime import Runtime, check_given
-
-SAMPLING = tuple(field.name for field in fields(SamplingParams))
-ENGINE_OPTIONS = tuple(field.name for field in fields(EngineConfig) if field.name not in ("cache", "seed"))
-"""Options of the runtime that may be given to the constructor by name; `cache` and `seed` mean other things there."""
+from graftlm.core.runtime import Runtime
 
 CALL_OPTIONS = ("model", "stream", "stream_usage", "ls_structured_output_format", "structured_output_format")
 """Keywords of a call that are no sampling parameters and that every model takes."""
@@ -72,27 +68,31 @@ class GraftSettings(BaseModel):
     @model_validator(mode="after")
     def _name_the_model(self) -> GraftSettings:
         if self.runtime is not None:
-            check_given(self.runtime, self.runtime_options)
+            call_options.check_given(self.runtime, self.runtime_options)
             if "model_name" not in self.model_fields_set:
                 self.model_name = self.runtime.model_name
         self._sampling(None, {})  # a value out of range raises here rather than at the first call
         return self
 
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        shown = call_options.shown_fields(self, GraftSettings, "model_name")
+        return (("model" if name == "model_name" else name, value) for name, value in shown)
+
+    def __str__(self) -> str:
+        return repr(self)
+
     def runtime_for(self, model: str | None = None) -> Runtime:
         """The runtime that answers a call: the one given, or the process-wide one for `model`."""
         if self.runtime is not None and model in (None, self.model_name):
             return self.runtime  # type: ignore[no-any-return]
-        options = dict(self.runtime_options)
-        if self.base_url is not None:
-            options["base_url"] = self.base_url
-            options["api_key"] = self.api_key.get_secret_value() if self.api_key else None
-        return Runtime.shared(model or self.model_name, **options)
+        key = self.api_key.get_secret_value() if self.api_key else None
+        return call_options.shared_runtime(model or self.model_name, self.runtime_options, self.base_url, key)
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """All that changes an answer: LangChain's cache keys on it."""
-        params = {name: value for name in SAMPLING if (value := getattr(self, name, None)) is not None}
-        return {"model_name": self.model_name, **params, **self.model_kwargs, **self._options_for_cache_key()}
+        sampling = call_options.sampling_set_on(self)
+        return {"model_name": self.model_name, **sampling, **self.model_kwargs, **self._options_for_cache_key()}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params: LangSmithParams = super()._get_ls_params(stop=stop or self._stop_list(), **kwargs)  # type: ignore[misc]
@@ -117,32 +117,21 @@ class GraftSettings(BaseModel):
 
         `given` may hold any name of SamplingParams; an unknown one raises ConfigError and names its neighbour.
         """
-        options: dict[str, Any] = {"max_tokens": None}
-        options.update({name: value for name in SAMPLING if (value := getattr(self, name, None)) is not None})
-        options.update(self.model_kwargs)
-        if "max_completion_tokens" in given:
+        if "max_completion_tokens" in given:  # OpenAI's newer name
             given = {"max_tokens": given["max_completion_tokens"], **given}
-        options.update({name: value for name, value in given.items() if name != "max_completion_tokens"})
+        own = {name: value for name, value in given.items() if name != "max_completion_tokens"}
         if stop is not None:
-            options["stop"] = stop
-        if options.get("top_logprobs"):
-            options["logprobs"] = True
-        if options.get("top_logprobs") is None:
-            options.pop("top_logprobs", None)
-        for name in [name for name, value in options.items() if value is None and name != "max_tokens"]:
-            del options[name]
-        return SamplingParams.from_options(**options)
+            own["stop"] = stop
+        return call_options.sampling_params(call_options.sampling_set_on(self), self.model_kwargs, own)
 
 
 def sort_keywords(cls: type[BaseModel], values: Any) -> Any:
-    """Move runtime options to `runtime_options`; raise for a keyword that nothing of `cls` takes."""
+    """Move runtime options to `runtime_options`; ConfigError for a keyword that nothing of `cls` takes."""
     if not isinstance(values, Mapping):
         return values
-    known = set(cls.model_fields) | {f.alias for f in cls.model_fields.values() if f.alias}
-    values, options = dict(values), dict(values.get("runtime_options") or {})
-    options |= {name: values.pop(name) for name in list(values) if name in ENGINE_OPTIONS and name not in known}
-    reject_unknown(list(values), sorted(known | set(ENGINE_OPTIONS)), f"{cls.__name__} parameter")
-    return {**values, "runtime_options": options}
+    own = set(cls.model_fields) | {field.alias for field in cls.model_fields.values() if field.alias}
+    kept, options = call_options.sort_keywords(values, own, cls.__name__)
+    return {**kept, "runtime_options": {**(values.get("runtime_options") or {}), **options}}
 
 
 def token_usage(usages: Iterable[Usage]) -> dict[str, int]:

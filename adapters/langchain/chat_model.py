@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -28,13 +28,11 @@ from graftlm.adapters.langchain.messages import (
     response_metadata,
     usage_metadata,
 )
+from graftlm.core.call_options import answer_schema
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tools import Tool, ToolFormat, ToolStream, ToolText
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, Request
-
-if TYPE_CHECKING:
-    pass
 
 Schema = dict[str, Any] | type
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
@@ -90,7 +88,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         given = {name: value for name, value in options.items() if name not in CALL_OPTIONS}
         tools = tuple(Tool.from_openai(tool) for tool in given.pop("tools", None) or ())
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
-        answer = _answer_schema(given.pop("response_format", None))
+        answer = answer_schema(given.pop("response_format", None), convert_to_json_schema)
         runtime = self.runtime_for(model)
         native: list[Any] = native_messages(messages)
         listed = None
@@ -274,25 +272,6 @@ class _StreamReader:
         usage = usage_metadata(chunk.usage) if chunk.usage is not None and self._with_usage else None
         metadata = response_metadata(self._call.model_name, reason, None, chunk.usage)
         return AIMessageChunk(content="", usage_metadata=usage, response_metadata=metadata, chunk_position="last")
-
-
-def _answer_schema(response_format: Any) -> Any:
-    """The JSON schema of the answer; None for free text."""
-    match response_format:
-        case None | {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return {"type": "object"}
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return schema
-        case type():
-            return convert_to_json_schema(response_format)
-        case {"title": _} | {"properties": _}:
-            return response_format
-    raise ConfigError(
-        f"response_format is {str(response_format)[:80]!r}; give {{'type': 'json_schema', 'json_schema': "
-        "{'name': ..., 'schema': ...}}}, {'type': 'json_object'}, or a pydantic class"
-    )
 
 
 def _openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from pydantic import ConfigDict, Field, model_validator
 from graftlm.adapters.langchain.base import sort_keywords
 from graftlm.adapters.langchain.errors import langchain_errors
 from graftlm.adapters.langchain.messages import native_messages, usage_metadata
+from graftlm.core.call_options import check_given, shared_runtime
 from graftlm.core.chat.messages import Message
 from graftlm.core.errors import ConfigError
 from graftlm.core.program.select import Selection, check_choices, submit_select
 from graftlm.core.request import Usage
-from graftlm.core.runtime import Runtime, check_given
+from graftlm.core.runtime import Runtime
 
 try:
     from langchain_core.decisions import (
@@ -72,7 +73,7 @@ class GraftDecisionModel(BaseDecisionModel):
 
     def runtime_for(self) -> Runtime:
         """The runtime that answers: the one given, or the process-wide one for `model`."""
-        return self.runtime or Runtime.shared(self.model, **self.runtime_options)
+        return self.runtime or shared_runtime(self.model, self.runtime_options)
 
     def _classify(self, state: Any, questions: dict[str, Any]) -> Any:
         with langchain_errors():

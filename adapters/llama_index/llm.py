@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from graftlm.adapters.llama_index.messages import (
@@ -15,13 +14,13 @@ from graftlm.adapters.llama_index.messages import (
     native_messages,
 )
 from graftlm.adapters.llama_index.structured import StructuredPrediction
-from graftlm.core import loop_batching
+from graftlm.core import call_options, loop_batching
 from graftlm.core.chat.tool_grammar import tool_constraint
 from graftlm.core.chat.tools import Tool, ToolFormat
-from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
+from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Request
-from graftlm.core.runtime import Runtime, check_given
+from graftlm.core.runtime import Runtime
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -41,10 +40,6 @@ from llama_index.core.llms.llm import ToolSelection
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
-
-
-_SAMPLING = tuple(field.name for field in fields(SamplingParams))
-_ENGINE_OPTIONS = tuple(field.name for field in fields(EngineConfig) if field.name != "seed")
 
 
 class GraftLLM(StructuredPrediction):
@@ -84,22 +79,24 @@ class GraftLLM(StructuredPrediction):
         """Move runtime options to where they belong; raise for a keyword that nothing here takes."""
         if not isinstance(values, Mapping):
             return values
-        known = {*cls.model_fields, "class_name"}
-        values, options = dict(values), dict(values.get("runtime_options") or {})
-        options.update(
-            {name: values.pop(name) for name in list(values) if name in _ENGINE_OPTIONS and name not in known}
-        )
-        reject_unknown(list(values), sorted(known | set(_ENGINE_OPTIONS)), f"{cls.__name__} parameter")
-        return {**values, "runtime_options": options}
+        kept, options = call_options.sort_keywords(values, {*cls.model_fields, "class_name"}, cls.__name__)
+        return {**kept, "runtime_options": {**(values.get("runtime_options") or {}), **options}}
 
     @model_validator(mode="after")
     def _check(self) -> GraftLLM:
         if self.runtime is not None:
-            check_given(self.runtime, self.runtime_options)
+            call_options.check_given(self.runtime, self.runtime_options)
             if "model" not in self.model_fields_set:
                 self.model = self.runtime.model_name
         self._sampling({})  # a value out of range raises here rather than at the first call
         return self
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        own = GraftLLM.__annotations__.keys()
+        return (item for item in call_options.shown_fields(self, GraftLLM, "model") if item[0] in own)
+
+    def __str__(self) -> str:
+        return repr(self)
 
     @classmethod
     def class_name(cls) -> str:
@@ -120,10 +117,7 @@ class GraftLLM(StructuredPrediction):
         """The runtime that answers: the one given, or the process-wide one for `model`."""
         if self.runtime is not None:
             return self.runtime  # type: ignore[no-any-return]
-        options = dict(self.runtime_options)
-        if self.api_base is not None:
-            options.update(base_url=self.api_base, api_key=self.api_key)
-        return Runtime.shared(self.model, **options)
+        return call_options.shared_runtime(self.model, self.runtime_options, self.api_base, self.api_key)
 
     def tokenize(self, text: str) -> list[int]:
         """The model's own token ids of `text`: as `Settings.tokenizer`, LlamaIndex packs prompts by them."""
@@ -135,11 +129,8 @@ class GraftLLM(StructuredPrediction):
     # -- from a call to a request ------------------------------------------------------------------------------
 
     def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
-        options = {name: value for name in _SAMPLING if (value := getattr(self, name, None)) is not None}
-        options |= {"max_tokens": self.max_tokens, **self.additional_kwargs, **given}
-        if options.get("top_logprobs"):
-            options["logprobs"] = True
-        return SamplingParams.from_options(**{k: v for k, v in options.items() if v is not None or k == "max_tokens"})
+        own = call_options.sampling_set_on(self)
+        return call_options.sampling_params({**own, "max_tokens": self.max_tokens}, self.additional_kwargs, given)
 
     def _chat_request(
         self, messages: Sequence[ChatMessage], given: dict[str, Any]
@@ -148,7 +139,7 @@ class GraftLLM(StructuredPrediction):
         runtime = self.runtime_for()
         tools = tuple(map(Tool.from_openai, given.pop("tools", None) or ()))
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
-        answer = _answer_schema(given.pop("response_format", None))
+        answer = call_options.answer_schema(given.pop("response_format", None), _json_schema)
         form = ToolFormat.learn(runtime.tokenizer)
         given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer)
         prompt: Any
@@ -286,18 +277,7 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
     return described
 
 
-def _answer_schema(response_format: Any) -> Any:
-    """The JSON schema of the answer; None for free text."""
-    match response_format:
-        case None | {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return {"type": "object"}
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return schema
-        case type() if issubclass(response_format, BaseModel):
-            return response_format.model_json_schema()
-    raise ConfigError(
-        f"response_format is {str(response_format)[:80]!r}; give {{'type': 'json_schema', 'json_schema': "
-        "{'name': ..., 'schema': ...}}}, {'type': 'json_object'}, or a pydantic class"
-    )
+def _json_schema(cls: type) -> Any:
+    if not issubclass(cls, BaseModel):
+        raise ConfigError(f"response_format is {cls!r}; give a pydantic class, or its JSON schema as a dict")
+    return cls.model_json_schema()

@@ -1,0 +1,118 @@
+"""Keywords of an adapter: which are its own, which are options of its runtime, which are sampling parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
+from graftlm.core.errors import ConfigError
+from graftlm.core.runtime import Runtime
+
+SAMPLING = tuple(field.name for field in fields(SamplingParams))
+"""Names of the sampling parameters, constraints included."""
+
+RUNTIME_OPTIONS = frozenset(field.name for field in fields(EngineConfig)) | {
+    name
+    for name, parameter in inspect.signature(Runtime.__init__).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
+"""Names of what `Runtime` takes beside the model."""
+
+
+def keywords_of(*callables: Callable[..., Any]) -> set[str]:
+    """Names that may be given to any of `callables` by keyword."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = (p for call in callables for p in inspect.signature(call).parameters.values())
+    return {p.name for p in parameters if p.kind in named} - {"self"}
+
+
+def sort_keywords(given: Mapping[str, Any], own: Iterable[str], owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a constructor's keywords into those of the object and the options of its runtime.
+
+    own    names that the object takes, its framework's included; they win where a runtime option has the same name.
+    owner  the name of the object's class, for the error.
+
+    Raises ConfigError for a keyword of neither kind, with the nearest name of either.
+    """
+    known = set(own)
+    reject_unknown(list(given), sorted(known | RUNTIME_OPTIONS), f"{owner} parameter")
+    return (
+        {name: value for name, value in given.items() if name in known},
+        {name: value for name, value in given.items() if name not in known},
+    )
+
+
+def check_given(runtime: Any, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless `runtime`, given to an adapter, is a runtime, and no options were given beside it."""
+    if not hasattr(runtime, "submit_many"):
+        raise ConfigError(f"runtime is {runtime!r}; give a graftlm.Runtime, or the name of a model as model=")
+    if options:
+        raise ConfigError(
+            f"runtime= was given together with {', '.join(sorted(options))}; set these where the Runtime is built"
+        )
+
+
+def shared_runtime(
+    model: Any, options: Mapping[str, Any], base_url: str | None = None, api_key: str | None = None
+) -> Runtime:
+    """The runtime of this process for `model`: in process, or at the endpoint `base_url`."""
+    if base_url is None:
+        return Runtime.shared(model, **options)
+    return Runtime.shared(model, base_url=base_url, api_key=api_key, **options)
+
+
+def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, Any]]:
+    """What the repr of a pydantic object shows: the field `first`, and those of `kind` that are not at their default.
+
+    kind  the pydantic class whose fields are of interest; those of its subclasses are a framework's.
+    """
+    yield first, getattr(settings, first)
+    for name, field in kind.model_fields.items():
+        value = getattr(settings, name)
+        if name != first and field.repr and value is not None and value != field.get_default(call_default_factory=True):
+            yield name, value
+
+
+def sampling_set_on(settings: object) -> dict[str, Any]:
+    """The attributes of `settings` that are sampling parameters and not None."""
+    return {name: value for name in SAMPLING if (value := getattr(settings, name, None)) is not None}
+
+
+def sampling_params(*given: Mapping[str, Any]) -> SamplingParams:
+    """Merge sampling parameters; of two mappings the later one wins.
+
+    None leaves a parameter at its default, but for `max_tokens`: that is then all that the context leaves, which is
+    also the default here. `top_logprobs` implies `logprobs`. Raises ConfigError for an unknown name.
+    """
+    options: dict[str, Any] = {"max_tokens": None}
+    for mapping in given:
+        options.update(mapping)
+    if options.get("top_logprobs"):
+        options["logprobs"] = True
+    return SamplingParams.from_options(**{k: v for k, v in options.items() if v is not None or k == "max_tokens"})
+
+
+def answer_schema(response_format: Any, schema_of: Callable[[type], Any]) -> Any:
+    """The JSON schema of the answer that a `response_format` asks for; None for free text.
+
+    response_format  None, {"type": "text" | "json_object" | "json_schema", ...} as in OpenAI's API, a JSON schema, or
+                     a class that `schema_of` turns into one.
+    """
+    match response_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": schema}} | {"type": "json_schema", "schema": schema}:
+            return schema
+        case type():
+            return schema_of(response_format)
+        case {"title": _} | {"properties": _}:
+            return response_format
+    raise ConfigError(
+        f"response_format is {str(response_format)[:80]!r}; give {{'type': 'json_schema', 'json_schema': "
+        "{'name': ..., 'schema': ...}}}, {'type': 'json_object'}, or a pydantic class"
+    )
