@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -34,20 +35,26 @@ class Grammar:
 
     engine    "fsm", "llguidance" or the name of a plugin
     warnings  what `on_unsupported="warn"` left out of the schema
+    annotations  keywords of the schema that the standard does not know: notes, which restrict nothing
     compiled  what the engine made of it: an FsmGrammar has the automaton and its masks
     """
 
     engine: str
     compiled: EngineGrammar
     warnings: tuple[Issue, ...] = field(default=())
+    annotations: tuple[Issue, ...] = field(default=())
 
     @classmethod
-    def compile(cls, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
-        """Compile `spec`; `options` are the fields of `Options`.
+    def compile(
+        cls, spec: Spec, vocabulary: Vocabulary, *, documents: Mapping[str, Any] | None = None, **options: Any
+    ) -> Grammar:
+        """Compile `spec`; `options` are the fields of `Options`, `documents` the schemas that a JSON schema refers to.
 
         Raises GrammarError when the constraint cannot be parsed, kept, satisfied or spelled by the vocabulary, or
         costs more than its limits; ConfigError for an unknown option.
         """
+        if documents is not None and isinstance(spec, JsonSchema):
+            spec = JsonSchema(spec.schema, documents={**spec.documents, **documents})
         return compile_spec(spec, vocabulary, read_options(options))
 
     @property
@@ -120,6 +127,10 @@ class Language:
     node: ast.Node
     rules: dict[str, ast.Node] = field(default_factory=dict)
     issues: tuple[Issue, ...] = ()
+    annotations: tuple[Issue, ...] = ()
+
+    def grammar(self, engine: str, compiled: EngineGrammar) -> Grammar:
+        return Grammar(engine, compiled, self.issues, self.annotations)
 
 
 def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
@@ -129,7 +140,7 @@ def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gr
     if language.rules:
         return _from_language(language, vocabulary)
     try:
-        return Grammar("fsm", _automaton(language, vocabulary, options), language.issues)
+        return language.grammar("fsm", _automaton(language, vocabulary, options))
     except GrammarError as error:
         if not isinstance(spec, JsonSchema | Composite):
             raise
@@ -150,7 +161,7 @@ def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar
             "the constraint contains itself or admits any JSON value, which no automaton can hold; "
             "let the engine be chosen, or use 'llguidance'"
         )
-    return Grammar("fsm", _automaton(language, vocabulary, options), language.issues)
+    return language.grammar("fsm", _automaton(language, vocabulary, options))
 
 
 def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
@@ -173,7 +184,7 @@ def language_of(spec: Spec, options: Options, *, context_free: bool = False) -> 
             from graftlm.core.grammar.schema.lowering import lower_schema
 
             lowered = lower_schema(spec, options, context_free=context_free)
-            return Language(lowered.node, lowered.rules, lowered.issues)
+            return Language(lowered.node, lowered.rules, lowered.issues, lowered.annotations)
         case Composite(node, rules):
             return Language(node, dict(rules))
         case Lark():
@@ -188,7 +199,7 @@ def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:
     from graftlm.core.grammar.engines.lark import to_lark
 
     text = to_lark(language.node, language.rules)
-    return Grammar("llguidance", _from_lark(text, vocabulary), language.issues)
+    return language.grammar("llguidance", _from_lark(text, vocabulary))
 
 
 def _from_lark(text: str, vocabulary: Vocabulary) -> EngineGrammar:

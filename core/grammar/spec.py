@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -63,27 +63,33 @@ class Choices:
 class JsonSchema:
     """JSON text of a value that `schema` admits.
 
-    schema   a schema as dict, bool or JSON text, a pydantic model class, or any type that pydantic
-             has a schema for (dataclass, TypedDict, `list[int]`).
+    schema     a schema as dict, bool or JSON text, a pydantic model class, or any type that pydantic
+               has a schema for (dataclass, TypedDict, `list[int]`).
+    documents  other schemas that `$ref` may lead to, by URI. Nothing is ever fetched.
 
-    The schema is copied when this is built. Two are equal when their JSON texts are: the order of
+    The schemas are copied when this is built. Two are equal when their JSON texts are: the order of
     `properties` is part of the constraint.
     """
 
     text: str
+    documents_text: str
     schema: dict[str, Any] | bool = field(compare=False, repr=False)
+    documents: dict[str, Any] = field(compare=False, repr=False)
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, documents: Mapping[str, Any] | None = None) -> None:
         text = _json_text(_as_schema(schema))
         parsed = json.loads(text)
         if not isinstance(parsed, (dict, bool)):
             raise GrammarError(f"a JSON schema is an object or a boolean, not {text[:40]}", pointer="")
+        others = _json_text({uri: _as_schema(other) for uri, other in (documents or {}).items()})
         object.__setattr__(self, "text", text)
+        object.__setattr__(self, "documents_text", others)
         object.__setattr__(self, "schema", parsed)
+        object.__setattr__(self, "documents", json.loads(others))
 
     @property
     def key(self) -> tuple[str, str]:
-        return ("json_schema", self.text)
+        return ("json_schema", self.text + (self.documents_text if self.documents else ""))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from graftlm.core.grammar.schema.formats import (
     FORMATS,
     INTEGER_RANGES,
 )
-from graftlm.core.grammar.schema.keywords import ANNOTATIONS, KNOWN, OF_TYPE, REFUSED, TYPES, implied_types
-from graftlm.core.grammar.schema.references import References, escape
+from graftlm.core.grammar.schema.keywords import KNOWN, OF_TYPE, REFUSED, SILENT, TYPES, implied_types, near_miss
+from graftlm.core.grammar.schema.references import References, escape, ref_stands_alone
 from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra
 from graftlm.core.grammar.schema.shapes import (
     ANYTHING,
@@ -39,7 +39,6 @@ from graftlm.core.grammar.schema.shapes import (
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 Schema = Mapping[str, Any]
-OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 
 
 class SchemaReader:
@@ -51,15 +50,13 @@ class SchemaReader:
 
     def __init__(self, spec: JsonSchema, options: Options) -> None:
         self._options = options
-        self._references = References(spec.schema)
+        self._references = References(spec.schema, spec.documents)
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
         self._depth = 0
         self.issues: list[Issue] = []
+        self.annotations: list[Issue] = []
         self.algebra = ShapeAlgebra(self.shape)
-        draft = spec.schema.get("$schema", "") if isinstance(spec.schema, dict) else ""
-        self._has_draft = bool(draft)
-        self._ref_stands_alone = any(name in str(draft) for name in OLD_DRAFTS)
 
     def shape(self, target: str) -> Shape:
         """What the schema at `target` admits."""
@@ -107,7 +104,7 @@ class SchemaReader:
             self._depth -= 1
 
     def _read_object(self, schema: dict[str, Any], pointer: str) -> Shape:
-        if "$ref" in schema and self._ref_stands_alone:
+        if "$ref" in schema and ref_stands_alone(self._references.draft(pointer)):
             return self._read_reference(schema, pointer)
         self._check_keywords(schema, pointer)
         parts: list[Shape] = []
@@ -145,10 +142,15 @@ class SchemaReader:
         for keyword in schema:
             if keyword in REFUSED:
                 self.refuse(pointer, keyword, f"{keyword!r} cannot be kept; {REFUSED[keyword]}")
-            elif keyword not in KNOWN and not keyword.startswith("x-"):
-                near = difflib.get_close_matches(keyword, KNOWN, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "remove it, or name it x-... if it is a note"
-                self.refuse(pointer, keyword, f"unknown keyword {keyword!r}; {hint}")
+            elif keyword not in KNOWN:
+                near = near_miss(keyword)
+                if near is not None:
+                    self.refuse(
+                        pointer, keyword, f"unknown keyword {keyword!r}; did you mean {near!r}? Name a note x-{keyword}"
+                    )
+                else:
+                    place = f"{pointer}/{escape(keyword)}"
+                    self.annotations.append(Issue(place, keyword, f"{keyword!r} restricts nothing"))
 
     def _read_types(self, schema: Schema, pointer: str) -> Shape:
         """The schema's own keywords about types, one shape for each type."""
@@ -305,9 +307,21 @@ class SchemaReader:
         reference = schema["$ref"]
         if not isinstance(reference, str):
             raise GrammarError(f"{pointer}/$ref: {reference!r} is not a reference", pointer=f"{pointer}/$ref")
-        if "$id" in schema and not self._has_draft:
+        if pointer and "$id" in schema and self._references.draft(pointer) is None:
             self.refuse(pointer, "$id", "drafts differ about '$id' beside '$ref'; name the draft in '$schema'")
-        return Reference(self._references.target(reference, pointer))
+        return Reference(self._references.target(reference, f"{pointer}/$ref"))
+
+    def _read_dynamic_reference(self, schema: Schema, pointer: str) -> Shape:
+        keyword = "$dynamicRef" if "$dynamicRef" in schema else "$recursiveRef"
+        reference = schema[keyword]
+        if not isinstance(reference, str):
+            raise GrammarError(f"{pointer}/{keyword}: {reference!r} is not a reference", pointer=f"{pointer}/{keyword}")
+        target = self._references.dynamic_target(reference, f"{pointer}/{keyword}")
+        if target is None:
+            message = f"{reference!r} has several targets, and which one holds depends on the way to it; use $ref"
+            self.refuse(pointer, keyword, message)
+            return ANYTHING
+        return Reference(target)
 
     def _read_all(self, schema: Schema, pointer: str) -> Shape:
         shape: Shape = ANYTHING
@@ -335,7 +349,7 @@ class SchemaReader:
         """Everything that the schema does not admit, where that is a shape."""
         if isinstance(schema, bool):
             return NOTHING if schema else ANYTHING
-        words = [keyword for keyword in schema if keyword not in ANNOTATIONS] if isinstance(schema, dict) else ["?"]
+        words = [keyword for keyword in schema if keyword in KNOWN - SILENT] if isinstance(schema, dict) else ["?"]
         if not words:
             return NOTHING
         if words == ["anyOf"]:
@@ -395,6 +409,8 @@ class SchemaReader:
 
 _APPLICATORS = {
     "$ref": SchemaReader._read_reference,
+    "$dynamicRef": SchemaReader._read_dynamic_reference,
+    "$recursiveRef": SchemaReader._read_dynamic_reference,
     "allOf": SchemaReader._read_all,
     "anyOf": SchemaReader._read_any,
     "oneOf": SchemaReader._read_one,

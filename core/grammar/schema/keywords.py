@@ -22,25 +22,76 @@ OF_TYPE: dict[str, tuple[str, ...]] = {
 }
 """Keywords that speak of one type only."""
 
-GENERAL = ("type", "enum", "const", "allOf", "anyOf", "oneOf", "not", "$ref", "nullable")
+GENERAL = (
+    "type",
+    "enum",
+    "const",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "$ref",
+    "$dynamicRef",
+    "$recursiveRef",
+    "nullable",
+)
 
-ANNOTATIONS = frozenset(
+SILENT = frozenset(
     {
-        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$comment", "$defs", "definitions", "$vocabulary"),
-        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
-        *("discriminator", "xml", "externalDocs"),
+        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$comment", "$vocabulary"),
+        *("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
         *("then", "else"),  # without `if` they say nothing
     }
 )
+"""Keywords of the standard that restrict no value."""
 
 REFUSED: dict[str, str] = {
     "if": "write the cases as anyOf",
-    "$dynamicRef": "use $ref",
-    "$recursiveRef": "use $ref",
 }
 """Keywords that no engine here can keep, and what to write instead."""
 
-KNOWN = frozenset({*GENERAL, *ANNOTATIONS, *REFUSED, *(word for words in OF_TYPE.values() for word in words)})
+KNOWN = frozenset({*GENERAL, *SILENT, *REFUSED, *(word for words in OF_TYPE.values() for word in words)})
+
+_CONSTRAINING = sorted(KNOWN - SILENT) + ["then", "else"]
+
+
+def near_miss(keyword: str) -> str | None:
+    """The constraining keyword that `keyword` is probably a misspelling of.
+
+    Spelled alike but for case and separators, or one typing error away (two in a word of nine letters or more; in words
+    of four letters or fewer only a swap). None for a name that begins with `_`, `$` or `x-`: those are marked as notes.
+    """
+    if keyword.startswith(("_", "$", "x-")):
+        return None
+    word = _letters(keyword)
+    for known in _CONSTRAINING:
+        target = _letters(known)
+        allowed = 1 if len(target) < 9 else 2
+        if word == target or (
+            abs(len(word) - len(target)) <= allowed
+            and (len(target) > 4 or sorted(word) == sorted(target))
+            and _typing_errors(word, target) <= allowed
+        ):
+            return known
+    return None
+
+
+def _letters(keyword: str) -> str:
+    return keyword.lower().strip(" :").replace("_", "").replace("-", "")
+
+
+def _typing_errors(a: str, b: str) -> int:
+    """Letters to insert, delete, replace or swap with their neighbour to turn `a` into `b`."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        above, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (x != y))
+            if above and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, above[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 def implied_types(schema: Mapping[str, Any], strict: bool) -> list[str]:

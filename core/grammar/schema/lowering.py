@@ -54,6 +54,7 @@ class Lowered:
     node: Node
     rules: dict[str, Node]
     issues: tuple[Issue, ...] = ()
+    annotations: tuple[Issue, ...] = ()
 
 
 def lower_schema(spec: JsonSchema, options: Options, *, context_free: bool = False) -> Lowered:
@@ -78,7 +79,9 @@ class Lowering:
         self._reader = SchemaReader(spec, options)
         self._algebra = self._reader.algebra
         self._strict = options.strict
-        digest = hashlib.blake2b(spec.text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(
+            (spec.text + spec.documents_text).encode(errors="surrogatepass"), digest_size=8
+        ).hexdigest()
         self._prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
         blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
         after = ast.literal(" ") if options.whitespace == "single" else blanks
@@ -107,7 +110,7 @@ class Lowering:
                 "make the inner reference optional or nullable",
                 pointer=target,
             )
-        return Lowered(node, self._rules, tuple(self._reader.issues))
+        return Lowered(node, self._rules, tuple(self._reader.issues), tuple(self._reader.annotations))
 
     def _token(self, node: Node) -> Node:
         """`node` as a rule of its own, in a context-free grammar."""

@@ -1,9 +1,13 @@
-"""Where `$ref` leads: JSON pointers, `$id` and `$anchor` inside one schema document."""
+"""Where `$ref` leads: JSON pointers, `$id`, anchors and dynamic anchors in one schema and the documents beside it.
+
+A target is a JSON pointer into the schema, "" for its root, or `URI#pointer` into another document.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -18,49 +22,64 @@ SINGLES = (
 
 
 class References:
-    """Resolves the references of one document to JSON pointers into it.
+    """Resolves the references of a schema and of the `documents` that may be referred to, each under its URI.
 
-    A document without `$id` has the base URI "". Nothing is fetched: a reference that leaves the document is an error.
+    A schema without `$id` has the base URI "". Nothing is fetched: a reference to anything else is an error.
     """
 
-    def __init__(self, document: Any) -> None:
-        self._document = document
-        self._resources: dict[str, str] = {"": ""}  # URI without fragment -> pointer
-        self._anchors: dict[str, str] = {}  # URI with fragment -> pointer
-        self._bases: dict[str, str] = {}  # pointer of a resource -> its URI
-        self._walk(document, "", "")
+    def __init__(self, schema: Any, documents: Mapping[str, Any] | None = None) -> None:
+        self._documents = {urldefrag(uri)[0]: document for uri, document in (documents or {}).items()} | {"": schema}
+        self._resources: dict[str, str] = {}  # URI without fragment -> target
+        self._anchors: dict[str, str] = {}  # URI with fragment -> target
+        self._dynamic: dict[str, str] = {}  # the same of dynamic anchors; `$recursiveAnchor` has an empty name
+        self._bases: dict[str, str] = {}  # target of a resource -> its URI
+        self._drafts: dict[str, int | None] = {}  # the same -> its draft
+        for uri, document in self._documents.items():
+            target = f"{uri}#" if uri else ""
+            self._resources[uri], self._bases[target], self._drafts[target] = target, uri, None
+            self._walk(document, target, uri, None)
 
-    def target(self, reference: str, pointer: str) -> str:
-        """The pointer that `reference`, found in the schema at `pointer`, leads to."""
-        base, place = self._base(pointer), f"{pointer}/$ref"
-        # urljoin knows nothing of fragments after schemes such as urn:
-        uri, fragment = urldefrag(base + reference if reference[:1] == "#" else urljoin(base, reference))
-        fragment = unquote(fragment)
+    def target(self, reference: str, place: str) -> str:
+        """What `reference`, the value of the keyword at `place`, leads to."""
+        uri, fragment = self._absolute(reference, place)
         resource = self._resources.get(uri)
         if resource is None:
             raise GrammarError(
-                f"{place}: {reference!r} leads out of this document, and nothing is fetched; "
-                "copy the definition into $defs and refer to it there",
+                f"{place}: {reference!r} leads out of this document, and nothing is fetched; copy the definition into "
+                f"$defs, or pass the other schema as documents={{{uri!r}: ...}}",
                 pointer=place,
             )
         if not fragment:
             return resource
         if fragment.startswith("/"):
-            found = resource + fragment
-            self.schema(found, reference, place)
-            return found
+            self.schema(resource + fragment, reference, place)
+            return resource + fragment
         anchor = self._anchors.get(f"{uri}#{fragment}")
         if anchor is None:
             raise GrammarError(f"{place}: {reference!r} names no $anchor of this document", pointer=place)
         return anchor
 
+    def dynamic_target(self, reference: str, place: str) -> str | None:
+        """The same for `$dynamicRef` and `$recursiveRef`; None where the way that led to `place` decides."""
+        target = self.target(reference, place)
+        uri, fragment = self._absolute(reference, place)
+        if f"{uri}#{fragment}" not in self._dynamic:
+            return target
+        # the outermost resource with this anchor counts, and the outermost of all is always the schema's root
+        outermost = self._dynamic.get(f"{self._bases['']}#{fragment}")
+        if outermost is not None:
+            return outermost
+        rivals = {found for name, found in self._dynamic.items() if name.partition("#")[2] == fragment}
+        return target if rivals == {target} else None
+
     def schema(self, target: str, reference: str = "", place: str = "") -> Any:
-        """The value at pointer `target`, which `reference` at `place` names.
+        """The value at `target`, which `reference` at `place` names.
 
         Raises GrammarError that names the nearest definition when there is none.
         """
-        value = self._document
-        for part in _parts(target):
+        uri, pointer = ("", target) if target[:1] in ("", "/") else target.split("#", 1)
+        value = self._documents[uri]
+        for part in _parts(pointer):
             if isinstance(value, dict) and part in value:
                 value = value[part]
             elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
@@ -74,28 +93,62 @@ class References:
                 )
         return value
 
-    def _base(self, pointer: str) -> str:
-        while pointer not in self._bases and pointer:
-            pointer = pointer.rpartition("/")[0]
-        return self._bases.get(pointer, "")
+    def draft(self, target: str) -> int | None:
+        """The draft that the schema at `target` is written in (4, 6, 7, 2019, 2020), where `$schema` says so."""
+        return self._drafts[self._resource(target)]
 
-    def _walk(self, schema: Any, pointer: str, base: str) -> None:
+    def _absolute(self, reference: str, place: str) -> tuple[str, str]:
+        base = self._bases[self._resource(place)]
+        # urljoin knows nothing of fragments after schemes such as urn:
+        uri, fragment = urldefrag(base + reference if reference[:1] == "#" else urljoin(base, reference))
+        return uri, unquote(fragment)
+
+    def _resource(self, target: str) -> str:
+        """The resource that `target` lies in: the nearest schema around it with a URI of its own."""
+        while target not in self._bases:
+            target = target.rpartition("/")[0]
+        return target
+
+    def _walk(self, schema: Any, target: str, base: str, draft: int | None) -> None:
         if not isinstance(schema, dict):
             return
-        name = schema.get("$id")
+        draft = draft_of(schema["$schema"]) if isinstance(schema.get("$schema"), str) else draft
+        if target in self._drafts:
+            self._drafts[target] = draft
+        if not ("$ref" in schema and ref_stands_alone(draft)):
+            base = self._name(schema, target, base, draft)
+        for below, item in subschemas(schema):
+            self._walk(item, target + below, base, draft)
+
+    def _name(self, schema: dict[str, Any], target: str, base: str, draft: int | None) -> str:
+        """Note the names that `schema` gives itself; return its base URI."""
+        name = schema.get("id" if draft == 4 else "$id")
         if isinstance(name, str):
             uri, fragment = urldefrag(urljoin(base, name))
             if fragment:
-                self._anchors[f"{uri}#{fragment}"] = pointer  # draft 7 names anchors by `$id`
+                self._anchors[f"{uri}#{fragment}"] = target  # up to draft 7, `$id` names anchors as well
             if name[:1] != "#":
                 base = uri
-                self._resources[uri] = pointer
-                self._bases[pointer] = uri
+                self._resources[uri], self._bases[target], self._drafts[target] = target, uri, draft
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(schema.get(keyword), str):
-                self._anchors[f"{base}#{schema[keyword]}"] = pointer
-        for below, item in subschemas(schema):
-            self._walk(item, pointer + below, base)
+                self._anchors[f"{base}#{schema[keyword]}"] = target
+        if isinstance(schema.get("$dynamicAnchor"), str):
+            self._dynamic[f"{base}#{schema['$dynamicAnchor']}"] = target
+        if schema.get("$recursiveAnchor") is True:
+            self._dynamic[f"{base}#"] = target
+        return base
+
+
+def draft_of(uri: str) -> int | None:
+    """The draft that a metaschema's URI names; None for others."""
+    found = re.search(r"json-schema\.org/(?:draft-0([4567])|draft/(2019|2020))", uri)
+    return int(found[1] or found[2]) if found else None
+
+
+def ref_stands_alone(draft: int | None) -> bool:
+    """Up to draft 7 the keywords beside `$ref` say nothing."""
+    return draft is not None and draft <= 7
 
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -8,8 +8,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.compile import Grammar
 from graftlm.core.grammar.spec import JsonSchema
-from tests.grammars import admits, allows, compact, compiled
+from tests.grammars import BYTES, admits, allows, compact, compiled
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 
@@ -292,19 +293,87 @@ def test_a_mistake_is_an_error_with_its_place(schema: Any, pointer: str, message
 
 
 def test_with_warn_what_cannot_be_kept_is_left_out_and_listed() -> None:
-    schema = closed(a={"type": "array", "items": INTEGER, "uniqueItems": True}, b={"type": "string", "colour": "red"})
+    schema = closed(a={"type": "array", "items": INTEGER, "uniqueItems": True}, b={"type": "string", "minlength": 3})
     grammar = compiled(schema, on_unsupported="warn")
     assert allows(grammar, '{"a":[1,1],"b":""}')
     assert [(issue.pointer, issue.keyword) for issue in grammar.warnings] == [
         ("/properties/a/uniqueItems", "uniqueItems"),
-        ("/properties/b/colour", "colour"),
+        ("/properties/b/minlength", "minlength"),
     ]
 
 
-def test_notes_say_nothing_about_the_value() -> None:
-    notes = {"title": "t", "description": "d", "default": 1, "examples": [1], "x-order": 3, "deprecated": True}
-    grammar = compiled({**INTEGER, **notes})
+def test_keywords_that_the_standard_does_not_know_are_annotations_and_listed() -> None:
+    notes = {"ui:widget": "slider", "markdownDescription": "m", "enumNames": ["x"], "self": {}, "comment": "c"}
+    grammar = compiled({**INTEGER, **notes, "example": 5, "x-order": 3, "title": "t"})
     assert allows(grammar, "7") and grammar.warnings == ()
+    assert {issue.keyword for issue in grammar.annotations} == {*notes, "example", "x-order"}
+    assert grammar.annotations[0].pointer == "/ui:widget"
+
+
+@pytest.mark.parametrize(
+    ("keyword", "meant"),
+    [
+        ("propertes", "properties"),
+        ("maxlength", "maxLength"),
+        ("requried", "required"),
+        ("additional_properties", "additionalProperties"),
+        ("addtionalProperites", "additionalProperties"),
+        ("tpye", "type"),
+        ("anyof", "anyOf"),
+        ("then ", "then"),
+    ],
+)
+def test_a_near_miss_of_a_keyword_that_constrains_is_an_error_unless_it_is_marked_as_a_note(
+    keyword: str, meant: str
+) -> None:
+    with pytest.raises(GrammarError, match=f"did you mean '{meant}'"):
+        compiled({"items": {keyword: 3}})
+    assert compiled({**INTEGER, f"x-{keyword}": 3, f"_{keyword}": 3, f"${keyword}": 3}).warnings == ()
+
+
+@pytest.mark.parametrize("keyword", ["form", "info", "note", "file", "readonly", "decription", "names", "typeof"])
+def test_words_that_resemble_short_keywords_or_notes_are_annotations(keyword: str) -> None:
+    assert [issue.keyword for issue in compiled({**INTEGER, keyword: 3}).annotations] == [keyword]
+
+
+DRAFT4, DRAFT7 = "http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"
+
+
+def test_each_draft_is_read_by_its_own_rules() -> None:
+    check({"$schema": DRAFT4, "type": "integer", "minimum": 3, "exclusiveMinimum": True}, [4], [3])
+    check({"$schema": DRAFT4, "type": "array", "items": [INTEGER], "additionalItems": False}, [[1]], [[1, 2]])
+    beside = {"$ref": "#/definitions/a", "maximum": 3, "definitions": {"a": INTEGER}}
+    check({"$schema": DRAFT7, **beside}, [5], ["a"])
+    check(beside, [3], [5])
+    by_id = {"items": {"$ref": "#b"}, "type": "array"}
+    check({**by_id, "$schema": DRAFT4, "definitions": {"b": {"id": "#b", **INTEGER}}}, [[1]], [["a"]])
+    check({**by_id, "$schema": DRAFT7, "definitions": {"b": {"$id": "#b", **INTEGER}}}, [[1]], [["a"]])
+
+
+def test_references_may_lead_into_documents_that_the_caller_gives() -> None:
+    documents = {
+        "https://example.org/a.json": {"$defs": {"x": INTEGER}, "items": {"$ref": "b.json"}, "type": "array"},
+        "https://example.org/b.json": {"$ref": "a.json#/$defs/x"},
+    }
+    grammar = compiled(JsonSchema({"$ref": "https://example.org/a.json"}, documents=documents))
+    assert allows(grammar, "[1,2]") and not allows(grammar, '["a"]')
+    same = Grammar.compile(JsonSchema({"$ref": "https://example.org/b.json"}), BYTES, documents=documents)
+    assert allows(same, "3") and not allows(same, "[3]")
+    with pytest.raises(GrammarError, match=r"pass the other schema as documents=\{'https://example.org/c.json'"):
+        compiled(JsonSchema({"$ref": "https://example.org/c.json"}, documents=documents))
+
+
+def test_a_dynamic_reference_is_kept_where_only_one_target_is_possible() -> None:
+    tree = {
+        "$id": "https://example.org/tree",
+        "$dynamicAnchor": "node",
+        **closed(["value"], value=INTEGER, next={"$dynamicRef": "#node"}),
+    }
+    check(tree, [{"value": 1}, {"value": 1, "next": {"value": 2}}], [{"value": 1, "next": {}}])
+    check({"$recursiveAnchor": True, "type": "array", "items": {"$recursiveRef": "#"}}, [[], [[], [[]]]], [[1]])
+    strict_tree = {"$id": "strict", "$defs": {"t": tree, "u": {"$id": "other", "$dynamicAnchor": "node"}}}
+    with pytest.raises(GrammarError, match="several targets"):
+        compiled({**strict_tree, "$ref": "https://example.org/tree"})
 
 
 def test_a_schema_without_type_that_speaks_of_one_is_of_that_type_in_strict_mode() -> None:

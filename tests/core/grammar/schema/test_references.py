@@ -38,7 +38,7 @@ DOCUMENT: dict[str, Any] = {
     ],
 )
 def test_a_reference_leads_to_a_pointer(reference: str, pointer: str, target: str) -> None:
-    assert References(DOCUMENT).target(reference, pointer) == target
+    assert References(DOCUMENT).target(reference, f"{pointer}/$ref") == target
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_reference_leads_to_a_pointer(reference: str, pointer: str, target: st
 )
 def test_a_reference_that_leads_nowhere_says_so_and_where_it_stands(reference: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message) as caught:
-        References(DOCUMENT).target(reference, "/properties/$id")
+        References(DOCUMENT).target(reference, "/properties/$id/$ref")
     assert caught.value.pointer == "/properties/$id/$ref"
 
 
