@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MAX_TOKENIZERS = 4
 _MAX_STEPS = 256
 # What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
 _CLOSERS = (*(b"}", b"]", b",", b":", b'"', b"0", b"1"), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
 _IN_STRING = b"#"  # outside of strings JSON never has it
 _BLANK = frozenset(b" \t\r\n")
-
-_tokenizers: OrderedDict[str, LLTokenizer] = OrderedDict()
-_lock = threading.Lock()
 
 
 class LlguidanceGrammar:
@@ -57,69 +52,53 @@ class LlguidanceGrammar:
         return LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
 
 
-class LlguidanceMatcher:
+class LlguidanceMatcher(LibraryMatcher):
     """One sequence in a context-free grammar: see `graftlm.core.grammar.matcher.Matcher`.
 
     Endings are searched for greedily. Where none is found, `ending` is [] and `min_tokens_to_accept` 0 though the
     matcher is not accepting: the text then runs until its budget is spent and may be cut.
     """
 
-    __slots__ = ("_ending", "_matcher", "_num_consumed", "_stopped", "_vocabulary")
+    __slots__ = ("_ending",)
+
+    _matcher: LLMatcher
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-        self._matcher = matcher
-        self._vocabulary = vocabulary
-        self._num_consumed = 0  # without end-of-sequence
-        self._stopped = False
-        self._ending: tuple[int, list[int]] | None = None  # for which num_consumed, and what
+        super().__init__(matcher, vocabulary)
+        self._ending: tuple[int, list[int]] | None = None  # for which num_consumed, and the tokens
 
     def fill_mask(self, row: MaskRow) -> bool:
         if self._stopped:
             row[:] = 0
             return True
-        ends = self._vocabulary.eos_token_ids
-        buffer = row if ends else np.zeros(_num_words(self._vocabulary), np.int32)
+        has_eos = bool(self._vocabulary.eos_token_ids)
+        buffer = row if has_eos else np.zeros(_num_words(self._vocabulary), np.int32)
         self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
         self._check()
-        if not ends:
+        if not has_eos:
             row[:] = buffer[: len(row)]
-            tail = self._vocabulary.vocab_size & 31
-            if tail:
-                row.view(np.uint32)[-1] &= np.uint32((1 << tail) - 1)
-        accepting = self.accepting
-        bits = row.view(np.uint32)
-        for token_id in ends:
-            bit = np.uint32(1 << (token_id & 31))
-            bits[token_id >> 5] = bits[token_id >> 5] | bit if accepting else bits[token_id >> 5] & ~bit
+            clear_beyond(row, self._vocabulary)
+        allow_eos(row, self._vocabulary, self.accepting)
         return True
 
-    def advance(self, token_ids: Sequence[int]) -> int:
-        ids = [int(token_id) for token_id in token_ids]
-        if self._stopped:
-            return 0
-        end = next((i for i, token_id in enumerate(ids) if not self._spells(token_id)), len(ids))
-        consumed = self._matcher.try_consume_tokens(ids[:end]) if end else 0
-        self._num_consumed += consumed
-        if consumed == end < len(ids) and ids[end] in self._vocabulary.eos_token_ids and self.accepting:
-            self._stopped = True
-            return consumed + 1
-        return consumed
+    def _consume(self, token_ids: list[int]) -> int:
+        return int(self._matcher.try_consume_tokens(token_ids))
+
+    def _copy(self) -> LLMatcher:
+        return self._matcher.deep_copy()
+
+    def _accepts(self) -> bool:
+        return bool(self._matcher.is_accepting())
 
     def rollback(self, num_tokens: int) -> None:
-        total = self._num_consumed + self._stopped
-        if not 0 <= num_tokens <= total:
-            raise ValueError(f"cannot undo {num_tokens} tokens; {total} were consumed")
-        if self._stopped and num_tokens:
-            self._stopped = False
-            num_tokens -= 1
-        if num_tokens:
-            self._matcher.rollback(num_tokens)
-            self._num_consumed -= num_tokens
+        num_consumed = self._num_consumed
+        super().rollback(num_tokens)
+        if self._num_consumed != num_consumed:
             self._ending = None
 
     def fork(self) -> LlguidanceMatcher:
-        twin = LlguidanceMatcher(self._matcher.deep_copy(), self._vocabulary)
-        twin._num_consumed, twin._stopped, twin._ending = self._num_consumed, self._stopped, self._ending
+        twin: LlguidanceMatcher = super().fork()
+        twin._ending = self._ending
         return twin
 
     def forced(self, context: Sequence[int]) -> list[int]:
@@ -139,22 +118,11 @@ class LlguidanceMatcher:
         return [] if self.accepting else list(self._find_ending())
 
     @property
-    def accepting(self) -> bool:
-        return self._stopped or self._matcher.is_accepting()
-
-    @property
     def finished(self) -> bool:
         if self._stopped or not self._matcher.is_stopped():
             return self._stopped
         self._check()  # what gave up has stopped as well
         return True
-
-    @property
-    def state(self) -> int | None:
-        return None
-
-    def _spells(self, token_id: int) -> bool:
-        return 0 <= token_id < self._vocabulary.vocab_size and bool(self._vocabulary.tokens[token_id])
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -206,13 +174,13 @@ class LlguidanceMatcher:
             if _allowed(row, token_id):
                 return token_id
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        written = [int(i) for i in allowed[:4096] if self._spells(int(i))]
+        written = [int(i) for i in allowed[:4096] if self._has_bytes(int(i))]
         solid = [i for i in written if not set(self._vocabulary.tokens[i]) <= _BLANK]
         return min(solid or written, key=lambda i: len(self._vocabulary.tokens[i]), default=None)
 
 
-class _Spelling:
-    """What llguidance asks of a tokenizer."""
+class _ByteTokenizer:
+    """The tokenizer interface that llguidance's TokenizerWrapper expects."""
 
     bos_token_id = None
 
@@ -227,18 +195,13 @@ class _Spelling:
         return self._vocabulary.encode(data.encode() if isinstance(data, str) else data)
 
 
-def tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
-    """llguidance's view of `vocabulary`: half a second at 128k tokens, so it is kept."""
+def _build_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    with _lock:
-        key = vocabulary.fingerprint
-        if key not in _tokenizers:
-            _tokenizers[key] = LLTokenizer(TokenizerWrapper(_Spelling(vocabulary)))
-            while len(_tokenizers) > _MAX_TOKENIZERS:
-                _tokenizers.popitem(last=False)
-        _tokenizers.move_to_end(key)
-        return _tokenizers[key]
+    return LLTokenizer(TokenizerWrapper(_ByteTokenizer(vocabulary)))
+
+
+tokenizer_of = PerVocabulary(_build_tokenizer)
 
 
 def _allowed(row: MaskRow, token_id: int) -> bool:

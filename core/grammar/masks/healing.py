@@ -1,24 +1,24 @@
-"""Forced bytes as tokens, healed: canonical after what is there, and holding back what a longer token could take.
+"""Healed forced tokens: forced bytes as the tokens that the tokenizer would write for the finished text.
 
-Tokens that a tokenizer would write for the bytes alone are wrong at both ends: the last token so far and the first
-forced bytes may belong together, and the last forced bytes may be the beginning of a longer token whose rest the
-model chooses. So the last token is encoded again with the bytes, and the end is cut back to the first byte from which
-some longer token can still go on. This is llguidance's rule, to the token.
+Encoding the forced bytes alone goes wrong at both ends. The last token of the context and the first forced bytes may
+merge into one token, so the last token is encoded again together with them. The last forced bytes may begin a longer
+token whose rest the model chooses, so tokens are held back from the first byte at which a longer token that the grammar
+allows could start. This is llguidance's rule for `compute_ff_tokens`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.masks.trie_walk import continues
 from graftlm.core.grammar.vocabulary import Vocabulary
 
-_LOOKBACK = 4  # tokens at the end whose bytes a longer token could begin in
+_LOOKBACK = 4  # a longer token may begin within the last four tokens
 
 
 def encode_after(vocabulary: Vocabulary, context: Sequence[int], data: bytes) -> list[int]:
-    """The canonical ids of `data` where it follows `context`, if that can be without changing the last token."""
+    """The canonical ids of `data` after `context`; those of `data` alone where the last token would change."""
     tail = vocabulary.tokens[context[-1]] if len(context) and 0 <= context[-1] < vocabulary.vocab_size else b""
     if tail:
         ids = vocabulary.encode(tail + data)
@@ -28,14 +28,22 @@ def encode_after(vocabulary: Vocabulary, context: Sequence[int], data: bytes) ->
 
 
 def heal(vocabulary: Vocabulary, dfa: Dfa, after: Place, token_ids: list[int]) -> list[int]:
-    """Drop the tokens at the end that a longer token could replace, if what follows comes from `after`."""
+    """Drop the last tokens that a longer token could replace, given that the text goes on from `after`."""
     if dfa.is_final(after):
         return token_ids
+    return hold_back(vocabulary, token_ids, lambda node: continues(vocabulary.trie, node, dfa, after))
+
+
+def hold_back(vocabulary: Vocabulary, token_ids: list[int], extends: Callable[[int], bool]) -> list[int]:
+    """Drop the last tokens whose bytes begin a longer token.
+
+    extends  whether the text can go on with a token strictly below this node of the vocabulary's trie
+    """
     trie = vocabulary.trie
     suffix = vocabulary.decode(token_ids[-_LOOKBACK:])[-trie.max_depth :]
     for start in range(len(suffix)):
         node = trie.find(suffix[start:])
-        if node >= 0 and continues(trie, node, dfa, after):
+        if node >= 0 and extends(node):
             num_held, num_kept = 0, len(token_ids)
             while num_held < len(suffix) - start:
                 num_kept -= 1

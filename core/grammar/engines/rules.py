@@ -1,0 +1,100 @@
+"""The text of a context-free grammar: what the notations of llguidance (Lark) and xgrammar (EBNF) have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node
+
+
+class RuleWriter(ABC):
+    """Writes one node and the rules that it names, one rule per line."""
+
+    START: ClassVar[str]
+    DEFINES: ClassVar[str]  # what stands between the name and the body of a rule
+
+    def __init__(self, rules: dict[str, Node]) -> None:
+        self._rules = rules
+        self._names = {name: f"r{i}" for i, name in enumerate(rules)}
+        self._lines: list[str] = []
+        self._num_fresh = 0
+
+    def write(self, node: Node) -> str:
+        start = self._body(node)
+        bodies = [self._line(self._names[name], self._body(body)) for name, body in self._rules.items()]
+        return "\n".join([self._line(self.START, start), *bodies, *self._lines]) + "\n"
+
+    @abstractmethod
+    def _body(self, node: Node) -> str:
+        """`node` as the body of a rule; may add lines."""
+
+    @abstractmethod
+    def _set(self, ranges: tuple[ast.Range, ...]) -> str:
+        """One character of `ranges`, in the body of a rule."""
+
+    def _line(self, name: str, body: str) -> str:
+        return f"{name}{self.DEFINES} {body}"
+
+    def _define(self, name: str, *ways: str) -> None:
+        self._lines.append(self._line(name, " | ".join(ways)))
+
+    def _fresh(self) -> str:
+        self._num_fresh += 1
+        return f"s{self._num_fresh}"
+
+    def _named(self, name: str) -> str:
+        if name not in self._names:
+            known = ", ".join(self._names) or "none"
+            raise GrammarError(f"there is no rule {name!r}; give it along with the node that names it (given: {known})")
+        return self._names[name]
+
+    def _series(self, node: ast.Series) -> str:
+        """Right-linear rules, two for each item: with nothing written before it, and with something."""
+        separator, last = self._body(node.separator), len(node.items) - 1
+        first_names = [self._fresh() for _ in node.items]
+        later_names = [self._fresh() for _ in node.items]
+        for i, (item, endless) in enumerate(node.items):
+            value = f"({self._body(item)})"
+            many = f"{value} (({separator}) {value})*" if endless else value
+            rest = f" {later_names[i + 1]}" if i < last else ""
+            skip_first = [first_names[i + 1]] if i < last else [] if node.nonempty else ['""']
+            self._define(first_names[i], f"{many}{rest}", *skip_first)
+            self._define(later_names[i], f"({separator}) {many}{rest}", later_names[i + 1] if i < last else '""')
+        return first_names[0]
+
+    def _automaton(self, node: ast.Automaton) -> str:
+        """One rule for each state; only for ASCII, since the notations know whole characters and no bytes."""
+        names = [self._fresh() for _ in node.rows]
+        for state, row in enumerate(node.rows):
+            if any(high > 0x7F for _, high, _ in row):
+                raise GrammarError(
+                    "a combination of patterns beyond ASCII inside a constraint that contains itself cannot be kept; "
+                    "use one pattern instead of several"
+                )
+            ways = [f"{self._set(((low, high),))} {names[target]}" for low, high, target in row]
+            self._define(names[state], *ways, *(['""'] if state in node.accepting else []))
+        return names[0]
+
+
+def quantifier(minimum: int, maximum: int | None) -> str:
+    """`?`, `*`, `+` or `{m,n}`."""
+    short = {(0, 1): "?", (0, None): "*", (1, None): "+"}.get((minimum, maximum))
+    return short or f"{{{minimum},{'' if maximum is None else maximum}}}"
+
+
+def decoded(data: bytes) -> str:
+    """`data` as text. Raises GrammarError when it is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise GrammarError(
+            f"{data!r} is not UTF-8, which a context-free grammar needs; use whole characters"
+        ) from error
+
+
+def without_surrogates(ranges: tuple[ast.Range, ...]) -> tuple[ast.Range, ...]:
+    """`ranges` without the code points that UTF-8 cannot write."""
+    return ast.intersect(ranges, ast.complement(((0xD800, 0xDFFF),)))
