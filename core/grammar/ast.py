@@ -260,8 +260,8 @@ def map_children(function: Callable[[Node], Node], node: Node) -> Node:
             after = function(item)
             return node if after is item else replace(node, item=after)
         case Series(members, separator, _):
-            items = tuple((function(member), endless) for member, endless in members)
-            return replace(node, items=items, separator=function(separator))
+            pairs = tuple((function(member), endless) for member, endless in members)
+            return replace(node, items=pairs, separator=function(separator))
         case Difference(item, minus):
             return Difference(function(item), function(minus))
         case _:
