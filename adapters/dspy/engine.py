@@ -23,8 +23,10 @@ from graftlm.adapters.dspy.choosing import Choosing
 from graftlm.adapters.dspy.decisions import Decision, Measured, judgment_pieces, measure
 from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.adapters.dspy.scaffold import Scaffold
+from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import tool_constraint
-from graftlm.core.chat.tools import Tool, ToolFormat, ToolStream
+from graftlm.core.chat.tool_parser import ToolParser, parse_answer
+from graftlm.core.chat.tools import Tool
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.constraint import vocabulary_of
 from graftlm.core.errors import GraftError, GrammarError
@@ -185,7 +187,7 @@ class _Door:
     def _answer(self, call: _Call, completion: Completion) -> lm15.Response:
         if call.form is None:
             return wire.response(call.model, completion)
-        said = call.form.parse(completion.text)
+        said = parse_answer(call.form, completion.text)
         return wire.response(call.model, replace(completion, text=said.content), said.calls)
 
     def _measured(self, call: _Call) -> lm15.Response:
@@ -248,7 +250,7 @@ class _Events:
 
     def __init__(self, call: _Call) -> None:
         self._model = call.model
-        self._tools = ToolStream(call.form) if call.form is not None else None
+        self._tools = ToolParser(call.form) if call.form is not None else None
         self._others: dict[int, list[str]] = {}
 
     def start(self) -> lm15.StreamStartEvent:
@@ -271,7 +273,7 @@ class _Events:
             yield lm15.StreamDeltaEvent(lm15.TextDelta(piece, logprobs=logprobs))
             logprobs = ()
 
-    def _with_tools(self, tools: ToolStream, chunk: Chunk) -> Iterator[Any]:
+    def _with_tools(self, tools: ToolParser, chunk: Chunk) -> Iterator[Any]:
         deltas = tools.push(chunk.text) + (tools.finish() if chunk.finish_reason else [])
         for delta in deltas:
             if delta.index is None:

@@ -29,8 +29,10 @@ from graftlm.adapters.langchain.messages import (
     usage_metadata,
 )
 from graftlm.core.call_options import answer_schema
+from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
-from graftlm.core.chat.tools import Tool, ToolFormat, ToolStream, ToolText
+from graftlm.core.chat.tool_parser import ParsedAnswer, ToolParser, parse_answer
+from graftlm.core.chat.tools import Tool
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, Request
 
@@ -106,7 +108,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     def _result(self, call: Call, completion: Completion, form: ToolFormat | None) -> ChatResult:
         generations = []
         for index, item in enumerate(completion.completions or [completion]):
-            text = form.parse(item.text) if form is not None else ToolText(item.text)
+            text = parse_answer(form, item.text) if form is not None else ParsedAnswer(item.text)
             message = ai_message(item, text, call.model_name, completion.usage if index == 0 else None)
             info = {"finish_reason": message.response_metadata["finish_reason"]}
             generations.append(ChatGeneration(message=message, generation_info=info))
@@ -248,7 +250,7 @@ class _StreamReader:
 
     def __init__(self, call: Call, form: ToolFormat | None, with_usage: bool) -> None:
         self._call = call
-        self._stream = ToolStream(form) if form is not None else None
+        self._stream = ToolParser(form) if form is not None else None
         self._with_usage = with_usage
 
     def read(self, chunk: Chunk) -> Iterator[ChatGenerationChunk]:

@@ -22,7 +22,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
-from graftlm.core.chat.tools import ToolDelta, ToolText
+from graftlm.core.chat.tool_parser import ParsedAnswer, ToolDelta
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Completion, TokenLogprob, Usage
 
@@ -155,7 +155,7 @@ def response_metadata(
     return metadata
 
 
-def ai_message(completion: Completion, tool_text: ToolText, model_name: str, usage: Usage | None) -> AIMessage:
+def ai_message(completion: Completion, tool_text: ParsedAnswer, model_name: str, usage: Usage | None) -> AIMessage:
     """Build the answer. `usage` is None for all but the first of n answers: the prompt is counted once."""
     finish_reason = "tool_calls" if tool_text.calls else completion.finish_reason
     return AIMessage(

@@ -15,8 +15,9 @@ from graftlm.adapters.llama_index.messages import (
 )
 from graftlm.adapters.llama_index.structured import StructuredPrediction
 from graftlm.core import call_options, loop_batching
+from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import tool_constraint
-from graftlm.core.chat.tools import Tool, ToolFormat
+from graftlm.core.chat.tools import Tool
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Request

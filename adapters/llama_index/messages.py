@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, VideoPart
-from graftlm.core.chat.tools import ToolFormat, ToolStream, ToolText
+from graftlm.core.chat.tool_format import ToolFormat
+from graftlm.core.chat.tool_parser import ParsedAnswer, ToolParser, parse_answer
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, TokenLogprob, Usage
 from llama_index.core.base.llms.types import (
@@ -133,7 +134,7 @@ def _log_prob(token: str, logprob: float | None) -> LogProb:
     return LogProb(token=token, logprob=logprob if logprob is not None else 0.0, bytes=list(token.encode()))
 
 
-def chat_message(text: ToolText) -> ChatMessage:
+def chat_message(text: ParsedAnswer) -> ChatMessage:
     """The assistant's message; calls are blocks, and for older readers also in `additional_kwargs`."""
     blocks: list[Any] = [TextBlock(text=text.content)] if text.content or not text.calls else []
     blocks += [ToolCallBlock(tool_call_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in text.calls]
@@ -151,7 +152,7 @@ def chat_message(text: ToolText) -> ChatMessage:
 
 
 def chat_response(model_name: str, completion: Completion, form: ToolFormat | None) -> ChatResponse:
-    text = form.parse(completion.text) if form is not None else ToolText(completion.text)
+    text = parse_answer(form, completion.text) if form is not None else ParsedAnswer(completion.text)
     reason = "tool_calls" if text.calls else completion.finish_reason
     return ChatResponse(
         message=chat_message(text),
@@ -175,7 +176,7 @@ class ChatReader:
 
     def __init__(self, model_name: str, form: ToolFormat | None) -> None:
         self._model_name = model_name
-        self._stream = ToolStream(form) if form is not None else None
+        self._stream = ToolParser(form) if form is not None else None
         self._content = ""
 
     def read(self, chunk: Chunk) -> ChatResponse:
@@ -189,7 +190,7 @@ class ChatReader:
         calls = tuple(self._stream.calls) if self._stream is not None else ()
         reason = "tool_calls" if calls and chunk.finish_reason is not None else chunk.finish_reason
         return ChatResponse(
-            message=chat_message(ToolText(self._content, calls)),
+            message=chat_message(ParsedAnswer(self._content, calls)),
             delta=text,
             raw=raw_response(self._model_name, reason, chunk.usage),
             logprobs=log_probs(chunk.logprobs),

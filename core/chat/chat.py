@@ -1,4 +1,4 @@
-"""A chat written turn by turn, so that its text only grows and the KV of what came before stays useful."""
+"""Chat: render a conversation turn by turn, so that its text only grows and the cached prefix stays valid."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MARK = "\u2983message-{}\u2984"
 
 
 class ChatFormat:
-    """What a model's chat template writes around messages, learned by rendering marks in place of their contents.
+    """The text that a chat template writes around messages, learned by rendering placeholders as their contents.
 
-    trims  whether the template strips spaces around a content.
+    trims  whether the template strips white space around a message's content.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -35,10 +35,10 @@ class ChatFormat:
             return False
 
     def around(self, roles: tuple[str, ...], *, generation: bool = False) -> tuple[str, ...]:
-        """The text before, between and after the contents of messages with these roles. [len(roles) + 1]
+        """The text before, between and after the contents of messages with these roles, [len(roles) + 1].
 
-        With `generation` the last piece ends where an assistant's answer begins. Raises ConfigError if the
-        template refuses these roles, or does not write each content once and in order.
+        With `generation` the last piece is the generation prompt.
+        Raises: ConfigError if the template refuses these roles, or does not render each content once and in order.
         """
         key = roles, generation
         if key not in self._known:
@@ -72,25 +72,24 @@ _formats: WeakKeyDictionary[Tokenizer, ChatFormat] = WeakKeyDictionary()
 
 def chat_format(tokenizer: Tokenizer) -> ChatFormat:
     """The format of a tokenizer's chat template, learned once."""
-    found = _formats.get(tokenizer)
-    if found is None:
-        found = _formats[tokenizer] = ChatFormat(tokenizer)
-    return found
+    if tokenizer not in _formats:
+        _formats[tokenizer] = ChatFormat(tokenizer)
+    return _formats[tokenizer]
 
 
 class Chat:
-    """The turns of one state. `begin` and `end` return the text that the template puts there.
+    """The turns of one conversation. `begin` and `end` return the text that the template writes there.
 
-    A template that writes a leading system message inside the next turn makes that message wait: until then it is
-    `held` and adds no text.
+    Some templates write the system message inside the first user turn. Such a system message adds no text of its own;
+    it is `held` until the next turn begins.
     """
 
     def __init__(self, chat_format: ChatFormat) -> None:
         self._format = chat_format
         self._roles: tuple[str, ...] = ()
         self._contents: tuple[str, ...] = ()
-        self._ending = ""  # what the template wrote after the last turn
-        self._gap = ""
+        self._ending = ""  # the template's text after the last turn
+        self._gap = ""  # see `gap`
         self.open = False
         self.held = False
 
@@ -119,17 +118,17 @@ class Chat:
         return text
 
     def gap(self) -> str:
-        """Space that the template puts before an answer that is given, and the model before one that it writes."""
+        """White space between the generation prompt and a given answer; a generated answer has its own."""
         gap, self._gap = self._gap, ""
         return gap
 
     def write(self, text: str) -> None:
-        """Take text of the open turn."""
+        """Append to the content of the open turn."""
         self._gap = ""
         self._contents = (*self._contents[:-1], self._contents[-1] + text)
 
     def end(self, content: str | None = None) -> str:
-        """Close the turn. `content` replaces what was taken, where the template trims it."""
+        """Close the turn. `content`, if given, replaces the turn's content: the template has trimmed it."""
         if not self.open:
             raise ConfigError("a turn ends that was not begun")
         self.open, self._gap = False, ""
@@ -141,7 +140,7 @@ class Chat:
         return self._ending
 
     def _before(self, role: str) -> str:
-        """What comes between the text so far and the content of a new turn."""
+        """The text between the end of the conversation and the content of a new turn."""
         if self.held:
             first, second = self._format.around((*self._roles, role))[:2]
             self.held = False
@@ -173,7 +172,7 @@ class Chat:
         return True
 
     def _around(self, roles: tuple[str, ...], *, generation: bool = False) -> tuple[str, ...]:
-        """The format of these roles; of those after the system message where that one moves about in the text."""
+        """The format of these roles, without the system message where the template moves that one to a later turn."""
         try:
             return self._format.around(roles, generation=generation)
         except ConfigError:

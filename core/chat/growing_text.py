@@ -1,4 +1,4 @@
-"""A text that only grows, and its tokens, which never change once the model has seen them."""
+"""GrowingText: an append-only text, and its token ids, which never change once the model has computed their KV."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 
 class GrowingText:
-    """Text given and text generated, one after the other.
+    """Constant and generated text in one sequence.
 
-    Given text waits until tokens are asked for, so that neighbours are cut into tokens together. Generated tokens are
-    kept as they are, so that their KV is found again.
+    Constant text is tokenised only when `tokens` is called, so that adjacent pieces are tokenised together. Generated
+    token ids are kept as they were sampled, so that the prefix cache finds their KV again.
     """
 
     def __init__(self) -> None:
         self.text = ""
-        self._ids = np.zeros(0, dtype=np.int32)  # of the text but for `_pending`
+        self._ids = np.zeros(0, dtype=np.int32)  # of the text before `_pending`
         self._pending = ""
 
     def copy(self) -> GrowingText:
         return copy(self)
 
     def write(self, text: str) -> None:
-        """Append given text."""
+        """Append constant text."""
         self.text += text
         self._pending += text
 
     def write_generated(self, tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> None:
-        """Append what the model wrote after `tokens()`."""
+        """Append a text that the model generated after `tokens()`."""
         kept, self._pending = align(tokenizer, token_ids, text)
         self._extend(kept)
         self.text += text
@@ -46,7 +46,7 @@ class GrowingText:
         self._ids = all_ids
 
     def tokens(self, tokenizer: Tokenizer) -> NDArray[np.int32]:
-        """The ids of the whole text, int32 [num_tokens]; no tokens for an empty text, but for a BOS."""
+        """The token ids of the whole text, int32 [num_tokens]. An empty text has at most a BOS."""
         if self._pending or not len(self._ids):
             encode = tokenizer.encode_continuation if len(self._ids) else tokenizer.encode
             self._extend(encode(self._pending))
@@ -54,7 +54,7 @@ class GrowingText:
         return self._ids
 
     def fix_all_but_last(self, tokenizer: Tokenizer) -> None:
-        """Make tokens of the text, but for the last one, which may be cut otherwise with what follows."""
+        """Tokenise the text except for its last token, which the text that follows may change."""
         if not self._pending:
             return
         ids = self.tokens(tokenizer)
@@ -67,9 +67,9 @@ class GrowingText:
 
 
 def align(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> tuple[list[int], str]:
-    """Split a generated text into the generated ids that write its beginning, and the rest.
+    """Split a generated text into the longest prefix of `token_ids` that spells its beginning, and the remaining text.
 
-    A stop string may cut the text inside a token, and the token that ended it writes nothing.
+    They differ where a stop string ends inside a token, and by the token that ended the text, which spells nothing.
     """
     if not tokenizer.exact_bytes:
         return [], text
@@ -85,6 +85,6 @@ def align(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> tuple[li
         if not data.startswith(piece, position):
             break
         position += len(piece)
-        if piece and (position == len(data) or data[position] & 0xC0 != 0x80):  # not inside a character
+        if piece and (position == len(data) or data[position] & 0xC0 != 0x80):  # a whole character ends here
             kept, kept_position = index + 1, position
     return list(token_ids[:kept]), data[kept_position:].decode()

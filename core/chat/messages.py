@@ -1,4 +1,4 @@
-"""Chat messages and their parts: the one form that every adapter translates to and from."""
+"""Chat messages and their parts. Every adapter converts its framework's messages to and from these."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from graftlm.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class TextPart:
-    """Text inside a message of several parts."""
+    """A text part of a multi-part message."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ImagePart:
-    """An image: a path, a URL, bytes, or an object that the model's processor takes."""
+    """An image: a path, a URL, bytes, or an object that the model's processor accepts."""
 
     image: Any
 
 
 @dataclass(frozen=True)
 class VideoPart:
-    """A video, of which `num_frames` evenly spaced frames are shown to the model."""
+    """A video; the model sees `num_frames` evenly spaced frames of it."""
 
     video: Any
     num_frames: int | None = None
@@ -37,7 +37,7 @@ ContentPart = TextPart | ImagePart | VideoPart
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call that the model asked for. `arguments` are decoded JSON."""
+    """One tool call of the model. `arguments` is decoded JSON."""
 
     id: str
     name: str
@@ -46,7 +46,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a chat. `tool_call_id` says which call a "tool" message answers."""
+    """One turn of a chat. In a "tool" message `tool_call_id` is the id of the call that it answers."""
 
     role: str
     content: str | tuple[ContentPart, ...] = ""
@@ -56,16 +56,16 @@ class Message:
 
     @property
     def text(self) -> str:
-        """All text of the message, its parts joined with nothing between."""
+        """All text of the message, its parts joined without a separator."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
 def to_messages(messages: Iterable[Message | Mapping[str, Any]]) -> list[Message]:
-    """Normalise messages given as `Message` or as dicts in the shape of the OpenAI API.
+    """Read messages given as `Message` or as dicts in the form of the OpenAI API.
 
-    Raises ConfigError, naming the message's index, for anything that is not a message.
+    Raises: ConfigError with the message's index for anything else.
     """
     normal = [_to_message(message, index) for index, message in enumerate(messages)]
     if not normal:
@@ -74,7 +74,7 @@ def to_messages(messages: Iterable[Message | Mapping[str, Any]]) -> list[Message
 
 
 def to_template_dicts(messages: Iterable[Message], *, multimodal: bool = False) -> list[dict[str, Any]]:
-    """Build what Hugging Face chat templates read. Without `multimodal`, an image or a video raises ConfigError."""
+    """The dicts that Hugging Face chat templates read. Without `multimodal` an image or a video raises ConfigError."""
     return [_to_template_dict(message, multimodal) for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""The text of an answer that may call tools: the grammar of calls, of free text around them, of a final JSON."""
+"""The grammar of an answer that may call tools: free text, tool calls, or a final JSON object."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from graftlm.core.chat.tools import Tool, ToolFormat
+from graftlm.core.chat.tool_format import ToolFormat
+from graftlm.core.chat.tools import Tool
 from graftlm.core.errors import ConfigError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.spec import Composite, JsonSchema, Options
@@ -18,8 +19,8 @@ class ToolChoice:
     """Which tools the next answer may call.
 
     mode      "auto": calls or text; "required": at least one call; "none": text.
-    tools     those that may be called.
-    parallel  whether one answer may hold several calls.
+    tools     the tools that may be called.
+    parallel  whether one answer may contain several calls.
     """
 
     mode: Literal["auto", "required", "none"] = "auto"
@@ -28,10 +29,11 @@ class ToolChoice:
 
     @classmethod
     def read(cls, choice: Any, tools: tuple[Tool, ...], *, parallel: bool | None = None) -> ToolChoice:
-        """Read a tool_choice in any of its usual forms.
+        """Read a `tool_choice` in any of its usual forms.
 
         choice  None, "auto", "none", "any", "required", True, False, a tool's name, or a dict that names a tool.
-        Naming a tool forces exactly one call of it.
+                A tool's name forces exactly one call of that tool.
+        Raises: ConfigError for anything else, listing the names of the tools.
         """
         names = [tool.name for tool in tools]
         if isinstance(choice, Mapping):
@@ -53,12 +55,13 @@ class ToolChoice:
 def tool_constraint(
     form: ToolFormat, tools: Sequence[Tool], choice: Any = None, *, parallel: bool | None = None, answer: Any = None
 ) -> dict[str, Any]:
-    """The sampling parameters of an answer that may call `tools`; its text is JSON of the schema `answer`, if given.
+    """The sampling parameters that constrain an answer to tool calls and text.
 
     choice    as in `ToolChoice.read`.
     parallel  False allows at most one call.
+    answer    a JSON schema; an answer that calls no tool is then JSON of this schema instead of free text.
 
-    The text always ends validly: before the budget is spent, the shortest ending is written.
+    The answer is valid even if it reaches max_tokens: the shortest valid ending is forced before.
     """
     allowed = ToolChoice.read(choice, tuple(tools), parallel=parallel)
     schema = None if answer is None else answer if isinstance(answer, JsonSchema) else JsonSchema(answer)
@@ -71,7 +74,7 @@ def tool_constraint(
 
 @lru_cache(maxsize=256)
 def _constraint(form: ToolFormat, choice: ToolChoice, answer: JsonSchema | None) -> Composite:
-    """The language of the answer; one object for equal arguments, so that it is compiled once."""
+    """The grammar of the answer. Equal arguments give the same object, so that it is compiled once."""
     language = _Language(form)
     text = _text(form) if answer is None else language.json(answer, single_spaces=False)
     if choice.mode == "none":
@@ -86,7 +89,7 @@ def _constraint(form: ToolFormat, choice: ToolChoice, answer: JsonSchema | None)
 
 
 class _Language:
-    """Puts schemas together; the rules of those that are not regular go along."""
+    """Builds grammar nodes from schemas, and collects the rules of schemas that are not regular."""
 
     def __init__(self, form: ToolFormat) -> None:
         self._form = form
@@ -109,7 +112,7 @@ class _Language:
 
 
 def _text(form: ToolFormat) -> ast.Node:
-    """Free text that cannot be taken for a call."""
+    """Free text that contains no beginning of a call."""
     anything = ast.star(ast.ANY_CHAR)
     if form.marker:
         return ast.Difference(anything, ast.concat(anything, ast.literal(form.marker), anything))

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from graftlm.core.chat.messages import ToolCall
+from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
-from graftlm.core.chat.tools import Tool, ToolFormat
+from graftlm.core.chat.tools import Tool
 from graftlm.core.errors import ConfigError
 from graftlm.core.grammar.compile import Grammar
 from graftlm.core.grammar.vocabulary import Vocabulary

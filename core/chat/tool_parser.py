@@ -1,0 +1,187 @@
+"""ToolParser: split a model's answer into content and tool calls, whole or streamed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from graftlm.core.chat.messages import ToolCall
+from graftlm.core.chat.tool_format import ToolFormat
+
+_ID_ALPHABET = string.ascii_letters + string.digits
+
+
+def new_call_id() -> str:
+    """Nine letters and digits: unique in practice, and what the strictest chat templates accept."""
+    return "".join(secrets.choice(_ID_ALPHABET) for _ in range(9))
+
+
+@dataclass(frozen=True)
+class InvalidCall:
+    """A tool call that cannot be read. `arguments` is its raw text, `error` the reason."""
+
+    id: str
+    name: str
+    arguments: str
+    error: str
+
+
+@dataclass(frozen=True)
+class ParsedAnswer:
+    """The content of an answer and its tool calls."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    invalid: tuple[InvalidCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class ToolDelta:
+    """A piece of a streamed answer: content if `index` is None, else a part of the arguments of call `index`.
+
+    The first delta of a call has its `id` and `name` and no text.
+    """
+
+    text: str
+    index: int | None = None
+    id: str | None = None
+    name: str | None = None
+
+
+def parse_answer(form: ToolFormat, text: str) -> ParsedAnswer:
+    """Split a whole answer. A call that cannot be read is in `invalid`, never dropped."""
+    parser = ToolParser(form)
+    deltas = [*parser.push(text), *parser.finish()]
+    content = "".join(delta.text for delta in deltas if delta.index is None)
+    return ParsedAnswer(content, tuple(parser.calls), tuple(parser.invalid))
+
+
+class ToolParser:
+    """Split a streamed answer into deltas of content and of tool calls.
+
+    Text that may be the beginning of a call is held back until the next piece decides. Complete calls are in `calls`,
+    calls that cannot be read in `invalid`.
+    """
+
+    def __init__(self, form: ToolFormat) -> None:
+        self.calls: list[ToolCall] = []
+        self.invalid: list[InvalidCall] = []
+        self._form = form
+        self._held = ""
+        self._state: Literal["content", "name", "arguments", "after"] = "content"
+        self._name = self._id = self._arguments = ""
+        self._depth = 0  # open brackets of the arguments
+        self._in_string = self._escaped = False
+        self._any_content = False
+
+    @property
+    def _index(self) -> int:
+        return len(self.calls) + len(self.invalid)
+
+    def push(self, text: str) -> list[ToolDelta]:
+        """Take the next piece of the answer."""
+        self._held += text
+        deltas: list[ToolDelta] = []
+        while True:
+            before = (self._state, self._held)
+            deltas.extend(getattr(self, f"_read_{self._state}")())
+            if (self._state, self._held) == before:
+                return deltas
+
+    def finish(self) -> list[ToolDelta]:
+        """End the answer: release held-back text; an incomplete call becomes invalid."""
+        held, self._held = self._held, ""
+        if self._state == "content":
+            return self._content(held)
+        if self._state == "after":
+            return []
+        if self._state == "name":
+            self._id, self._name = new_call_id(), held
+        self._end_call("the answer ends inside the call; raise max_tokens")
+        return []
+
+    def _content(self, text: str) -> list[ToolDelta]:
+        self._any_content = self._any_content or bool(text)
+        return [ToolDelta(text)] if text else []
+
+    def _read_content(self) -> list[ToolDelta]:
+        begin, tagged = self._form.begin, bool(self._form.marker)
+        if not tagged and (self._any_content or self._index):
+            held, self._held = self._held, ""  # bare JSON is a call only at the start of the answer
+            return self._content(held)
+        at = self._held.find(begin) if tagged else (0 if self._held.startswith(begin) else -1)
+        if at >= 0:
+            content, self._held = self._held[:at], self._held[at + len(begin) :]
+            self._state = "name"
+            return self._content(content.rstrip() if not content.strip() else content.rstrip("\n"))
+        # Line breaks before a call belong neither to it nor to the content, so they are held back as well.
+        content = self._held[: len(self._held) - _num_held(self._held, begin, anywhere=tagged)].rstrip("\n")
+        self._held = self._held[len(content) :]
+        return self._content(content)
+
+    def _read_name(self) -> list[ToolDelta]:
+        name, middle, rest = self._held.partition(self._form.middle)
+        if not middle:
+            return []
+        self._name, self._held = name, rest
+        self._id, self._arguments, self._depth = new_call_id(), "", 0
+        self._in_string = self._escaped = False
+        self._state = "arguments"
+        return [ToolDelta("", self._index, self._id, self._name)]
+
+    def _read_arguments(self) -> list[ToolDelta]:
+        length = self._scan(self._held)
+        piece, self._held = self._held[:length], self._held[length:]
+        self._arguments += piece
+        delta = [ToolDelta(piece, self._index)] if piece else []
+        if self._arguments and self._depth == 0:
+            self._end_call()
+        return delta
+
+    def _scan(self, text: str) -> int:
+        """Count the brackets of the JSON in `text`; returns how many characters belong to the arguments."""
+        for i, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped, self._in_string = character == "\\", character != '"'
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return i + 1
+        return len(text)
+
+    def _end_call(self, error: str = "") -> None:
+        arguments: Any = None
+        try:
+            arguments = json.loads(self._arguments) if not error else None
+        except ValueError as invalid:
+            error = f"the arguments are not JSON: {invalid}"
+        if isinstance(arguments, dict):
+            self.calls.append(ToolCall(self._id, self._name, arguments))
+        else:
+            error = error or "the arguments are not a JSON object"
+            self.invalid.append(InvalidCall(self._id, self._name, self._arguments, error))
+        self._state = "after"
+
+    def _read_after(self) -> list[ToolDelta]:
+        end = self._form.end
+        if len(self._held) < len(end) and end.startswith(self._held):
+            return []
+        self._held = self._held.removeprefix(end)
+        self._state = "content"
+        return []
+
+
+def _num_held(text: str, begin: str, *, anywhere: bool) -> int:
+    """The length of the longest end of `text` that may be the beginning of `begin`."""
+    if not anywhere:
+        return len(text) if begin.startswith(text) else 0
+    return next((n for n in range(min(len(begin) - 1, len(text)), 0, -1) if text.endswith(begin[:n])), 0)
