@@ -14,12 +14,12 @@ from graftlm.core.kv.prefix_cache import PrefixCache
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.model.lease import Claim
 from graftlm.core.request import Completion, Request, Submission
-from graftlm.core.sampling.step_sampler import Draws, Outcome, StepSampler, is_constrained
+from graftlm.core.sampling.step_sampler import Outcome, PendingTokens, StepSampler, is_constrained
 from graftlm.core.scheduling.admission import Limits
-from graftlm.core.scheduling.output_writer import Writer
-from graftlm.core.scheduling.request_tracker import OpenRequests
+from graftlm.core.scheduling.output_writer import OutputWriter
+from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
-from graftlm.core.scheduling.speculation import Check, Drafter
+from graftlm.core.scheduling.speculation import Drafter, DraftVerifier
 from graftlm.core.sequence import Sequence, SequenceGroup
 from graftlm.core.step_plan import StepPlan, build_plan
 
@@ -51,15 +51,15 @@ class Engine(Protocol):
 
 
 @dataclass(eq=False)
-class Flight:
+class InFlightStep:
     """A step that was launched and whose results have not been committed.
 
-    draws  its tokens, which the device draws; None as long as nothing draws them, and where the host samples
+    pending  the tokens that the device samples; None until it is asked to, and where the host samples
     """
 
     plan: StepPlan
     logits: torch.Tensor
-    draws: Draws | None
+    pending: PendingTokens | None
 
     @property
     def constrained(self) -> bool:
@@ -106,11 +106,11 @@ class LocalEngine:
         self.runner: Runner = spec.runner
         self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane)
         self.scheduler = Scheduler(config, self.cache, spec.step_tokens, clock)
-        self.writer = Writer(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
-        self.sampler = StepSampler(tokenizer, self.writer, spec.vocab_size, spec.drawer)
+        self.writer = OutputWriter(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
+        self.sampler = StepSampler(tokenizer, self.writer, spec.vocab_size, spec.device_sampler)
         self.drafter = Drafter(tokenizer.eos_token_ids, spec.step_tokens) if spec.drafts else None
         self.counters = Counters()
-        self.requests = OpenRequests(
+        self.requests = RequestTracker(
             self.scheduler,
             self.writer,
             self.counters,
@@ -121,13 +121,13 @@ class LocalEngine:
             clock=clock,
             finished=finished,
         )
-        self._flight: Flight | None = None
-        self._num_run = 0  # tokens, since memory was given back
-        self._jumps = 1.0  # the share of constrained rows that get forced tokens, over the last steps
+        self._in_flight: InFlightStep | None = None
+        self._num_tokens_run = 0  # tokens, since memory was given back
+        self._jump_share = 1.0  # the share of constrained rows that get forced tokens, over the last steps
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle and self._flight is None
+        return self.scheduler.idle and self._in_flight is None
 
     def add(self, submissions: Seq[Submission]) -> None:
         """Queue requests; one that can never run is refused to its listener."""
@@ -138,17 +138,17 @@ class LocalEngine:
         """Run one step; False if nothing could run."""
         self.requests.expire()
         self.requests.open_grammars()
-        if self._flight is not None and (self._needs_room() or self._awaits_jumps(self._flight)):
-            self._land()
+        if self._in_flight is not None and (self._needs_room() or self._awaits_jumps(self._in_flight)):
+            self._complete_step()
         plan = self._plan()
         if plan is None:
-            return self._land()
-        flight = self._launch(plan)
-        self._land()
-        if flight is not None and (flight.draws is not None or self._draw(flight)):
-            self._flight = flight
+            return self._complete_step()
+        launched = self._launch(plan)
+        self._complete_step()
+        if launched is not None and (launched.pending is not None or self._draw(launched)):
+            self._in_flight = launched
         if self.idle:
-            self._rest()
+            self._give_back_memory()
         # free + cached + in use == all slots, and nobody uses any now
         assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
         return True
@@ -188,9 +188,9 @@ class LocalEngine:
         """Leave the model as it was before it was loaded here."""
         self.spec.close()
 
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         """Raise AssertionError unless free + cached + in use == all slots. For tests."""
-        self.cache.check(self.scheduler.running)
+        self.cache.check_integrity(self.scheduler.running)
 
     # -- a step ------------------------------------------------------------------------------------------------
 
@@ -213,17 +213,17 @@ class LocalEngine:
         """Whether what has ended must make room first, so that nothing is retracted whose token is on its way."""
         return self.cache.num_available < HEADROOM * len(self.scheduler.running)
 
-    def _awaits_jumps(self, flight: Flight) -> bool:
+    def _awaits_jumps(self, launched: InFlightStep) -> bool:
         """Whether waiting costs less than what rows lose that run ahead of their forced tokens: a step each."""
         least, each = HOST_TIME
-        return self._jumps > least + each * len(flight.plan.rows) and flight.constrained
+        return self._jump_share > least + each * len(launched.plan.rows) and launched.constrained
 
-    def _launch(self, plan: StepPlan) -> Flight | None:
+    def _launch(self, plan: StepPlan) -> InFlightStep | None:
         """Start a step; None if it failed. Its prompts' KV is published: whoever reads it is launched later."""
         started = time.perf_counter()
         try:
             logits = self.runner.forward(plan)
-            draws = self.sampler.ahead(plan, logits)
+            pending = self.sampler.sample_async(plan, logits)
         except Exception as error:  # whatever a model or kernel raises belongs to the requests of this step
             self._fail_step(plan, error)
             return None
@@ -233,89 +233,91 @@ class LocalEngine:
             self._count_prompt(sequence, past, kv_len)
             if past < sequence.num_prompt_tokens:
                 self.cache.publish(sequence)
-        self._run_ahead(plan, draws)
+        self._count_in_flight(plan, pending)
         self._count_step(plan, time.perf_counter() - started)
-        return Flight(plan, logits, draws)
+        return InFlightStep(plan, logits, pending)
 
-    def _draw(self, flight: Flight) -> bool:
+    def _draw(self, launched: InFlightStep) -> bool:
         """Draw the tokens of a step before which all others have landed; False if it lands at once."""
         started = time.perf_counter()
         try:
-            flight.draws = self.sampler.late(flight.plan, flight.logits)
+            launched.pending = self.sampler.sample_constrained(launched.plan, launched.logits)
         except Exception as error:
-            self._fail_step(flight.plan, error)
+            self._fail_step(launched.plan, error)
             return False
         self.counters.sample_s += time.perf_counter() - started
-        if flight.draws is None:
-            self._flight = flight
-            self._land()
+        if launched.pending is None:
+            self._in_flight = launched
+            self._complete_step()
             return False
-        self._run_ahead(flight.plan, flight.draws)
+        self._count_in_flight(launched.plan, launched.pending)
         return True
 
-    def _run_ahead(self, plan: StepPlan, draws: Draws | None) -> None:
+    def _count_in_flight(self, plan: StepPlan, pending: PendingTokens | None) -> None:
         """Count the tokens that are on their way."""
-        for place, index in enumerate(draws.rows if draws is not None else ()):
+        for place, index in enumerate(pending.rows if pending is not None else ()):
             sequence = plan.rows[index].sequence
-            sequence.num_ahead += 1
-            sequence.drawn_at = place
+            sequence.num_in_flight += 1
+            sequence.pending_index = place
 
-    def _land(self) -> bool:
+    def _complete_step(self) -> bool:
         """Commit the step that is under way; False if there is none."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+        launched, self._in_flight = self._in_flight, None
+        if launched is None:
             return False
-        plan, draws, counters = flight.plan, flight.draws, self.counters
-        if draws is not None:
-            self._prepare_ends(plan, draws)
+        plan, pending, counters = launched.plan, launched.pending, self.counters
+        if pending is not None:
+            self._prepare_last_tokens(plan, pending)
         started = time.perf_counter()
         try:
-            outcomes = self.sampler.sample(plan, flight.logits) if draws is None else self.sampler.landed(plan, draws)
+            outcomes = (
+                self.sampler.sample(plan, launched.logits) if pending is None else self.sampler.results(plan, pending)
+            )
         except Exception as error:
             self._fail_step(plan, error)
             return True
         chosen = time.perf_counter()
-        self._commit(flight, outcomes)
+        self._commit(launched, outcomes)
         if plan.num_drafts:
-            self._check(flight)
-        if draws is None:
+            self._verify_drafts(launched)
+        if pending is None:
             counters.sample_s += chosen - started
         else:
             counters.forward_s += chosen - started
         counters.commit_s += time.perf_counter() - chosen
         return True
 
-    def _check(self, flight: Flight) -> None:
+    def _verify_drafts(self, launched: InFlightStep) -> None:
         """Sample on where what was committed is what the step computed as a draft, position by position."""
-        check = Check(flight.plan, flight.logits)
+        verifier = DraftVerifier(launched.plan, launched.logits)
         accepted_before = self.counters.accepted_tokens
-        while (further := check.following()) is not None:
-            self.counters.accepted_tokens = accepted_before + check.num_accepted
+        while (further := verifier.following()) is not None:
+            self.counters.accepted_tokens = accepted_before + verifier.num_accepted
             try:
                 outcomes = self.sampler.sample(*further)
             except Exception as error:
                 self._fail_step(further.plan, error)
                 break
-            self._commit(Flight(*further, None), outcomes)
+            self._commit(InFlightStep(*further, None), outcomes)
 
-    def _prepare_ends(self, plan: StepPlan, draws: Draws) -> None:
+    def _prepare_last_tokens(self, plan: StepPlan, pending: PendingTokens) -> None:
         """Do what can be done for rows that end with the token on its way, while the device runs their last step."""
-        for index in draws.rows:
+        for index in pending.rows:
             sequence = plan.rows[index].sequence
             if sequence.status == "running" and sequence.remaining <= 1:
                 self.cache.publish(sequence)
                 self.writer.spell(sequence)
 
-    def _commit(self, flight: Flight, outcomes: list[Outcome]) -> None:
+    def _commit(self, launched: InFlightStep, outcomes: list[Outcome]) -> None:
         """Append what was sampled, end what has ended."""
-        plan, draws = flight.plan, flight.draws
-        places = draws.rows if draws is not None else [i for i, num in enumerate(plan.num_logits_per_row) if num]
+        plan, pending = launched.plan, launched.pending
+        places = pending.rows if pending is not None else [i for i, num in enumerate(plan.num_logits_per_row) if num]
         num_constrained = num_jumps = 0
         for place in places:
             sequence, outcome = plan.rows[place].sequence, outcomes[place]
             if sequence.status == "finished":
                 continue  # it ended while this step was under way
-            sequence.num_ahead -= draws is not None
+            sequence.num_in_flight -= pending is not None
             if isinstance(outcome, GraftError):
                 self.requests.fail(sequence, outcome)
             elif outcome is not None:
@@ -326,12 +328,12 @@ class LocalEngine:
             elif sequence.num_pending == 0:
                 self.requests.finish(sequence)
         if num_constrained:
-            self._jumps += JUMPS_MEMORY * (num_jumps / num_constrained - self._jumps)
+            self._jump_share += JUMPS_MEMORY * (num_jumps / num_constrained - self._jump_share)
 
-    def _rest(self) -> None:
+    def _give_back_memory(self) -> None:
         """Nothing is left to run: after much was run on a CPU, give back the memory that its steps took."""
-        if self._num_run >= REST_AFTER and self.spec.drawer is None:
-            self._num_run = 0
+        if self._num_tokens_run >= REST_AFTER and self.spec.device_sampler is None:
+            self._num_tokens_run = 0
             give_back()
 
     # -- failures ----------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ class LocalEngine:
                 failure.__cause__ = error
                 self.requests.fail(row.sequence, failure)
         try:
-            self.spec.check()
+            self.spec.check_device()
         except Exception:
             reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])  # CUDA adds advice
             raise EngineError(f"the device cannot be used any more after {reason}; start a new process") from error
@@ -362,7 +364,7 @@ class LocalEngine:
 
     def _count_step(self, plan: StepPlan, launch_s: float) -> None:
         counters = self.counters
-        self._num_run += plan.num_tokens
+        self._num_tokens_run += plan.num_tokens
         counters.steps += 1
         counters.largest_batch = max(counters.largest_batch, len(plan.rows))
         counters.retracted = self.scheduler.num_retracted

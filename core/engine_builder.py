@@ -37,15 +37,15 @@ class RunnerSpec:
     """A runner and what the engine must know to feed it.
 
     num_embeddings  token ids that the model knows, at least vocab_size
-    step_tokens  prompt tokens computed in one step, beside one token of each row that decodes.
-    kv          how KV is kept, in words.
-    lane        set where the runner keeps prefixes itself (the serial lane).
-    min_forced  the shortest run of forced tokens worth a longer step on this device.
-    drafts      whether rows may carry guesses of their next tokens.
-    drawer      draws tokens on the device, so that a step may be launched before the last one's tokens are known here;
-                None where every step's tokens are sampled before the next one.
-    check       raises if the device can no longer be used at all.
-    close       puts the model back into the state in which it was handed over.
+    step_tokens     prompt tokens computed in one step, beside one token of each row that decodes
+    kv              the KV cache's format, in words
+    lane            the runner itself, where it keeps prefixes (the serial lane)
+    min_forced      the shortest run of forced tokens worth a longer step on this device
+    drafts          whether rows may carry draft tokens
+    device_sampler  samples tokens on the device, so that a step may be launched before the last step's tokens are
+                    known to the host; None where the host samples every step before the next one
+    check_device    raises if the device can no longer be used at all
+    close           gives the model back in the state in which it was handed over
     """
 
     runner: Runner
@@ -58,8 +58,8 @@ class RunnerSpec:
     lane: SnapshotLane | None = None
     min_forced: int = 1
     drafts: bool = False
-    drawer: DeviceSampler | None = None
-    check: Callable[[], object] = lambda: None
+    device_sampler: DeviceSampler | None = None
+    check_device: Callable[[], object] = lambda: None
     close: Callable[[], None] = lambda: None
 
 
@@ -87,8 +87,8 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     budget = step_tokens(config.max_step_tokens, loaded.device)
     attention = _attention(loaded, config, kernels, store)
     overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
-    drawer = DeviceSampler(config.max_batch, loaded.device) if overlap else None
-    paged = PagedRunner(loaded, attention, drawer.tokens if drawer is not None else None)
+    device_sampler = DeviceSampler(config.max_batch, loaded.device) if overlap else None
+    paged = PagedRunner(loaded, attention, device_sampler.tokens if device_sampler is not None else None)
     runner: Runner = paged
     if loaded.device.type == "cuda":
         from graftlm.core.execution.cuda_graphs import GraphRunner
@@ -106,9 +106,9 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         _num_embeddings(loaded),
         budget,
         str(kv),
-        drafts=config.speculation == "auto" and loaded.device.type == "cpu" and drawer is None,
-        drawer=drawer,
-        check=partial(_synchronize, loaded.device),
+        drafts=config.speculation == "auto" and loaded.device.type == "cpu" and device_sampler is None,
+        device_sampler=device_sampler,
+        check_device=partial(_synchronize, loaded.device),
         close=loaded.release,
     )
 

@@ -31,11 +31,11 @@ SequenceStatus = Literal["waiting", "running", "held", "finished"]
 class Sequence:
     """One token sequence on its way through the engine; a request with n > 1 has n of them.
 
-    `tokens` is the prompt followed by what was generated, as far as it is known here: `num_ahead` further tokens are
-    drawn, or being drawn, by steps whose results have not been read yet; `drawn_at` is where the newest of them is
-    among the tokens that its step drew. KV of the first `num_computed` tokens is in the pool, or will be once the
-    steps that were launched have run: the first `num_shared` of them in locked radix nodes (`node` and its
-    ancestors), the rest in slots that this sequence owns (`own`), which may reach further than num_computed.
+    `tokens` is the prompt followed by the generated tokens that the host knows. `num_in_flight` further tokens belong
+    to steps in flight; `pending_index` is the place of the newest among the tokens of its step. KV of the first
+    `num_computed` tokens is in the pool, or will be once the launched steps have run: the first `num_shared` of them
+    in locked radix nodes (`node` and its ancestors), the rest in slots that this sequence owns (`own`), which may reach
+    further than num_computed.
 
     `tokens` are int32 in an array: of a list the garbage collector would look at every token, again and again. For
     its sake there are slots, too, and `group` is None once the request has ended: what it held is freed at once.
@@ -48,8 +48,8 @@ class Sequence:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     status: SequenceStatus = "waiting"
     num_computed: int = 0
-    num_ahead: int = 0
-    drawn_at: int = -1
+    num_in_flight: int = 0
+    pending_index: int = -1
     num_shared: int = 0
     num_reused: int = 0
     num_cached: int | None = None
@@ -78,14 +78,14 @@ class Sequence:
     stopped_by: str | int | None = None
     logits: np.ndarray | None = None
     pin: int | None = None
-    holding: Any = field(default=None, repr=False)
-    """Where its KV lies, as the plan last laid it out (`graftlm.core.step_plan.Holding`)."""
+    slot_map: Any = field(default=None, repr=False)
+    """Where its KV lies, as the plan last laid it out (`graftlm.core.step_plan.SlotMap`)."""
     choice: Choice | None = None
     """What this sequence scores an option of."""
     lane: Any = None
     """What the runner keeps for this sequence (the serial lane's own cache)."""
-    copying: Any = field(default=None, repr=False)
-    """How guesses of its next tokens fared (`graftlm.core.scheduling.speculation.Copying`)."""
+    draft_state: Any = field(default=None, repr=False)
+    """How guesses of its next tokens fared (`graftlm.core.scheduling.speculation.DraftState`)."""
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -117,7 +117,7 @@ class Sequence:
     @property
     def num_pending(self) -> int:
         """Tokens whose KV is still to be computed; 1 for a row that only decodes."""
-        return len(self.tokens) + self.num_ahead - self.num_computed
+        return len(self.tokens) + self.num_in_flight - self.num_computed
 
     @property
     def output_ids(self) -> list[int]:
@@ -132,7 +132,7 @@ class Sequence:
         """The first position whose logits are wanted."""
         if self.request.score_ids is not None:
             return len(self.prompt_ids) - len(self.request.score_ids)
-        return len(self.tokens) + self.num_ahead - 1
+        return len(self.tokens) + self.num_in_flight - 1
 
     @property
     def ready(self) -> bool:
@@ -147,7 +147,7 @@ class Sequence:
     @property
     def exhausted(self) -> bool:
         """Whether the tokens that are being drawn are the last ones, whatever they are."""
-        return self.num_ahead > 0 and self.num_ahead >= self.remaining
+        return self.num_in_flight > 0 and self.num_in_flight >= self.remaining
 
     @property
     def capacity(self) -> int:

@@ -20,7 +20,7 @@ class PlanRow(NamedTuple):
     """One sequence in one step: tokens [past, past + num_new) of it, at query rows [start, start + num_new).
 
     extents     slots of tokens [0, past + num_new) and perhaps of later ones, in order, neighbours joined.
-    holding     all slots of the sequence, the same object for as long as they stay the same
+    slot_map     all slots of the sequence, the same object for as long as they stay the same
     drafts      the last of the new tokens, which are guesses: the sequence does not have them yet
     """
 
@@ -29,7 +29,7 @@ class PlanRow(NamedTuple):
     num_new: int
     past: int
     extents: tuple[Extent, ...]
-    holding: Holding | None = None
+    slot_map: SlotMap | None = None
     drafts: tuple[int, ...] = ()
 
     @property
@@ -63,8 +63,8 @@ class StepPlan:
     logits_rows  int64 [num_logits]   the query rows whose logits are wanted, in row order
     num_logits_per_row  for each PlanRow, how many of `logits_rows` are its own (0, 1, or more when scoring)
     kind         "decode" when every row has one new token, else "mixed"
-    fed          int32 [num_tokens]: which of the tokens that the last step drew is this token, -1 for an id that is
-                 known here; None where all are known
+    token_sources  int32 [num_tokens]: which of the tokens that the last step sampled is this token, -1 for an id that
+                 the host knows; None where it knows all
     """
 
     rows: tuple[PlanRow, ...]
@@ -75,7 +75,7 @@ class StepPlan:
     num_logits_per_row: tuple[int, ...]
     kind: Literal["decode", "mixed"]
     shared: tuple[SharedPrefix, ...] = field(default=())
-    fed: np.ndarray | None = None
+    token_sources: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -101,7 +101,7 @@ def slots_of(extents: Iterable[Extent], first: int, last: int) -> np.ndarray:
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-class Holding:
+class SlotMap:
     """All slots that a sequence holds, neighbours joined; kept with the sequence for as long as they stay the same.
 
     `before` counts the tokens ahead of the last extent: where a sequence grows, only that one changes.
@@ -117,10 +117,10 @@ class Holding:
         self.before = sum(stop - start for start, stop in self.extents[:-1])
 
     @classmethod
-    def of(cls, sequence: Sequence) -> Holding:
-        held: Holding | None = sequence.holding
+    def of(cls, sequence: Sequence) -> SlotMap:
+        held: SlotMap | None = sequence.slot_map
         if held is None or not held._holds(sequence):
-            held = sequence.holding = cls(sequence)
+            held = sequence.slot_map = cls(sequence)
         return held
 
     def _holds(self, sequence: Sequence) -> bool:
@@ -153,7 +153,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
     import torch
 
     rows: list[PlanRow] = []
-    fed: list[int] = []
+    sources: list[int] = []
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -163,11 +163,11 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         if item.num_new > 1:
             break
         sequence = item.sequence
-        past, held = sequence.num_computed, Holding.of(sequence)
+        past, held = sequence.num_computed, SlotMap.of(sequence)
         rows.append(PlanRow(sequence, start, 1, past, held.extents, held))
         known = past < len(sequence.tokens)
         ids.append(sequence.tokens[past] if known else 0)
-        fed.append(-1 if known else sequence.drawn_at)
+        sources.append(-1 if known else sequence.pending_index)
         positions.append(past)
         slots.append(held.slot(past))
         if item.num_logits:
@@ -178,7 +178,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         sequence, num_new = item.sequence, item.num_new
         past = sequence.num_computed
         stop = past + num_new
-        held = Holding.of(sequence)
+        held = SlotMap.of(sequence)
         rows.append(PlanRow(sequence, start, num_new, past, held.extents, held, item.drafts))
         prompt = sequence.prompt_ids
         within = stop <= len(prompt) and not item.drafts
@@ -187,10 +187,10 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         logits_rows.extend(range(start + num_new - item.num_logits, start + num_new))
         start += num_new
     input_ids, all_positions, out_slots = (np.concatenate(part, dtype=np.int64) for part in zip(*pieces, strict=True))
-    sources = None
-    if any(source >= 0 for source in fed):
-        sources = np.full(start, -1, np.int32)
-        sources[:num_decode] = fed
+    token_sources = None
+    if any(source >= 0 for source in sources):
+        token_sources = np.full(start, -1, np.int32)
+        token_sources[:num_decode] = sources
     return StepPlan(
         rows=tuple(rows),
         input_ids=torch.from_numpy(input_ids),
@@ -200,7 +200,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         num_logits_per_row=tuple(map(_num_logits, scheduled)),
         kind="decode" if num_decode == len(rows) else "mixed",
         shared=find_shared(rows) if share_decode else (),
-        fed=sources,
+        token_sources=token_sources,
     )
 
 

@@ -32,7 +32,7 @@ class Slots(Protocol):
 class Row(Protocol):
     """One sequence: tokens [past, past + num_new) of it are the step's queries [start, start + num_new).
 
-    `extents` hold tokens [0, past + num_new), in order, and perhaps later ones. `holding` is the same object in every
+    `extents` hold tokens [0, past + num_new), in order, and perhaps later ones. `slot_map` is the same object in every
     step between which the sequence's slots stay the same; None where nobody keeps count.
     """
 
@@ -45,7 +45,7 @@ class Row(Protocol):
     @property
     def extents(self) -> Sequence[SlotRange]: ...
     @property
-    def holding(self) -> Slots | None: ...
+    def slot_map(self) -> Slots | None: ...
 
 
 class Shared(Protocol):
@@ -174,11 +174,11 @@ class PackedAttention(Attention, Protocol):
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
-        ends: bool = False,
+        last_token_only: bool = False,
     ) -> torch.Tensor:
         """As `forward`. Overwrites `packed.qkv`.
 
-        ends  attend the last token of each row only -> [num_rows, num_heads, v_dim]
+        last_token_only  attend the last token of each row only -> [num_rows, num_heads, v_dim]
         """
         ...
 

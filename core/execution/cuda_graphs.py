@@ -112,7 +112,9 @@ class GraphRunner:
         if not self._fits(plan):
             return self.eager.forward(plan)
         size = self.sizes[bisect_left(self.sizes, plan.num_tokens)]
-        layout = self.step.write(plan, padded_rows=size, fed=plan.fed, token_rows=plan.kind != "decode")
+        layout = self.step.write(
+            plan, padded_rows=size, token_sources=plan.token_sources, token_rows=plan.kind != "decode"
+        )
         captured = self.graphs[Shape(size, layout.prefix)]
         captured.graph.replay()
         num_logits = len(plan.logits_rows)

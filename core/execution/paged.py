@@ -47,7 +47,7 @@ class AttentionCall(NamedTuple):
 class PackedCall(NamedTuple):
     """The same from a layer that leaves rotating and storing to the kernel.
 
-    ends  only the last token of each row is asked for
+    last_token_only  of each row, where the others are not asked for
     """
 
     module: nn.Module
@@ -56,20 +56,20 @@ class PackedCall(NamedTuple):
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None
-    ends: bool = False
+    last_token_only: bool = False
 
 
-class Wanted(NamedTuple):
+class OutputTokens(NamedTuple):
     """The tokens whose output of the last layer is looked at, where these are few: the others need not be computed.
 
     attention  that of the last layer
     tokens     int64 [num_wanted], on the device
-    ends       whether they are the last tokens of all rows, in order
+    last_token_only  whether they are the last tokens of all rows, in order
     """
 
     attention: nn.Module
     tokens: torch.Tensor
-    ends: bool
+    last_token_only: bool
 
 
 Step = Callable[[AttentionCall], torch.Tensor]
@@ -81,7 +81,7 @@ PackedStep = Callable[[PackedCall], torch.Tensor]
 class _Current(threading.local):
     step: Step | None = None
     packed: PackedStep | None = None
-    wanted: Wanted | None = None
+    wanted: OutputTokens | None = None
 
 
 _current = _Current()
@@ -97,7 +97,7 @@ def packed_step() -> PackedStep | None:
     return _current.packed
 
 
-def wanted_after(attention: nn.Module) -> Wanted | None:
+def output_tokens_after(attention: nn.Module) -> OutputTokens | None:
     """Which tokens matter after the layer that has this attention; None if all do."""
     wanted = _current.wanted
     return wanted if wanted is not None and wanted.attention is attention else None
@@ -156,7 +156,9 @@ class AttentionSwitch:
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
 
     @contextmanager
-    def __call__(self, step: Step, packed: PackedStep | None = None, wanted: Wanted | None = None) -> Iterator[None]:
+    def __call__(
+        self, step: Step, packed: PackedStep | None = None, wanted: OutputTokens | None = None
+    ) -> Iterator[None]:
         before = [config._attn_implementation_internal for config in self._configs]
         for config in self._configs:
             config._attn_implementation_internal = IMPLEMENTATION
@@ -183,7 +185,7 @@ class PagedRunner:
     """One forward of a loaded model over the KV store.
 
     drawn  int64 [max_rows], on the device: the tokens that the last step drew, for steps that are laid out before
-           these are known (`StepPlan.fed`).
+           these are known (`StepPlan.token_sources`).
     """
 
     def __init__(self, loaded: LoadedModel, attention: Attention, drawn: torch.Tensor | None = None) -> None:
@@ -213,7 +215,7 @@ class PagedRunner:
             logits = self.run(input_ids, send(plan.positions, device), plan, send(rows, device), wanted)
             return logits[:num_logits]
 
-    def _wanted(self, plan: StepPlan, rows: torch.Tensor) -> Wanted | None:
+    def _wanted(self, plan: StepPlan, rows: torch.Tensor) -> OutputTokens | None:
         """What the last layer is to compute for logits of these rows; None for all."""
         if self._last is None or not (self._takes_packed or self.loaded.device.type == "cpu"):
             return None
@@ -222,14 +224,14 @@ class PagedRunner:
         tokens = torch.tensor(ends) if only_ends else rows
         if 2 * len(tokens) > plan.num_tokens:
             return None
-        return Wanted(self._last, send(tokens, self.loaded.device), only_ends)
+        return OutputTokens(self._last, send(tokens, self.loaded.device), only_ends)
 
     def _fed(self, plan: StepPlan, input_ids: torch.Tensor) -> torch.Tensor:
         """The step's ids, those that the last step drew among them."""
-        if plan.fed is None:
+        if plan.token_sources is None:
             return input_ids
         assert self.drawn is not None
-        return feed(input_ids, send(plan.fed, input_ids.device), self.drawn)
+        return feed(input_ids, send(plan.token_sources, input_ids.device), self.drawn)
 
     def run(
         self,
@@ -237,7 +239,7 @@ class PagedRunner:
         positions: torch.Tensor,
         plan: StepPlan | None,
         rows: torch.Tensor | None,
-        wanted: Wanted | None = None,
+        wanted: OutputTokens | None = None,
     ) -> torch.Tensor:
         """Run the model on tokens that the attention has been prepared for.
 
@@ -272,7 +274,7 @@ class PagedRunner:
                 window=call.window,
                 softcap=call.softcap,
                 sinks=call.sinks,
-                ends=call.ends,
+                last_token_only=call.last_token_only,
             )
 
         keep = {"logits_to_keep": rows} if self._keeps and rows is not None else {}

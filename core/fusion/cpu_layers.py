@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, Step, Wanted, step_at_hand, wanted_after
+from graftlm.core.execution.paged import (
+    AttentionCall,
+    AttentionSwitch,
+    OutputTokens,
+    Step,
+    output_tokens_after,
+    step_at_hand,
+)
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.kernels.cpu.packed_linear import PackedLinear, Panels
 
@@ -51,7 +58,7 @@ class FusedCpuLayer(NamedTuple):
         if step is None or embeddings is None or not plain or not self._takes(hidden_states, *embeddings):
             return self.original(hidden_states, *args, **options)
         cos, sin = embeddings
-        return self.run(hidden_states[0].contiguous(), cos[0], sin[0], step, wanted_after(self.attention))[None]
+        return self.run(hidden_states[0].contiguous(), cos[0], sin[0], step, output_tokens_after(self.attention))[None]
 
     def _takes(self, hidden_states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
         """Whether these are the tokens of one ragged batch, with rotations for each."""
@@ -61,7 +68,7 @@ class FusedCpuLayer(NamedTuple):
         return cos.shape[:2] == (1, num_rows) and cos.stride() == sin.stride() and cos.stride(2) == 1
 
     def run(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step, wanted: Wanted | None = None
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step, wanted: OutputTokens | None = None
     ) -> torch.Tensor:
         """Run the layer on x [num_rows, hidden_size], overwriting it. -> x, of which only `wanted` means anything."""
         q, k, v = (part.transpose(0, 1)[None] for part in self._half(x).before(x, cos, sin))
@@ -219,7 +226,7 @@ def _same(probe: LayerProbe, fused: FusedCpuLayer) -> bool:
 
     out = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step)
     (call,) = calls
-    wanted = Wanted(fused.attention, torch.arange(0, out.shape[0], 3), ends=False)
+    wanted = OutputTokens(fused.attention, torch.arange(0, out.shape[0], 3), last_token_only=False)
     part = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step, wanted)
     pairs = [(probe.call.q, call.q), (probe.call.k, call.k), (probe.call.v, call.v), (probe.expected[0], out)]
     pairs += [(probe.expected[0, wanted.tokens], part[wanted.tokens])]

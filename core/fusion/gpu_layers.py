@@ -19,7 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, PackedCall, Wanted, packed_step, wanted_after
+from graftlm.core.execution.paged import (
+    AttentionCall,
+    AttentionSwitch,
+    OutputTokens,
+    PackedCall,
+    output_tokens_after,
+    packed_step,
+)
 from graftlm.core.fusion.compact_weights import CompactWeights, compact_layer
 from graftlm.core.fusion.layer_parts import Agree, Linear, Parts, Product, Recognised
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
@@ -110,7 +117,7 @@ class FusedLayer:
             return self.original(hidden_states, *args, **options)
         cos, sin = embeddings
         normed = self.handoff.take(hidden_states)
-        wanted = wanted_after(self.parts.attention)
+        wanted = output_tokens_after(self.parts.attention)
         out, normed = self.run(hidden_states[0], cos[0], sin[0], step, wanted, normed)
         return self.handoff.give(out[None], normed)
 
@@ -120,7 +127,7 @@ class FusedLayer:
         cos: torch.Tensor,
         sin: torch.Tensor,
         step: Callable[[PackedCall], torch.Tensor],
-        wanted: Wanted | None = None,
+        wanted: OutputTokens | None = None,
         normed: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the layer on x [num_tokens, hidden_size], overwriting it.
@@ -140,12 +147,16 @@ class FusedLayer:
             parts.k_norm.weight if parts.k_norm is not None else None,
             parts.q_norm.eps if parts.q_norm is not None else 0.0,
         )
-        ends = wanted is not None and wanted.ends
-        call = PackedCall(parts.attention, packed, scoring.scale, scoring.window, scoring.softcap, scoring.sinks, ends)
+        last_token_only = wanted is not None and wanted.last_token_only
+        call = PackedCall(
+            parts.attention, packed, scoring.scale, scoring.window, scoring.softcap, scoring.sinks, last_token_only
+        )
         attended = step(call).flatten(1)
         if wanted is None:
             return self._finish(x, attended)
-        rest, _ = self._finish(x.index_select(0, wanted.tokens), attended if ends else attended[wanted.tokens])
+        rest, _ = self._finish(
+            x.index_select(0, wanted.tokens), attended if last_token_only else attended[wanted.tokens]
+        )
         return x.index_copy_(0, wanted.tokens, rest), None
 
     def _qkv(self, x: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
@@ -361,7 +372,7 @@ def _same(probe: LayerProbe, fused: FusedLayer, agree: Agree) -> bool:
     out, normed = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step)
     found = [queries[0], *store]
     expected = [x[0].transpose(0, 1) for x in (probe.call.q, probe.call.k, probe.call.v)]
-    wanted = Wanted(fused.parts.attention, slots[::3].long(), ends=False)
+    wanted = OutputTokens(fused.parts.attention, slots[::3].long(), last_token_only=False)
     part, _ = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step, wanted)
     agreeing = agree(probe.expected[0], out) and agree(probe.expected[0, ::3], part[wanted.tokens])
     if normed is not None and fused.following is not None:

@@ -145,9 +145,9 @@ class PrefixCache:
         """Let a pinned prefix be evicted again."""
         self.tree.unlock(self._pins.pop(pin))
 
-    def check(self, running: list[Sequence]) -> None:
+    def check_integrity(self, running: list[Sequence]) -> None:
         """Raise AssertionError unless every slot is owned once. For tests and idle checks."""
-        self.tree.check()
+        self.tree.check_integrity()
         owned = sum(e.size for sequence in running for e in sequence.own)
         assert self.num_in_use == owned, f"{self.num_in_use} slots in use, {owned} owned"
 

@@ -248,7 +248,7 @@ class RadixTree:
             stack.extend(node.children.values())
         return found
 
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         """Raise AssertionError unless the counters and links agree. For tests."""
         nodes = self.nodes()
         assert sum(n.num_tokens for n in nodes) == self.num_tokens

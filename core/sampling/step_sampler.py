@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from graftlm.core.sampling.device_sampler import DeviceSampler, Drawn
-    from graftlm.core.scheduling.output_writer import Writer
+    from graftlm.core.scheduling.output_writer import OutputWriter
     from graftlm.core.step_plan import StepPlan
     from graftlm.core.text.tokenizer import Tokenizer
 
@@ -24,8 +24,8 @@ Outcome = int | list[Sampled] | GraftError | None
 """What a row gets of a step: its token, or samples with all that was asked for; the error that stops it; or None."""
 
 
-class Draws(NamedTuple):
-    """Tokens that the device draws for some rows of a plan.
+class PendingTokens(NamedTuple):
+    """Tokens of some rows of a plan that the device samples.
 
     rows   their indices, in the order of the tokens
     """
@@ -37,52 +37,54 @@ class Draws(NamedTuple):
 class StepSampler:
     """Samples a step's rows.
 
-    With `drawer`, rows that it takes are drawn on the device, and nobody waits: unconstrained ones as soon as the step
-    was launched (`ahead`), those under a grammar once the step before has landed (`late`), which says what their masks
-    are. Either way the next step may be launched before the tokens are known.
+    With `device_sampler`, rows that it takes are sampled on the device, and nobody waits: unconstrained rows as soon
+    as the step was launched (`sample_async`), rows under a grammar once the step before has completed, which decides
+    their masks (`sample_constrained`). Either way the next step may be launched before the tokens are known.
     """
 
-    def __init__(self, tokenizer: Tokenizer, writer: Writer, vocab_size: int, drawer: DeviceSampler | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, writer: OutputWriter, vocab_size: int, device_sampler: DeviceSampler | None
+    ) -> None:
         self.sampler = Sampler(vocab_size, tokenizer.eos_token_ids)
         self.writer = writer
-        self.drawer = drawer
+        self.device_sampler = device_sampler
         self._mask_words = (len(tokenizer.token_bytes) + 31) // 32
         self._masks = np.zeros((0, (vocab_size + 31) // 32), np.int32)
 
-    def ahead(self, plan: StepPlan, logits: torch.Tensor) -> Draws | None:
+    def sample_async(self, plan: StepPlan, logits: torch.Tensor) -> PendingTokens | None:
         """Draw the step's tokens without waiting for them; None if a row's token depends on what the host does."""
-        if self.drawer is None or any(is_constrained(row.sequence) for row in plan.rows):
+        if self.device_sampler is None or any(is_constrained(row.sequence) for row in plan.rows):
             return None
         return self._draw_on_device(plan, logits, [i for i, num in enumerate(plan.num_logits_per_row) if num])
 
-    def late(self, plan: StepPlan, logits: torch.Tensor) -> Draws | None:
+    def sample_constrained(self, plan: StepPlan, logits: torch.Tensor) -> PendingTokens | None:
         """The same where all tokens before this step are known.
 
         Rows that ended with these tokens, or got forced ones after them, draw none.
         """
-        if self.drawer is None:
+        if self.device_sampler is None:
             return None
         return self._draw_on_device(plan, logits, _waiting(plan))
 
-    def landed(self, plan: StepPlan, draws: Draws) -> list[Outcome]:
+    def results(self, plan: StepPlan, pending: PendingTokens) -> list[Outcome]:
         """Per plan row, what was drawn on the device; None where nothing was. Waits for it."""
         outcomes: list[Outcome] = [None] * len(plan.rows)
-        for index, outcome in zip(draws.rows, draws.drawn.result(), strict=True):
+        for index, outcome in zip(pending.rows, pending.drawn.result(), strict=True):
             outcomes[index] = outcome
         return outcomes
 
-    def _draw_on_device(self, plan: StepPlan, logits: torch.Tensor, members: list[int]) -> Draws | None:
-        assert self.drawer is not None
+    def _draw_on_device(self, plan: StepPlan, logits: torch.Tensor, members: list[int]) -> PendingTokens | None:
+        assert self.device_sampler is not None
         if any(_needs_host(row.sequence) for row in plan.rows):
             return None
         sequences = [plan.rows[i].sequence for i in members]
-        if not all(map(self.drawer.takes, sequences)):
+        if not all(map(self.device_sampler.takes, sequences)):
             return None
         masks = self._masks_of(sequences)
         if len(members) < len(logits):
             offsets = np.cumsum(plan.num_logits_per_row)[members] - 1  # a row that is drawn has one logit row
             logits = logits.index_select(0, send(offsets, logits.device))
-        return Draws(tuple(members), self.drawer.draw(logits, sequences, masks))
+        return PendingTokens(tuple(members), self.device_sampler.draw(logits, sequences, masks))
 
     def _masks_of(self, sequences: list[Sequence]) -> dict[int, np.ndarray]:
         """Prepare sequences for their next token. -> the masks of those that may not get every one, by place"""
@@ -125,8 +127,8 @@ class StepSampler:
     def _draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> Seq[Outcome]:
         masks = self._masks_of(sequences)
         counts = [sequence.sampling.n if forks(sequence) else 1 for sequence in sequences]
-        if self.drawer is not None and max(counts) == 1 and all(map(self.drawer.takes, sequences)):
-            return self.drawer.draw(logits, sequences, masks).result()
+        if self.device_sampler is not None and max(counts) == 1 and all(map(self.device_sampler.takes, sequences)):
+            return self.device_sampler.draw(logits, sequences, masks).result()
         rows = zip(sequences, counts, strict=True)
         return self.sampler.sample(logits, [SampleRow(one, masks.get(i), num) for i, (one, num) in enumerate(rows)])
 

@@ -1,4 +1,4 @@
-"""Writer: what happens to a sequence when a token is appended to it."""
+"""OutputWriter: what happens to a sequence when a token is appended to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 
-class Writer:
+class OutputWriter:
     """Appends sampled and forced tokens, turns them into text, and says when a sequence has ended.
 
     min_forced  the shortest run of forced tokens that is worth appending at once; 0 switches jumping off.

@@ -16,12 +16,12 @@ from graftlm.core.sequence import Sequence, SequenceGroup
 if TYPE_CHECKING:
     from graftlm.core.metrics import Counters
     from graftlm.core.sampling.sampler import Sampled
-    from graftlm.core.scheduling.output_writer import Writer
+    from graftlm.core.scheduling.output_writer import OutputWriter
     from graftlm.core.scheduling.scheduler import Scheduler
     from graftlm.core.scheduling.speculation import Drafter
 
 
-class OpenRequests:
+class RequestTracker:
     """Every request ends here, once: with a completion, or with an error that names its cause.
 
     wake      called from any thread when a grammar has been compiled
@@ -33,7 +33,7 @@ class OpenRequests:
     def __init__(
         self,
         scheduler: Scheduler,
-        writer: Writer,
+        writer: OutputWriter,
         counters: Counters,
         limits: Limits,
         drafter: Drafter | None,

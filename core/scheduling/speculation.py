@@ -10,9 +10,9 @@ redrawn, and answers are those of single steps: penalties, masks, seeds, stops a
 On a GPU there are none: a step of drafts must be sampled before the next is known, and there the next step is launched
 while the tokens of the last are on their way, which is worth more. Nor in the serial lane, whose caches cannot be cut.
 
-How much is drafted follows from two things that are learnt on the way: what a token costs (`StepTimes`) and how often
-guesses came true, by the length of what matched and by sequence (`Odds`). Guesses are followed up even where they were
-not run, at no cost, so that a text that begins to copy is noticed.
+The number of drafts follows from two learnt figures: what a token costs (`StepTimes`) and how often guesses came true,
+by the length of what matched and by sequence (`AcceptanceRate`). Guesses are followed up even where they were not run,
+at no cost, so that a text that begins to copy is noticed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FIRST_ODDS = (0.15, 0.4, 0.55, 0.65, 0.75, 0.8)
 """How often a guess comes true after a match of 1, 2, ... tokens, before anything was seen."""
 
 
-class Odds:
+class AcceptanceRate:
     """How often a guess came true, by the length of what matched before it."""
 
     def __init__(self, memory: float) -> None:
@@ -77,14 +77,14 @@ class Odds:
 
 
 @dataclass(eq=False)
-class Copying:
+class DraftState:
     """What drafting knows of one sequence: how its guesses fared, and the last one.
 
     guess    tokens that were guessed to follow the first `made_at`, of which the last `matched` stand elsewhere too
     rest     steps for which it is not looked up; `idle` counts the guesses in a row that were not worth running
     """
 
-    odds: Odds = field(default_factory=lambda: Odds(memory=16))
+    odds: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(memory=16))
     guess: list[int] = field(default_factory=list)
     made_at: int = 0
     matched: int = 0
@@ -100,7 +100,7 @@ class Drafter:
 
     def __init__(self, eos_token_ids: Seq[int], max_step_tokens: int) -> None:
         self.times = StepTimes()
-        self.odds = Odds(memory=128)
+        self.odds = AcceptanceRate(memory=128)
         self._eos = frozenset(eos_token_ids)
         self._max_step = min(MAX_STEP, max_step_tokens)
         self._recent: OrderedDict[str, Recent] = OrderedDict()
@@ -133,7 +133,7 @@ class Drafter:
             expected += chance
             seconds += times.per_token
         for i, row in enumerate(scheduled):
-            known: Copying | None = row.sequence.copying
+            known: DraftState | None = row.sequence.draft_state
             if known is not None and known.made_at == row.sequence.num_tokens:
                 known.idle = 0 if counts[i] else known.idle + 1
                 known.rest = 0 if counts[i] else min(known.idle, _LONGEST_REST)
@@ -182,7 +182,7 @@ class Drafter:
         )
 
     def _due(self, sequence: Sequence, num_rows: int) -> bool:
-        known: Copying | None = sequence.copying
+        known: DraftState | None = sequence.draft_state
         if known is None or known.rest == 0 or num_rows <= _FEW_ROWS:
             return True
         known.rest -= 1
@@ -208,11 +208,11 @@ class Drafter:
             chances.append(reached)
         return chances
 
-    def _known(self, sequence: Sequence) -> Copying:
+    def _known(self, sequence: Sequence) -> DraftState:
         """What is known of a sequence, brought up to date: has the last guess come true?"""
-        known: Copying | None = sequence.copying
+        known: DraftState | None = sequence.draft_state
         if known is None:
-            known = sequence.copying = Copying()
+            known = sequence.draft_state = DraftState()
             return known
         since = sequence.tokens[known.made_at :]
         for i, (guessed, written) in enumerate(zip(known.guess, since, strict=False)):
@@ -222,7 +222,7 @@ class Drafter:
                 break
         return known
 
-    def _chance(self, known: Copying, length: int) -> float:
+    def _chance(self, known: DraftState, length: int) -> float:
         usual = self.odds.chance(length, _FIRST_ODDS[min(length, MAX_MATCH) - 1], weight=8)
         return known.odds.chance(length, usual, weight=4)
 
@@ -241,7 +241,7 @@ class Drafter:
         return ids
 
     def _drafted(self, row: ScheduledRow, count: int) -> ScheduledRow:
-        drafts = tuple(row.sequence.copying.guess[:count])
+        drafts = tuple(row.sequence.draft_state.guess[:count])
         return ScheduledRow(row.sequence, row.num_new + count, 1 + count, drafts)
 
 
@@ -265,7 +265,7 @@ class _Checked:
     agreed: int = 0
 
 
-class Check:
+class DraftVerifier:
     """The drafted rows of a step whose first position was sampled: which of them can be sampled further?
 
     num_accepted  drafts after which a token was sampled, or is about to be

@@ -145,7 +145,7 @@ class TritonAttention:
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
-        ends: bool = False,
+        last_token_only: bool = False,
     ) -> torch.Tensor:
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
@@ -161,7 +161,7 @@ class TritonAttention:
             exponents=self._exponents(layer),
         )
         scoring = Scoring(scale, window, softcap, sinks)
-        if not ends:
+        if not last_token_only:
             return self._attend(layer, q, k, v, scoring)
         last = step.indptr[1 : layout.num_rows + 1] - 1
         if self._extends_only:

@@ -91,11 +91,11 @@ class DeviceStep:
     prefix_len: torch.Tensor
 
     def write(
-        self, plan: Plan, *, padded_rows: int = 0, fed: np.ndarray | None = None, token_rows: bool = False
+        self, plan: Plan, *, padded_rows: int = 0, token_sources: np.ndarray | None = None, token_rows: bool = False
     ) -> Layout:
         """Send `plan`, padded with scratch rows up to `padded_rows`. The plan's decode rows must come first.
 
-        fed         int32 [num_tokens], the step's `sources`; None where every id is known
+        token_sources         int32 [num_tokens], the step's `sources`; None where every id is known
         token_rows  make a row of every new token: it sees those before it, which are stored before any is attended.
                     So a step of a few new tokens in some rows is a decode step, of more rows.
         """
@@ -110,7 +110,7 @@ class DeviceStep:
         host["slots"][:num_tokens] = plan.out_slots.numpy()
         host["ids"][:num_tokens] = plan.input_ids.numpy()
         host["positions"][:num_tokens] = plan.positions.numpy()
-        host["sources"][:num_tokens] = -1 if fed is None else fed
+        host["sources"][:num_tokens] = -1 if token_sources is None else token_sources
         if token_rows:
             num_rows = num_decode = num_tokens
             host["lens"][:num_rows] = host["positions"][:num_rows] + 1
@@ -161,7 +161,7 @@ class DeviceStep:
 
     def _seat(self, rows: Sequence[Row]) -> np.ndarray:
         """Write the slots of sequences that hold others than when they were last seen. -> their rows of the table."""
-        keys: list[Slots] = [row if row.holding is None else row.holding for row in rows]
+        keys: list[Slots] = [row if row.slot_map is None else row.slot_map for row in rows]
         seats = np.fromiter((self._seats.get(id(key), -1) for key in keys), np.int32, len(keys))
         new = np.flatnonzero(seats < 0)
         if not len(new):

@@ -85,7 +85,7 @@ def test_a_mixed_load_from_eight_threads_ends_leaks_nothing_and_changes_no_answe
         for thread in threads:
             thread.join(timeout=120)
         assert not any(thread.is_alive() for thread in threads), "a request never ended"
-        runtime._thread.call(lambda engine: engine.check())
+        runtime._thread.call(lambda engine: engine.check_integrity())
         stats = runtime.stats()
     assert failures == []
     assert len(ended) == 8 * 14

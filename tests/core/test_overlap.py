@@ -89,7 +89,7 @@ def test_greedy_tokens_equal_transformers(kind: str, options: dict[str, Any]) ->
     with runtime(kind, **options) as rt:
         for _ in range(2):
             assert [c.token_ids for c in rt.generate(prompts, **GREEDY)] == expected
-        rt._thread.call(lambda engine: engine.check())
+        rt._thread.call(lambda engine: engine.check_integrity())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_mixed_load_gets_the_answers_of_steps_that_wait(options: dict[str, Any
     for overlap in (False, True):
         with runtime(overlap=overlap, **options) as rt:
             answers.append([said(future.result()) for future in rt.submit_many(mixed_load())])
-            rt._thread.call(lambda engine: engine.check())
+            rt._thread.call(lambda engine: engine.check_integrity())
             stats = rt.stats()
             assert (stats.slots_in_use, stats.slots_free + stats.slots_cached) == (0, stats.slots_total)
     assert answers[0] == answers[1]
@@ -224,7 +224,7 @@ def test_a_grammar_that_turns_out_bad_while_a_step_is_made_ends_its_own_request_
             engine.add([Submission(request, failed, np.array(request.prompt, np.int32), bad)])
             while not engine.idle:
                 engine.step()
-            engine.check()
+            engine.check_integrity()
             return good, failed
 
         rt.load()
@@ -309,7 +309,7 @@ def test_rows_under_a_grammar_get_the_same_answers_when_they_run_ahead(
     for overlap in (False, True):
         with runtime(overlap=overlap, **options) as rt:
             answers.append([said(future.result()) for future in rt.submit_many(constrained_load())])
-            rt._thread.call(lambda engine: engine.check())
+            rt._thread.call(lambda engine: engine.check_integrity())
             assert rt.stats().slots_in_use == 0
     assert answers[0] == answers[1]
 
@@ -347,7 +347,7 @@ def test_a_text_that_ends_has_run_one_step_more_and_leaks_nothing() -> None:
     with runtime() as rt:
         done = rt.generate(prompt, temperature=0, max_tokens=NEW, stop_token_ids=[end], ignore_eos=True)
         stats = rt.stats()
-        rt._thread.call(lambda engine: engine.check())
+        rt._thread.call(lambda engine: engine.check_integrity())
     expected = tokens[: tokens.index(end) + 1]
     assert done.token_ids == expected
     assert stats.steps == len(expected) + 1
@@ -364,12 +364,12 @@ def test_cancelling_while_a_token_is_on_its_way_frees_the_slots_and_others_go_on
             kept, _ = queue(rt, engine, prompts[1], **GREEDY)
             for _ in range(5):
                 engine.step()
-            assert group.sequences[0].num_ahead == 1
+            assert group.sequences[0].num_in_flight == 1
             engine.cancel(group.request.id)
-            engine.check()
+            engine.check_integrity()
             while not engine.idle:
                 engine.step()
-                engine.check()
+                engine.check_integrity()
             outcome.extend([cancelled, kept])
 
         stepping(rt, body)
@@ -388,11 +388,11 @@ def test_a_sequence_retracted_with_a_token_on_its_way_keeps_it() -> None:
             for _ in range(4):
                 engine.step()
             (sequence,) = group.sequences
-            assert sequence.num_ahead == 1
+            assert sequence.num_in_flight == 1
             engine.scheduler._retract(sequence)
             while not engine.idle:
                 engine.step()
-                engine.check()
+                engine.check_integrity()
             outcome.append(listener)
 
         stepping(rt, body)
@@ -409,7 +409,7 @@ def test_a_failing_launch_fails_its_requests_and_the_next_ones_run(monkeypatch: 
             with pytest.raises(EngineError, match="ZeroDivisionError"):
                 rt.generate(prompt, **GREEDY)
         assert rt.generate(prompt, **GREEDY).token_ids == greedy_reference(tiny_model(), prompt, NEW)
-        rt._thread.call(lambda engine: engine.check())
+        rt._thread.call(lambda engine: engine.check_integrity())
 
 
 def test_logits_that_are_not_finite_fail_their_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +428,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone(monkeypatch: pytest.Mon
         with pytest.raises(EngineError, match="not finite"):
             bad.result()
         assert good.result().token_ids == greedy_reference(tiny_model(), [6, 7], NEW)
-        rt._thread.call(lambda engine: engine.check())
+        rt._thread.call(lambda engine: engine.check_integrity())
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -443,11 +443,11 @@ def test_a_device_that_stops_working_closes_the_runtime_with_its_cause(
         requests = [Request(random_prompt(9, seed=i), SamplingParams(**GREEDY)) for i in range(5)]
 
         def break_down(engine: Any) -> None:
-            engine.spec = replace(engine.spec, check=lost, close=lost)
+            engine.spec = replace(engine.spec, check_device=lost, close=lost)
             if moment == "launch":
                 monkeypatch.setattr(engine.runner, "forward", lost)
             else:
-                monkeypatch.setattr(engine.sampler, "landed" if overlap else "sample", lost)
+                monkeypatch.setattr(engine.sampler, "results" if overlap else "sample", lost)
 
         rt._thread.post(break_down)
         for future in rt.submit_many(requests):
@@ -475,7 +475,7 @@ def test_a_text_that_ends_at_its_length_is_published_while_its_last_step_runs(mo
             queue(rt, engine, prompt, **GREEDY)
             while not engine.idle:
                 engine.step()
-                engine.check()
+                engine.check_integrity()
             published.append(engine.cache.tree.num_tokens)
 
         stepping(rt, body)

@@ -56,7 +56,7 @@ def test_greedy_tokens_equal_transformers(kind: str, options: dict[str, object])
         alone = rt.generate(prompts[0], **GREEDY)
         batch = rt.generate(prompts, **GREEDY)
         again = rt.generate(prompts, **GREEDY)
-        rt._thread.call(lambda engine: engine.check())
+        rt._thread.call(lambda engine: engine.check_integrity())
     expected = [greedy_reference(model, p, NEW) for p in prompts]
     assert alone.token_ids == expected[0]
     assert [c.token_ids for c in batch] == expected
@@ -343,7 +343,7 @@ def test_a_failing_forward_fails_its_requests_and_the_next_ones_run(
             rt.generate("x", **GREEDY)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert rt.generate("x", **GREEDY).finish_reason == "length"
-    rt._thread.call(lambda engine: engine.check())
+    rt._thread.call(lambda engine: engine.check_integrity())
 
 
 def test_memory_is_given_back_when_much_was_run_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_greedy_tokens_equal_transformers(kind: str, options: dict[str, object])
         alone = runtime.generate(prompts[0], **GREEDY)
         batch = runtime.generate(prompts, **GREEDY)
         again = runtime.generate(prompts, **GREEDY)
-        runtime._thread.call(lambda engine: engine.check())
+        runtime._thread.call(lambda engine: engine.check_integrity())
     expected = [greedy_reference(tiny_model(kind), prompt, NEW) for prompt in prompts]
     assert alone.token_ids == expected[0]
     assert [c.token_ids for c in batch] == expected

@@ -114,7 +114,7 @@ def test_a_cancelled_choice_gives_everything_back(runtime: Runtime) -> None:
     for future in futures[::2]:
         future.cancel()
     assert all(chosen(future.result()) in OPTIONS for future in futures[1::2])
-    runtime._thread.call(lambda engine: engine.check())
+    runtime._thread.call(lambda engine: engine.check_integrity())
     while not runtime._thread.call(lambda engine: engine.idle):
         pass
     assert runtime.stats().slots_in_use == 0

@@ -31,7 +31,7 @@ def test_match_splits_a_node_where_the_tokens_part() -> None:
     tree.insert(ids(1, 2, 3, 4), [Extent(0, 4)], owned_from=0)
     assert slots(tree.match(ids(1, 2, 9)).extents) == [0, 1]
     assert [n.num_tokens for n in tree.nodes()] == [2, 2]
-    tree.check()
+    tree.check_integrity()
 
 
 def test_peek_changes_nothing() -> None:
@@ -45,7 +45,7 @@ def test_evicting_a_leaf_frees_its_slots_and_keeps_its_parent() -> None:
     tree = two_branches()
     assert slots(tree.evict(2)) == [2, 3]  # the older leaf first
     assert slots(tree.match(ids(1, 2, 5, 6)).extents) == [0, 1, 6, 7]
-    tree.check()
+    tree.check_integrity()
 
 
 def test_eviction_takes_only_the_needed_tail_of_a_leaf() -> None:
@@ -109,7 +109,7 @@ def test_a_lock_survives_a_split_of_its_node() -> None:
     assert tree.num_protected == 4 and tree.evict(4) == []
     tree.unlock(node)
     assert tree.num_protected == 0
-    tree.check()
+    tree.check_integrity()
 
 
 token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -137,6 +137,6 @@ def test_counters_and_slots_agree_after_any_sequence_of_operations(operations: l
             out = slots(tree.evict(len(tokens)))
             assert len(out) >= min(before, len(tokens))
             freed += out
-        tree.check()
+        tree.check_integrity()
         held = slots([n.extent for n in tree.nodes()])
         assert sorted(held + freed) == list(range(next_slot))  # free + cached == all

@@ -32,7 +32,7 @@ KINDS: list[dict[str, Any]] = [
 def sequence_of(seed: int, *, ahead: int = 0, output: int = 0, **sampling: Any) -> Sequence:
     tokens = array("i", [0] * (1 + output))
     sequence = Sequence(Request([0], SamplingParams(**sampling)), np.array([0]), tokens=tokens, seed=seed)
-    sequence.num_ahead = ahead
+    sequence.num_in_flight = ahead
     return sequence
 
 

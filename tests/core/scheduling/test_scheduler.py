@@ -46,7 +46,7 @@ class Bench:
                 sequence.tokens.append(1000 + sequence.request.id % 50)
                 if sequence.remaining <= 0:
                     self.scheduler.remove(sequence, publish=True)
-        self.cache.check(self.scheduler.running)
+        self.cache.check_integrity(self.scheduler.running)
         return rows
 
     def run(self) -> int:

@@ -16,7 +16,7 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.metrics import Stats
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
-from graftlm.core.scheduling.speculation import MAX_NEW, Drafter, Odds
+from graftlm.core.scheduling.speculation import MAX_NEW, AcceptanceRate, Drafter
 from graftlm.core.scheduling.step_times import StepTimes
 from graftlm.core.sequence import SequenceGroup
 from graftlm.core.step_plan import ScheduledRow
@@ -111,7 +111,7 @@ def logprobs(completion: Completion) -> list[float]:
 
 def answers(runtime: Runtime, requests: list[Request]) -> list[Completion]:
     done = [future.result() for future in runtime.submit_many(requests)]
-    runtime._thread.call(lambda engine: engine.check())
+    runtime._thread.call(lambda engine: engine.check_integrity())
     stats = runtime.stats()
     assert (stats.slots_in_use, stats.slots_free + stats.slots_cached) == (0, stats.slots_total)
     return done
@@ -230,7 +230,7 @@ def test_a_request_that_is_cancelled_among_its_drafts_gets_no_further_token() ->
             engine.add([Submission(request, listener, np.array(prompt, np.int32))])
             while not engine.idle:
                 engine.step()
-            engine.check()
+            engine.check_integrity()
             return listener
 
         listener = runtime._thread.call(run)
@@ -258,7 +258,7 @@ def test_a_failing_sampler_fails_the_rows_that_were_sampled_further(monkeypatch:
         with pytest.raises(Exception, match="broken"):
             runtime.generate(prompt, **GREEDY)
         assert runtime.generate(prompt, **GREEDY).token_ids == answer
-        runtime._thread.call(lambda engine: engine.check())
+        runtime._thread.call(lambda engine: engine.check_integrity())
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -398,12 +398,12 @@ def test_a_sequence_whose_guesses_fail_is_left_alone_and_one_that_begins_to_copy
     failing = drafted_when(lambda drafts: dice.randrange(70, 90), 60)
     assert failing[0] > 0
     assert sum(failing[-20:]) <= 10
-    copying = drafted_when(lambda drafts: 3 + (sequence.tokens[-1] - 2) % 57, 80)
-    assert min(copying[-20:]) > 0
+    draft_state = drafted_when(lambda drafts: 3 + (sequence.tokens[-1] - 2) % 57, 80)
+    assert min(draft_state[-20:]) > 0
 
 
 def test_the_chance_of_a_guess_is_its_share_of_the_last_ones() -> None:
-    odds = Odds(memory=16)
+    odds = AcceptanceRate(memory=16)
     assert odds.chance(2, otherwise=0.4, weight=8) == pytest.approx(0.4)
     for _ in range(100):
         odds.add(2, True)

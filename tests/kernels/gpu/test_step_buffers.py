@@ -89,7 +89,7 @@ def test_more_sequences_than_rows_take_turns() -> None:
 def test_a_token_that_is_still_being_drawn_is_fed_from_the_last_step() -> None:
     step = step_of()
     sequence = sequence_of(3, (10, 18))
-    sequence.num_computed, sequence.num_ahead, sequence.drawn_at = 3, 1, 5
+    sequence.num_computed, sequence.num_in_flight, sequence.pending_index = 3, 1, 5
     plan = build_plan([ScheduledRow(sequence, 1, 1)], share_decode=False)
-    step.write(plan, padded_rows=2, fed=plan.fed)
+    step.write(plan, padded_rows=2, token_sources=plan.token_sources)
     assert (step.sources[:2].tolist(), step.positions[:1].tolist()) == ([5, -1], [3])
