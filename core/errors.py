@@ -8,7 +8,7 @@
     ├── RequestCancelled     the caller cancelled the request
     ├── RequestTimeout       `timeout` passed before the request finished
     ├── EngineError          a step failed, or the runtime is closed
-    ├── RemoteError          an endpoint answered with an error or not at all
+    ├── RemoteError          an endpoint answered with an error, with nothing usable, or not at all
     └── PluginError          a plugin is broken, or a name it offers is taken or unknown
 
 Each message names the value, the limit and the remedy.
@@ -64,11 +64,25 @@ class EngineError(GraftError):
 
 
 class RemoteError(GraftError):
-    """An endpoint answered with an error or not at all. `status` is the HTTP status, if there was one."""
+    """An endpoint answered with an error, with nothing usable, or not at all.
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    status         the HTTP status, if there was one.
+    code           the endpoint's own name of the error, if it gave one ("insufficient_quota").
+    retry_after_s  seconds after which the endpoint asked to be tried again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class PluginError(GraftError):

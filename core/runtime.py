@@ -22,7 +22,9 @@ from graftlm.core.engine_thread import EngineThread
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
 from graftlm.core.model.source import ModelSource
-from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission
+from graftlm.core.remote.config import EndpointConfig
+from graftlm.core.remote.source import EndpointSource
+from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage
 from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
 
 if TYPE_CHECKING:
@@ -35,8 +37,11 @@ class Runtime:
 
     model      a Hugging Face id, a local folder, "sprout" (the embedded model), or a loaded transformers model.
     tokenizer  a Hugging Face tokenizer; None loads the one beside the model.
+    base_url   the URL of an OpenAI-compatible API, usually with /v1 at its end, for a model that runs there.
+    api_key    its key; None reads GRAFTLM_API_KEY. It is never shown, and not pickled.
     options    fields of EngineConfig: device, dtype, attention, max_model_len, max_batch, max_step_tokens,
-               cache, schedule, strict, seed, quantization, trust_remote_code, ...
+               cache, schedule, strict, seed, quantization, trust_remote_code, ...; with `base_url` those of
+               EndpointConfig: max_in_flight, max_retries, timeout, budget, prices, capabilities, ...
 
     Construction reads nothing; the first request or `load()` does. Copies are the same runtime.
     """
@@ -53,12 +58,18 @@ class Runtime:
         api_key: str | None = None,
         **options: Any,
     ) -> None:
-        _refuse_endpoints(base_url, api_key)
-        self.config = EngineConfig.from_options(**options)
-        _check_model(model, self.config)
         self.model = model
+        self.base_url = base_url
         self.options = options
-        self._source = ModelSource(model, tokenizer, self.config)
+        self._source: ModelSource | EndpointSource
+        if base_url is not None or api_key is not None:
+            self.config = EngineConfig()
+            config = EndpointConfig.from_options(model, base_url, api_key, options)
+            self._source, self.base_url = EndpointSource(config, tokenizer), config.base_url
+        else:
+            self.config = EngineConfig.from_options(**options)
+            _check_model(model, self.config)
+            self._source = ModelSource(model, tokenizer, self.config)
         self._pid = os.getpid()
         self._thread = EngineThread(self._source.name, self._source.build_engine)
         weakref.finalize(self, self._thread.stop)
@@ -74,13 +85,16 @@ class Runtime:
         **options: Any,
     ) -> Runtime:
         """The one runtime of this process for `model` and `options`; closed ones are replaced."""
-        _refuse_endpoints(base_url, api_key)
         name = model if isinstance(model, str) else id(model)
-        key = (name, None if tokenizer is None else id(tokenizer), EngineConfig.from_options(**options))
+        key: tuple[Any, ...] = (name, None if tokenizer is None else id(tokenizer))
+        remote = base_url is not None or api_key is not None
+        key += (EndpointConfig.key_of(base_url, api_key, options) if remote else EngineConfig.from_options(**options),)
         with cls._shared_lock:
             runtime = cls._shared.get(key)
             if runtime is None or runtime.closed or runtime._pid != os.getpid():
-                runtime = cls._shared[key] = cls(model, tokenizer=tokenizer, **options)
+                runtime = cls._shared[key] = cls(
+                    model, tokenizer=tokenizer, base_url=base_url, api_key=api_key, **options
+                )
             return runtime
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -100,7 +114,13 @@ class Runtime:
     def __reduce__(self) -> tuple[Any, ...]:
         if not isinstance(self.model, str) or self._source.given_tokenizer is not None:
             raise TypeError("a runtime over a loaded model cannot be pickled; pass the model's name or folder instead")
-        return partial(Runtime.shared, **self.options), (self.model,)
+        if "headers" in self.options:
+            raise TypeError(
+                "a runtime with headers= cannot be pickled, since they may hold keys; build it where it runs"
+            )
+        # A key stays here: where it is unpickled, it is read from the environment.
+        remote = {} if self.base_url is None else {"base_url": self.base_url}
+        return partial(Runtime.shared, **remote, **self.options), (self.model,)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "loaded" if self._thread.loaded else "not loaded"
@@ -231,6 +251,13 @@ class Runtime:
         engine = self._thread.engine
         return engine.stats() if engine is not None else Stats()
 
+    @property
+    def usage(self) -> Usage:
+        """What all calls to an endpoint have cost so far, as a RemoteUsage. Only with `base_url`."""
+        if isinstance(self._source, ModelSource):
+            raise ConfigError("a model in this process has no bill; see stats()")
+        return self._source.endpoint.spent
+
     def reset_stats(self) -> None:
         if self._thread.engine is not None:
             self._thread.call(lambda engine: engine.reset_stats())
@@ -335,14 +362,6 @@ def _check_model(model: Any, config: EngineConfig) -> None:
     loaded = callable(getattr(model, "named_parameters", None))
     if not (of_plugin or loaded or isinstance(model, str | os.PathLike)):
         raise ConfigError(f"model is {reprlib.repr(model)}; {wanted}")
-
-
-def _refuse_endpoints(base_url: str | None, api_key: str | None) -> None:
-    if base_url is not None or api_key is not None:
-        raise ConfigError(
-            f"base_url={base_url!r}: remote endpoints are not part of this version; "
-            "give a Hugging Face id, a local folder or a loaded model"
-        )
 
 
 class Pin:

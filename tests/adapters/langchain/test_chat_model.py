@@ -67,11 +67,11 @@ def test_runtime_and_runtime_options_exclude_each_other(runtime: Runtime) -> Non
         ChatGraftLM(runtime=runtime, dtype="float32")
 
 
-def test_what_is_no_runtime_and_an_endpoint_raise_and_say_what_to_give() -> None:
+def test_what_is_no_runtime_and_no_url_raise_and_say_what_to_give() -> None:
     with pytest.raises(ValidationError, match="runtime is 'sprout'; give a graftlm.Runtime"):
         ChatGraftLM(runtime="sprout")
-    with pytest.raises(ModelInvalidRequestError, match="remote endpoints are not part of this version"):
-        ChatGraftLM(model="sprout", base_url="http://localhost:8000/v1").invoke("hello")
+    with pytest.raises(ModelInvalidRequestError, match="without http:// or https:// and a host"):
+        ChatGraftLM(model="sprout", base_url="localhost:8000/v1").invoke("hello")
 
 
 def test_a_deep_copy_shares_the_runtime(llm: ChatGraftLM) -> None:

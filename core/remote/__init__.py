@@ -1,0 +1,1 @@
+"""A model behind an OpenAI-compatible API: requests, capabilities, speculation and what they cost."""

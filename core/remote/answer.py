@@ -1,0 +1,240 @@
+"""Answer: what one choice of a completion or a chat completion says, whole or put together from a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graftlm.core.errors import RemoteError
+from graftlm.core.remote.config import EndpointConfig
+from graftlm.core.remote.failures import no_answer
+from graftlm.core.remote.usage import RemoteUsage
+from graftlm.core.request import FinishReason, TokenLogprob
+
+_FINISH: Mapping[str | None, FinishReason] = {
+    "stop": "stop",
+    "eos": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    None: "stop",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One text that came back.
+
+    finish_reason  "length" if the limit ended it, "stop" if the model did, or a stop string.
+    num_tokens     None where the endpoint did not say, or gave several answers.
+    token_ends     the offset in characters after each token; None where the tokens are not known.
+    tool_calls     in the shape of the OpenAI API.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    num_tokens: int | None = None
+    token_ends: tuple[int, ...] | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model ended by itself, where no stop string was sent."""
+        return self.finish_reason != "length"
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int]:
+    """Where the stop that is complete first begins and ends; (len(text), 0) if there is none."""
+    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    end, at = min(found, default=(0, len(text)))
+    return at, end
+
+
+def read_answers(body: Mapping[str, Any], config: EndpointConfig) -> list[Answer]:
+    """The answers in a body with status 200, by their index; raises RemoteError if it holds none."""
+    choices = body.get("choices")
+    if not isinstance(choices, Sequence) or not choices or not all(isinstance(c, Mapping) for c in choices):
+        raise no_answer(config, "without choices", body)
+    counts = body.get("usage")
+    given = counts.get("completion_tokens") if isinstance(counts, Mapping) and len(choices) == 1 else None
+    num_tokens = given if isinstance(given, int) else None
+    ordered = sorted(choices, key=lambda choice: choice.get("index") or 0)
+    return [_read(choice, num_tokens, config) for choice in ordered]
+
+
+def read_usage(body: Mapping[str, Any], answers: Sequence[Answer], prompt_bytes: int) -> RemoteUsage:
+    """What the answers cost in tokens; estimated at four bytes a token where the endpoint does not say."""
+    given = body.get("usage")
+    counts = given if isinstance(given, Mapping) else {}
+    prompt, completion = _number(counts, "prompt_tokens"), _number(counts, "completion_tokens")
+    estimated = prompt is None or completion is None
+    if prompt is None:
+        prompt = -(-prompt_bytes // 4)
+    if completion is None:
+        completion = sum(
+            len(a.token_ends) if a.token_ends is not None else -(-len(a.text.encode()) // 4) for a in answers
+        )
+    details = counts.get("prompt_tokens_details")
+    cached = _number(details if isinstance(details, Mapping) else {}, "cached_tokens")
+    if cached is None:
+        cached = _number(counts, "prompt_cache_hit_tokens")  # DeepSeek
+    return RemoteUsage(
+        prompt_tokens=prompt,
+        cached_tokens=cached or 0,
+        completion_tokens=completion,
+        estimated=int(estimated),
+        cached_unknown=int(cached is None),
+    )
+
+
+class StreamedAnswers:
+    """Puts the pieces of a stream together to what the same call would have answered at once."""
+
+    def __init__(self, num: int) -> None:
+        self._choices = [_Pieces() for _ in range(num)]
+        self._usage: Any = None
+        self._error: Any = None
+
+    def push(self, piece: Mapping[str, Any]) -> list[tuple[int, str]]:
+        """Take a piece; the index and the text of what it adds."""
+        if isinstance(piece.get("usage"), Mapping):
+            self._usage = piece["usage"]
+        added: list[tuple[int, str]] = []
+        choices = piece.get("choices")
+        for choice in choices if isinstance(choices, Sequence) else ():
+            index = choice.get("index") or 0
+            if index < len(self._choices):
+                added.append((index, self._choices[index].push(choice)))
+        return added
+
+    @property
+    def begun(self) -> bool:
+        return any(pieces.text for pieces in self._choices)
+
+    @property
+    def cut_off(self) -> list[Answer]:
+        """What has come so far, as answers that were cut."""
+        return [Answer(pieces.text, "length") for pieces in self._choices]
+
+    def partial(self) -> Mapping[str, Any]:
+        """What has come so far, in the shape of an answer's body."""
+        return {"choices": [c.choice(i) for i, c in enumerate(self._choices)], "usage": self._usage}
+
+    def body(self, config: EndpointConfig) -> Mapping[str, Any]:
+        """The answer's body; raises RemoteError if the stream ended before the answer did."""
+        for pieces in self._choices:
+            if pieces.finish_reason is None:
+                raise RemoteError(
+                    f"{config.base_url} ended its stream without a finish_reason after {pieces.text[-80:]!r}; ask again"
+                )
+        return self.partial()
+
+
+class _Pieces:
+    """One choice of a stream."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.finish_reason: str | None = None
+        self._logprobs: list[Mapping[str, Any]] = []
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._chat = False
+
+    def push(self, choice: Mapping[str, Any]) -> str:
+        delta = choice.get("delta")
+        self._chat = self._chat or isinstance(delta, Mapping)
+        text = (delta.get("content") if isinstance(delta, Mapping) else choice.get("text")) or ""
+        self.text += text
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if isinstance(choice.get("logprobs"), Mapping):
+            self._logprobs.append(choice["logprobs"])
+        for call in (delta.get("tool_calls") if isinstance(delta, Mapping) else None) or ():
+            self._push_call(call)
+        return str(text)
+
+    def _push_call(self, call: Mapping[str, Any]) -> None:
+        whole = self._calls.setdefault(
+            call.get("index") or 0, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        whole["id"] = call.get("id") or whole["id"]
+        for name, piece in (call.get("function") or {}).items():
+            if isinstance(piece, str) and name in whole["function"]:
+                whole["function"][name] += piece
+
+    def choice(self, index: int) -> Mapping[str, Any]:
+        choice: dict[str, Any] = {"index": index, "finish_reason": self.finish_reason}
+        if self._logprobs:
+            names = {name for piece in self._logprobs for name, values in piece.items() if isinstance(values, list)}
+            choice["logprobs"] = {n: [v for piece in self._logprobs for v in piece.get(n) or ()] for n in names}
+        if self._chat:
+            calls = [self._calls[i] for i in sorted(self._calls)]
+            return choice | {"message": {"content": self.text, "tool_calls": calls}}
+        return choice | {"text": self.text}
+
+
+def _number(counts: Mapping[str, Any], name: str) -> int | None:
+    value = counts.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _read(choice: Mapping[str, Any], num_tokens: int | None, config: EndpointConfig) -> Answer:
+    message = choice.get("message")
+    said = message if isinstance(message, Mapping) else {}
+    content = said.get("content") if said else choice.get("text")
+    reason = choice.get("finish_reason")
+    if reason == "content_filter" or (content is None and said.get("refusal")):
+        why = said.get("refusal") or "finish_reason is content_filter"
+        raise RemoteError(f"{config.base_url} refused to answer ({why}); change the prompt")
+    if reason not in _FINISH:
+        raise RemoteError(f"{config.base_url} ended its answer with finish_reason {reason!r}; ask again")
+    calls = tuple(call for call in said.get("tool_calls") or () if isinstance(call, Mapping))
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    if content is None and calls:
+        content = ""
+    if not isinstance(content, str):
+        hint = "; its limit went into thoughts, raise max_tokens" if _FINISH[reason] == "length" else ""
+        raise RemoteError(f"{config.base_url} answered no text (content is {content!r}, {reason}){hint}")
+    logprobs, ends = _read_logprobs(choice.get("logprobs"), content)
+    return Answer(content, _FINISH[reason], num_tokens, ends, logprobs, calls)
+
+
+def _read_logprobs(given: Any, text: str) -> tuple[tuple[TokenLogprob, ...] | None, tuple[int, ...] | None]:
+    """The tokens of a text, in the shape of either API, and where they end if together they are that text."""
+    if not isinstance(given, Mapping):
+        return None, None
+    content = given.get("content")
+    if isinstance(content, Sequence):
+        tokens = [str(entry.get("token", "")) for entry in content]
+        values = [entry.get("logprob") for entry in content]
+        tops = [
+            [(top.get("token"), top.get("logprob")) for top in entry.get("top_logprobs") or ()] for entry in content
+        ]
+    elif isinstance(given.get("tokens"), Sequence):
+        tokens = [str(token) for token in given["tokens"]]
+        values = list(given.get("token_logprobs") or [None] * len(tokens))
+        tops = [list((top or {}).items()) for top in given.get("top_logprobs") or [None] * len(tokens)]
+    else:
+        return None, None
+    logprobs = tuple(
+        TokenLogprob(-1, token, value, tuple((-1, str(t), float(v)) for t, v in top if v is not None))
+        for token, value, top in zip(tokens, values, tops, strict=False)
+    )
+    return logprobs, token_ends(tokens, text)
+
+
+def token_ends(tokens: Sequence[str], text: str) -> tuple[int, ...] | None:
+    """The offset after each token; None unless together they are `text`, but for an end token after it."""
+    ends: list[int] = []
+    position = 0
+    for token in tokens:
+        if not text.startswith(token, position):
+            break
+        position += len(token)
+        ends.append(position)
+    return tuple(ends) if position == len(text) and len(ends) >= len(tokens) - 1 else None

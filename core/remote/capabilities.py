@@ -1,0 +1,83 @@
+"""What an endpoint can do: given by the user, known of the host, or found out by what its answers contain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self, get_args
+
+from graftlm.core.config import reject_unknown
+from graftlm.core.errors import ConfigError
+
+ContinueTurn = Literal["continue_final_message", "prefix", "bare", "template", "none"]
+"""How an open assistant turn is gone on with.
+
+continue_final_message  this field is true and `add_generation_prompt` false (vLLM, SGLang, llama.cpp)
+prefix                  the last message has "prefix": true (DeepSeek, Mistral)
+bare                    a trailing assistant message is enough (Ollama, llama.cpp, older Claude models)
+template                the chat is rendered with the given tokenizer's template and sent to /completions
+none                    not at all: such a message begins a new turn, or is refused
+"""
+
+ConstraintField = Literal["structured_outputs", "regex", "response_format", "none"]
+MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an endpoint can do; None is not known yet, and found out when it is first needed.
+
+    completions       whether /completions continues a given text.
+    continue_turn     how an assistant turn is continued; see ContinueTurn.
+    logprobs          whether log-probabilities come with an answer, and with them its tokens.
+    echo              whether /completions scores a text that is given.
+    regex, choices, json_schema, grammar
+                      the field that constrains an answer so; "none": answers are checked here instead.
+    n                 whether one request can bring several answers.
+    max_stops         how many stop strings are taken; None sets no limit.
+    max_tokens_field  the name of the limit of a chat's answer.
+    """
+
+    completions: bool | None = None
+    continue_turn: ContinueTurn | None = None
+    logprobs: bool | None = None
+    echo: bool | None = None
+    regex: ConstraintField | None = None
+    choices: ConstraintField | None = None
+    json_schema: ConstraintField | None = None
+    grammar: ConstraintField | None = None
+    n: bool | None = None
+    max_stops: int | None = None
+    max_tokens_field: MaxTokensField = "max_tokens"
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None, host: str) -> Self:
+        """What is known at the start: of a well-known host, and what the user says above that."""
+        reject_unknown(list(given or {}), [f.name for f in fields(cls)], "capability")
+        known = replace(cls(), **_known_host(host))
+        return replace(known, **(given or {}))
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            value = getattr(self, name)
+            if value not in allowed or (isinstance(value, int) and not isinstance(value, bool)):
+                shown = ", ".join(repr(option) for option in allowed)
+                raise ConfigError(f"the capability {name} is {value!r}; it must be one of {shown}")
+        if self.max_stops is not None and (not isinstance(self.max_stops, int) or self.max_stops < 0):
+            raise ConfigError(f"the capability max_stops is {self.max_stops!r}; it must be a whole number, or None")
+
+
+_SWITCH = (None, True, False)
+_ALLOWED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("completions", "logprobs", "echo", "n"), _SWITCH),
+    **dict.fromkeys(("regex", "choices", "json_schema", "grammar"), (None, *get_args(ConstraintField))),
+    "continue_turn": (None, *get_args(ContinueTurn)),
+    "max_tokens_field": get_args(MaxTokensField),
+}
+
+
+def _known_host(host: str) -> dict[str, Any]:
+    """What hosted APIs document of themselves; everything else is found out."""
+    if host.endswith(("openai.com", "openai.azure.com")):
+        return {"continue_turn": "none", "max_stops": 4, "max_tokens_field": "max_completion_tokens"}
+    return {}

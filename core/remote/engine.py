@@ -1,0 +1,173 @@
+"""RemoteEngine: requests answered by an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from graftlm.core.errors import ConfigError, EngineError, RemoteError, RequestCancelled
+from graftlm.core.metrics import Stats
+from graftlm.core.remote import loop
+from graftlm.core.remote.answer import Answer, first_stop
+from graftlm.core.remote.endpoint import Endpoint
+from graftlm.core.remote.prompt import RemotePrompt
+from graftlm.core.remote.usage import RemoteUsage
+from graftlm.core.request import Chunk, Completion, Request, Submission
+from graftlm.core.scheduling.stop_strings import StopMatcher
+
+_PATIENCE_AT_CLOSE_S = 5.0
+
+
+class RemoteEngine:
+    """Starts a task for each request on the loop of endpoints; nothing runs on the engine's own thread."""
+
+    idle = True
+
+    def __init__(
+        self, endpoint: Endpoint, *, finished: Callable[[Request, Completion], None] = lambda request, completion: None
+    ) -> None:
+        self._endpoint = endpoint
+        self._finished = finished
+        self._running: dict[int, Future[None]] = {}
+        self._stats = Stats()
+
+    def add(self, submissions: Sequence[Submission]) -> None:
+        for submission in submissions:
+            request = submission.request
+            running = self._running[request.id] = self._endpoint.start(self._serve(submission))
+            running.add_done_callback(partial(self._ended, request.id))
+
+    def step(self) -> bool:
+        return False
+
+    def cancel(self, request_id: int) -> None:
+        """Close the request's connection."""
+        running = self._running.get(request_id)
+        if running is not None:
+            running.cancel()
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every request with `error`, and what runs beside them."""
+        with suppress(TimeoutError):
+            loop.run(self._endpoint.close(error)).result(_PATIENCE_AT_CLOSE_S)
+
+    def stats(self) -> Stats:
+        """Counted over all calls, those of programs too."""
+        spent = self._endpoint.spent
+        return replace(
+            self._stats,
+            requests=spent.api_calls,
+            prompt_tokens=spent.prompt_tokens,
+            cached_tokens=spent.cached_tokens,
+            computed_tokens=spent.prompt_tokens - spent.cached_tokens,
+            completion_tokens=spent.completion_tokens,
+        )
+
+    def reset_stats(self) -> None:
+        raise ConfigError("the figures of an endpoint are its bill; they are not reset")
+
+    def clear_cache(self) -> None:
+        raise RemoteError("the cache of an endpoint cannot be cleared from here")
+
+    def unpin(self, pin: int) -> None:
+        """Nothing is pinned."""
+
+    def close(self) -> None:
+        self.fail_all(EngineError("the runtime was closed before the request finished"))
+
+    def _ended(self, request_id: int, running: Future[None]) -> None:
+        self._running.pop(request_id, None)
+
+    # -- one request -------------------------------------------------------------------------------------------
+
+    async def _serve(self, submission: Submission) -> None:
+        listener = submission.listener
+        try:
+            completion = await self._answer(submission)
+        except asyncio.CancelledError:
+            closed = self._endpoint.closed
+            listener.on_error(closed if closed is not None else RequestCancelled("the request was cancelled"))
+            raise
+        except BaseException as error:  # whatever it is, it is this request's failure
+            listener.on_error(error)
+            return
+        self._finished(submission.request, completion)
+        listener.on_finish(completion)
+
+    async def _answer(self, submission: Submission) -> Completion:
+        request, sampling = submission.request, submission.request.sampling
+        if request.score_ids is not None or request.want_logits or request.pin:
+            raise RemoteError(
+                f"{self._endpoint.config.base_url} gives neither logits nor scores of tokens, and keeps no prefix; "
+                "use a model in this process for score, logits and warm"
+            )
+        prompt = RemotePrompt.of(request.prompt, request.tools)
+        deadline_s = None if sampling.timeout is None else submission.arrived_s + sampling.timeout
+        ledger = Ledger()
+        if request.stream:
+            answers = await self._stream(submission, prompt, ledger, deadline_s)
+        else:
+            answers = await self._endpoint.ask(prompt, sampling, ledger.count, deadline_s)
+        return _completion(request, answers, ledger.usage)
+
+    async def _stream(
+        self, submission: Submission, prompt: RemotePrompt, ledger: Ledger, deadline_s: float | None
+    ) -> list[Answer]:
+        sampling, listener = submission.request.sampling, submission.listener
+        matchers = [StopMatcher(sampling.stop) for _ in range(sampling.n)]
+        answers: list[Answer] = []
+        async with aclosing(self._endpoint.ask_stream(prompt, sampling, ledger.count, deadline_s)) as pieces:
+            async for piece in pieces:
+                if piece.answers is not None:
+                    answers = piece.answers
+                elif text := matchers[piece.index].push(piece.text).text:
+                    listener.on_chunk(Chunk(text, [], index=piece.index))
+        for index, answer in enumerate(answers):
+            rest, reason = matchers[index].flush(), _cut(answer, sampling.stop).finish_reason
+            listener.on_chunk(Chunk(rest, [], finish_reason=reason, usage=ledger.usage, index=index))
+        return answers
+
+
+class Ledger:
+    """Adds up what one request costs."""
+
+    def __init__(self) -> None:
+        self.usage = RemoteUsage()
+
+    def count(self, usage: RemoteUsage) -> None:
+        self.usage += usage
+
+
+def _completion(request: Request, answers: Sequence[Answer], usage: RemoteUsage) -> Completion:
+    stop = request.sampling.stop
+    texts = [_cut(answer, stop) for answer in answers]
+    each = [
+        Completion(
+            cut.text,
+            [],
+            cut.finish_reason,
+            usage,
+            logprobs=list(cut.logprobs) if cut.logprobs is not None and request.sampling.logprobs else None,
+            request_id=request.id,
+            stop=_stop_of(answer, stop),
+        )
+        for answer, cut in zip(answers, texts, strict=True)
+    ]
+    return replace(each[0], completions=each) if len(each) > 1 else each[0]
+
+
+def _cut(answer: Answer, stops: Sequence[str]) -> Answer:
+    """The answer without a stop that the server left in its text, and what comes after."""
+    at, end = first_stop(answer.text, stops)
+    return replace(answer, text=answer.text[:at], finish_reason="stop") if end else answer
+
+
+def _stop_of(answer: Answer, stops: Sequence[str]) -> Any:
+    """The stop string that ended the text, if it is still there; servers mostly take it off and do not say which."""
+    at, end = first_stop(answer.text, stops)
+    return answer.text[at:end] if end else None

@@ -1,0 +1,154 @@
+"""What went wrong with a request to an endpoint, and whether it may be repeated."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from graftlm.core.errors import RemoteError
+
+if TYPE_CHECKING:
+    from graftlm.core.remote.config import EndpointConfig
+
+MAX_RETRY_AFTER_S = 120.0
+"""An endpoint that asks for a longer wait is not asked again: its error says how long it wants."""
+
+_MAX_QUOTED = 500  # characters of an endpoint's own message
+
+_NEVER_AGAIN = ("insufficient_quota", "context_length_exceeded", "billing_hard_limit_reached")
+_AGAIN = (408, 409, 429)
+_REMEDIES = {
+    401: "check api_key, or the variable GRAFTLM_API_KEY",
+    403: "check what the key is allowed to do",
+    404: "check base_url (usually it ends in /v1) and the model's name",
+    429: "lower max_in_flight or raise max_retries",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed attempt.
+
+    kind     "timeout", "stale" (a kept connection that the server had closed before it took the request) or "other".
+    again    whether the same request may succeed later.
+    wait_s   how long the endpoint asked to wait; None leaves it to us.
+    """
+
+    error: RemoteError
+    again: bool
+    wait_s: float | None = None
+    kind: str = "other"
+
+
+def failure_of(error: Exception, config: EndpointConfig, *, begun: bool = False) -> Failure:
+    """Read what the SDK, or reading a stream, has raised.
+
+    begun  whether a part of the answer had come: what is repeated then would be paid twice.
+    The SDK's exception holds the request with its key, so neither it nor its cause is chained.
+    """
+    import openai
+
+    if isinstance(error, TimeoutError | openai.APITimeoutError):
+        text = f"{config.base_url} did not answer within {config.timeout:g} s; raise timeout="
+        return Failure(RemoteError(text), not begun, kind="timeout")
+    if isinstance(error, openai.APIStatusError):
+        return _of_status(error, config)
+    if isinstance(error, openai.APIConnectionError):
+        return _of_connection(error.__cause__ or error, config, begun)
+    if isinstance(error, openai.APIError):  # an error inside of a stream
+        message = _message(error.body) or str(error)
+        return Failure(RemoteError(_says(config, None, message, error.code), code=error.code), not begun)
+    if isinstance(error, ValueError):
+        text = f"{config.base_url} sent what is no JSON: {_shorten(config.redact(str(error)))}"
+        return Failure(RemoteError(f"{text}; check that it is an OpenAI-compatible API"), not begun)
+    return _of_connection(error, config, begun)
+
+
+def retry_after_s(headers: Mapping[str, str], now_s: float | None = None) -> float | None:
+    """The wait that an answer's headers ask for: milliseconds, seconds or a date; None if none can be read."""
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        given = headers.get(name)
+        if given is None:
+            continue
+        try:
+            wait_s = float(given) * unit
+        except ValueError:
+            try:
+                wait_s = parsedate_to_datetime(given).timestamp() - (time.time() if now_s is None else now_s)
+            except (ValueError, TypeError):
+                continue
+        if math.isfinite(wait_s):
+            return max(0.0, wait_s)
+    return None
+
+
+def no_answer(config: EndpointConfig, what: str, found: Any) -> RemoteError:
+    """An answer with status 200 that holds no completion."""
+    message = _message(found.get("error")) if isinstance(found, Mapping) else None
+    if message:
+        return RemoteError(_says(config, None, message, None))
+    shown = _shorten(config.redact(repr(found)))
+    return RemoteError(f"{config.base_url} answered {what}: {shown}; check that it is an OpenAI-compatible API")
+
+
+def _of_status(error: Any, config: EndpointConfig) -> Failure:
+    status: int = error.status_code
+    headers: Mapping[str, str] = error.response.headers
+    code = error.code or (error.body.get("type") if isinstance(error.body, Mapping) else None)
+    code = str(code) if code is not None else None
+    wait_s = retry_after_s(headers)
+    told = headers.get("x-should-retry")
+    again = status in _AGAIN or status >= 500 if told not in ("true", "false") else told == "true"
+    if code in _NEVER_AGAIN or (wait_s is not None and wait_s > MAX_RETRY_AFTER_S):
+        again = False
+    message = _message(error.body) or _message(_text_of(error.response))
+    failure = RemoteError(_says(config, status, message, code, wait_s), status=status, code=code, retry_after_s=wait_s)
+    return Failure(failure, again, wait_s)
+
+
+def _of_connection(cause: BaseException, config: EndpointConfig, begun: bool) -> Failure:
+    said = f"{type(cause).__name__}: {_shorten(config.redact(str(cause)))}"
+    if begun:
+        return Failure(RemoteError(f"{config.base_url} broke its answer off ({said}); ask again"), False)
+    stale = "without sending a response" in said
+    text = f"{config.base_url} cannot be reached ({said}); check base_url and that the server runs"
+    return Failure(RemoteError(text), True, kind="stale" if stale else "other")
+
+
+def _says(
+    config: EndpointConfig, status: int | None, message: str | None, code: str | None, wait_s: float | None = None
+) -> str:
+    kind = " ".join(str(part) for part in (status, code) if part is not None) or "an error"
+    text = f"{config.base_url}, model {config.model!r}, answered {kind}"
+    if message:
+        text += f": {_shorten(config.redact(message))}"
+    if wait_s is not None and wait_s > MAX_RETRY_AFTER_S:
+        return f"{text}; it asks to wait {wait_s:,.0f} s, and {MAX_RETRY_AFTER_S:.0f} s is the most that is waited"
+    if code == "insufficient_quota":
+        return f"{text}; the account has no credit left"
+    remedy = _REMEDIES.get(status or 0)
+    return f"{text}; {remedy}" if remedy is not None else text
+
+
+def _message(body: Any) -> str | None:
+    """The words of an error: in "message", in "detail", or the body itself."""
+    if isinstance(body, Mapping):
+        found = next((body[name] for name in ("message", "detail", "error") if body.get(name)), None)
+        return _message(found) if found is not None else str(dict(body)) if body else None
+    return str(body).strip() or None if body is not None else None
+
+
+def _text_of(response: Any) -> str | None:
+    try:
+        return str(response.text)
+    except Exception:  # a body that was never read
+        return None
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_QUOTED else text[: _MAX_QUOTED - 1] + "…"

@@ -1,0 +1,100 @@
+"""RemotePrompt: what a model behind an API goes on from."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from graftlm.core.chat.messages import ImagePart, Message, TextPart, to_messages
+from graftlm.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RemotePrompt:
+    """Text for /completions, or the closed turns of a chat.
+
+    text      the whole text; with `messages` the text of the assistant's turn that is still open, or "".
+    messages  in the shape of the OpenAI API; None for plain text.
+    ids       token ids in place of `text`.
+    """
+
+    text: str = ""
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    ids: tuple[int, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, prompt: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> RemotePrompt:
+        """Read a request's prompt; raises ConfigError for what no API takes."""
+        if isinstance(prompt, str):
+            if not prompt:
+                raise ConfigError("the prompt is empty; give some text")
+            return cls(text=prompt)
+        if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
+            raise ConfigError(f"prompt is a {type(prompt).__name__}; give text, token ids or a list of messages")
+        if len(prompt) and not isinstance(prompt[0], Mapping | Message):
+            return cls(ids=tuple(int(i) for i in prompt))
+        messages = tuple(message_dict(message) for message in to_messages(prompt))
+        return cls(messages=messages, tools=tuple(tools or ()))
+
+    def plus(self, text: str) -> RemotePrompt:
+        """The same, gone on with `text`."""
+        return replace(self, text=self.text + text)
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of all text, for estimates."""
+        said = sum(len(str(message.get("content", "")).encode()) for message in self.messages or ())
+        return said + len(self.text.encode()) + 4 * len(self.ids or ())
+
+
+def message_dict(message: Message) -> dict[str, Any]:
+    """A message in the shape of the OpenAI API."""
+    result: dict[str, Any] = {"role": message.role}
+    if isinstance(message.content, str) or all(isinstance(part, TextPart) for part in message.content):
+        result["content"] = message.text
+    else:
+        result["content"] = [_part(part) for part in message.content]
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        result["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        result["name"] = message.name
+    return result
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, ImagePart):
+        return {"type": "image_url", "image_url": {"url": _image_url(part.image)}}
+    raise ConfigError("a message holds a video, which the OpenAI API does not take; give its frames as images")
+
+
+def _image_url(image: Any) -> str:
+    if isinstance(image, str) and image.startswith(("http://", "https://", "data:")):
+        return image
+    if isinstance(image, str | os.PathLike):
+        path = Path(image)
+        if not path.is_file():
+            raise ConfigError(f"the image {os.fspath(path)!r} is no file; give a path, a URL or bytes")
+        kind, data = mimetypes.guess_type(path.name)[0] or "image/png", path.read_bytes()
+    elif isinstance(image, bytes):
+        kind, data = "image/png", image
+    else:
+        raise ConfigError(f"an image is a {type(image).__name__}; for an endpoint give a path, a URL or bytes")
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

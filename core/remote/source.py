@@ -1,0 +1,63 @@
+"""EndpointSource: what a runtime knows of a model behind an API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import ConfigError, GraftError
+from graftlm.core.model.source import Prepared
+from graftlm.core.remote.config import EndpointConfig
+from graftlm.core.remote.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from graftlm.core.engine import Engine
+    from graftlm.core.request import Request
+    from graftlm.core.text.tokenizer import Tokenizer
+
+
+class EndpointSource:
+    """A model by its name at an endpoint. Its tokenizer is known only if it was given."""
+
+    def __init__(self, config: EndpointConfig, tokenizer: Any) -> None:
+        self.endpoint = Endpoint(config)
+        self.given_tokenizer = tokenizer
+        self._tokenizer: Tokenizer | None = None
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.config.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            if self.given_tokenizer is None:
+                raise ConfigError(
+                    f"the tokenizer of {self.name!r} at {self.endpoint.config.base_url} is not known; "
+                    "give tokenizer= for what needs tokens"
+                )
+            from graftlm.core.model.load import load_tokenizer
+
+            self._tokenizer = load_tokenizer(self.name, self.given_tokenizer, EngineConfig())
+        return self._tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        raise ConfigError(f"the context of {self.name!r} is known to {self.endpoint.config.base_url} alone")
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for the same model at the same URL; what is behind it may change."""
+        return f"{self.endpoint.config.base_url}#{self.name}"
+
+    def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
+        """Prompts and constraints go to the endpoint as they are."""
+        return [Prepared() for _ in requests]
+
+    def build_engine(self, wake: Callable[[], None]) -> Engine:
+        from graftlm.core.remote.engine import RemoteEngine
+        from graftlm.plugins import manager
+
+        self.endpoint.open()
+        return RemoteEngine(self.endpoint, finished=manager.load().request_finished)

@@ -1,0 +1,52 @@
+"""RemoteUsage: what calls to an endpoint cost, and what speculation saved and wasted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+
+from graftlm.core.request import Usage
+
+
+@dataclass(frozen=True)
+class RemoteUsage(Usage):
+    """The ledger of some calls. Ledgers add up: to what the server counted, for those of all calls.
+
+    api_calls           requests for answers, those repeated not counted again.
+    retries             repeated requests.
+    probe_calls         requests to find out what the endpoint can do.
+    calls_saved         values that were taken from an earlier answer without a request.
+    spec_tokens_used    completion tokens that went into values and matched texts after the first value of their call;
+    spec_tokens_wasted  those that nothing used. Both are shares of `completion_tokens`.
+    estimated           calls whose tokens the endpoint did not report; they are estimated from the text.
+    cached_unknown      calls whose answer did not say how many prompt tokens were cached; 0 is counted for them.
+    misses              why surplus text was not used, and how often.
+    cost                money, from the user's prices, the endpoint's report or genai-prices; None where the price of
+                        any call is unknown.
+    """
+
+    api_calls: int = 0
+    retries: int = 0
+    probe_calls: int = 0
+    calls_saved: int = 0
+    spec_tokens_used: int = 0
+    spec_tokens_wasted: int = 0
+    estimated: int = 0
+    cached_unknown: int = 0
+    misses: Mapping[str, int] = field(default_factory=dict)
+    cost: float | None = 0.0
+
+    def __add__(self, other: Usage) -> RemoteUsage:
+        counts = {name: getattr(self, name) + getattr(other, name, 0) for name in _COUNTS}
+        if not isinstance(other, RemoteUsage):
+            return RemoteUsage(**counts, misses=self.misses, cost=self.cost)
+        misses = dict(Counter(self.misses) + Counter(other.misses)) if other.misses else self.misses
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        return RemoteUsage(**counts, misses=misses, cost=cost)
+
+
+_COUNTS = tuple(f.name for f in fields(RemoteUsage) if f.name not in ("misses", "cost"))
+
+Count = Callable[[RemoteUsage], None]
+"""Takes what a call has cost, when it is known, piece by piece; called on the loop's thread."""

@@ -1,0 +1,88 @@
+"""From a prompt and its sampling parameters to the body of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graftlm.core.config import SamplingParams
+from graftlm.core.errors import ConfigError
+from graftlm.core.remote.capabilities import Capabilities
+from graftlm.core.remote.prompt import RemotePrompt
+
+CHAT, COMPLETIONS = "/chat/completions", "/completions"
+
+_NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": (0, -1),
+    "min_p": 0.0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "seed": None,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Parameters that are sent where they change something. Those of them that OpenAI does not know have vLLM's names."""
+
+
+def request_body(
+    model: str,
+    prompt: RemotePrompt,
+    sampling: SamplingParams,
+    capabilities: Capabilities,
+    *,
+    stops: tuple[str, ...] | None = None,
+    stream: bool = False,
+    extra: Mapping[str, Any] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """The path and the body. `stops` replaces the stop strings of `sampling`."""
+    body: dict[str, Any] = {"model": model, "temperature": sampling.temperature}
+    chat = prompt.messages is not None
+    if chat:
+        body["messages"] = _messages(prompt, capabilities, body)
+        if prompt.tools:
+            body["tools"] = [_tool(tool) for tool in prompt.tools]
+    else:
+        body["prompt"] = list(prompt.ids) if prompt.ids is not None else prompt.text
+    if sampling.max_tokens is not None:
+        body[capabilities.max_tokens_field if chat else "max_tokens"] = sampling.max_tokens
+    elif not chat:
+        raise ConfigError("max_tokens is None, and /completions would take 16 then; give a number")
+    if sampling.logprobs or sampling.top_logprobs:
+        num = sampling.top_logprobs
+        body |= {"logprobs": True, "top_logprobs": num} if chat else {"logprobs": max(1, num)}
+    stops = sampling.stop if stops is None else stops
+    if stops:
+        body["stop"] = list(stops[: capabilities.max_stops])
+    if sampling.n > 1:
+        body["n"] = sampling.n
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(sampling, name)
+        if value not in (neutral if isinstance(neutral, tuple) else (neutral,)):
+            body[name] = value
+    if sampling.stop_token_ids:
+        body["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return (CHAT if chat else COMPLETIONS), body | dict(extra or {})
+
+
+def _messages(prompt: RemotePrompt, capabilities: Capabilities, body: dict[str, Any]) -> list[Mapping[str, Any]]:
+    """The turns, the open one last, with what makes the endpoint go on in it."""
+    messages = list(prompt.messages or ())
+    if prompt.text:
+        open_turn: dict[str, Any] = {"role": "assistant", "content": prompt.text}
+        if capabilities.continue_turn == "continue_final_message":
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        elif capabilities.continue_turn == "prefix":
+            open_turn["prefix"] = True
+        messages.append(open_turn)
+    return messages
+
+
+def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool as the API takes it: its function inside of an object with a type."""
+    return tool if "function" in tool else {"type": "function", "function": dict(tool)}
