@@ -1,0 +1,190 @@
+"""A model whose answers are written down: the engine around it is the real one."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.engine import LocalEngine
+from graftlm.core.engine_builder import RunnerSpec
+from graftlm.core.request import Request, Submission
+from graftlm.core.runtime import Runtime
+from graftlm.core.sequence import Sequence as EngineSequence
+from graftlm.core.step_plan import StepPlan
+from graftlm.plugins import manager
+from graftlm.testing.byte_tokenizer import byte_tokenizer
+
+if TYPE_CHECKING:
+    from graftlm.core.text.tokenizer import Tokenizer
+
+Script = Callable[[str], str]
+
+_NUM_SLOTS = 1 << 16
+_NEXT, _END, _BLANK = 100.0, 80.0, -30.0
+"""Logits: of the script's next token, of the end of the text, of white space."""
+_CLOSING = {b'"': 60.0, b"}": 40.0, b"]": 40.0}
+"""Logits of what closes JSON; a string first, which may contain the others."""
+
+
+class ScriptedModel(nn.Module):
+    """A model that answers each prompt with `script(prompt)`, through the real scheduler, cache, grammars and sampler.
+
+    script          is given the prompt's text and returns the answer's. What it raises is the error of that request.
+    max_model_len   the context in tokens.
+
+    The logits of the next token of the script are so high that it is chosen at any usual temperature. Where a
+    constraint forbids it, the text goes on with what closes JSON, and ends as soon as it may. `requests`, `prompts` and
+    `batches` (how many requests each hand-over had) record what arrived.
+    """
+
+    def __init__(self, script: Script = lambda prompt: "!", *, max_model_len: int = 8192) -> None:
+        super().__init__()
+        self.script = script
+        self.config = types.SimpleNamespace(max_position_embeddings=max_model_len, _name_or_path="scripted")
+        self.weight = nn.Parameter(torch.rand(16))  # no two scripted models have the same fingerprint
+        self.requests: list[Request] = []
+        self.prompts: list[str] = []
+        self.batches: list[int] = []
+        self._arrived = threading.Condition()
+        self._released = threading.Event()
+        self._released.set()
+
+    def runtime(self, *, tokenizer: Any = None, **options: Any) -> Runtime:
+        """A runtime of this model. `tokenizer` is a Hugging Face tokenizer; None takes `byte_tokenizer()`."""
+        return Runtime(
+            self, tokenizer=byte_tokenizer() if tokenizer is None else tokenizer, engine="scripted", **options
+        )
+
+    def hold(self) -> None:
+        """Let requests arrive, and answer none of them until `release()`."""
+        self._released.clear()
+
+    def release(self) -> None:
+        self._released.set()
+
+    @property
+    def held(self) -> bool:
+        return not self._released.is_set()
+
+    def wait_for(self, num_requests: int, timeout_s: float = 60.0) -> None:
+        """Wait until so many requests have arrived. Raises TimeoutError."""
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: len(self.requests) >= num_requests, timeout_s):
+                raise TimeoutError(f"{len(self.requests)} of {num_requests} requests arrived within {timeout_s} s")
+
+    def record(self, requests: Sequence[Request], prompts: Sequence[str]) -> None:
+        with self._arrived:
+            self.requests += requests
+            self.prompts += prompts
+            self.batches.append(len(requests))
+            self._arrived.notify_all()
+
+
+class ScriptedRunner:
+    """Logits that follow the scripts of the requests. See `graftlm.core.engine_builder.Runner`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts = tokenizer.token_bytes
+        self._ids = {text: i for i, text in reversed(list(enumerate(self._texts))) if text}
+        self._longest = max(map(len, self._ids))
+        self._answers: WeakKeyDictionary[Request, tuple[list[int], bytes]] = WeakKeyDictionary()
+        self._elsewhere = self._logits_elsewhere()
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._texts)
+
+    def follow(self, request: Request, prompt_ids: list[int], answer: str) -> None:
+        """Answer `request` with `answer`."""
+        self._answers[request] = prompt_ids, answer.encode()
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        logits = self._elsewhere.repeat(len(plan.logits_rows), 1)
+        wanted = iter(enumerate(plan.logits_rows.tolist()))
+        for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
+            prompt_ids, answer = self._answer_of(row.sequence)
+            for _ in range(num_logits):
+                i, query = next(wanted)
+                written = row.sequence.tokens[len(prompt_ids) : row.past + query - row.start + 1]
+                token_id = self._next(answer, b"".join(self._texts[token] for token in written))
+                if token_id is not None:
+                    logits[i, token_id] = _NEXT
+        return logits
+
+    def _answer_of(self, sequence: EngineSequence) -> tuple[list[int], bytes]:
+        known = self._answers.get(sequence.request)
+        if known is None:  # the engine scores an option of a choice as a request of its own, behind the same prompt
+            tokens = sequence.tokens.tolist()
+            behind = (known for known in self._answers.values() if tokens[: len(known[0])] == known[0])
+            known = max(behind, key=lambda known: len(known[0]))
+        return known
+
+    def _next(self, answer: bytes, written: bytes) -> int | None:
+        """The token that goes on with the answer, the longest one; None where the text has left it."""
+        if not answer.startswith(written):
+            return None
+        rest = answer[len(written) : len(written) + self._longest]
+        found = (self._ids.get(rest[:length]) for length in range(len(rest), 0, -1))
+        return next((token_id for token_id in found if token_id is not None), self._tokenizer.eos_token_ids[0])
+
+    def _logits_elsewhere(self) -> torch.Tensor:
+        """float32 [vocab_size]: off the script, close what is open and end."""
+        logits = torch.zeros(self.vocab_size)
+        for token_id, text in enumerate(self._texts):
+            logits[token_id] = _BLANK if text.isspace() else _CLOSING.get(text, 0.0)
+        logits[list(self._tokenizer.eos_token_ids)] = _END
+        return logits
+
+
+class ScriptedEngine(LocalEngine):
+    """The engine of this process over a ScriptedModel."""
+
+    def __init__(
+        self, model: ScriptedModel, config: EngineConfig, tokenizer: Tokenizer, wake: Callable[[], None]
+    ) -> None:
+        runner = ScriptedRunner(tokenizer)
+        spec = RunnerSpec(
+            runner,
+            num_slots=config.cache.max_tokens or _NUM_SLOTS,
+            max_model_len=config.max_model_len or model.config.max_position_embeddings,
+            vocab_size=runner.vocab_size,
+            num_embeddings=runner.vocab_size,
+            step_tokens=config.max_step_tokens or 2048,
+        )
+        super().__init__(spec, tokenizer, config, wake=wake, finished=manager.load().request_finished)
+        self._model = model
+        self._runner = runner
+        self._tokenizer = tokenizer
+
+    def add(self, submissions: Sequence[Submission]) -> None:
+        ids = [s.prompt_ids.tolist() if s.prompt_ids is not None else [] for s in submissions]
+        prompts = [self._tokenizer.decode(prompt_ids, skip_special=False) for prompt_ids in ids]
+        self._model.record([s.request for s in submissions], prompts)
+        taken = []
+        for submission, prompt, prompt_ids in zip(submissions, prompts, ids, strict=True):
+            try:
+                answer = self._model.script(prompt)
+            except Exception as error:
+                submission.listener.on_error(error)
+                continue
+            self._runner.follow(submission.request, prompt_ids, answer)
+            taken.append(submission)
+        super().add(taken)
+
+    def step(self) -> bool:
+        return not self._model.held and super().step()
+
+
+def build_scripted(
+    model: ScriptedModel, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None]
+) -> ScriptedEngine:
+    """The factory of the engine "scripted"."""
+    return ScriptedEngine(model, config, tokenizer, wake)
