@@ -40,7 +40,9 @@ def random_model(kind: str = "llama", seed: int = 0, **config: Any) -> PreTraine
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         described = AutoConfig.for_model(kind, **{**TINY, **config})
-        model = AutoModelForCausalLM.from_config(described, dtype=torch.float32, attn_implementation="eager").eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            described, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.data.normal_(0.0, 0.15)
