@@ -1,0 +1,132 @@
+"""The folder in which a machine keeps what it computed once: compiled loops, a vocabulary's trie.
+
+    ~/.cache/graftlm            or $XDG_CACHE_HOME/graftlm, or what GRAFTLM_CACHE_DIR names; empty switches it off
+      loops-3f9a.../            published with `publish`: complete, never changed, checked with `is_intact`
+      vocabularies/9c1b....npz  written with `save_arrays`, checked by `load_arrays`
+
+What is read back decides what a process runs, so nobody else may write there: every folder has mode 0700 and belongs
+to this user, or it is not used. Files appear under their name only when they are complete. A damaged one is deleted
+and counts as missing. Everything works without the folder, more slowly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_MANIFEST = "MANIFEST"
+_DIGEST_BYTES = 32
+
+
+def private_folder(*parts: str) -> Path | None:
+    """The folder `parts` of the cache, created if need be; None where there is none that only this user can write."""
+    root = os.environ.get("GRAFTLM_CACHE_DIR")
+    if root is None:
+        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "graftlm")
+    if not root or not os.path.isabs(root):
+        return None
+    folder = Path(root)
+    for part in ("", *parts):
+        folder /= part
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.lstat()
+        except OSError:
+            return None
+        if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022 or found.st_uid not in (_user(), -1):
+            return None
+    return folder
+
+
+def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write `arrays` to `path` in one piece; a disk that is full or read-only changes nothing."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    data = buffer.getvalue()
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:
+            try:
+                file.write(hashlib.sha256(data).digest() + data)
+                file.close()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError:
+        return
+
+
+def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
+    """What `save_arrays` wrote to `path`, or None. A damaged file is deleted."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+        path.unlink(missing_ok=True)
+        return None
+    os.utime(path)  # `trim` keeps what was used last
+    with np.load(io.BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False) as file:
+        return dict(file)
+
+
+def publish(folder: Path, build: Callable[[Path], None]) -> bool:
+    """Let `build` fill a new folder, then put it in place of `folder`. -> whether an intact `folder` is there now
+
+    Processes that publish the same folder at the same time each build it; the first one stays.
+    """
+    try:
+        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
+    except OSError:
+        return False
+    try:
+        build(building)
+        (building / _MANIFEST).write_text(_digests(building))
+        if not is_intact(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            building.rename(folder)
+    except OSError:
+        pass
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return is_intact(folder)
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether `folder` was published and holds exactly the files that it had then."""
+    try:
+        return (folder / _MANIFEST).read_text() == _digests(folder)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def trim(folder: Path, keep: int) -> None:
+    """Delete all but the `keep` entries of `folder` that were changed last."""
+    try:
+        entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
+    except OSError:
+        return
+    for entry in entries[keep:]:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _digests(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST)
+    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in files)
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else -1

@@ -1,0 +1,81 @@
+"""What is kept on disk: private, complete, and checked when it is read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graftlm.kernels import disk_cache
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRAFTLM_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_folder_is_created_for_this_user_alone(root: Path) -> None:
+    folder = disk_cache.private_folder("a", "b")
+    assert folder == root / "a" / "b"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (root, root / "a", folder)] == [0o700] * 3
+
+
+def test_a_folder_that_others_can_write_or_that_is_a_link_is_not_used(root: Path, tmp_path: Path) -> None:
+    root.mkdir(mode=0o700)
+    (root / "open").mkdir()
+    (root / "open").chmod(0o777)
+    assert disk_cache.private_folder("open", "x") is None
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (root / "link").symlink_to(tmp_path / "elsewhere")
+    assert disk_cache.private_folder("link") is None
+
+
+@pytest.mark.parametrize("value", ["", "relative/folder", "/proc/nowhere"])
+def test_without_a_folder_nothing_is_kept(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFTLM_CACHE_DIR", value)
+    assert disk_cache.private_folder("a") is None
+
+
+def test_arrays_come_back_and_a_damaged_file_counts_as_missing(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    disk_cache.save_arrays(path, {"a": np.arange(3), "b": np.zeros((2, 2), np.int32)})
+    found = disk_cache.load_arrays(path)
+    assert found is not None and found["a"].tolist() == [0, 1, 2] and found["b"].shape == (2, 2)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert disk_cache.load_arrays(path) is None and not path.exists()
+    assert disk_cache.load_arrays(path) is None
+
+
+def test_a_disk_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    disk_cache.save_arrays(tmp_path / "missing" / "x.npz", {"a": np.arange(3)})
+    assert not disk_cache.publish(tmp_path / "missing" / "folder", lambda building: None)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_published_folder_is_complete_and_a_change_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "loops"
+
+    def build(building: Path) -> None:
+        (building / "deep").mkdir()
+        (building / "deep" / "code").write_bytes(b"1")
+
+    assert not disk_cache.is_intact(folder)
+    assert disk_cache.publish(folder, build) and disk_cache.is_intact(folder)
+    (folder / "deep" / "code").write_bytes(b"2")
+    assert not disk_cache.is_intact(folder)
+    assert disk_cache.publish(folder, build) and (folder / "deep" / "code").read_bytes() == b"1"
+    assert os.listdir(tmp_path) == ["loops"]
+
+
+def test_the_entries_used_last_are_kept(tmp_path: Path) -> None:
+    for age, name in enumerate(["new", "old", "older"]):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    disk_cache.trim(tmp_path, 2)
+    assert sorted(os.listdir(tmp_path)) == ["new", "old"]
