@@ -1,1 +1,1 @@
-"""The language: gen, select, fork and join, and the thread that moves programs."""
+"""The language: programs of gen, select, fork and join, and the thread that interprets them."""

@@ -1,29 +1,40 @@
-"""Batch: a program run over many items at the same time."""
+"""Batch: run a program over many items at the same time; the common prefix of their first prompts is computed once."""
 
 from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from graftlm.core.errors import GraftError
 from graftlm.core.program.run import Run
 from graftlm.core.program.state import ProgramState
-from graftlm.core.program.trace import BatchGate
+
+if TYPE_CHECKING:
+    from graftlm.core.program.interpreter import Backend, Call, Interpreter
+
+MIN_PREFIX_TOKENS = 16
+"""A shorter common prefix is not worth a request of its own."""
+
+_GATE_TIMEOUT_S = 0.02
+"""The gate opens when no further item has made its first call for this long."""
 
 
 class Prepare(Protocol):
-    """Makes the run of one item; raises what is wrong with the item."""
+    """Makes the run of one item. Raises: GraftError if the item's arguments are wrong."""
 
     def __call__(self, item: Any, /, *, gate: BatchGate) -> tuple[Run, Callable[[], Any]]: ...
 
 
 class Batch:
-    """Starts all items; `finish` waits for them.
+    """Starts all items when it is made; `finish` waits for them.
 
-    new_run  makes the run of an item that could not be prepared, to hold its error.
+    new_run  makes an empty run, to hold the error of an item that could not be prepared.
     """
 
     def __init__(self, items: list[Any], prepare: Prepare, new_run: Callable[..., Run], max_concurrency: int) -> None:
@@ -51,19 +62,19 @@ class Batch:
         return [ProgramState(run.root) for run in self._runs]
 
     def finish(self) -> None:
-        """Let the items' first calls go together, and wait until all items have come to rest."""
+        """Submit the items' first calls together, then wait until all items are done."""
         if not self._runs:
             return
-        pin = self._gate.pass_all(self._runs[0].backend, self._runs[0].interpreter)
+        pin = self._gate.open(self._runs[0].backend, self._runs[0].interpreter)
         try:
             for run in self._runs:
-                run.when_at_rest().result()
+                run.when_done().result()
         finally:
             if pin is not None:
                 pin.unpin()
 
     def finishing(self) -> Future[None]:
-        """A future of `finish`, which runs on a thread of its own."""
+        """`finish` on a thread of its own, as a future."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
 
@@ -78,6 +89,84 @@ class Batch:
         return future
 
     def cancel(self) -> None:
-        """End all calls of all items."""
+        """Cancel all model calls of all items."""
         for run in self._runs:
             run.cancel()
+
+
+class BatchGate:
+    """Holds the first model call of each item until all items have made theirs, or have ended without one.
+
+    The common prefix is found on these calls, so no user code is run an extra time to find it. The gate opens without
+    items that take long before their first call.
+    """
+
+    def __init__(self) -> None:
+        self._num_missing = 0
+        self._changed = threading.Condition()
+        self._arrived: set[int] = set()
+        self._held: list[Call] = []
+        self._is_open = False
+
+    def expect(self, num_runs: int) -> None:
+        """Announce items; they may have arrived already."""
+        with self._changed:
+            self._num_missing += num_runs
+
+    def hold(self, run: Run, call: Call) -> bool:
+        """Keep a call until the gate opens; False if it is open."""
+        with self._changed:
+            if self._is_open:
+                return False
+            self._held.append(call)
+            self._arrive(run)
+            return True
+
+    def leave(self, run: Run) -> None:
+        """Count an item that is done and will make no call."""
+        with self._changed:
+            self._arrive(run)
+
+    def open(self, backend: Backend, interpreter: Interpreter) -> Any:
+        """Wait for the items, compute the common prefix of their prompts, then submit all held calls.
+
+        Returns a handle that keeps the prefix in the cache until its `unpin()`, or None.
+        """
+        try:
+            prompts = self._wait()
+            prefix = common_prefix(prompts)
+            return backend.warm(prefix) if len(prompts) > 1 and len(prefix) >= MIN_PREFIX_TOKENS else None
+        except Exception:
+            return None  # each call meets the same problem and reports it itself
+        finally:
+            with self._changed:
+                self._is_open = True
+                held, self._held = self._held, []
+            interpreter.post(partial(interpreter.call_all, held))
+
+    def _wait(self) -> list[np.ndarray]:
+        """Wait for the items; returns the prompts of their calls."""
+        with self._changed:
+            while self._num_missing > 0:
+                seen = self._num_missing
+                self._changed.wait(_GATE_TIMEOUT_S)
+                if self._num_missing == seen and self._held:
+                    break
+            return [request.prompt for call in self._held for request in call.requests]
+
+    def _arrive(self, run: Run) -> None:
+        if id(run) not in self._arrived:
+            self._arrived.add(id(run))
+            self._num_missing -= 1
+            self._changed.notify_all()
+
+
+def common_prefix(prompts: Iterable[Sequence[int] | np.ndarray]) -> np.ndarray:
+    """The longest common prefix of `prompts`, int32 [num_tokens]; empty for no prompts."""
+    first, *others = [np.asarray(prompt, dtype=np.int32) for prompt in prompts] or [np.zeros(0, dtype=np.int32)]
+    length = len(first)
+    for other in others:
+        length = min(length, len(other))
+        different = np.flatnonzero(first[:length] != other[:length])
+        length = int(different[0]) if len(different) else length
+    return first[:length]

@@ -1,4 +1,4 @@
-"""What a program appends to a state: text, calls to the model, turns of a chat. Frozen values, checked when built."""
+"""Expressions: what a program appends to a state. Frozen values, checked where they are built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graftlm.core.program.select import check_choices
 
 
 class Expression:
-    """Something that can be appended to a state; `+` joins expressions and texts."""
+    """A value that can be appended to a state; `+` joins expressions and texts."""
 
     def __add__(self, other: Expression | str) -> Expression:
         return Joined((*parts_of(self), *parts_of(as_expression(other))))
@@ -30,21 +30,21 @@ class Text(Expression):
 
 @dataclass(frozen=True)
 class Joined(Expression):
-    """Several expressions, one after the other."""
+    """Several expressions in sequence."""
 
     items: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class DataType:
-    """How a value is written: the constraint on its text, what ends it, and how it is read."""
+    """How a value of a Python type is generated: its regex, its stop strings, and how its text is converted."""
 
     type: type
     regex: str
     stop: tuple[str, ...]
 
     def read(self, text: str) -> Any:
-        """The value that `text` stands for; raises ValueError if it is none."""
+        """Convert `text` to the type; raises ValueError or KeyError if it is not a value of the type."""
         if self.type is str:
             if len(text) < 2 or text[0] != '"' or text[-1] != '"':
                 raise ValueError(text)
@@ -65,14 +65,14 @@ DATA_TYPES: Mapping[type, DataType] = {
 
 @dataclass(frozen=True)
 class Gen(Expression):
-    """A call to the model; its text follows the state's, its value is kept under `name`."""
+    """A model call. The generated text is appended to the state and its value is stored in variable `name`."""
 
     name: str | None = None
     dtype: type | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """The call's parameters over the program's defaults, with the constraint that the data type implies."""
+        """The call's own sampling parameters over the program's defaults, with the constraint of the data type."""
         options = {**defaults, **self.options}
         if self.dtype is not None and not _constrained(self.options):
             data_type = DATA_TYPES[self.dtype]
@@ -83,13 +83,13 @@ class Gen(Expression):
         return SamplingParams.from_options(**options)
 
     def value(self, text: str) -> Any:
-        """What the variable holds for this text; raises ValueError if the text is no value of the type."""
+        """The variable's value for a generated text; raises ValueError or KeyError if it is not a value of the type."""
         return text if self.dtype is None else DATA_TYPES[self.dtype].read(text)
 
 
 @dataclass(frozen=True)
 class Select(Expression):
-    """A choice among texts; the chosen one follows the state's text and is kept under `name`."""
+    """A choice among texts. The chosen one is appended to the state and stored in variable `name`."""
 
     name: str | None
     choices: tuple[str, ...]
@@ -98,14 +98,14 @@ class Select(Expression):
 
 @dataclass(frozen=True)
 class Image(Expression):
-    """A picture inside a user's turn."""
+    """An image inside a user turn."""
 
     image: Any
 
 
 @dataclass(frozen=True)
 class Video(Expression):
-    """`num_frames` evenly spaced frames of a video inside a user's turn."""
+    """`num_frames` evenly spaced frames of a video inside a user turn."""
 
     video: Any
     num_frames: int | None = None
@@ -144,13 +144,13 @@ def gen(
     grammar: str | None = None,
     **sampling: Any,
 ) -> Gen:
-    """Let the model write here, and keep what it writes under `name`.
+    """Generate text here and store it in variable `name`.
 
-    dtype     int, float, bool or str (a text in double quotes on one line): the variable holds a value of that type.
-              With an explicit constraint it only says how the text is read.
-    sampling  fields of SamplingParams, above the program's own. With n > 1 the variable is a list and the state goes
-              on with the first.
-    Raises ConfigError for an unknown keyword or a value out of range.
+    dtype     int, float, bool or str (one line in double quotes): constrains the text, and the variable holds a value
+              of that type. With an explicit constraint it only says how the text is converted.
+    sampling  fields of SamplingParams; they override the program's. With n > 1 the variable is a list, and the state
+              continues with the first text.
+    Raises: ConfigError for an unknown keyword or a value out of range.
     """
     _check_name(name)
     if dtype is not None and dtype not in DATA_TYPES:
@@ -164,7 +164,7 @@ def gen(
 
 
 def select(name: str | None, choices: Sequence[str], method: str = "token_length_normalized") -> Select:
-    """Choose the likeliest of `choices` and keep it under `name`.
+    """Append the likeliest of `choices` and store it in variable `name`.
 
     method  "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized" or "exact"
     """
@@ -173,34 +173,34 @@ def select(name: str | None, choices: Sequence[str], method: str = "token_length
 
 
 def image(source: Any) -> Image:
-    """A picture (path, URL, bytes or image object) for a model that sees."""
+    """An image (path, URL, bytes or image object) for a vision model."""
     return Image(source)
 
 
 def video(source: Any, num_frames: int | None = None) -> Video:
-    """`num_frames` frames of a video for a model that sees."""
+    """`num_frames` frames of a video for a vision model."""
     if num_frames is not None and num_frames < 1:
         raise ConfigError(f"num_frames is {num_frames}; it must be at least 1")
     return Video(source, num_frames)
 
 
 def system(content: Expression | str) -> Expression:
-    """A system turn of a chat."""
+    """A system turn."""
     return _role("system", content)
 
 
 def user(content: Expression | str) -> Expression:
-    """A user's turn of a chat."""
+    """A user turn."""
     return _role("user", content)
 
 
 def assistant(content: Expression | str) -> Expression:
-    """An assistant's turn of a chat; usually holds a `gen`."""
+    """An assistant turn; usually contains a `gen`."""
     return _role("assistant", content)
 
 
 def as_expression(item: Any) -> Expression:
-    """Read what is appended to a state; raises ConfigError for anything but text and expressions."""
+    """Convert text to an expression; raises ConfigError for anything but text and expressions."""
     if isinstance(item, Expression):
         return item
     if isinstance(item, str):
@@ -209,7 +209,7 @@ def as_expression(item: Any) -> Expression:
 
 
 def parts_of(expression: Expression) -> tuple[Expression, ...]:
-    """The expressions that are appended one by one."""
+    """The parts of a joined expression, or the expression alone."""
     return expression.items if isinstance(expression, Joined) else (expression,)
 
 

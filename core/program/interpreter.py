@@ -1,4 +1,4 @@
-"""The one thread that moves every program of the process forward, however many branches they have."""
+"""Interpreter: one thread that executes the expressions of all programs and branches of the process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 Step = Callable[[], None]
 """A short piece of work that never blocks and never raises."""
 
-_MAX_REQUESTS = 512  # hand over at the latest with this many, so that the engine need not wait for a long burst
+_MAX_REQUESTS = 512
+"""Requests per submission at most, so that the engine can start before a long burst ends."""
 
 
 class Backend(Protocol):
-    """What a program needs of a runtime."""
+    """The part of a runtime that programs use."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -35,20 +36,20 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """Requests to hand over together.
+    """One model call: requests that are submitted together.
 
-    started  is given their futures and returns the one that stands for the call.
-    ended    is given that one when it is done; runs on the interpreter's thread.
+    submitted  is called with their futures and returns one future for the call.
+    on_done    is called with that future when it is done, on the interpreter's thread.
     """
 
     backend: Backend
     requests: Sequence[Request]
-    started: Callable[[list[Future[Completion]]], Future[Any]]
-    ended: Callable[[Future[Any]], None]
+    submitted: Callable[[list[Future[Completion]]], Future[Any]]
+    on_done: Callable[[Future[Any]], None]
 
 
 class Interpreter:
-    """Runs steps one after the other, and hands over the requests of all steps that were due as one submission."""
+    """Runs steps one at a time. The model calls of all steps that were due become one submission."""
 
     def __init__(self) -> None:
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
@@ -64,11 +65,16 @@ class Interpreter:
             self._start()
 
     def call(self, call: Call) -> None:
-        """Hand requests over with those of the other steps that are due. Only for steps."""
+        """Submit a model call with those of the other steps that are due. Only steps may call this."""
         self._calls.append(call)
         self._num_requests += len(call.requests)
         if self._num_requests >= _MAX_REQUESTS:
-            self._hand_over()
+            self._submit_all()
+
+    def call_all(self, calls: Sequence[Call]) -> None:
+        """`call` for each of `calls`."""
+        for call in calls:
+            self.call(call)
 
     def _start(self) -> None:
         with self._lock:
@@ -85,9 +91,9 @@ class Interpreter:
                     step = self._steps.get_nowait()
                 except queue.Empty:
                     break
-            self._hand_over()
+            self._submit_all()
 
-    def _hand_over(self) -> None:
+    def _submit_all(self) -> None:
         calls, self._calls, self._num_requests = self._calls, [], 0
         for backend in {id(call.backend): call.backend for call in calls}.values():
             self._submit(backend, [call for call in calls if call.backend is backend])
@@ -96,16 +102,16 @@ class Interpreter:
         requests = [request for call in calls for request in call.requests]
         try:
             futures = backend.submit_many(requests)
-        except BaseException as error:  # a closed runtime, say: every call ends with the cause
+        except BaseException as error:  # a closed runtime, for example: every call fails with the cause
             futures = [_failed(error) for _ in requests]
         first = 0
         for call in calls:
-            future = call.started(futures[first : first + len(call.requests)])
+            future = call.submitted(futures[first : first + len(call.requests)])
             first += len(call.requests)
             future.add_done_callback(partial(self._end, call))
 
     def _end(self, call: Call, future: Future[Any]) -> None:
-        self.post(partial(call.ended, future))
+        self.post(partial(call.on_done, future))
 
 
 def _failed(error: BaseException) -> Future[Completion]:
@@ -123,7 +129,7 @@ def interpreter() -> Interpreter:
 
 
 def _forget() -> None:
-    """In a forked child the thread does not run; start over."""
+    """Start over in a forked child process, where the thread does not run."""
     global _interpreter
     _interpreter = Interpreter()
 

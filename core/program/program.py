@@ -1,4 +1,4 @@
-"""Programs: Python functions that write a text together with a model."""
+"""Program: a Python function that writes a text together with a model."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _default_runtime: Backend | None = None
 
 
 def set_default_runtime(runtime: Backend | None) -> None:
-    """Run programs on `runtime` where none is given; None takes it back."""
+    """Set the runtime of programs that are started without `runtime=`; None unsets it."""
     global _default_runtime
     _default_runtime = runtime
 
 
 class Program:
-    """A function of a state and its own arguments, to be run on a runtime.
+    """A function of a state and its own arguments, run on a runtime.
 
-    All ways to run it take the function's arguments by name or position, `runtime=`, and sampling parameters that hold
-    where a `gen` does not set its own. Without `runtime=` a program runs on the runtime of the program that starts it,
-    or else on the default one. Missing and unknown arguments raise ConfigError.
+    Every way to run it takes the function's arguments by name or position, `runtime=`, and sampling parameters for
+    each `gen` that does not set its own. Without `runtime=` a nested program uses its caller's runtime, any other
+    program the default one. Missing and unknown arguments raise ConfigError.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Program:
         functools.update_wrapper(self, function)
 
     def bind(self, **arguments: Any) -> Program:
-        """The same program with some arguments or sampling parameters given."""
+        """The same program with some arguments or sampling parameters already given."""
         own, sampling = self._split(arguments)
         return Program(
             self.function,
@@ -68,17 +68,17 @@ class Program:
         )
 
     def run(self, *args: Any, runtime: Backend | None = None, **arguments: Any) -> ProgramState:
-        """Start the program; returns its state at once, and reading from that waits."""
+        """Start the program and return its state at once; reading from the state waits."""
         return self._start(self._prepare(args, arguments, runtime))
 
     __call__ = run
 
     async def arun(self, *args: Any, runtime: Backend | None = None, **arguments: Any) -> ProgramState:
-        """Run the program to its end without blocking the event loop. Cancelling the task ends its calls."""
+        """Run the program to its end without blocking the event loop. Cancelling the task cancels its model calls."""
         state = self.run(*args, runtime=runtime, **arguments)
         run = state._run
         try:
-            await asyncio.wrap_future(run.when_at_rest())
+            await asyncio.wrap_future(run.when_done())
         except asyncio.CancelledError:
             run.cancel()
             raise
@@ -92,10 +92,10 @@ class Program:
         max_concurrency: int = 256,
         **sampling: Any,
     ) -> list[ProgramState]:
-        """Run the program once per item (its arguments) and wait for all; one state per item, in order.
+        """Run the program once per item (a dict of arguments) and wait for all; returns one state per item, in order.
 
-        What the items' first calls begin with in common is computed once. An item that fails has its error in its own
-        state. At most `max_concurrency` items run Python code at a time; their calls to the model are not limited.
+        The common prefix of the items' first prompts is computed once. An item that fails has its error in its own
+        state. At most `max_concurrency` items run Python code at the same time; model calls are not limited.
         """
         batch = self._batch(items, runtime, max_concurrency, sampling)
         try:
@@ -113,7 +113,7 @@ class Program:
         max_concurrency: int = 256,
         **sampling: Any,
     ) -> list[ProgramState]:
-        """`batch` without blocking the event loop. Cancelling the task ends all calls."""
+        """`batch` without blocking the event loop. Cancelling the task cancels all model calls."""
         batch = self._batch(items, runtime, max_concurrency, sampling)
         try:
             await asyncio.wrap_future(batch.finishing())
@@ -123,10 +123,10 @@ class Program:
         return batch.states
 
     def stream(self, *args: Any, runtime: Backend | None = None, **arguments: Any) -> ProgramStream:
-        """Run the program and iterate over what the model writes in it, as it is written.
+        """Run the program and iterate over the chunks that the model generates in it.
 
-        Each Chunk carries the `name` of its variable. What goes wrong is raised at the end; closing the iterator ends
-        the program's calls.
+        Each Chunk has the `name` of its variable. An error of the program is raised at the end. Closing the iterator
+        cancels the program's model calls.
         """
         listener = StreamListener()
         return ProgramStream(self._start_stream(listener, args, arguments, runtime), listener)
@@ -149,7 +149,7 @@ class Program:
     def _prepare(
         self, args: tuple[Any, ...], arguments: Mapping[str, Any], runtime: Backend | None, **options: Any
     ) -> tuple[Run, Callable[[], Any]]:
-        """A run that is ready to start, and the call of the function that it makes."""
+        """A run that is ready to start, and the call of the program's function."""
         own, sampling = self._split(arguments)
         try:
             call = self._signature.bind(None, *args, **(self.bound | own))
@@ -180,16 +180,16 @@ class Program:
     def _start_stream(
         self, listener: StreamListener, args: tuple[Any, ...], arguments: Mapping[str, Any], runtime: Backend | None
     ) -> ProgramState:
-        run, function = self._prepare(args, arguments, runtime, sink=listener.on_chunk)
+        run, function = self._prepare(args, arguments, runtime, on_chunk=listener.on_chunk)
 
-        def rested(_: object) -> None:
+        def on_done(_: object) -> None:
             error = run.raised or run.error
             if error is not None:
                 listener.on_error(error)
             else:
                 listener.on_finish(None)
 
-        run.when_at_rest().add_done_callback(rested)
+        run.when_done().add_done_callback(on_done)
         return self._start((run, function))
 
     def _batch(
@@ -214,7 +214,7 @@ class Program:
 
     @property
     def _parameters(self) -> list[str]:
-        """The function's parameters but for the state."""
+        """The function's parameters without the state."""
         return list(self._signature.parameters)[1:]
 
     def _check_signature(self) -> None:
@@ -231,7 +231,7 @@ class Program:
             raise ConfigError(f"{self._name} has a parameter named 'runtime', which says where it runs; rename it")
 
     def _split(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Tell the function's own arguments from sampling parameters."""
+        """Separate the function's own arguments from sampling parameters."""
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._signature.parameters.values())
         own = {n: v for n, v in arguments.items() if n in self._parameters or (takes_any and n not in _SAMPLING)}
         sampling = {name: value for name, value in arguments.items() if name not in own}
@@ -240,7 +240,7 @@ class Program:
 
 
 class ProgramStream(ChunkStream):
-    """The chunks of a program's calls, and the state they belong to."""
+    """The chunks of a program's model calls; `state` is the program's state."""
 
     def __init__(self, state: ProgramState, listener: StreamListener) -> None:
         super().__init__(listener, state.cancel)
@@ -254,10 +254,11 @@ def program(*, num_api_spec_tokens: int | None = None, **sampling: Any) -> Calla
 def program(
     function: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None, **sampling: Any
 ) -> Any:
-    """Make a program of a function whose first parameter is the state.
+    """Make a program from a function whose first parameter is the state.
 
-    num_api_spec_tokens  for remote runtimes: answer several calls with one, of up to this many tokens.
-    sampling             parameters that hold where a `gen` does not set its own.
+    num_api_spec_tokens  API speculative execution on remote runtimes: one call of up to this many extra tokens may
+                         answer several `gen`s.
+    sampling             sampling parameters of each `gen` that does not set its own.
     """
     if function is not None:
         return Program(function)

@@ -1,4 +1,4 @@
-"""Run: one call of a program, from its start until all its branches have come to rest."""
+"""Run: one execution of a program, from its start until all its branches are idle."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from graftlm.core.program.branch import Branch
 from graftlm.core.program.interpreter import Backend, Call, interpreter
 
 if TYPE_CHECKING:
-    from graftlm.core.program.trace import BatchGate
+    from graftlm.core.program.batch import BatchGate
     from graftlm.core.request import Chunk
 
 _current: contextvars.ContextVar[Run | None] = contextvars.ContextVar("graftlm_run", default=None)
 
 
 def current_run() -> Run | None:
-    """The run whose program is being executed here, if any."""
+    """The run of the program that the caller belongs to, if any."""
     return _current.get()
 
 
 class Run:
-    """What the branches of one call share.
+    """The state that the branches of one execution share.
 
-    changed   guards the branches' queues and variables, and wakes who waits for them.
-    defaults  sampling parameters of calls that do not set them.
-    sink      is given every chunk that is generated; None generates without chunks.
-    gate      holds the first calls of a batch until all of its items have made theirs.
+    changed   guards the branches' queues and variables, and wakes threads that wait for them.
+    defaults  sampling parameters of model calls that do not set their own.
+    on_chunk  is called with every generated chunk; None generates without streaming.
+    gate      holds the first model calls of a batch until all of its items have made theirs.
     """
 
     def __init__(
@@ -38,20 +38,20 @@ class Run:
         backend: Backend,
         *,
         defaults: Mapping[str, Any],
-        sink: Callable[[Chunk], None] | None = None,
+        on_chunk: Callable[[Chunk], None] | None = None,
         gate: BatchGate | None = None,
         num_api_spec_tokens: int | None = None,
     ) -> None:
         self.backend = backend
         self.defaults = defaults
-        self.sink = sink
+        self.on_chunk = on_chunk
         self.gate = gate
         self.num_api_spec_tokens = num_api_spec_tokens
         self.interpreter = interpreter()
         self.outer = current_run()
         self.changed = threading.Condition(threading.RLock())
-        self.error: BaseException | None = None  # the first of the run, of whichever branch
-        self.raised: BaseException | None = None  # by the program's own code
+        self.error: BaseException | None = None  # the first one of any branch
+        self.raised: BaseException | None = None  # by the program's Python code
         self.result: Any = None
         self.returned = False
         self.cancelled = False
@@ -64,12 +64,12 @@ class Run:
                 self.outer._inner.append(self)
 
     def execute(self, function: Callable[[], Any]) -> None:
-        """Run the program's own code here, to its end."""
+        """Run the program's Python code on this thread."""
         token = _current.set(self)
         try:
             if self.cancelled:
                 raise RequestCancelled("the program was cancelled")
-            _ = self.backend.tokenizer  # read from disk here, if at all, and not on the interpreter's thread
+            _ = self.backend.tokenizer  # loaded from disk here, not on the interpreter's thread
             self.result = function()
         except BaseException as error:
             self.fail(error)
@@ -78,24 +78,24 @@ class Run:
             self.end()
 
     def end(self) -> None:
-        """The program's own code has returned; branches may still be busy."""
+        """Record that the program's Python code has returned; branches may still be busy."""
         with self.changed:
             self.returned = True
-            self.rest()
+            self.notify_if_done()
 
     def fail(self, error: BaseException) -> None:
-        """The program's own code has raised."""
+        """Record what the program's Python code raised."""
         self.raised = error
-        self.note(error)
+        self.record_error(error)
 
-    def note(self, error: BaseException) -> None:
+    def record_error(self, error: BaseException) -> None:
         """Keep the first error of the run."""
         with self.changed:
             if self.error is None:
                 self.error = error
 
     def cancel(self) -> None:
-        """End every call of this run and of the programs it has started; readers get RequestCancelled."""
+        """Cancel every model call of this run and of the programs it started; readers get RequestCancelled."""
         with self.changed:
             self.cancelled = True
             calls, inner = list(self._calls), list(self._inner)
@@ -107,7 +107,7 @@ class Run:
     # -- for branches ------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> None:
-        """Hand a call over, or to the gate of the batch while that is closed. On the interpreter's thread."""
+        """Submit a model call, or leave it to the batch's gate while that is closed. On the interpreter's thread."""
         if self.gate is None or not self.gate.hold(self, call):
             self.interpreter.call(call)
 
@@ -125,12 +125,12 @@ class Run:
     # -- waiting -----------------------------------------------------------------------------------------------
 
     @property
-    def at_rest(self) -> bool:
+    def done(self) -> bool:
         """Whether the program's code has returned and no branch has anything left to do."""
         return self.returned and self.root.num_busy == 0
 
     def inside(self) -> bool:
-        """Whether the caller is this run's own code or that of a program it has started, so must not wait for it."""
+        """Whether the caller is code of this run, or of a program it started: waiting for its end would deadlock."""
         run = current_run()
         while run is not None:
             if run is self:
@@ -139,23 +139,23 @@ class Run:
         return False
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Block until `condition`, which is asked after every change; False if `timeout` seconds passed before."""
+        """Block until `condition()` is true; False if `timeout` seconds passed before. Checked after every change."""
         with self.changed:
             return self.changed.wait_for(condition, timeout)
 
-    def when_at_rest(self) -> Future[None]:
-        """A future that is resolved when the run has come to rest."""
+    def when_done(self) -> Future[None]:
+        """A future that is resolved when the run is done."""
         future: Future[None] = Future()
         with self.changed:
-            if not self.at_rest:
+            if not self.done:
                 self._waiters.append(future)
                 return future
         future.set_result(None)
         return future
 
-    def rest(self) -> None:
-        """Tell who waits, if the run has come to rest. Under `changed`."""
-        if not self.at_rest:
+    def notify_if_done(self) -> None:
+        """Wake the threads that wait for the end, if the run is done. Under `changed`."""
+        if not self.done:
             return
         self.changed.notify_all()
         if self.gate is not None:

@@ -1,4 +1,4 @@
-"""Choosing among given texts by how likely the model finds each of them after a prompt."""
+"""Select: choose among given texts by their likelihood after a prompt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Scorer(Protocol):
-    """What choosing needs of a runtime."""
+    """The part of a runtime that `select` uses."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -37,12 +37,12 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen text, and what was measured for every choice, in the order given.
+    """The chosen text, and figures for every choice in the order given.
 
-    logprobs       natural log of the probability of the whole choice.
-    probabilities  the same as shares that sum to 1.
-    scores         what the method compared; the largest was chosen.
-    token_ids      the prompt and the choice, as tokens.
+    logprobs       natural logarithm of each choice's probability.
+    probabilities  the same, normalised to sum to 1.
+    scores         the values that the method compared; the choice has the largest.
+    token_ids      the prompt followed by the choice, int32 [num_tokens].
     """
 
     choice: str
@@ -57,13 +57,13 @@ class Selection:
 def select(
     runtime: Scorer, prompt: Any, choices: Sequence[str], *, method: str = "token_length_normalized"
 ) -> Selection:
-    """Choose one of `choices` to follow `prompt` (text, token ids or messages); waits for the answer."""
+    """Choose which of `choices` follows `prompt` (text, token ids or messages). Blocks until the answer is there."""
     choices = check_choices(choices, method)
     return submit_select(runtime, runtime.tokenizer.encode_prompt(prompt), choices, method).result()
 
 
 def check_choices(choices: Sequence[str], method: str) -> tuple[str, ...]:
-    """Raise ConfigError unless `choices` are different, non-empty texts and the method is known."""
+    """The choices as a tuple. Raises ConfigError unless they are distinct non-empty texts and the method is known."""
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; known: {', '.join(METHODS)}")
     if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
@@ -80,13 +80,13 @@ def check_choices(choices: Sequence[str], method: str) -> tuple[str, ...]:
 def submit_select(
     runtime: Scorer, prompt_ids: NDArray[np.int32], choices: Sequence[str], method: str
 ) -> Future[Selection]:
-    """Score the choices after a prompt, all in one submission; returns at once."""
+    """Score all choices after a prompt in one submission; returns at once."""
     scoring = Scoring(runtime.tokenizer, prompt_ids, choices, method)
     return gather(runtime.submit_many(scoring.requests), scoring.finish)
 
 
 class Scoring:
-    """The requests that one selection needs, and what their answers say."""
+    """The scoring requests of one selection, and the selection made from their completions."""
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: NDArray[np.int32], choices: Sequence[str], method: str
@@ -99,7 +99,7 @@ class Scoring:
         self.requests = self._trie.requests() + (self._bare.requests() if self._bare is not None else [])
 
     def finish(self, completions: Sequence[Completion]) -> Selection:
-        """Choose, from the answers to `requests` in order."""
+        """Make the selection from the completions of `requests`, in order."""
         split = self._trie.num_requests
         unconditional = self._bare.logprobs(completions[split:]) if self._bare is not None else None
         conditional = self._trie.logprobs(completions[:split])
@@ -111,11 +111,11 @@ class Scoring:
 
 @dataclass(frozen=True)
 class TokenizedChoices:
-    """Choices as tokens that follow a common base.
+    """Choices as token sequences after a common base (token healing).
 
-    base           the prompt, less its last token where a choice is written with tokens that swallow it
+    base           the prompt, without its last token where a choice merges with it
     continuations  for each choice, the tokens after `base`
-    num_prompt     for each choice, how many of these only repeat the prompt (0 or 1)
+    num_prompt     for each choice, how many of these tokens belong to the prompt (0 or 1)
     """
 
     base: NDArray[np.int32]
@@ -123,7 +123,7 @@ class TokenizedChoices:
     num_prompt: tuple[int, ...]
 
     def unconditional(self, tokenizer: Tokenizer) -> ChoiceTrie:
-        """The choices' own tokens with no prompt before them but BOS, where the tokenizer puts one."""
+        """The choices' own tokens without the prompt, after BOS where the tokenizer adds one."""
         bos = np.array([i for i in tokenizer.encode("") if i == tokenizer.bos_token_id], dtype=np.int32)
         return ChoiceTrie(bos, tuple(c[n:] for c, n in zip(self.continuations, self.num_prompt, strict=True)))
 
@@ -135,7 +135,7 @@ class TokenizedChoices:
         unconditional: list[list[float]] | None,
         usage: Usage,
     ) -> Selection:
-        """Choose by `method` from each choice's token log-probabilities after `base`."""
+        """Make the selection from the log-probabilities of each choice's tokens after `base`."""
         totals = [math.fsum(row) for row in conditional]
         own = [row[n:] for row, n in zip(conditional, self.num_prompt, strict=True)]
         scores = decide(method, own, unconditional) if method != "exact" else totals
@@ -147,10 +147,10 @@ class TokenizedChoices:
 
 
 def tokenize_choices(tokenizer: Tokenizer, prompt_ids: NDArray[np.int32], choices: Sequence[str]) -> TokenizedChoices:
-    """Write each choice as the tokens it would have in one text with the prompt's end.
+    """Tokenise each choice together with the prompt's last token.
 
-    "Grade: " + "A" is usually ": " and "A" cut as ":" and " A". Where any choice cuts the text like that, all are
-    scored from before the prompt's last token, so that they are compared over the same characters.
+    "Grade: " + "A" usually tokenises as ":" and " A", not as ": " and "A". If any choice merges with the prompt's
+    last token, all choices are scored from before that token, so that the same characters are compared.
     """
     last = int(prompt_ids[-1])
     tail = tokenizer.whole_text(last) if len(prompt_ids) > 1 else None
@@ -171,9 +171,9 @@ def _tokens_of(tokenizer: Tokenizer, tail: str, choice: str) -> tuple[int, ...]:
 
 
 class ChoiceTrie:
-    """Scores each token of a trie of continuations once: a continuation starts where it leaves the one before it.
+    """Scores every node of the trie of continuations once: each request starts where it leaves the previous one.
 
-    With an empty base the first token of each continuation has nothing before it and counts as 0.
+    With an empty base the first token of a continuation has no context, and its log-probability counts as 0.
     """
 
     def __init__(self, base: NDArray[np.int32], continuations: Sequence[tuple[int, ...]]) -> None:
@@ -199,7 +199,7 @@ class ChoiceTrie:
         return found
 
     def logprobs(self, completions: Sequence[Completion]) -> list[list[float]]:
-        """Each continuation's token log-probabilities, from the answers to `requests()`, in the order given."""
+        """Each continuation's token log-probabilities, in the order given, from the completions of `requests()`."""
         answers = iter(completions)
         rows: list[list[float]] = [[] for _ in self._continuations]
         before: list[float] = []
@@ -218,7 +218,7 @@ class ChoiceTrie:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading items are equal."""
+    """The length of the common prefix."""
     for n, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return n
@@ -229,13 +229,13 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def decide(method: str, logprobs: list[list[float]], unconditional: list[list[float]] | None = None) -> list[float]:
-    """Score each choice from the log-probabilities of its own tokens; the largest score is the choice.
+    """Score each choice from the log-probabilities of its own tokens; the choice with the largest score wins.
 
     token_length_normalized              mean over the tokens
-    greedy_token_selection               token by token, only the choices with the likeliest token stay; a choice
-                                         that has ended competes with its mean. The score is the number of rounds
-                                         it stayed in
-    unconditional_likelihood_normalized  mean of what the prompt adds to each token's log-probability
+    greedy_token_selection               token by token, only the choices with the likeliest token remain; a choice
+                                         without further tokens competes with its mean. The score is the number of
+                                         rounds that a choice remained
+    unconditional_likelihood_normalized  mean difference of each token's log-probability with and without the prompt
     exact                                sum over the tokens
     Source: the methods of SGLang's `select`.
     """
@@ -285,7 +285,7 @@ def _usage(completions: Sequence[Completion]) -> Usage:
 
 
 def gather(futures: Sequence[Future[Completion]], finish: Callable[[list[Completion]], T]) -> Future[T]:
-    """A future of `finish(results)`, resolved when all have ended; cancelling it cancels all."""
+    """A future of `finish(results)`. Cancelling it cancels all `futures`."""
     outer: Future[T] = Future()
     outer.add_done_callback(partial(_cancel_all, futures))
     remaining = itertools.count(len(futures) - 1, -1)  # one atomic step per callback, on whichever thread

@@ -1,4 +1,4 @@
-"""ProgramState: what a program appends to and reads from."""
+"""ProgramState: the text and the variables of a program, appended to and read from."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Item = Expression | str
 
 
 class ProgramState:
-    """One growing text of a program and its variables.
+    """One growing text of a program, and its variables.
 
-    `state += expression` returns at once. Reading a variable, the text or the messages waits until they are there,
-    and raises what went wrong if they never will be. From outside of the program a read also waits for the program
-    to come to the variable.
+    `state += expression` returns at once. Reading a variable, the text or the messages blocks until they are known,
+    and raises the error that prevents them. From outside the program a read also waits until the program has defined
+    the variable.
     """
 
     def __init__(self, branch: Branch) -> None:
@@ -55,21 +55,21 @@ class ProgramState:
         return self._turn("system", system, content)
 
     def user(self, content: Item | None = None) -> AbstractContextManager[None]:
-        """Append a user's turn; without content, use as `with state.user():`."""
+        """Append a user turn; without content, use as `with state.user():`."""
         return self._turn("user", user, content)
 
     def assistant(self, content: Item | None = None) -> AbstractContextManager[None]:
-        """Append an assistant's turn; without content, use as `with state.assistant():`."""
+        """Append an assistant turn; without content, use as `with state.assistant():`."""
         return self._turn("assistant", assistant, content)
 
     def scope(self, name: str) -> AbstractContextManager[None]:
-        """Keep the text that is appended inside the `with` block as variable `name`."""
+        """Store the text that is appended inside the `with` block in variable `name`."""
         if not isinstance(name, str) or not name:
             raise ConfigError(f"the name of a scope is {name!r}; give non-empty text")
         return self._between(ScopeBegin(name), ScopeEnd(name))
 
     def fork(self, num_branches: int = 1) -> ForkGroup:
-        """Split into branches that go on from here on their own, all at the same time; returns at once."""
+        """Fork into branches that continue from here independently and concurrently; returns at once."""
         if not isinstance(num_branches, int) or num_branches < 1:
             raise ConfigError(f"fork({num_branches!r}): the number of branches must be at least 1")
         return ForkGroup(self, [ProgramState(child) for child in self._branch.fork(num_branches)])
@@ -115,38 +115,38 @@ class ProgramState:
         raise KeyError(f"the program defines no variable {name!r}; known: {known}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Read a variable; `default` if the program does not define it."""
+        """A variable's value, or `default` if the program does not define it."""
         try:
             return self[name]
         except KeyError:
             return default
 
     def __contains__(self, name: str) -> bool:
-        """Whether the variable is defined by now; does not wait."""
+        """Whether the variable is defined yet; does not wait."""
         with self._run.changed:
             return name in self._branch.variables
 
     @property
     def variables(self) -> dict[str, Any]:
-        """All variables and their values; waits for the text to be finished."""
+        """All variables and their values. Waits for the end."""
         self.wait()
         return {name: self[name] for name in list(self._branch.variables)}
 
     @property
     def text(self) -> str:
-        """The whole text so far, as the model sees it."""
+        """The whole text so far, as the model sees it, with its chat template."""
         self._settled()
         return self._branch.text
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The turns so far, as {"role", "content"}; text outside of turns is not among them."""
+        """The turns so far, as {"role", "content"}; text outside turns is left out."""
         self._settled()
-        return self._branch.chat.messages if self._branch.chat is not None else []
+        return self._branch.messages
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong first: here, in the program's own code, or in a branch of it. Waits for the end."""
+        """The first error of this state, the program's Python code or a branch, or None. Waits for the end."""
         self.wait()
         if self._branch.error is not None or self._branch.parent is not None:
             return self._branch.error
@@ -154,13 +154,13 @@ class ProgramState:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all calls here and in the branches from here. Waits for the end."""
+        """Tokens of all model calls of this state and of branches forked from it. Waits for the end."""
         self.wait()
         return self._branch.usage
 
     @property
     def result(self) -> Any:
-        """What the program's function returned; raises what it raised. Only from outside of the program."""
+        """The return value of the program's function; raises what it raised. Only from outside the program."""
         if self._run.inside():
             raise ConfigError("a program cannot read its own result; read it where the program was started")
         self._run.wait_for(lambda: self._run.returned)
@@ -169,7 +169,7 @@ class ProgramState:
         return self._run.result
 
     def details(self, name: str) -> Completion | Selection:
-        """What lies behind a variable: the Completion of a `gen`, the Selection of a `select`."""
+        """The Completion of a `gen` or the Selection of a `select`."""
         self[name]
         found = self._branch.details.get(name)
         if found is None:
@@ -177,21 +177,21 @@ class ProgramState:
         return found
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do; False if `timeout` seconds passed before.
+        """Wait until everything is executed; False if `timeout` seconds passed before.
 
-        Inside of the program that is all that was appended to this state and to forks from it so far; from outside
-        also all that the program will append.
+        Inside the program that is everything appended so far to this state and to forks from it; from outside also
+        everything that the program will append.
         """
         run = self._run
         inside = run.inside()
         return run.wait_for(lambda: self._branch.num_busy == 0 and (inside or run.returned), timeout)
 
     def cancel(self) -> None:
-        """End the program's calls and free their KV; readers get RequestCancelled."""
+        """Cancel the program's model calls and free their KV; readers get RequestCancelled."""
         self._run.cancel()
 
     def _settled(self) -> None:
-        """Wait until the text is there; raises what keeps it from being."""
+        """Wait until the text is complete; raises the error that prevents it."""
         branch, run = self._branch, self._run
         inside = run.inside()
         run.wait_for(lambda: not branch.busy and (inside or run.returned))
@@ -201,7 +201,7 @@ class ProgramState:
 
     def __repr__(self) -> str:
         branch = self._branch
-        doing = "failed" if branch.error is not None else "busy" if branch.busy else "at rest"
+        doing = "failed" if branch.error is not None else "busy" if branch.busy else "idle"
         return (
             f"ProgramState({doing}, {len(branch.text)} characters, variables: {', '.join(branch.variables) or 'none'})"
         )
@@ -218,7 +218,7 @@ class ForkGroup(Sequence[ProgramState]):
         return len(self._states)
 
     def __getitem__(self, key: Any) -> Any:
-        """A branch by number, or a list of all branches' values of a variable by name."""
+        """By number: a branch. By name: the list of that variable's values in all branches."""
         if isinstance(key, str):
             return [state[key] for state in self._states]
         return self._states[key]
@@ -227,7 +227,7 @@ class ForkGroup(Sequence[ProgramState]):
         return iter(self._states)
 
     def __iadd__(self, item: Item | Sequence[Item] | Callable[[int], Item]) -> ForkGroup:
-        """Append to every branch: the same, the one of a list that has its number, or what a function of it gives."""
+        """Append to every branch: one expression, a list with one for each, or a function of the branch's number."""
         if isinstance(item, Expression | str):
             items: Sequence[Item] = [item] * len(self)
         elif callable(item):
@@ -241,9 +241,10 @@ class ForkGroup(Sequence[ProgramState]):
         return self
 
     def join(self) -> None:
-        """Wait for the branches, and gather each of their new variables as a list on the state that was forked.
+        """Wait for the branches, and store each of their new variables as a list in the state that was forked.
 
-        A branch without the variable has None in the list. Reading a list of which one branch failed raises why.
+        The list has None for a branch that does not define the variable. If a branch failed, reading the list raises
+        its error.
         """
         for state in self._states:
             state._branch.wait()

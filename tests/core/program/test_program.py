@@ -258,7 +258,7 @@ async def test_an_async_batch_does_not_block_the_loop() -> None:
 
 async def test_arun_gives_a_finished_state() -> None:
     state = await ask.arun("x", runtime=Scripted())
-    assert state._run.at_rest and state["answer"] == "!"
+    assert state._run.done and state["answer"] == "!"
 
 
 async def test_cancelling_arun_cancels_its_calls() -> None:

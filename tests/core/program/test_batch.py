@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from graftlm.core.program.trace import common_prefix
+from graftlm.core.program.batch import common_prefix
 
 
 def test_the_common_prefix_ends_at_the_first_difference() -> None:

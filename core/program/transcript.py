@@ -1,0 +1,116 @@
+"""Transcript: the text of one branch, its chat turns and its token ids."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING
+
+from graftlm.core.chat.chat import Chat, chat_format
+from graftlm.core.chat.growing_text import GrowingText
+from graftlm.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from graftlm.core.program.select import Selection
+    from graftlm.core.request import Completion
+    from graftlm.core.text.tokenizer import Tokenizer
+
+
+class Transcript:
+    """An append-only text. Token ids that were computed or generated are kept, so that the prefix cache finds them.
+
+    A chat template may strip white space around the content of a turn. Constant text at the start of such a turn is
+    therefore kept apart until the turn ends or the model writes in it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._text = GrowingText()
+        self._chat: Chat | None = None
+        self._turn: str | None = None  # constant content of the open turn, which the template may still strip
+
+    def fork(self, num_copies: int) -> list[Transcript]:
+        """Copies to be continued independently. The last token of each may still merge with the text that follows."""
+        self.settle()
+        self._text.fix_all_but_last(self._tokenizer)
+        return [self._copy() for _ in range(num_copies)]
+
+    def _copy(self) -> Transcript:
+        other = copy(self)
+        other._text = self._text.copy()
+        other._chat = self._chat.copy() if self._chat is not None else None
+        return other
+
+    @property
+    def text(self) -> str:
+        return self._text.text + (self._turn or "")
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The turns, as {"role", "content"}."""
+        return self._chat.messages if self._chat is not None else []
+
+    def write(self, text: str) -> None:
+        """Append constant text."""
+        if self._chat is not None and self._chat.open and text:
+            self._text.write(self._chat.gap())
+            self._chat.write(text)
+            if self._chat.held:
+                return
+            if self._turn is not None:
+                self._turn += text
+                return
+        self._text.write(text)
+
+    def begin(self, role: str) -> None:
+        """Open a turn."""
+        if self._chat is None:
+            self._chat = Chat(chat_format(self._tokenizer))
+        self._text.write(self._chat.begin(role))
+        self._turn = "" if self._chat.trims and not self._chat.held else None
+
+    def end(self) -> None:
+        """Close the open turn."""
+        assert self._chat is not None
+        constant = self._chat.messages[-1]["content"] if self._chat.held else self._turn
+        content = constant.strip() if constant is not None and self._chat.trims else None
+        if self._turn is not None:
+            self._text.write(self._turn if content is None else content)
+            self._turn = None
+        self._text.write(self._chat.end(content))
+
+    def settle(self) -> int:
+        """Append the open turn's constant text as it is; returns the length of the text in characters."""
+        if self._turn is not None:
+            self._text.write(self._turn)
+            self._turn = None
+        return len(self._text.text)
+
+    def tokens(self) -> NDArray[np.int32]:
+        """The prompt of a model call here, int32 [num_tokens]. Raises ConfigError where the model cannot write."""
+        self.settle()
+        if self._chat is not None and self._chat.held:
+            raise ConfigError(
+                "the chat template of this model writes a system message inside the next turn, "
+                "so the model cannot write in it; begin a user turn first"
+            )
+        ids = self._text.tokens(self._tokenizer)
+        if not len(ids):
+            raise ConfigError("the model was called before there was any text; append a prompt first")
+        return ids
+
+    def write_generated(self, completion: Completion) -> None:
+        """Append what the model generated after `tokens()`."""
+        self._text.write_generated(self._tokenizer, completion.text, completion.token_ids)
+        self._write_turn(completion.text)
+
+    def write_selected(self, selection: Selection) -> None:
+        """Append a choice that was scored after `tokens()`."""
+        self._text.write_scored(selection.choice, selection.token_ids)
+        self._write_turn(selection.choice)
+
+    def _write_turn(self, text: str) -> None:
+        if self._chat is not None and self._chat.open:
+            self._chat.write(text)
