@@ -12,6 +12,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from graftlm.kernels.attention_params import AttentionParams
+
 
 class SlotRange(Protocol):
     """Slots start, start + 1, ..., stop - 1."""
@@ -76,12 +78,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What one attention layer of a model asks for.
-
-    window   a token sees itself and the `window - 1` tokens before it; None sees all.
-    softcap  scores become softcap * tanh(scores / softcap); None leaves them.
-    sinks    one more logit per head takes part in the softmax and adds nothing to the output.
-    """
+    """The shape of one attention layer, and which of `AttentionParams` it uses."""
 
     num_heads: int
     num_kv_heads: int
@@ -142,18 +139,13 @@ class Attention(Protocol):
         k: torch.Tensor,
         v: torch.Tensor,
         plan: Plan | None,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         """Store `k` and `v` at the plan's slots, then attend each row's queries to all of its tokens.
 
         q      [num_tokens, num_heads, k_dim]
         k      [num_tokens, num_kv_heads, k_dim]
         v      [num_tokens, num_kv_heads, v_dim]
-        sinks  [num_heads]
         plan   the prepared one; None when a graph is captured, which only a `graph_safe` kernel is asked for
         -> [num_tokens, num_heads, v_dim], dtype of q. Softmax in float32.
         """
@@ -169,11 +161,8 @@ class PackedAttention(Attention, Protocol):
         layer: int,
         packed: PackedQKV,
         plan: Plan | None,
+        params: AttentionParams,
         *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
         last_token_only: bool = False,
     ) -> torch.Tensor:
         """As `forward`. Overwrites `packed.qkv`.

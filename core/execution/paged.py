@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from graftlm.core.errors import ModelError
 from graftlm.kernels.attention import PackedAttention, PackedQKV
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
@@ -38,10 +39,7 @@ class AttentionCall(NamedTuple):
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
+    params: AttentionParams
 
 
 class PackedCall(NamedTuple):
@@ -52,10 +50,7 @@ class PackedCall(NamedTuple):
 
     module: nn.Module
     packed: PackedQKV
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
+    params: AttentionParams
     last_token_only: bool = False
 
 
@@ -126,19 +121,9 @@ def attention_function(
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ModelError(f"{type(module).__name__} attends in both directions, which is not supported here")
     assert _current.step is not None
-    out = _current.step(
-        AttentionCall(
-            module,
-            query,
-            key,
-            value,
-            scaling if scaling is not None else query.shape[-1] ** -0.5,
-            sliding_window,
-            softcap,
-            s_aux,
-        )
-    )
-    return out[None], None
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    params = AttentionParams(scale, sliding_window, softcap, s_aux)
+    return _current.step(AttentionCall(module, query, key, value, params))[None], None
 
 
 # No mask function goes with it: transformers then builds no mask at all.
@@ -258,23 +243,13 @@ class PagedRunner:
                 call.k[0].transpose(0, 1),
                 call.v[0].transpose(0, 1),
                 plan,
-                scale=call.scale,
-                window=call.window,
-                softcap=call.softcap,
-                sinks=call.sinks,
+                call.params,
             )
 
         def packed(call: PackedCall) -> torch.Tensor:
             assert isinstance(attention, PackedAttention)
             return attention.forward_packed(
-                layer_of[call.module],
-                call.packed,
-                plan,
-                scale=call.scale,
-                window=call.window,
-                softcap=call.softcap,
-                sinks=call.sinks,
-                last_token_only=call.last_token_only,
+                layer_of[call.module], call.packed, plan, call.params, last_token_only=call.last_token_only
             )
 
         keep = {"logits_to_keep": rows} if self._keeps and rows is not None else {}

@@ -24,6 +24,7 @@ from graftlm.core.execution.paged import (
     step_at_hand,
 )
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.packed_linear import PackedLinear, Panels
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class FusedCpuLayer(NamedTuple):
     rows: RowLayer
     wide: WideLayer
     attention: nn.Module
-    scoring: Scoring
+    params: AttentionParams
     original: Callable[..., Any]
     max_rows: int
 
@@ -72,7 +73,7 @@ class FusedCpuLayer(NamedTuple):
     ) -> torch.Tensor:
         """Run the layer on x [num_rows, hidden_size], overwriting it. -> x, of which only `wanted` means anything."""
         q, k, v = (part.transpose(0, 1)[None] for part in self._half(x).before(x, cos, sin))
-        attended = step(AttentionCall(self.attention, q, k, v, *self.scoring)).contiguous()
+        attended = step(AttentionCall(self.attention, q, k, v, self.params)).contiguous()
         if wanted is None:
             self._finish(x, attended)
             return x
@@ -88,15 +89,6 @@ class FusedCpuLayer(NamedTuple):
 
     def _half(self, x: torch.Tensor) -> RowLayer | WideLayer:
         return self.rows if x.shape[0] <= self.max_rows else self.wide
-
-
-class Scoring(NamedTuple):
-    """How the layer's attention was called when it was probed."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
 
 
 @torch.inference_mode()
@@ -164,9 +156,8 @@ def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: F
     space = WorkSpace([weights for *_, weights in found])
     num_fused = 0
     for layer, probe, weights in found:
-        scoring = Scoring(probe.call.scale, probe.call.window, probe.call.softcap, probe.call.sinks)
         halves = RowLayer(weights, space), WideLayer(weights, loops)
-        fused = FusedCpuLayer(*halves, probe.call.module, scoring, layer.forward, space.num_rows)
+        fused = FusedCpuLayer(*halves, probe.call.module, probe.call.params, layer.forward, space.num_rows)
         if all(_same(probe.first(n), fused) for n in _PROBED) and _same(probe, fused._replace(max_rows=0)):
             setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))
@@ -222,7 +213,7 @@ def _same(probe: LayerProbe, fused: FusedCpuLayer) -> bool:
 
     def step(call: AttentionCall) -> torch.Tensor:
         calls.append(call._replace(q=call.q.clone(), k=call.k.clone(), v=call.v.clone()))
-        return causal(call.q, call.k, call.v, call.scale)
+        return causal(call.q, call.k, call.v, call.params.scale)
 
     out = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step)
     (call,) = calls

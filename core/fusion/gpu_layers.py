@@ -32,6 +32,7 @@ from graftlm.core.fusion.layer_parts import Agree, Linear, Parts, Product, Recog
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.attention import PackedQKV
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.compact_product import (
     MAX_ROWS as COMPACT_ROWS,
     compact_gate,
@@ -52,16 +53,13 @@ _PROBED = 5
 
 
 @dataclass(frozen=True)
-class Scoring:
-    """How the layer's attention was called when it was probed."""
+class Heads:
+    """The heads of a layer's attention, and how it was called when it was probed."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
+    params: AttentionParams
 
 
 class Handoff:
@@ -98,7 +96,7 @@ class FusedLayer:
     """
 
     parts: Parts
-    scoring: Scoring
+    heads: Heads
     original: Callable[..., Any]
     max_rows: int
     halves: bool = False
@@ -135,12 +133,12 @@ class FusedLayer:
         normed  x after the layer's first norm, where that is known
         -> x, of which only `wanted` means anything, and perhaps x after the norm that follows
         """
-        parts, scoring = self.parts, self.scoring
+        parts, heads = self.parts, self.heads
         packed = PackedQKV(
             self._qkv(x, normed),
-            scoring.num_heads,
-            scoring.num_kv_heads,
-            scoring.head_dim,
+            heads.num_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
             cos,
             sin,
             parts.q_norm.weight if parts.q_norm is not None else None,
@@ -148,9 +146,7 @@ class FusedLayer:
             parts.q_norm.eps if parts.q_norm is not None else 0.0,
         )
         last_token_only = wanted is not None and wanted.last_token_only
-        call = PackedCall(
-            parts.attention, packed, scoring.scale, scoring.window, scoring.softcap, scoring.sinks, last_token_only
-        )
+        call = PackedCall(parts.attention, packed, heads.params, last_token_only)
         attended = step(call).flatten(1)
         if wanted is None:
             return self._finish(x, attended)
@@ -274,7 +270,7 @@ def _fused(
     parts: Parts,
     switch: AttentionSwitch,
     agree: Agree,
-    make: Callable[[Parts, Scoring, Callable[..., Any]], FusedLayer],
+    make: Callable[[Parts, Heads, Callable[..., Any]], FusedLayer],
     *,
     compact: bool,
 ) -> FusedLayer | None:
@@ -283,14 +279,14 @@ def _fused(
         probe = LayerProbe.of(layer, rotary, parts.qkv.weight[0], _PROBED, switch)
     except Exception:  # it takes or gives something else: it keeps its own forward
         return None
-    scoring = _scoring(probe.call, parts) if probe is not None else None
-    if probe is None or scoring is None:
+    heads = _heads(probe.call, parts) if probe is not None else None
+    if probe is None or heads is None:
         return None
     plain_mlp = replace(parts, gate_up=None, down=None)
     candidates = [parts, plain_mlp] if parts.gate_up is not None else [parts]
     forms = [(candidate, hold) for candidate in candidates for hold in (True, False) if compact or not hold]
     for candidate, hold in forms:
-        fused = make(candidate, scoring, layer.forward)
+        fused = make(candidate, heads, layer.forward)
         try:
             if hold:  # before anything runs: kernels that are not needed then are not compiled
                 fused = replace(fused, compact=compact_layer(candidate, agree))
@@ -343,7 +339,7 @@ def _takes_gates(product: Product | None, agree: Agree) -> bool:
         return False
 
 
-def _scoring(call: AttentionCall, parts: Parts) -> Scoring | None:
+def _heads(call: AttentionCall, parts: Parts) -> Heads | None:
     """How a layer of these parts calls its attention; None if that has another shape."""
     num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[-1]
     same_dims = call.k.shape[-1] == call.v.shape[-1] == dim
@@ -352,13 +348,13 @@ def _scoring(call: AttentionCall, parts: Parts) -> Scoring | None:
         return None
     if any(n.weight.shape != (dim,) or n.eps != norms[0].eps for n in norms):
         return None
-    return Scoring(num_heads, num_kv_heads, dim, call.scale, call.window, call.softcap, call.sinks)
+    return Heads(num_heads, num_kv_heads, dim, call.params)
 
 
 def _same(probe: LayerProbe, fused: FusedLayer, agree: Agree) -> bool:
     """Whether the fused layer gives this output, by way of these queries, keys and values; all of it and a part."""
     num_tokens = probe.hidden.shape[1]
-    shape = (num_tokens, fused.scoring.num_kv_heads, fused.scoring.head_dim)
+    shape = (num_tokens, fused.heads.num_kv_heads, fused.heads.head_dim)
     store = [torch.zeros(shape, dtype=probe.hidden.dtype, device=probe.hidden.device) for _ in "kv"]
     slots = torch.arange(num_tokens, dtype=torch.int32, device=probe.hidden.device)
     queries: list[torch.Tensor] = []
@@ -367,7 +363,7 @@ def _same(probe: LayerProbe, fused: FusedLayer, agree: Agree) -> bool:
         q, _, _ = rotate_store(call.packed, store[0], store[1], slots)
         queries.append(q)
         k, v = (x.transpose(0, 1)[None] for x in store)
-        return causal(q.transpose(0, 1)[None], k, v, call.scale)
+        return causal(q.transpose(0, 1)[None], k, v, call.params.scale)
 
     out, normed = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step)
     found = [queries[0], *store]

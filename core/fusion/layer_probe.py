@@ -71,7 +71,7 @@ def _run(
 
     def step(call: AttentionCall) -> torch.Tensor:
         calls.append(call)
-        return causal(call.q, call.k, call.v, call.scale)
+        return causal(call.q, call.k, call.v, call.params.scale)
 
     positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
     with switch(step):

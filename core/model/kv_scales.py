@@ -30,9 +30,9 @@ def kv_scales(loaded: LoadedModel) -> list[torch.Tensor]:
     def step(call: AttentionCall) -> torch.Tensor:
         peaks = [x[0].abs().amax(dim=(1, 2)).float() for x in (call.k, call.v)]
         largest[loaded.layer_of[call.module]] = torch.stack(peaks)
-        group = call.q.shape[1] // call.k.shape[1]
+        group, params = call.q.shape[1] // call.k.shape[1], call.params
         k, v = (x.repeat_interleave(group, 1) for x in (call.k, call.v))
-        return attend(call.q, k, v, scale=call.scale, causal=True, softcap=call.softcap).out[0].transpose(0, 1)
+        return attend(call.q, k, v, scale=params.scale, causal=True, softcap=params.softcap).out[0].transpose(0, 1)
 
     length = min(SAMPLE, loaded.max_model_len)
     drawn = np.random.default_rng(2).integers(0, max(min(loaded.vocab_size, 30_000), 2), length)

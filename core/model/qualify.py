@@ -71,21 +71,21 @@ def discover(model: nn.Module, device: torch.device) -> Discovery:
         if call.module in layer_of:
             raise ModelError(f"{type(call.module).__name__} attends twice in one forward")
         layer_of[call.module] = len(layers)
-        num_heads, num_kv_heads = call.q.shape[1], call.k.shape[1]
+        num_heads, num_kv_heads, params = call.q.shape[1], call.k.shape[1], call.params
         layers.append(
             LayerSpec(
                 num_heads,
                 num_kv_heads,
                 call.k.shape[-1],
                 call.v.shape[-1],
-                call.window,
-                call.softcap,
-                call.sinks is not None,
+                params.window,
+                params.softcap,
+                params.sinks is not None,
             )
         )
         group = num_heads // num_kv_heads
         k, v = call.k.repeat_interleave(group, 1), call.v.repeat_interleave(group, 1)
-        return attend(call.q, k, v, scale=call.scale, causal=True, softcap=call.softcap).out[0].transpose(0, 1)
+        return attend(call.q, k, v, scale=params.scale, causal=True, softcap=params.softcap).out[0].transpose(0, 1)
 
     ids = torch.tensor([[1, 2]], device=device)
     with torch.inference_mode(), AttentionSwitch(model)(step):

@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import DIM, EIGHT, WORDS
 from graftlm.kernels.gpu.decode import DecodeRows, Workspace, num_sms
 from graftlm.kernels.gpu.online_softmax import LOG2E, softcapped
@@ -330,12 +331,9 @@ def compact_decode_attention(
     exponents: torch.Tensor,
     step: DecodeRows,
     workspace: Workspace,
+    params: AttentionParams,
     *,
     splits: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
     num_prefix: int = 0,
     out: torch.Tensor | None = None,
     stages: int | None = None,
@@ -358,12 +356,13 @@ def compact_decode_attention(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _decode[(num_kv_heads, num_rows, splits)](
         q, records, exponents.view(torch.int16), step.table, step.rows, step.lens, step.starts,
-        workspace.out, workspace.lse, workspace.counters, sinks if sinks is not None else workspace.lse, out,
-        scale * LOG2E, (softcap or 1.0) * LOG2E, window or 0, q.stride(0), q.stride(1),
+        workspace.out, workspace.lse, workspace.counters,
+        params.sinks if params.sinks is not None else workspace.lse, out,
+        params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, params.window or 0, q.stride(0), q.stride(1),
         records.stride(0), records.stride(1), exponents.shape[1], step.table.stride(0), out.stride(0), out.stride(1),
         splits, num_prefix, num_parts,
         GROUP=num_heads // num_kv_heads, STAGES=stages, WIDE=records.numel() >= 1 << 31, SPLIT=num_parts > 1,
-        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
+        WINDOW=params.window is not None, SOFTCAP=params.softcap is not None, SINKS=params.sinks is not None,
         num_warps=1, maxnreg=_REGISTERS, **chain(q),
     )  # fmt: skip
     return out

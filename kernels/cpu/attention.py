@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from graftlm.kernels.attention import LayerSpec, Plan, Row
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention_metadata import Chunk, Group, Reads, Span, Work, lay_out, spans_of
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.transfer import send
@@ -112,25 +113,21 @@ class TorchAttention:
         k: torch.Tensor,
         v: torch.Tensor,
         plan: Plan | None,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         assert plan is not None  # this kernel is not captured
         if plan is not self._plan:
             self.prepare(plan)
-        loops = self._loops_for(q, k, v, softcap)
+        loops = self._loops_for(q, k, v, params.softcap)
         block = loops.block if loops is not None else None
-        work = self._work.get((window, block))
+        work = self._work.get((params.window, block))
         if work is None:
-            work = self._work[window, block] = lay_out(plan, window, block, self.store.device)
+            work = self._work[params.window, block] = lay_out(plan, params.window, block, self.store.device)
         k_store, v_store = self.store.k[layer], self.store.v[layer]
         if loops is None or not work.decode:
             k_store.index_copy_(0, self._out_slots, k)
             v_store.index_copy_(0, self._out_slots, v)
-        return _LayerPass(k_store, v_store, scale, window, softcap, loops).run(q, k, v, work, sinks)
+        return _LayerPass(k_store, v_store, params, loops).run(q, k, v, work)
 
     def _loops_for(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softcap: float | None) -> Loops | None:
         """The compiled loops for layers of this shape; None where the definition has to do."""
@@ -171,15 +168,12 @@ class _LayerPass:
 
     k_store: torch.Tensor
     v_store: torch.Tensor
-    scale: float
-    window: int | None
-    softcap: float | None
+    params: AttentionParams
     loops: Loops | None
 
-    def run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: Work, sinks: torch.Tensor | None
-    ) -> torch.Tensor:
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, work: Work) -> torch.Tensor:
         """Attend all queries. Shapes as in Attention.forward."""
+        scale, sinks = self.params.scale, self.params.sinks
         num_tokens, num_heads, _ = q.shape
         wide = bool(work.groups) or work.blocks is not None or sinks is not None
         out_dtype = torch.float32 if wide else q.dtype
@@ -192,10 +186,10 @@ class _LayerPass:
             self.read_each(q, work.singles, result)
         elif len(work.singles.query):
             new = (k, v) if work.decode else None
-            self.loops.decode.run(q, new, stores, work.singles, self.scale, self.softcap, *result)
+            self.loops.decode.run(q, new, stores, work.singles, scale, self.params.softcap, *result)
         if work.blocks is not None:
             assert self.loops is not None and self.loops.chunks is not None
-            self.loops.chunks.run(q, stores, work.blocks, self.scale, *result)
+            self.loops.chunks.run(q, stores, work.blocks, scale, *result)
         for chunk in work.chunks:
             here = slice(chunk.row.start, chunk.row.start + chunk.row.num_new)
             part = self.chunk(q[here], k[here], v[here], chunk)
@@ -224,9 +218,9 @@ class _LayerPass:
     def read(self, q: torch.Tensor, span: Span) -> Partial:
         """All queries see all of the span. q [1, Hkv, M, Dk] -> out [1, Hkv, M, Dv], lse [1, Hkv, M]."""
         k, v = self.views(span)
-        if _flash is not None and q.device.type == "cpu" and self.softcap is None and k.shape[-1] == v.shape[-1]:
-            return Partial(*_flash(q, k, v, 0.0, False, scale=self.scale))
-        return attend(q, k, v, scale=self.scale, softcap=self.softcap)
+        if _flash is not None and q.device.type == "cpu" and self.params.softcap is None and k.shape[-1] == v.shape[-1]:
+            return Partial(*_flash(q, k, v, 0.0, False, scale=self.params.scale))
+        return attend(q, k, v, scale=self.params.scale, softcap=self.params.softcap)
 
     def views(self, span: Span) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the span in place: [1, Hkv, N, D]."""
@@ -238,16 +232,17 @@ class _LayerPass:
         num_new, num_heads, k_dim = q.shape
         num_kv_heads = k.shape[1]
         group = num_heads // num_kv_heads
-        if self.window is not None and chunk.row.past + num_new > self.window:
-            return self.windowed_chunk(q, chunk.row, self.window)
+        window = self.params.window
+        if window is not None and chunk.row.past + num_new > window:
+            return self.windowed_chunk(q, chunk.row, window)
         heads = q.view(num_new, num_kv_heads, group, k_dim).permute(1, 2, 0, 3)  # [Hkv, G, n, Dk]
         result = attend(
             heads,
             k.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, k_dim),
             v.transpose(0, 1)[:, None].expand(num_kv_heads, group, num_new, v.shape[-1]),
-            scale=self.scale,
+            scale=self.params.scale,
             causal=True,
-            softcap=self.softcap,
+            softcap=self.params.softcap,
         )
         folded = heads.reshape(1, num_kv_heads, group * num_new, k_dim) if chunk.spans else heads
         for span in chunk.spans:
@@ -276,9 +271,9 @@ class _LayerPass:
                 q[low:high].view(high - low, num_kv_heads, group, k_dim).permute(1, 2, 0, 3),
                 k[0][:, None].expand(num_kv_heads, group, last - first, k_dim),
                 v[0][:, None].expand(num_kv_heads, group, last - first, v.shape[-1]),
-                scale=self.scale,
+                scale=self.params.scale,
                 mask=seen,
-                softcap=self.softcap,
+                softcap=self.params.softcap,
             )
             parts.append(
                 Partial(
@@ -309,7 +304,7 @@ class _LayerPass:
             assert self.loops is not None and self.loops.chunks is not None
             out = torch.empty(len(q), num_heads, self.v_store.shape[2])
             lse = torch.empty(len(q), num_heads)
-            self.loops.chunks.run(q, (self.k_store, self.v_store), group.blocks, self.scale, out, lse)
+            self.loops.chunks.run(q, (self.k_store, self.v_store), group.blocks, self.params.scale, out, lse)
             if num_queries == len(q):
                 return Partial(out, lse)
             return Partial(out.index_select(0, group.index), lse.index_select(0, group.index))

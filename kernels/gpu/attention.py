@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.cudnn_prefill import DensePrefill, Segment, segments_of
 from graftlm.kernels.gpu.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
 from graftlm.kernels.gpu.elementwise import store_kv
@@ -27,16 +27,6 @@ OLDEST_FOR_FLOAT8 = (8, 9)  # compute capability
 def uniform_tile(dtype: torch.dtype) -> ExtendTile:
     """Of every row in strict mode, whether it decodes or is prefilled."""
     return ExtendTile(32, 32, 4, 2) if dtype == torch.float32 else ExtendTile(64, 32, 4, 3)
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """What one layer's attention asks for beside q, k and v; see Attention.forward."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
 
 
 class TritonAttention:
@@ -124,27 +114,20 @@ class TritonAttention:
         k: torch.Tensor,
         v: torch.Tensor,
         plan: Plan | None,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         assert self._step is not None
         k_store, v_store = self.store.k[layer], self.store.v[layer]
         store_kv(k, v, k_store, v_store, self._step.slots, *self._scale_pair(layer), self._exponents(layer))
-        return self._attend(layer, q, k, v, Scoring(scale, window, softcap, sinks))
+        return self._attend(layer, q, k, v, params)
 
     def forward_packed(
         self,
         layer: int,
         packed: PackedQKV,
         plan: Plan | None,
+        params: AttentionParams,
         *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
         last_token_only: bool = False,
     ) -> torch.Tensor:
         step, layout = self._step, self._layout
@@ -160,13 +143,12 @@ class TritonAttention:
             block=block,
             exponents=self._exponents(layer),
         )
-        scoring = Scoring(scale, window, softcap, sinks)
         if not last_token_only:
-            return self._attend(layer, q, k, v, scoring)
+            return self._attend(layer, q, k, v, params)
         last = step.indptr[1 : layout.num_rows + 1] - 1
         if self._extends_only:
-            return self._attend(layer, q, k, v, scoring)[last]
-        return self._decode(layer, q[last], scoring, shared=False)
+            return self._attend(layer, q, k, v, params)[last]
+        return self._decode(layer, q[last], params, shared=False)
 
     @property
     def _extends_only(self) -> bool:
@@ -184,29 +166,31 @@ class TritonAttention:
         scales = self._scales(layer)
         return (None, None) if scales is None else (scales.k, scales.v)
 
-    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    def _attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
+    ) -> torch.Tensor:
         """Attend all rows, whose K and V are in the store."""
         layout = self._layout
         assert layout is not None
         q = q if q.stride(-1) == 1 else q.contiguous()
         num_decode = layout.num_decode
         if num_decode == layout.num_rows and not self._extends_only:
-            return self._decode(layer, q[:num_decode], scoring)
+            return self._decode(layer, q[:num_decode], params)
         out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
-        extend = partial(self._extend, layer, q, k, v, scoring=scoring)
+        extend = partial(self._extend, layer, q, k, v, params=params)
         if num_decode and self._extends_only:
             extend(out, slice(0, num_decode))
         elif num_decode:
-            self._decode(layer, q[:num_decode], scoring, out=out[:num_decode])
+            self._decode(layer, q[:num_decode], params, out=out[:num_decode])
         if num_decode == layout.num_rows:
             return out
-        dense = self.dense.takes(q, v, scoring.window, scoring.softcap)
+        dense = self.dense.takes(q, v, params)
         only_dense = dense and all(segment.dense for segment in self._segments)
-        if not only_dense and self.prompts.takes(q, k, v, **vars(scoring)):
+        if not only_dense and self.prompts.takes(q, k, v, params):
             plain = partial(extend, out, slice(num_decode, layout.num_rows))
             kept = (self.store.k[layer], self.store.v[layer], self._exponents(layer))
             assert self._step is not None
-            self.prompts.run(q, k, v, kept, self._step, out, scale=scoring.scale, plain=plain)
+            self.prompts.run(q, k, v, kept, self._step, out, scale=params.scale, plain=plain)
             return out
         if not dense or not any(segment.dense for segment in self._segments):
             extend(out, slice(num_decode, layout.num_rows))
@@ -215,7 +199,7 @@ class TritonAttention:
             rows = slice(segment.first_row, segment.last_row)
             plain = partial(extend, rows=rows)
             if segment.dense and self.dense.enabled:
-                found = self.dense.run(q, k, v, segment, out, scale=scoring.scale, sinks=scoring.sinks, plain=plain)
+                found = self.dense.run(q, k, v, segment, out, params, plain)
                 if len(found) == len(out):
                     return found
                 out[segment.start : segment.stop] = found
@@ -232,7 +216,7 @@ class TritonAttention:
         out: torch.Tensor,
         rows: slice,
         *,
-        scoring: Scoring,
+        params: AttentionParams,
     ) -> None:
         """Attend these rows through the kernel that reads the table."""
         step, layout = self._step, self._layout
@@ -244,10 +228,7 @@ class TritonAttention:
             self.store.k[layer],
             self.store.v[layer],
             ExtendRows(step.table, step.rows[rows], step.lens[rows], self._indptr(rows), max_new),
-            scale=scoring.scale,
-            window=scoring.window,
-            softcap=scoring.softcap,
-            sinks=scoring.sinks,
+            params,
             scales=self._scales(layer),
             tile=uniform_tile(q.dtype) if self.strict else None,
             uniform=self.strict,
@@ -266,7 +247,13 @@ class TritonAttention:
         return self._one_each[: layout.num_rows + 1]
 
     def _decode(
-        self, layer: int, q: torch.Tensor, scoring: Scoring, *, shared: bool = True, out: torch.Tensor | None = None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        params: AttentionParams,
+        *,
+        shared: bool = True,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend one token, the last, of each of the first rows, perhaps by way of the prefix that they share."""
         step, layout = self._step, self._layout
@@ -278,7 +265,7 @@ class TritonAttention:
         splits = count(num_rows, num_kv_heads, self.num_sms)
         first = slice(0, num_rows)
         # a window may end before the shared prefix does: then each row reads what it sees by itself
-        shared = shared and layout.prefix and scoring.window is None
+        shared = shared and layout.prefix and params.window is None
         prefix_splits = num_prefix_splits(num_rows, num_heads, num_kv_heads, self.num_sms) if shared else 0
         rows = DecodeRows(
             step.table, step.rows[first], step.lens[first], (step.starts if shared else step.zeros)[first]
@@ -293,19 +280,18 @@ class TritonAttention:
                 rows,
                 PrefixRows(step.prefix_len, step.members[first], step.num_members),
                 workspace,
+                params,
                 splits=prefix_splits,
                 num_parts=num_parts,
-                scale=scoring.scale,
-                softcap=scoring.softcap,
                 scales=self._scales(layer),
                 exponents=exponents,
             )
-        options: dict[str, Any] = {"splits": splits, "num_prefix": prefix_splits, **vars(scoring), "out": out}
+        options: dict[str, Any] = {"splits": splits, "num_prefix": prefix_splits, "out": out}
         if self._compact is None:
-            return decode_attention(q, k, v, rows, workspace, scales=self._scales(layer), **options)
+            return decode_attention(q, k, v, rows, workspace, params, scales=self._scales(layer), **options)
         assert self.store.records is not None
         found: torch.Tensor = self._compact.compact_decode_attention(
-            q, self.store.records[layer], exponents, rows, workspace, **options
+            q, self.store.records[layer], exponents, rows, workspace, params, **options
         )
         return found
 

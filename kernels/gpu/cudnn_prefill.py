@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from graftlm.kernels.attention import Row
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention import Partial, attend
 from graftlm.kernels.gpu.verified_path import MAX_ERROR, FasterWay
 
@@ -55,15 +56,15 @@ class DensePrefill(FasterWay):
             tolerance=4 if rounded_store else 1,
         )
 
-    def takes(self, q: torch.Tensor, v: torch.Tensor, window: int | None, softcap: float | None) -> bool:
+    def takes(self, q: torch.Tensor, v: torch.Tensor, params: AttentionParams) -> bool:
         """Whether it can run such a layer. q [num_tokens, num_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]"""
         return (
             self.enabled
             and q.dtype in MAX_ERROR
             and q.shape[-1] == v.shape[-1] <= 128
             and q.shape[-1] % 8 == 0
-            and softcap is None
-            and (window is None or len(q) <= window)
+            and params.softcap is None
+            and (params.window is None or len(q) <= params.window)
         )
 
     def run(
@@ -73,9 +74,7 @@ class DensePrefill(FasterWay):
         v: torch.Tensor,
         segment: Segment,
         out: torch.Tensor,
-        *,
-        scale: float,
-        sinks: torch.Tensor | None,
+        params: AttentionParams,
         plain: Callable[[torch.Tensor], None],
     ) -> torch.Tensor:
         """Attend one row's tokens. -> [n, num_heads, head_dim], dtype of q; perhaps a part of `out`.
@@ -83,10 +82,10 @@ class DensePrefill(FasterWay):
         q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]: of the whole step
         plain  writes the same to `out`, at the row's tokens, in another way
         """
-        here = slice(segment.start, segment.stop)
+        here, sinks = slice(segment.start, segment.stop), params.sinks
 
         def fast() -> torch.Tensor:
-            found, lse = causal(q, k, v, segment, scale)
+            found, lse = causal(q, k, v, segment, params.scale)
             if sinks is None:
                 return found
             return (found.float() * torch.sigmoid(lse - sinks.float())[..., None]).to(q.dtype)

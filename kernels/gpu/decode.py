@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_read import slots_of
 from graftlm.kernels.gpu.online_softmax import LOG2E, add_sink, attend_block, precision
 from graftlm.kernels.gpu.pdl import announce, chain, wait
@@ -240,12 +241,9 @@ def decode_attention(
     v: torch.Tensor,
     step: DecodeRows,
     workspace: Workspace,
+    params: AttentionParams,
     *,
     splits: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
     num_prefix: int = 0,
     scales: Scales | None = None,
     tile: Tile | None = None,
@@ -259,7 +257,7 @@ def decode_attention(
        zeros.
 
     splits      the most parts that a row is cut into
-    num_prefix  parts that decode_prefix has written to `workspace` for the tokens before `step.starts`; `window` must
+    num_prefix  parts that decode_prefix has written to `workspace` for the tokens before `step.starts`; the window must
                 then be None
     """
     num_rows, num_heads, k_dim = q.shape
@@ -276,12 +274,12 @@ def decode_attention(
     group_join = triton.next_power_of_2(group)
     _decode[(num_kv_heads, num_rows, splits)](
         q, k, v, step.table, step.rows, step.lens, step.starts, workspace.out, workspace.lse, workspace.counters,
-        sinks if sinks is not None else workspace.lse, k_scale, v_scale, out,
-        scale * LOG2E, (softcap or 1.0) * LOG2E, window or 0, *strides(q, k, v, step),
+        params.sinks if params.sinks is not None else workspace.lse, k_scale, v_scale, out,
+        params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, params.window or 0, *strides(q, k, v, step),
         out.stride(0), out.stride(1), splits, num_prefix, num_parts,
         GROUP=group, GROUP_PAD=max(16, group_join), GROUP_JOIN=group_join, JOINED=max(JOINED // group_join, 1),
-        SPLIT=num_parts > 1,
-        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, SCALED=scales is not None,
+        SPLIT=num_parts > 1, WINDOW=params.window is not None, SOFTCAP=params.softcap is not None,
+        SINKS=params.sinks is not None, SCALED=scales is not None,
         BLOCK=tile.block, num_warps=tile.warps, num_stages=tile.stages, **sizes(q, k_dim, v_dim),
     )  # fmt: skip
     return out

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_read import SCALE, attend_records, slots_of
 from graftlm.kernels.gpu.decode import Scales
 from graftlm.kernels.gpu.online_softmax import LOG2E, add_sink, attend_block, precision
@@ -176,11 +177,8 @@ def extend_attention(
     k: torch.Tensor,
     v: torch.Tensor,
     step: ExtendRows,
+    params: AttentionParams,
     *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
     scales: Scales | None = None,
     tile: ExtendTile | None = None,
     uniform: bool = False,
@@ -210,16 +208,17 @@ def extend_attention(
     tile = tile or tile_of(q.dtype, max(k_dim, v_dim), step.max_new * group, unpacking_rows=unpacking_rows)
     blocks = triton.cdiv(step.max_new * group, tile.queries)
     _extend[(blocks, num_kv_heads, step.rows.shape[0])](
-        q, k, v, step.table, step.rows, step.lens, step.indptr, sinks if sinks is not None else q,
+        q, k, v, step.table, step.rows, step.lens, step.indptr, params.sinks if params.sinks is not None else q,
         scales.k if scales is not None else q, scales.v if scales is not None else q, out,
-        scale * LOG2E, (softcap or 1.0) * LOG2E, window or 0,
+        params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, params.window or 0,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), step.table.stride(0),
         out.stride(0), out.stride(1),
         exponents, k_new, v_new, exponents.stride(0),
         k_new.stride(0), k_new.stride(1), v_new.stride(0), v_new.stride(1),
         GROUP=group, D=k_dim, D_PAD=triton.next_power_of_2(k_dim),
         E=v_dim, E_PAD=triton.next_power_of_2(v_dim), M=tile.queries, N=tile.block,
-        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, SCALED=scales is not None,
+        WINDOW=params.window is not None, SOFTCAP=params.softcap is not None, SINKS=params.sinks is not None,
+        SCALED=scales is not None,
         UNIFORM=uniform, PRECISION=precision(q.dtype), COMPACT=compact is not None,
         CACHED=compact is not None and compact.cached, ASM=q.is_cuda,
         num_warps=tile.warps, num_stages=tile.stages,

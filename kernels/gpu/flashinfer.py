@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from graftlm.kernels.attention import Plan
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention_metadata import spans_of
-from graftlm.kernels.gpu.attention import Scoring, TritonAttention
+from graftlm.kernels.gpu.attention import TritonAttention
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.transfer import send
 
@@ -89,23 +90,23 @@ class FlashInferAttention(TritonAttention):
         out: torch.Tensor,
         rows: slice,
         *,
-        scoring: Scoring,
+        params: AttentionParams,
     ) -> None:
         first = int(q.shape[0] - self._pages[0][-1]) if self._pages is not None else 0
         if self._pages is not None and self.usable:
             self._refuse(self.store.k[layer].shape[2], self.store.v[layer].shape[2])
         if self._pages is None or not self.usable:
-            super()._extend(layer, q, k, v, out, rows, scoring=scoring)
+            super()._extend(layer, q, k, v, out, rows, params=params)
             return
-        kind = (q.shape[1:], self.store.v[layer].shape[1:], scoring.scale, scoring.window, scoring.softcap)
+        kind = (q.shape[1:], self.store.v[layer].shape[1:], params.scale, params.window, params.softcap)
         try:
-            found = self._run(layer, q[first:], kind, scoring)
+            found = self._run(layer, q[first:], kind, params)
         except Exception as error:  # a compiler that is missing, a shape without a kernel: whatever it raises
             self._give_up(f"{type(error).__name__}: {str(error)[:200]}")
-            super()._extend(layer, q, k, v, out, rows, scoring=scoring)
+            super()._extend(layer, q, k, v, out, rows, params=params)
             return
         if kind not in self._checked:
-            super()._extend(layer, q, k, v, out, rows, scoring=scoring)
+            super()._extend(layer, q, k, v, out, rows, params=params)
             expected = out[first:].float()
             difference = float((found.float() - expected).norm() / expected.norm())
             if not difference < MAX_ERROR[q.dtype]:
@@ -114,7 +115,7 @@ class FlashInferAttention(TritonAttention):
             self._checked.add(kind)
         out[first:] = found
 
-    def _run(self, layer: int, q: torch.Tensor, kind: tuple[Any, ...], scoring: Scoring) -> torch.Tensor:
+    def _run(self, layer: int, q: torch.Tensor, kind: tuple[Any, ...], params: AttentionParams) -> torch.Tensor:
         k, v = self.store.k[layer], self.store.v[layer]
         planned = self._wrappers.get(kind)
         if planned is None:
@@ -126,15 +127,15 @@ class FlashInferAttention(TritonAttention):
             planned.plan(
                 torch.from_numpy(queries), torch.from_numpy(pages), slots,
                 torch.ones(len(queries) - 1, dtype=torch.int32), q.shape[1], k.shape[1], k.shape[2], 1,
-                head_dim_vo=v.shape[2], causal=True, sm_scale=scoring.scale,
-                window_left=-1 if scoring.window is None else scoring.window - 1,
-                logits_soft_cap=scoring.softcap, q_data_type=q.dtype, kv_data_type=k.dtype,
+                head_dim_vo=v.shape[2], causal=True, sm_scale=params.scale,
+                window_left=-1 if params.window is None else params.window - 1,
+                logits_soft_cap=params.softcap, q_data_type=q.dtype, kv_data_type=k.dtype,
             )  # fmt: skip
             self._planned.add(kind)
         out: torch.Tensor
         out, lse = planned.wrapper.run(q.contiguous(), (k.unsqueeze(1), v.unsqueeze(1)), return_lse=True)
-        if scoring.sinks is not None:
-            share = torch.sigmoid(lse * math.log(2.0) - scoring.sinks.float())  # its sums are in base 2
+        if params.sinks is not None:
+            share = torch.sigmoid(lse * math.log(2.0) - params.sinks.float())  # its sums are in base 2
             out = (out.float() * share[..., None]).to(q.dtype)
         return out
 

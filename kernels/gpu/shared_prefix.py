@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_read import SCALE, attend_records, slots_of
 from graftlm.kernels.gpu.decode import (
     DecodeRows,
@@ -115,18 +116,17 @@ def decode_prefix(
     step: DecodeRows,
     prefix: PrefixRows,
     workspace: Workspace,
+    params: AttentionParams,
     *,
     splits: int,
     num_parts: int,
-    scale: float,
-    softcap: float | None = None,
     scales: Scales | None = None,
     exponents: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
     """Attend the newest tokens of the prefix's members to the prefix: the first `splits` of their `num_parts` parts.
 
-    q, k, v    as for decode_attention; k and v of a compact store int32 [num_slots, num_kv_heads, 48]
+    q, k, v    as for decode_attention, without a window; k and v of a compact store int32 [num_slots, num_kv_heads, 48]
     exponents  of a compact store, uint8 [num_kv_heads, num_slots, 2]
     """
     k_dim, v_dim = q.shape[2], v.shape[2]
@@ -140,9 +140,10 @@ def decode_prefix(
     blocks = triton.cdiv(prefix.members.shape[0] * group, PREFIX_QUERIES)
     _decode_prefix[(blocks, num_kv_heads, splits)](
         q, k, v, step.table, step.rows, prefix.members, prefix.length, workspace.out, workspace.lse,
-        k_scale, v_scale, scale * LOG2E, (softcap or 1.0) * LOG2E, *strides(q, k, v, step),
+        k_scale, v_scale, params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, *strides(q, k, v, step),
         prefix.count, splits, num_parts,
         exponents if exponents is not None else q, exponents.stride(0) if exponents is not None else 0,
-        GROUP=group, M=PREFIX_QUERIES, BLOCK=tile.block, SOFTCAP=softcap is not None, SCALED=scales is not None,
-        COMPACT=exponents is not None, ASM=q.is_cuda, num_warps=4, num_stages=tile.stages, **sizes(q, k_dim, v_dim),
+        GROUP=group, M=PREFIX_QUERIES, BLOCK=tile.block, SOFTCAP=params.softcap is not None,
+        SCALED=scales is not None, COMPACT=exponents is not None,
+        ASM=q.is_cuda, num_warps=4, num_stages=tile.stages, **sizes(q, k_dim, v_dim),
     )  # fmt: skip

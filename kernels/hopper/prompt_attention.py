@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from graftlm.kernels.attention import Row, Shared
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.step_buffers import DeviceStep
 from graftlm.kernels.gpu.verified_path import MAX_ERROR, FasterWay
 from graftlm.kernels.hopper.gather_kv import lay_out
@@ -53,16 +54,7 @@ class PromptAttention(FasterWay):
         """The step at hand is none that was prepared."""
         self._layout = None
 
-    def takes(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-        scale: float,
-    ) -> bool:
+    def takes(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams) -> bool:
         """Whether the step goes this way in such a layer.
 
         q [num_tokens, num_heads, k_dim], k [num_tokens, num_kv_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]
@@ -72,7 +64,8 @@ class PromptAttention(FasterWay):
             return False
         kernel, group = self._kernel, q.shape[1] // k.shape[1]
         num_bytes = 2 * layout.num_tokens * k[0].numel() * k.itemsize
-        plain = softcap is None and sinks is None and scale > 0 and (window is None or layout.longest <= window)
+        plain = params.softcap is None and params.sinks is None and params.scale > 0
+        plain = plain and (params.window is None or layout.longest <= params.window)
         heads = group <= kernel.MAX_GROUP and group >= FULL * padded(group)
         fits = heads and k.shape == v.shape and k.shape[2] in kernel.HEAD_DIMS and q.dtype in MAX_ERROR
         worth = group * layout.num_pairs >= MIN_QUERIES * layout.num_tokens and num_bytes <= self._max_bytes

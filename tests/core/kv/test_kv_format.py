@@ -153,7 +153,7 @@ class Definition:
         self.slots = plan.out_slots
 
     def forward(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: StepPlan, *, scale: float, **_: Any
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: StepPlan, params: Any
     ) -> torch.Tensor:
         if self.wrong == "breaks" and self.store.compact:
             raise RuntimeError("no such kernel")
@@ -168,7 +168,7 @@ class Definition:
             here = slice(row.start, row.start + row.num_new)
             slots = torch.cat([torch.arange(*extent) for extent in row.extents])
             keys, values = (self.read(layer, i, slots).repeat_interleave(group, 1) for i in (0, 1))
-            scores = torch.einsum("qhd,khd->hqk", q[here].float(), keys) * scale
+            scores = torch.einsum("qhd,khd->hqk", q[here].float(), keys) * params.scale
             ahead = torch.arange(row.kv_len)[None] > torch.arange(row.past, row.kv_len)[:, None]
             shares = scores.masked_fill(ahead, float("-inf")).softmax(-1)
             out[here] = torch.einsum("hqk,khd->qhd", shares, values).to(q.dtype)

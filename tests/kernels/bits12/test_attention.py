@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import DIM, pack, unpack
 from graftlm.kernels.gpu.attention import TritonAttention
 from graftlm.kernels.kv_store import KVStore, LayerKV
@@ -45,7 +46,7 @@ def test_every_row_attends_to_cached_tokens_as_kept_and_to_its_own(rows: tuple[t
     q, k, v = (numbers(plan.num_tokens, heads).to(DTYPE) for heads in (HEADS, KV_HEADS, KV_HEADS))
     attention = TritonAttention(store)
     attention.prepare(plan)
-    out = attention.forward(0, q, k, v, plan, scale=0.05)
+    out = attention.forward(0, q, k, v, plan, AttentionParams(0.05))
     kept = [unpack(held, store.exponents[0][:, :, i].T) for i, held in enumerate((store.k[0], store.v[0]))]
     slots = plan.out_slots.to(DEVICE)
     for new, held in zip((k, v), kept, strict=True):

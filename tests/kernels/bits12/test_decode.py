@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import DIM, pack, unpack
 from graftlm.kernels.hopper.support import gluon_kernel
 from tests.kernels.gluon import error
@@ -52,10 +53,9 @@ class Case:
             self.exponents,
             DecodeRows(self.table, self.rows, lens, torch.zeros_like(lens)),
             workspace,
+            AttentionParams(0.1, **options),
             splits=splits,
-            scale=0.1,
             out=out,
-            **options,
         )
         assert found is out
         assert not workspace.counters.any()
@@ -125,9 +125,9 @@ def test_rows_that_share_a_prefix_join_what_was_found_for_it() -> None:
         rows,
         PrefixRows(length, members, count),
         workspace,
+        AttentionParams(0.1),
         splits=prefix_splits,
         num_parts=splits + prefix_splits,
-        scale=0.1,
         exponents=case.exponents,
     )
     found = kernel.compact_decode_attention(
@@ -136,9 +136,9 @@ def test_rows_that_share_a_prefix_join_what_was_found_for_it() -> None:
         case.exponents,
         rows,
         workspace,
+        AttentionParams(0.1),
         splits=splits,
         num_prefix=prefix_splits,
-        scale=0.1,
     )
     assert error(found, case.expected()) < 1e-2
 

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import pack, unpack
 from graftlm.kernels.bits12.kv_read import SCALE, power_of, read_vectors
 from graftlm.kernels.gpu.decode import DecodeRows, Workspace
@@ -114,7 +115,8 @@ def test_extend_reads_cached_tokens_from_the_store_and_new_ones_from_the_step(he
     )
     out = torch.full((num_tokens, num_heads, DIM), float("nan"), dtype=DTYPE, device=DEVICE)
     rows = CompactRows(store.exponents, k, v)
-    assert extend_attention(q, store.k, store.v, step, compact=rows, tile=TILE, out=out, **options) is out
+    params = AttentionParams(**options)
+    assert extend_attention(q, store.k, store.v, step, params, compact=rows, tile=TILE, out=out) is out
     for i, (k_kept, v_kept) in enumerate(store.kept):
         here = slice(starts[i], starts[i + 1])
         keys, values = torch.cat([k_kept, k[here].float()]), torch.cat([v_kept, v[here].float()])
@@ -138,8 +140,8 @@ def test_a_shared_prefix_leaves_its_parts_and_their_weights(heads, length, split
     step = DecodeRows(store.table, table_rows, ints([length] * 4), ints([length, 0, length, length]))
     prefix = PrefixRows(ints([length]), ints([*members, 99]), ints([3]))
     decode_prefix(
-        q, store.k, store.v, step, prefix, workspace,
-        splits=splits, num_parts=num_parts, scale=0.1, softcap=softcap, exponents=store.exponents,
+        q, store.k, store.v, step, prefix, workspace, AttentionParams(0.1, softcap=softcap),
+        splits=splits, num_parts=num_parts, exponents=store.exponents,
     )  # fmt: skip
     lse = workspace.lse.view(4, num_heads, num_parts)
     parts = workspace.out.view(4, num_heads, num_parts, DIM)

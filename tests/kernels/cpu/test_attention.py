@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from graftlm.kernels.attention import LayerSpec
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu import attention
 from graftlm.kernels.cpu.attention import Partial, TorchAttention, attend, merge
 from graftlm.kernels.cpu.attention_metadata import spans_of
@@ -121,7 +122,7 @@ def check(
         store.v[0].copy_(past[1])
         kernel = TorchAttention(store, compiled=compiled)
         kernel.prepare(plan)
-        out = kernel.forward(0, q, k, v, plan, **options)
+        out = kernel.forward(0, q, k, v, plan, AttentionParams(**options))
         assert torch.equal(store.k[0][plan.out_slots], k)
         assert torch.equal(store.v[0][plan.out_slots], v)
         expected = reference(q, store, plan, **options)

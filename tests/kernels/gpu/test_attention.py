@@ -7,6 +7,7 @@ import torch
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.runtime import Runtime
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.decode import (
     AT_ONCE,
     DecodeRows,
@@ -98,7 +99,8 @@ def test_decode_equals_its_definition(shape, dtype, variant) -> None:
     workspace = Workspace.allocate(3, heads, v_dim, 4, DEVICE)
     workspace.out.fill_(float("nan"))
     step = DecodeRows(case.table, case.rows, case.ints(case.lens), case.ints([0, 0, 0]))
-    out = decode_attention(q, case.k, case.v, step, workspace, splits=4, scale=scale, sinks=sinks, **options)
+    params = AttentionParams(scale, sinks=sinks, **options)
+    out = decode_attention(q, case.k, case.v, step, workspace, params, splits=4)
     for i, length in enumerate(case.lens):
         last = torch.tensor([length - 1], device=DEVICE)
         expected = reference(q[i : i + 1], *case.kv(i), last, scale=scale, sinks=sinks, **options)
@@ -111,7 +113,7 @@ def test_rows_that_are_not_split_are_the_same_by_every_tile(tile: Tile) -> None:
     q = case.queries(3)
     workspace = Workspace.allocate(3, 4, 128, 1, DEVICE)
     step = DecodeRows(case.table, case.rows, case.ints(case.lens), case.ints([0, 0, 0]))
-    out = decode_attention(q, case.k, case.v, step, workspace, splits=1, scale=0.1, tile=tile)
+    out = decode_attention(q, case.k, case.v, step, workspace, AttentionParams(0.1), splits=1, tile=tile)
     for i, length in enumerate(case.lens):
         last = torch.tensor([length - 1], device=DEVICE)
         expected = reference(q[i : i + 1], *case.kv(i), last, scale=0.1)
@@ -137,8 +139,9 @@ def test_a_shared_prefix_read_once_gives_what_each_row_reads_by_itself(num_split
     step = DecodeRows(case.table, case.rows, case.ints(case.lens), starts)
     prefix = PrefixRows(case.ints([80]), case.ints([0, 1, 3, 99]), case.ints([3]))
     where = (q, case.k, case.v, step)
-    decode_prefix(*where, prefix, workspace, splits=num_splits, num_parts=2 + num_splits, scale=0.1)
-    out = decode_attention(*where, workspace, splits=2, num_prefix=num_splits, scale=0.1)
+    params = AttentionParams(0.1)
+    decode_prefix(*where, prefix, workspace, params, splits=num_splits, num_parts=2 + num_splits)
+    out = decode_attention(*where, workspace, params, splits=2, num_prefix=num_splits)
     for i, length in enumerate(case.lens):
         last = torch.tensor([length - 1], device=DEVICE)
         expected = reference(q[i : i + 1], *case.kv(i), last, scale=0.1)
@@ -154,7 +157,7 @@ def test_extend_equals_its_definition(shape, dtype, variant) -> None:
     options = {"window": variant.get("window"), "softcap": variant.get("softcap")}
     sinks = torch.randn(heads, device=DEVICE) if variant.get("sinks") else None
     step = ExtendRows(case.table, case.rows, case.ints(case.lens), case.ints([0, 5, 6, 73]), max(new))
-    out = extend_attention(q, case.k, case.v, step, scale=scale, sinks=sinks, **options)
+    out = extend_attention(q, case.k, case.v, step, AttentionParams(scale, sinks=sinks, **options))
     begin = 0
     for i, (length, num) in enumerate(zip(case.lens, new, strict=True)):
         here = slice(begin, begin + num)

@@ -5,6 +5,7 @@ import torch
 
 from graftlm.core.kv.pages import Extent
 from graftlm.core.step_plan import PlanRow, StepPlan
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu import cudnn_prefill
 from graftlm.kernels.gpu.attention import TritonAttention
 from graftlm.kernels.gpu.cudnn_prefill import Segment, segments_of
@@ -47,7 +48,7 @@ def run(plan: StepPlan, dense: bool, sinks: torch.Tensor | None = None) -> tuple
     for x in (store.k[0], store.v[0]):
         x.copy_(torch.randn(x.shape))
     attention.prepare(plan)
-    out = attention.forward(0, q, k, v, plan, scale=0.1, sinks=sinks)
+    out = attention.forward(0, q, k, v, plan, AttentionParams(0.1, sinks=sinks))
     for row in plan.rows:
         here, slots = slice(row.start, row.stop), slice(*row.extents[0])
         positions = torch.arange(row.past, row.kv_len, device=DEVICE)

@@ -15,6 +15,7 @@ import torch
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.runtime import Runtime
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from tests.kernels.gpu.test_attention import DEVICE, TOLERANCE, error, reference
 from tests.kernels.gpu.test_cudnn_prefill import plan_of
@@ -91,7 +92,7 @@ def attend(
         for x in (store.k[0], store.v[0]):
             x.copy_(torch.randn(x.shape))
         attention.prepare(plan)
-        out = attention.forward(0, q, k, v, plan, scale=0.1, **options)
+        out = attention.forward(0, q, k, v, plan, AttentionParams(0.1, **options))
         for row in plan.rows:
             here, slots = slice(row.start, row.stop), slice(*row.extents[0])
             positions = torch.arange(row.past, row.kv_len, device=DEVICE)
@@ -135,7 +136,7 @@ def test_each_kind_of_layer_is_planned_once_in_a_step(monkeypatch: pytest.Monkey
         plans.clear()
         attention.prepare(plan)
         for window in (6, None, 6, None):
-            attention.forward(0, q, k, v, plan, scale=0.1, window=window)
+            attention.forward(0, q, k, v, plan, AttentionParams(0.1, window))
         assert plans == [5, -1]
 
 

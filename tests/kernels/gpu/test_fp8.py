@@ -9,6 +9,7 @@ from graftlm.core.kv.kv_format import KVFormat, kv_format
 from graftlm.core.model.kv_scales import kv_scales
 from graftlm.core.model.load import load_model
 from graftlm.kernels.attention import LayerSpec, PackedQKV
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention import TorchAttention
 from graftlm.kernels.gpu.attention import TritonAttention
 from graftlm.kernels.kv_store import KVStore, LayerKV
@@ -43,7 +44,7 @@ def test_every_row_attends_to_what_the_store_holds_times_its_scale(strict: bool)
     q = torch.randn(plan.num_tokens, HEADS, DIM, device=DEVICE)
     k, v = (exact(scale, plan.num_tokens) for scale in SCALES)
     attention.prepare(plan)
-    out = attention.forward(0, q, k, v, plan, scale=0.05)
+    out = attention.forward(0, q, k, v, plan, AttentionParams(0.05))
     slots = plan.out_slots.to(DEVICE)
     for new, held, scale in ((k, store.k[0], SCALES[0]), (v, store.v[0], SCALES[1])):
         assert torch.equal(held.float()[slots] * scale[:, None], new)
@@ -64,7 +65,7 @@ def test_packed_queries_keys_and_values_are_stored_scaled_too() -> None:
     one, zero = torch.ones(5, DIM, device=DEVICE), torch.zeros(5, DIM, device=DEVICE)
     packed = PackedQKV(qkv, HEADS, KV_HEADS, DIM, one, zero)  # turned by no angle
     attention.prepare(plan)
-    attention.forward_packed(0, packed, plan, scale=0.1)
+    attention.forward_packed(0, packed, plan, AttentionParams(0.1))
     for held, scale, wanted in zip((store.k[0], store.v[0]), SCALES, new, strict=True):
         assert torch.equal(held.float() * scale[:, None], wanted)
 

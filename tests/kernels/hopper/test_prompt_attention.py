@@ -11,6 +11,7 @@ import torch
 
 from graftlm.core.kv.pages import Extent
 from graftlm.core.step_plan import PlanRow, SharedPrefix, StepPlan
+from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import pack, unpack
 from graftlm.kernels.gpu import cudnn_prefill
 from graftlm.kernels.gpu.attention import TritonAttention
@@ -124,7 +125,7 @@ class Step:
         self.attention.prepare(self.plan)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return self.attention.forward(0, self.q, self.k, self.v, self.plan, **{"scale": 0.1} | options)
+            return self.attention.forward(0, self.q, self.k, self.v, self.plan, AttentionParams(0.1, **options))
 
     def error(self, out: torch.Tensor, **options: Any) -> float:
         """The largest relative error of a row."""
@@ -297,7 +298,7 @@ def test_a_captured_step_is_none_that_was_laid_out() -> None:
     step.attention.prepare(step.plan)
     assert step.attention._step is not None and step.attention._layout is not None
     step.attention.bind(step.attention._step, step.attention._layout)
-    step.attention.forward(0, step.q, step.k, step.v, step.plan, scale=0.1)
+    step.attention.forward(0, step.q, step.k, step.v, step.plan, AttentionParams(0.1))
     assert step.taken == 0
 
 
@@ -311,7 +312,7 @@ def test_a_kernel_that_fails_or_differs_is_left_alone(kernel: Any, reason: str) 
     step.attention.prompts._kernel = SimpleNamespace(**vars(DEFINITION) | {"prompt_attention": kernel})
     step.attention.prepare(step.plan)
     with pytest.warns(UserWarning, match=f"long prompts are attended more slowly: {reason}"):
-        out = step.attention.forward(0, step.q, step.k, step.v, step.plan, scale=0.1)
+        out = step.attention.forward(0, step.q, step.k, step.v, step.plan, AttentionParams(0.1))
     assert step.error(out) < TOLERANCE[HALF]
     assert not step.attention.prompts.enabled
     assert step.error(step.run()) < TOLERANCE[HALF]

@@ -1,0 +1,23 @@
+"""How an attention layer weighs its keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionParams:
+    """What a layer's attention asks for beside q, k and v. It is the same in every step.
+
+    scale    scores are `scale` times the dot products of queries and keys.
+    window   sliding window: a token sees itself and the `window - 1` tokens before it; None sees all.
+    softcap  scores become softcap * tanh(scores / softcap); None leaves them.
+    sinks    [num_heads]: one more logit per head takes part in the softmax and adds nothing to the output.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
