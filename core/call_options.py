@@ -9,12 +9,15 @@ from typing import Any
 
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
 from graftlm.core.errors import ConfigError
+from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.runtime import Runtime
 
 SAMPLING = tuple(field.name for field in fields(SamplingParams))
 """Names of the sampling parameters, constraints included."""
 
-RUNTIME_OPTIONS = frozenset(field.name for field in fields(EngineConfig)) | {
+RUNTIME_OPTIONS = frozenset(field.name for kind in (EngineConfig, EndpointConfig) for field in fields(kind)) - {
+    "model"
+} | {
     name
     for name, parameter in inspect.signature(Runtime.__init__).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY

@@ -152,6 +152,7 @@ class EngineConfig:
     seed             of requests that bring none; None draws one.
     quantization     a quantizer of transformers, by name.
     engine, loader   who runs the model and who reads it, by names that `graftlm plugins` lists.
+    grammar_engine   who compiles constraints, by such a name; None takes the fastest engine that keeps each of them.
     shared_prefix_decode  read a prefix that rows of a step share once for all of them.
     jump_forward     append what a grammar forces without asking the model.
     overlap          launch a step before the tokens of the last one are known; None does so on a GPU.
@@ -175,6 +176,7 @@ class EngineConfig:
     trust_remote_code: bool = False
     engine: str = "local"
     loader: str = "hf"
+    grammar_engine: str | None = None
     shared_prefix_decode: bool = True
     jump_forward: bool = True
     overlap: bool | None = None
@@ -188,6 +190,10 @@ class EngineConfig:
         )
         _check_whole("max_model_len", self.max_model_len, 2, " tokens", optional=True)
         _check(self.speculation in ("auto", "off"), f"speculation is {self.speculation!r}; use 'auto' or 'off'")
+        _check(
+            self.grammar_engine is None or isinstance(self.grammar_engine, str),
+            f"grammar_engine is {self.grammar_engine!r}; it must be a name, or None",
+        )
         _check_whole("max_batch", self.max_batch, 1)
         _check_whole("max_step_tokens", self.max_step_tokens, 1, optional=True)
         _check(
@@ -222,7 +228,9 @@ class SamplingParams:
     `top_logprobs=k` also the k likeliest. `timeout` is in seconds from submission. At most one of
     `regex`, `choices`, `json_schema` and `grammar` (Lark) constrains the text; `constraint` takes any
     object that `Grammar.compile` accepts. `close_on_length` ends a constrained text validly before
-    `max_tokens` is spent; None means yes for schemas only.
+    `max_tokens` is spent; None means yes for schemas only. `on_unsupported` says what becomes of a
+    schema keyword that the mask cannot keep: "error" raises a GrammarError, "warn" leaves it out with
+    a warning.
     """
 
     max_tokens: int | None = 256
@@ -249,6 +257,7 @@ class SamplingParams:
     grammar: str | None = None
     constraint: Any = None
     close_on_length: bool | None = None
+    on_unsupported: Literal["error", "warn"] = "error"
 
     def __post_init__(self) -> None:
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -277,6 +286,10 @@ class SamplingParams:
         _check_switch("ignore_eos", self.ignore_eos)
         _check_switch("logprobs", self.logprobs, hint="; top_logprobs takes a number")
         _check_switch("close_on_length", self.close_on_length, optional=True)
+        _check(
+            self.on_unsupported in ("error", "warn"),
+            f"on_unsupported is {self.on_unsupported!r}; use 'error' or 'warn'",
+        )
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             _check(value is None or isinstance(value, str), f"{name} is {value!r}; it must be text, or None")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -42,8 +43,10 @@ def spec_of(sampling: SamplingParams) -> Any:
     return sampling.constraint
 
 
-def compile_constraint(sampling: SamplingParams, tokenizer: Tokenizer) -> Future[Grammar]:
+def compile_constraint(sampling: SamplingParams, tokenizer: Tokenizer, engine: str | None = None) -> Future[Grammar]:
     """Compile in a worker, once for equal constraints; errors come out of the future.
+
+    engine  the grammar engine's name; None takes the fastest that keeps the constraint.
 
     A constraint that brings its own matchers (an object with `matcher()`) is taken as it is.
     """
@@ -54,4 +57,15 @@ def compile_constraint(sampling: SamplingParams, tokenizer: Tokenizer) -> Future
         return ready
     from graftlm.core.grammar.cache import submit_compile
 
-    return submit_compile(spec, vocabulary_of(tokenizer))
+    vocabulary = vocabulary_of(tokenizer)
+    future = submit_compile(spec, vocabulary, engine=engine, on_unsupported=sampling.on_unsupported)
+    if sampling.on_unsupported == "warn":
+        future.add_done_callback(_warn)
+    return future
+
+
+def _warn(compiled: Future[Grammar]) -> None:
+    """Tell what a grammar leaves out; Python shows each text once."""
+    if compiled.exception() is None:
+        for issue in compiled.result().warnings:
+            warnings.warn(f"the constraint is not kept exactly: {issue}", stacklevel=2)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 from dspy import lm15
@@ -61,8 +61,9 @@ class _Door:
     supports_response_schema = True
     supported_params = wire.SUPPORTED_PARAMS
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, on_unsupported: Literal["error", "warn"] = "error") -> None:
         self.runtime = runtime
+        self.on_unsupported = on_unsupported
         self._in_flight: InFlight[Completion] = InFlight()
         self._grammars: WeakKeyDictionary[Scaffold, Any] = WeakKeyDictionary()
 
@@ -81,13 +82,13 @@ class _Door:
             raise TypeError(
                 "an engine over a loaded model cannot be saved; make its runtime from the model's name or folder"
             )
-        return {"model": self.runtime.model, "options": options}
+        return {"model": self.runtime.model, "options": options, "on_unsupported": self.on_unsupported}
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> Self:
         """An engine over the process's one runtime of that model and these options."""
         options = {name: _from_json(name, value) for name, value in state["options"].items()}
-        return cls(Runtime.shared(state["model"], **options))
+        return cls(Runtime.shared(state["model"], **options), on_unsupported=state.get("on_unsupported", "error"))
 
     def __copy__(self) -> Self:
         return self
@@ -100,7 +101,7 @@ class _Door:
 
     def _prepare(self, request: lm15.Request) -> _Call:
         config = request.config
-        options = wire.sampling_options(config)
+        options = {"on_unsupported": self.on_unsupported, **wire.sampling_options(config)}
         native = wire.native_extensions(config)
         tools, form, ids = self._prompt(request)
         options["max_tokens"] = self._max_tokens(options.get("max_tokens"), len(ids))
@@ -118,7 +119,8 @@ class _Door:
             choice = config.tool_choice
             mode = "auto" if choice is None else choice.mode
             parallel = None if choice is None else choice.parallel
-            options |= tool_constraint(form, tools, mode, parallel=parallel, answer=answer)
+            kept = options["on_unsupported"]
+            options |= tool_constraint(form, tools, mode, parallel=parallel, answer=answer, on_unsupported=kept)
         if pieces:
             options.pop("json_schema", None)
         key = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import dspy
 from graftlm.adapters.dspy.engine import AsyncEngine, Engine
@@ -23,6 +23,7 @@ class GraftLM(dspy.LM):
     model        a Hugging Face id, a local folder, "sprout", or a loaded transformers model.
     runtime      a `graftlm.Runtime` to use instead; otherwise the process's shared one for `model` and its options.
     temperature  and max_tokens: for calls that do not say; None is 1.0, and 1,024 tokens or what the context has left.
+    on_unsupported  "warn" leaves out what no grammar can keep of a schema; "error", the default, raises.
     options      `seed`, `top_p`, `stop` and other defaults of calls; `device`, `dtype`, `cache_config` and other
                  options of the runtime. DSPy's `cache` is its response cache; `cache_config` is the KV pool.
 
@@ -40,6 +41,7 @@ class GraftLM(dspy.LM):
         cache_config: Any = None,
         callbacks: list[Any] | None = None,
         num_retries: int = 3,
+        on_unsupported: Literal["error", "warn"] = "error",
         engine: Engine | None = None,
         async_engine: AsyncEngine | None = None,
         **options: Any,
@@ -49,7 +51,7 @@ class GraftLM(dspy.LM):
         if cache_config is not None:
             of_runtime["cache"] = cache_config
         if engine is None:
-            engine = Engine(_runtime(model, runtime, of_runtime))
+            engine = Engine(_runtime(model, runtime, of_runtime), on_unsupported=on_unsupported)
         elif runtime is not None or of_runtime:
             raise ConfigError("engine= brings its own runtime; leave out runtime= and the options of a runtime")
         super().__init__(
@@ -60,7 +62,7 @@ class GraftLM(dspy.LM):
             callbacks=callbacks,
             num_retries=num_retries,
             engine=engine,
-            async_engine=async_engine or AsyncEngine(engine.runtime),
+            async_engine=async_engine or AsyncEngine(engine.runtime, on_unsupported=engine.on_unsupported),
             **options,
         )
 

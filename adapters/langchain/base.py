@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.language_models import LangSmithParams
 from langchain_core.utils import secret_from_env
@@ -28,6 +28,7 @@ class GraftSettings(BaseModel):
     max_tokens       None for all that the context leaves.
     base_url         an endpoint in place of a local model: not part of this version, a call raises. Its key is
                      `api_key`, else GRAFTLM_API_KEY.
+    on_unsupported   "warn" leaves out what no grammar can keep of a schema; "error", the default, raises.
     max_retries      kept for swapping constructors: a local engine has nothing to retry.
     """
 
@@ -53,6 +54,7 @@ class GraftSettings(BaseModel):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    on_unsupported: Literal["error", "warn"] | None = None
     timeout: float | None = None
     max_retries: int = 2
     streaming: bool = False

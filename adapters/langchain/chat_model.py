@@ -97,7 +97,8 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         if tools or answer is not None or any(m.tool_calls or m.role == "tool" for m in native):
             form = ToolFormat.learn(runtime.tokenizer)
             native, listed = form.prepare(native, tools)
-            given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer)
+            kept = given.get("on_unsupported") or self.on_unsupported or "error"
+            given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, on_unsupported=kept)
         request = Request(native, self._sampling(stop, given), tools=listed)
         return Call(runtime, request, model or self.model_name)
 
@@ -193,13 +194,15 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         """Let the model call `tools`: functions, LangChain tools, pydantic classes, TypedDicts or schemas.
 
         tool_choice  "auto" (a call or text), "none", "any" or "required" (at least one call), or a tool's name.
-        strict       kept for swapping constructors: arguments follow their schema in any case.
+        strict       False leaves out what no grammar can keep of a tool's schema; otherwise that raises.
         """
         with langchain_errors():
             formatted = [_openai_tool(tool, strict) for tool in tools]
             ToolChoice.read(tool_choice, tuple(map(Tool.from_openai, formatted)))
         if tool_choice is not None:
             kwargs["tool_choice"] = tool_choice
+        if strict is False:
+            kwargs.setdefault("on_unsupported", "warn")
         if parallel_tool_calls is not None:
             kwargs["parallel_tool_calls"] = parallel_tool_calls
         return self.bind(tools=formatted, **kwargs)
@@ -216,7 +219,8 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         """Answer with an object of `schema`: a pydantic class, a TypedDict or a JSON schema.
 
         The grammar of the schema holds for every method, so the text always parses. "json_schema" and "json_mode"
-        write it as the answer, "function_calling" as the arguments of a forced call. With `include_raw` the result
+        write it as the answer, "function_calling" as the arguments of a forced call. With `strict=False` keywords that
+        no grammar can keep are left out, with a warning; otherwise they raise. With `include_raw` the result
         is {"raw": message, "parsed": object or None, "parsing_error": error or None}.
         """
         with langchain_errors():
@@ -227,7 +231,12 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         if method == "function_calling":
             name = convert_to_openai_tool(schema)["function"]["name"]
             llm = self.bind_tools(
-                [schema], tool_choice=name, parallel_tool_calls=False, ls_structured_output_format=form, **kwargs
+                [schema],
+                tool_choice=name,
+                strict=strict,
+                parallel_tool_calls=False,
+                ls_structured_output_format=form,
+                **kwargs,
             )
             if pydantic is not None:
                 parser = PydanticToolsParser(tools=[pydantic], first_tool_only=True)
@@ -238,6 +247,8 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
                 "type": "json_schema",
                 "json_schema": {"name": json_schema["title"], "schema": json_schema},
             }
+            if strict is False:
+                kwargs.setdefault("on_unsupported", "warn")
             llm = self.bind(response_format=response_format, ls_structured_output_format=form, **kwargs)
             parser = PydanticOutputParser(pydantic_object=pydantic) if pydantic is not None else JsonOutputParser()
         else:

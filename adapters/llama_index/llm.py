@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from graftlm.adapters.llama_index.messages import (
     ChatReader,
@@ -51,6 +51,7 @@ class GraftLLM(StructuredPrediction):
 
     runtime          a running `graftlm.Runtime` to use; without it, the process-wide one for `model`.
     context_window   None reads it from the model.
+    on_unsupported   "warn" leaves out what no grammar can keep of a schema; "error", the default, raises.
     is_chat_model    None means yes if the tokenizer has a chat template.
     """
 
@@ -65,6 +66,7 @@ class GraftLLM(StructuredPrediction):
     stop: list[str] | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    on_unsupported: Literal["error", "warn"] | None = None
     timeout: float | None = None
     max_retries: int = Field(default=3, description="Kept for swapping constructors: nothing here needs a retry.")
     api_base: str | None = None
@@ -142,7 +144,8 @@ class GraftLLM(StructuredPrediction):
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
         answer = call_options.answer_schema(given.pop("response_format", None), _json_schema)
         form = ToolFormat.learn(runtime.tokenizer)
-        given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer)
+        kept = given.get("on_unsupported") or self.on_unsupported or "error"
+        given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, on_unsupported=kept)
         prompt: Any
         if self.messages_to_prompt is not generic_messages_to_prompt or not self._is_chat(runtime):
             assert self.messages_to_prompt is not None  # the base class puts its default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +12,7 @@ from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tools import Tool
 from graftlm.core.errors import ConfigError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.spec import Composite, JsonSchema, Options
+from graftlm.core.grammar.spec import Composite, JsonSchema, OnUnsupported, Options, Whitespace
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,20 @@ class ToolChoice:
 
 
 def tool_constraint(
-    form: ToolFormat, tools: Sequence[Tool], choice: Any = None, *, parallel: bool | None = None, answer: Any = None
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    choice: Any = None,
+    *,
+    parallel: bool | None = None,
+    answer: Any = None,
+    on_unsupported: OnUnsupported = "error",
 ) -> dict[str, Any]:
     """The sampling parameters that constrain an answer to tool calls and text.
 
     choice    as in `ToolChoice.read`.
     parallel  False allows at most one call.
     answer    a JSON schema; an answer that calls no tool is then JSON of this schema instead of free text.
+    on_unsupported  "warn" leaves out what no grammar can keep of a tool's schema or the answer's.
 
     The answer is valid even if it reaches max_tokens: the shortest valid ending is forced before.
     """
@@ -69,13 +77,15 @@ def tool_constraint(
         return {"json_schema": schema, "close_on_length": True}
     if not allowed.tools:
         return {}
-    return {"constraint": _constraint(form, allowed, schema), "close_on_length": True}
+    return {"constraint": _constraint(form, allowed, schema, on_unsupported), "close_on_length": True}
 
 
 @lru_cache(maxsize=256)
-def _constraint(form: ToolFormat, choice: ToolChoice, answer: JsonSchema | None) -> Composite:
+def _constraint(
+    form: ToolFormat, choice: ToolChoice, answer: JsonSchema | None, on_unsupported: OnUnsupported
+) -> Composite:
     """The grammar of the answer. Equal arguments give the same object, so that it is compiled once."""
-    language = _Language(form)
+    language = _Language(form, on_unsupported)
     text = _text(form) if answer is None else language.json(answer, single_spaces=False)
     if choice.mode == "none":
         return language.spec(text)
@@ -91,8 +101,9 @@ def _constraint(form: ToolFormat, choice: ToolChoice, answer: JsonSchema | None)
 class _Language:
     """Builds grammar nodes from schemas, and collects the rules of schemas that are not regular."""
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, on_unsupported: OnUnsupported) -> None:
         self._form = form
+        self._on_unsupported = on_unsupported
         self._rules: dict[str, ast.Node] = {}
 
     def call(self, tool: Tool) -> ast.Node:
@@ -103,7 +114,10 @@ class _Language:
     def json(self, schema: JsonSchema, *, single_spaces: bool) -> ast.Node:
         from graftlm.core.grammar.schema.lowering import lower_schema
 
-        lowered = lower_schema(schema, Options(whitespace="single" if single_spaces else "compact"))
+        whitespace: Whitespace = "single" if single_spaces else "compact"
+        lowered = lower_schema(schema, Options(whitespace=whitespace, on_unsupported=self._on_unsupported))
+        for issue in lowered.issues:
+            warnings.warn(f"the constraint is not kept exactly: {issue}", stacklevel=2)
         self._rules.update(lowered.rules)
         return lowered.node
 

@@ -88,7 +88,7 @@ class ModelSource:
                 return Prepared(ids)
             from graftlm.core.constraint import compile_constraint
 
-            return Prepared(ids, compile_constraint(request.sampling, self.tokenizer))
+            return Prepared(ids, compile_constraint(request.sampling, self.tokenizer, self.config.grammar_engine))
         except GraftError as error:
             return error
 

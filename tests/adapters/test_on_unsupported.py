@@ -1,0 +1,74 @@
+"""A schema with a keyword that no grammar can keep: every adapter raises, or leaves it out where it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from dspy import lm15
+from llama_index.core import PromptTemplate
+from pydantic import BaseModel, Json
+
+import graftlm as gl
+from graftlm.adapters.dspy import GraftLM
+from graftlm.adapters.langchain import ChatGraftLM
+from graftlm.adapters.llama_index import GraftLLM
+from graftlm.testing import ScriptedModel
+
+
+class Record(BaseModel):
+    """JSON inside a string, which no grammar keeps."""
+
+    data: Json[int]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[gl.Runtime]:
+    def script(prompt: str) -> str:
+        call = '<tool_call>{"name": "Record", "arguments": {"data": "17"}}</tool_call>'
+        return call if "Tools:" in prompt else '{"data":"17"}'
+
+    with ScriptedModel(script).runtime() as made:
+        yield made
+
+
+def langchain(runtime: gl.Runtime, kept: bool, **options: Any) -> Any:
+    llm = ChatGraftLM(runtime=runtime)
+    return llm.with_structured_output(Record, strict=None if kept else False, **options).invoke("x")
+
+
+def langchain_settings(runtime: gl.Runtime, kept: bool) -> Any:
+    llm = ChatGraftLM(runtime=runtime, on_unsupported="error" if kept else "warn")
+    return llm.with_structured_output(Record).invoke("x")
+
+
+def langchain_tool(runtime: gl.Runtime, kept: bool) -> Any:
+    return langchain(runtime, kept, method="function_calling")
+
+
+def llama_index(runtime: gl.Runtime, kept: bool) -> Any:
+    llm = GraftLLM(runtime=runtime, on_unsupported="error" if kept else "warn")
+    return llm.structured_predict(Record, PromptTemplate("x"))
+
+
+def dspy_request(runtime: gl.Runtime, kept: bool) -> Any:
+    lm = GraftLM(runtime=runtime, on_unsupported="error" if kept else "warn", cache=False)
+    schema = {"type": "json_schema", "schema": Record.model_json_schema(), "name": "Record"}
+    request = lm15.Request(lm.model, (lm15.Message.user("x"),), config=lm15.Config(response_format=schema))
+    return Record.model_validate_json(lm(request).text)
+
+
+CALLS = [langchain, langchain_settings, langchain_tool, llama_index, dspy_request]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_it_is_left_out_where_that_is_asked_for(call: Callable[..., Any], runtime: gl.Runtime) -> None:
+    with pytest.warns(UserWarning, match="not kept exactly.*contentMediaType"):
+        assert call(runtime, kept=False).data == 17
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_it_raises_otherwise(call: Callable[..., Any], runtime: gl.Runtime) -> None:
+    with pytest.raises(Exception, match="contentMediaType"):
+        call(runtime, kept=True)
