@@ -181,11 +181,6 @@ def tile_of(num_rows: int) -> Tile:
     return next(tile for tile in TILES if num_rows <= tile.rows + tile.more)
 
 
-def most_gates(n: int, device: torch.device) -> int:
-    """How many of `n` gates a program multiplies with all rows, at most."""
-    return rounds(triton.cdiv(n, GATES), device) * GATES
-
-
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """out [num_rows, n] = silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
 

@@ -11,12 +11,6 @@ from graftlm.kernels.hopper.support import gluon_kernel, takes
 READ_ONCE = range(33, 257)
 """Of so many rows the weight is read once (hopper/gate_up_silu_decode.py)."""
 
-READ_TWICE = range(193, 257)
-"""Of so many by two programs at a time (hopper/gate_up_silu_wide.py), where each then has fewer gates to multiply."""
-
-INPUTS = 128
-"""Of two steps, which are taken together there: k has to be a multiple."""
-
 MANY_ROWS = 513
 """From so many on it is read more often (hopper/gate_up_silu_prefill.py)."""
 
@@ -24,20 +18,14 @@ ONE_OF_EACH = (64, 96, 128, 160, 192, 256, MANY_ROWS)
 """Numbers of rows that are multiplied in different ways."""
 
 
-def kernel_of(num_rows: int, weight: torch.Tensor) -> ModuleType | None:
-    """What multiplies so many rows with `weight` [2 n, k]; None where Triton does not have what it is written in."""
-    if num_rows >= MANY_ROWS:
-        return gluon_kernel("hopper.gate_up_silu_prefill")
-    once, twice = gluon_kernel("hopper.gate_up_silu_decode"), gluon_kernel("hopper.gate_up_silu_wide")
-    if num_rows not in READ_TWICE or once is None or twice is None or weight.shape[1] % INPUTS != 0:
-        return once
-    n, device = weight.shape[0] // 2, weight.device
-    return twice if twice.most_gates(n, device) < once.most_gates(n, device) else once
+def kernel_of(num_rows: int) -> ModuleType | None:
+    """What multiplies so many rows; None where Triton does not have what it is written in."""
+    return gluon_kernel(f"hopper.gate_up_silu_{'prefill' if num_rows >= MANY_ROWS else 'decode'}")
 
 
 def can_gate(weight: torch.Tensor) -> bool:
     """Whether `wide_gate` takes `weight` [2 n, k]: 16 bits on Hopper, dense, n in eights, k in 64s."""
-    return takes(weight) and weight.shape[0] % 16 == 0 and all(kernel_of(n, weight) is not None for n in ONE_OF_EACH)
+    return takes(weight) and weight.shape[0] % 16 == 0 and all(kernel_of(n) is not None for n in ONE_OF_EACH)
 
 
 def is_gated(num_rows: int) -> bool:
@@ -51,7 +39,7 @@ def wide_gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     x contiguous, of the dtype of `weight`, which `can_gate`; so many rows that it `is_gated`. Sums are in float32, and
     both factors rounded before they are multiplied, as separate kernels do.
     """
-    kernel = kernel_of(len(x), weight)
+    kernel = kernel_of(len(x))
     assert kernel is not None and is_gated(len(x))
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     kernel.launch(x, weight, out)

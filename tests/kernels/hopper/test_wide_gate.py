@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from graftlm.kernels.hopper.support import gluon_kernel
-from graftlm.kernels.hopper.wide_gate import can_gate, is_gated, kernel_of, wide_gate
+from graftlm.kernels.hopper.wide_gate import can_gate, is_gated, wide_gate
 from graftlm.kernels.jit.precompile import compile_together
 from tests.kernels.gluon import compile_for_hopper
 
 HALF_DTYPES = [torch.bfloat16, torch.float16]
-NAMES = ("hopper.gate_up_silu_decode", "hopper.gate_up_silu_wide", "hopper.gate_up_silu_prefill")
+NAMES = ("hopper.gate_up_silu_decode", "hopper.gate_up_silu_prefill")
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -37,22 +35,6 @@ def test_every_row_and_output_is_the_gate_times_what_it_is_for(dtype: torch.dtyp
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", HALF_DTYPES)
-@pytest.mark.parametrize(("n", "twice"), [(8, True), (1000, True), (8192, False), (14336, True)])
-@pytest.mark.parametrize(("num_rows", "k"), [(193, 128), (200, 256), (256, 384), (256, 4096)])
-def test_the_weight_is_read_twice_where_a_program_then_has_fewer_gates(
-    dtype: torch.dtype, n: int, twice: bool, num_rows: int, k: int
-) -> None:
-    x, weight = random(num_rows, k, dtype=dtype), random(2 * n, k, dtype=dtype) / k**0.5  # float16 ends at 65,504
-    if torch.cuda.get_device_properties("cuda").multi_processor_count == 132:
-        assert kernel_of(num_rows, weight) is gluon_kernel(
-            "hopper.gate_up_silu_wide" if twice else "hopper.gate_up_silu_decode"
-        )
-    assert kernel_of(192, weight) is gluon_kernel("hopper.gate_up_silu_decode")
-    assert error(x, weight) < {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("num_rows", "k"), [(40, 1088), (64, 448), (90, 576), (200, 448), (200, 128), (256, 640), (5000, 448)]
 )
@@ -67,7 +49,7 @@ def test_more_tiles_than_the_card_runs_at_once(num_rows: int, k: int) -> None:
     [
         (40, "hopper.gate_up_silu_decode"),
         (100, "hopper.gate_up_silu_decode"),
-        (200, "hopper.gate_up_silu_wide"),
+        (200, "hopper.gate_up_silu_decode"),
         (513, "hopper.gate_up_silu_prefill"),
         (600, "hopper.gate_up_silu_prefill"),
     ],
@@ -113,54 +95,17 @@ def test_numbers_of_rows_for_which_others_are_faster() -> None:
     assert [n for n in (1, 32, 33, 256, 257, 512, 513, 8192) if not is_gated(n)] == [1, 32, 257, 512]
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "n", "k", "name"),
-    [
-        (192, 14336, 4096, "hopper.gate_up_silu_decode"),
-        (
-            193,
-            14336,
-            4096,
-            "hopper.gate_up_silu_wide",
-        ),  # 2 of 128 tiles of 112 gates by half the rows
-        (256, 11008, 4096, "hopper.gate_up_silu_wide"),
-        (
-            256,
-            8192,
-            4096,
-            "hopper.gate_up_silu_decode",
-        ),  # one tile of 64 gates a program; of 112, two
-        (256, 14336, 4160, "hopper.gate_up_silu_decode"),  # an odd number of steps
-        (600, 14336, 4096, "hopper.gate_up_silu_prefill"),
-    ],
-)
-def test_which_kernel_multiplies_on_132_multiprocessors(
-    monkeypatch: pytest.MonkeyPatch, num_rows: int, n: int, k: int, name: str
-) -> None:
-    pytest.importorskip("triton")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
-    assert kernel_of(num_rows, torch.empty(2 * n, k, device="meta")) is gluon_kernel(name)
-
-
 def test_a_weight_on_the_cpu_is_not_taken() -> None:
     assert not can_gate(torch.empty(2 * 64, 512, dtype=torch.bfloat16))
 
 
-_ONCE = """
+_DECODE = """
 rows, more, stages, registers = kernel.tile_of(num_rows)
 signature = dict(
     x=tile(rows, 64), more_x=tile(more or rows, 64), weight=tile(4, 2, 8, 64), out=tile(rows, 32),
     more_out=tile(more or rows, 32), num_tiles="i32",
 )
 given = dict(ROWS=rows, MORE=more, K=64, STEPS=64, STAGES=stages, REGISTERS=registers[0], CHAINED=True)
-"""
-
-_TWICE = """
-signature = dict(
-    x=tile(64, 64), weight_a=tile(8, 2, 8, 64), weight_b=tile(4, 2, 8, 64), weight_c=tile(2, 2, 8, 64),
-    out_a=tile(64, 64), out_b=tile(64, 32), out_c=tile(64, 16), num_tiles="i32",
-)
-given = dict(K=64, STEPS=64, STAGES=kernel.STAGES, CHAINED=True)
 """
 
 _PREFILL = """
@@ -172,9 +117,8 @@ given = dict(K=64, STEPS=64, STAGES=kernel.STAGES, BAND=kernel.BAND)
 @pytest.mark.parametrize(
     ("module", "arguments", "kind", "registers"),
     [
-        ("hopper.gate_up_silu_decode", "num_rows = 64" + _ONCE, "bf16", 80),
-        ("hopper.gate_up_silu_decode", "num_rows = 192" + _ONCE, "bf16", 168),
-        ("hopper.gate_up_silu_wide", _TWICE, "bf16", 168),
+        ("hopper.gate_up_silu_decode", "num_rows = 64" + _DECODE, "bf16", 80),
+        ("hopper.gate_up_silu_decode", "num_rows = 192" + _DECODE, "bf16", 168),
         ("hopper.gate_up_silu_prefill", _PREFILL, "fp16", None),
     ],
 )
