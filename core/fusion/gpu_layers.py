@@ -45,7 +45,6 @@ from graftlm.kernels.gpu.pdl import can_chain
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.skinny_matmul import MAX_ROWS as FEW_ROWS, gated_product, product_parts, stream_product
 from graftlm.kernels.hopper.flow_product import MAX_ROWS as FLOW_ROWS, can_flow, flow_parts, flow_product
-from graftlm.kernels.hopper.halved_product import is_halved, product_halves
 from graftlm.kernels.hopper.wide_gate import ONE_OF_EACH, can_gate, is_gated, wide_gate
 
 _PROBED = 5
@@ -87,7 +86,6 @@ class FusedLayer:
 
     max_rows   up to how many tokens of a step the products take in gates, and leave sums to the norm that comes next
     flows      whether up to so many all products but that for gates are read without a pause (hopper/flow_product.py)
-    halves     whether sums of 65 to 256 tokens come in two halves where that is faster (halved_product.py)
     gates      whether the product for gates takes them in for more tokens too, where that is faster (wide_gate.py)
     compact    what is read instead of the weights in steps of few tokens (compact_product.py)
     linear     every other product; None is torch's own, with the sum in its epilogue
@@ -99,7 +97,6 @@ class FusedLayer:
     heads: Heads
     original: Callable[..., Any]
     max_rows: int
-    halves: bool = False
     flows: bool = False
     gates: bool = False
     compact: CompactWeights = field(default_factory=CompactWeights)
@@ -199,8 +196,6 @@ class FusedLayer:
             return add_norm(compact_parts(x, compact), residual, *norm)
         if self._few(x) and product.bias is None:
             return add_norm((flow_parts if self.flows else product_parts)(x, product.weight), residual, *norm)
-        if self.halves and product.bias is None and is_halved(x.shape[0], product.weight):
-            return add_norm(product_halves(x, product.weight), residual, *norm)
         if product.bias is None and self.linear is None:
             residual.addmm_(x, product.weight.t())
         else:
@@ -250,7 +245,6 @@ def fuse_layers(
             make = partial(
                 FusedLayer,
                 max_rows=few,
-                halves=few > 1,
                 linear=linear,
                 following=following,
                 handoff=handoff,
@@ -291,7 +285,7 @@ def _fused(
             if hold:  # before anything runs: kernels that are not needed then are not compiled
                 fused = replace(fused, compact=compact_layer(candidate, agree))
             if _same(probe, fused, agree) and (not fused.max_rows or _same(probe.first(1), fused, agree)):
-                if not fused.halves:
+                if fused.max_rows <= 1:
                     return fused
                 flows = fused.max_rows <= FLOW_ROWS and _flows(candidate, fused.compact, agree)
                 return replace(fused, flows=flows, gates=_takes_gates(candidate.gate_up, agree))

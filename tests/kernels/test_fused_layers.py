@@ -23,7 +23,6 @@ from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels.gpu.attention import TritonAttention
-from graftlm.kernels.hopper.halved_product import product_halves
 from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
@@ -135,27 +134,6 @@ def test_the_last_layer_ends_with_the_tokens_whose_logits_are_wanted(
         expected = everything[logits_rows]
         assert float((few - expected).norm() / expected.norm()) < 1e-5
     loaded.release()
-
-
-def test_sums_of_some_rows_come_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.kernels.hopper.halved_product.FEW_ROWS", 8)
-    monkeypatch.setattr("graftlm.kernels.hopper.halved_product.MAX_ROWS", 16)
-    halves: list[int] = []
-    monkeypatch.setattr(gpu_layers, "product_halves", lambda x, w: (halves.append(len(x)), product_halves(x, w))[1])
-    # two layers, twice as many inputs of a sum as outputs
-    plain, halved = (
-        load_fused(varied_model("llama", intermediate_size=128, **ONE_KV_HEAD), qualified=False, max_rows=rows)
-        for rows in (0, 8)
-    )
-    for num_tokens, times in (8, 0), (9, 2), (17, 0):
-        plan = prefill_plan([random_prompt(3), random_prompt(num_tokens - 3)])
-        expected = runner_of(plain, num_tokens).forward(plan)
-        halves.clear()
-        found = runner_of(halved, num_tokens).forward(plan)
-        assert halves == [num_tokens] * times
-        assert float((found - expected).norm() / expected.norm()) < 1e-5
-    halved.release()  # what was replaced last is put back first
-    plain.release()
 
 
 def gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
