@@ -76,18 +76,24 @@ class ModelSource:
         return model_fingerprint(self.model, self.config)
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
-        """Tokenise prompts and begin to compile constraints, on the caller's thread; an error is its request's own."""
-        return [self._prepare(request) for request in requests]
+        """Tokenise prompts as one batch and begin to compile constraints, on the caller's thread.
 
-    def _prepare(self, request: Request) -> Prepared | GraftError:
+        An error is its request's own.
+        """
+        if not self._takes_ids:
+            return [Prepared() for _ in requests]
         try:
-            if not self._takes_ids:
-                return Prepared()
-            ids = self.tokenizer.encode_prompt(request.prompt, request.tools)
-            if not request.sampling.constrained:
-                return Prepared(ids)
-            from graftlm.core.constraint import compile_constraint
+            encoded = self.tokenizer.encode_prompts([(request.prompt, request.tools) for request in requests])
+        except GraftError as error:  # there is no tokenizer
+            return [error for _ in requests]
+        return [self._with_grammar(request, ids) for request, ids in zip(requests, encoded, strict=True)]
 
+    def _with_grammar(self, request: Request, ids: np.ndarray | GraftError) -> Prepared | GraftError:
+        if isinstance(ids, GraftError) or not request.sampling.constrained:
+            return ids if isinstance(ids, GraftError) else Prepared(ids)
+        from graftlm.core.constraint import compile_constraint
+
+        try:
             return Prepared(ids, compile_constraint(request.sampling, self.tokenizer, self.config.grammar_engine))
         except GraftError as error:
             return error

@@ -15,6 +15,7 @@ import numpy as np
 from graftlm.core.chat.messages import Message, to_messages, to_template_dicts
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.hub import only_local, why_not
+from graftlm.core.text.batch_encoder import BatchEncoder
 from graftlm.core.text.detokenizer import Detokenizer
 from graftlm.core.text.token_bytes import SPACE_MARK, byte_table, table_is_exact
 
@@ -77,7 +78,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Encode the whole of a prompt: as is, after one BOS if the tokenizer puts one by default."""
-        ids = self._encode(text)
+        ids = self.encode_one(text)
         bos = self._default_bos
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
@@ -85,22 +86,42 @@ class Tokenizer:
         """Encode text that follows other text: no BOS and no space put before it. Special tokens are parsed."""
         if not text:
             return []
-        if self._continuation_backend is None:
-            return self._encode(text)
+        if self.continuation_backend is None:
+            return self.encode_one(text)
         _check_writable(text)
-        return list(self._continuation_backend.encode(text, add_special_tokens=False).ids)
+        return list(self.continuation_backend.encode(text, add_special_tokens=False).ids)
 
     def count_ids(self, text: str) -> list[int]:
         """The ids of `text` on its own, for callers that count many short texts: no BOS, special tokens are parsed.
 
-        Asks the tokenizer's core where nobody has set it to cut or pad: a third of the time of Hugging Face's wrapper.
+        Asks the tokenizer's core where it may: a third of the time of Hugging Face's wrapper.
         """
-        backend = getattr(self.hf, "backend_tokenizer", None)
-        if backend is None or backend.truncation is not None or backend.padding is not None:
-            return self._encode(text)
+        backend = self.backend
+        if backend is None:
+            return self.encode_one(text)
         _check_writable(text)
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         return ids
+
+    @property
+    def backend(self) -> Any:
+        """The tokenizer's core (a `tokenizers.Tokenizer`) while it encodes as `encode_one` does.
+
+        None for a tokenizer without one, and while its owner has it cut, pad or take special tokens as plain text.
+        """
+        backend = getattr(self.hf, "backend_tokenizer", None)
+        if backend is None or backend.truncation is not None or backend.padding is not None:
+            return None
+        return None if backend.encode_special_tokens or getattr(self.hf, "split_special_tokens", False) else backend
+
+    def encode_one(self, text: str) -> list[int]:
+        """Encode a text through Hugging Face's wrapper, without a BOS. Special tokens are parsed."""
+        _check_writable(text)
+        return [int(i) for i in self.hf.encode(text, add_special_tokens=False, verbose=False)]
+
+    @cached_property
+    def _batch_encoder(self) -> BatchEncoder:
+        return BatchEncoder(self)
 
     def encode_prompt(self, prompt: Any, tools: list[dict[str, Any]] | None = None) -> NDArray[np.int32]:
         """Turn a prompt into its ids, int32 [num_tokens].
@@ -108,11 +129,41 @@ class Tokenizer:
         prompt  text taken as is, token ids (a list or an array), or messages, rendered with the chat template.
         Raises ConfigError if it is empty, of another kind, or holds a lone surrogate.
         """
+        (ids,) = self.encode_prompts([(prompt, tools)])
+        if isinstance(ids, ConfigError):
+            raise ids
+        return ids
+
+    def encode_prompts(
+        self, prompts: Sequence[tuple[Any, list[dict[str, Any]] | None]]
+    ) -> list[NDArray[np.int32] | ConfigError]:
+        """Turn prompts, each with its tools, into ids: all texts among them in one batch.
+
+        The ids are those of each whole prompt, however much of it others share. An error is its prompt's own.
+        """
+        results: list[Any] = []
+        texts: dict[int, str] = {}
+        for i, (prompt, tools) in enumerate(prompts):
+            try:
+                results.append(self._text_or_ids(prompt, tools))
+            except ConfigError as error:
+                results.append(error)
+            if isinstance(results[i], str):
+                texts[i] = results[i]
+        bos = self._default_bos
+        for i, ids in zip(texts, self._batch_encoder.encode(list(texts.values())), strict=True):
+            if bos is not None and (not len(ids) or ids[0] != bos):
+                ids = np.concatenate([np.array([bos], dtype=np.int32), ids])
+            results[i] = ids if len(ids) else ConfigError("the prompt is empty; give at least one token")
+        return results
+
+    def _text_or_ids(self, prompt: Any, tools: list[dict[str, Any]] | None) -> str | NDArray[np.int32]:
+        """The text of a prompt, rendered if it is messages, or the ids that it gives."""
         if isinstance(prompt, str):
-            ids = self.encode(prompt) if prompt else []
-            if not ids:
+            if not prompt:
                 raise ConfigError("the prompt is empty; give at least one token")
-            return np.asarray(ids, dtype=np.int32)
+            _check_writable(prompt)
+            return prompt
         if isinstance(prompt, Message | Mapping):
             prompt = [prompt]
         if not isinstance(prompt, Sequence | np.ndarray):
@@ -122,7 +173,9 @@ class Tokenizer:
         if len(prompt) == 0:
             raise ConfigError("the prompt is empty; give at least one token or message")
         if isinstance(prompt[0], Message | Mapping):
-            return np.asarray(self.encode(self.render(prompt, tools)), dtype=np.int32)
+            text = self.render(prompt, tools)
+            _check_writable(text)
+            return text
         return _checked_ids(prompt)
 
     def render(
@@ -157,10 +210,6 @@ class Tokenizer:
             raise ConfigError(f"the model's chat template refuses these messages (roles: {roles}): {error}") from error
         return str(text)
 
-    def _encode(self, text: str) -> list[int]:
-        _check_writable(text)
-        return [int(i) for i in self.hf.encode(text, add_special_tokens=False, verbose=False)]
-
     @cached_property
     def _default_bos(self) -> int | None:
         """The id that the tokenizer puts before every text, if it is BOS."""
@@ -168,10 +217,10 @@ class Tokenizer:
         return self.bos_token_id if ids[0] == self.bos_token_id else None
 
     @cached_property
-    def _continuation_backend(self) -> Any:
+    def continuation_backend(self) -> Any:
         """The same tokenizer without the space it puts before a text; None if it puts none."""
         backend = getattr(self.hf, "backend_tokenizer", None)
-        if backend is None or not self._starts_with_space(self._encode("a")):
+        if backend is None or not self._starts_with_space(self.encode_one("a")):
             return None
         import tokenizers
 
