@@ -14,13 +14,13 @@ from graftlm.core.kv.prefix_cache import PrefixCache
 from graftlm.core.metrics import Counters, Stats
 from graftlm.core.model.lease import Claim
 from graftlm.core.request import Completion, Request, Submission
-from graftlm.core.sampling.step_sampler import Outcome, PendingTokens, StepSampler, is_constrained
+from graftlm.core.sampling.step_sampler import Outcome, PendingTokens, StepSampler
 from graftlm.core.scheduling.admission import Limits
 from graftlm.core.scheduling.output_writer import OutputWriter
 from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
 from graftlm.core.scheduling.speculation import Drafter, DraftVerifier
-from graftlm.core.sequence import Sequence, SequenceGroup
+from graftlm.core.sequence import SequenceGroup
 from graftlm.core.step_plan import StepPlan, build_plan
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class InFlightStep:
 
     @property
     def constrained(self) -> bool:
-        return any(is_constrained(row.sequence) for row in self.plan.rows)
+        return any(row.sequence.constrained for row in self.plan.rows)
 
 
 HOST_TIME = (1 / 10, 1 / 64)
@@ -105,11 +105,11 @@ class LocalEngine:
         self.spec = spec
         self.runner: Runner = spec.runner
         self.cache = PrefixCache(spec.num_slots, config.cache, spec.lane)
-        self.scheduler = Scheduler(config, self.cache, spec.step_tokens, clock)
+        self.counters = Counters()
+        self.scheduler = Scheduler(config, self.cache, spec.step_tokens, self.counters, clock)
         self.writer = OutputWriter(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
         self.sampler = StepSampler(tokenizer, self.writer, spec.vocab_size, spec.device_sampler)
         self.drafter = Drafter(tokenizer.eos_token_ids, spec.step_tokens) if spec.drafts else None
-        self.counters = Counters()
         self.requests = RequestTracker(
             self.scheduler,
             self.writer,
@@ -227,13 +227,8 @@ class LocalEngine:
         except Exception as error:  # whatever a model or kernel raises belongs to the requests of this step
             self._fail_step(plan, error)
             return None
-        for row in plan.rows:
-            sequence, past, kv_len = row.sequence, row.past, row.kv_len - len(row.drafts)
-            sequence.num_computed = kv_len
-            self._count_prompt(sequence, past, kv_len)
-            if past < sequence.num_prompt_tokens:
-                self.cache.publish(sequence)
-        self._count_in_flight(plan, pending)
+        self.scheduler.launched(plan)
+        self._await_tokens(plan, pending)
         self._count_step(plan, time.perf_counter() - started)
         return InFlightStep(plan, logits, pending)
 
@@ -250,15 +245,12 @@ class LocalEngine:
             self._in_flight = launched
             self._complete_step()
             return False
-        self._count_in_flight(launched.plan, launched.pending)
+        self._await_tokens(launched.plan, launched.pending)
         return True
 
-    def _count_in_flight(self, plan: StepPlan, pending: PendingTokens | None) -> None:
-        """Count the tokens that are on their way."""
-        for place, index in enumerate(pending.rows if pending is not None else ()):
-            sequence = plan.rows[index].sequence
-            sequence.num_in_flight += 1
-            sequence.pending_index = place
+    def _await_tokens(self, plan: StepPlan, pending: PendingTokens | None) -> None:
+        if pending is not None:
+            self.scheduler.await_tokens(plan.rows[index].sequence for index in pending.rows)
 
     def _complete_step(self) -> bool:
         """Commit the step that is under way; False if there is none."""
@@ -289,7 +281,7 @@ class LocalEngine:
 
     def _verify_drafts(self, launched: InFlightStep) -> None:
         """Sample on where what was committed is what the step computed as a draft, position by position."""
-        verifier = DraftVerifier(launched.plan, launched.logits)
+        verifier = DraftVerifier(launched.plan, launched.logits, self.scheduler.rewind)
         accepted_before = self.counters.accepted_tokens
         while (further := verifier.following()) is not None:
             self.counters.accepted_tokens = accepted_before + verifier.num_accepted
@@ -304,7 +296,7 @@ class LocalEngine:
         """Do what can be done for rows that end with the token on its way, while the device runs their last step."""
         for index in pending.rows:
             sequence = plan.rows[index].sequence
-            if sequence.status == "running" and sequence.remaining <= 1:
+            if sequence.progress.status == "running" and sequence.remaining <= 1:
                 self.cache.publish(sequence)
                 self.writer.spell(sequence)
 
@@ -315,13 +307,14 @@ class LocalEngine:
         num_constrained = num_jumps = 0
         for place in places:
             sequence, outcome = plan.rows[place].sequence, outcomes[place]
-            if sequence.status == "finished":
+            if sequence.progress.status == "finished":
                 continue  # it ended while this step was under way
-            sequence.num_in_flight -= pending is not None
+            if pending is not None:
+                self.scheduler.received(sequence)
             if isinstance(outcome, GraftError):
                 self.requests.fail(sequence, outcome)
             elif outcome is not None:
-                constrained, num_tokens = sequence.matcher is not None, sequence.num_tokens
+                constrained, num_tokens = sequence.output.matcher is not None, sequence.num_tokens
                 self.requests.append(sequence, outcome)
                 num_constrained += constrained
                 num_jumps += constrained and sequence.num_tokens > num_tokens + 1
@@ -341,7 +334,7 @@ class LocalEngine:
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
         """End the requests of a step with what went wrong; raises EngineError if the device will run no other step."""
         for row in plan.rows:
-            if row.sequence.status != "finished":
+            if row.sequence.progress.status != "finished":
                 failure = EngineError(f"a step of {len(plan.rows)} sequences failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self.requests.fail(row.sequence, failure)
@@ -351,23 +344,11 @@ class LocalEngine:
             reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])  # CUDA adds advice
             raise EngineError(f"the device cannot be used any more after {reason}; start a new process") from error
 
-    # -- counting ----------------------------------------------------------------------------------------------
-
-    def _count_prompt(self, sequence: Sequence, past: int, kv_len: int) -> None:
-        if sequence.num_cached is None:
-            # tokens that a grammar forced after the prompt may be cached too; they are not part of it
-            sequence.num_cached = min(sequence.num_reused, sequence.num_prompt_tokens)
-            self.counters.prompt_tokens += sequence.num_prompt_tokens
-            self.counters.cached_tokens += sequence.num_cached
-        if past < sequence.num_prompt_tokens:
-            self.counters.computed_tokens += min(kv_len, sequence.num_prompt_tokens) - past
-
     def _count_step(self, plan: StepPlan, launch_s: float) -> None:
         counters = self.counters
         self._num_tokens_run += plan.num_tokens
         counters.steps += 1
         counters.largest_batch = max(counters.largest_batch, len(plan.rows))
-        counters.retracted = self.scheduler.num_retracted
         counters.shared_prefix_steps += bool(plan.shared)
         counters.drafted_tokens += plan.num_drafts
         if self.drafter is not None:

@@ -1,54 +1,18 @@
-"""What an engine counts, and the report of why a prefix missed."""
+"""Counters of an engine, and the report of where a prompt left the prefix cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
 
-@dataclass(frozen=True)
-class Stats:
-    """A snapshot of the engine's counters.
-
-    `computed_tokens` are prompt tokens that were really run, `cached_tokens` those taken from the cache;
-    a retracted request's prompt counts again when it is run again. `drafted_tokens` were run as guesses of what comes
-    next, `accepted_tokens` of them came true. free + cached + in use == total slots. `kv` says how keys and values are
-    kept ("bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"); nothing before the model is loaded.
-    """
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    completion_tokens: int = 0
-    forced_tokens: int = 0
-    steps: int = 0
-    largest_batch: int = 0
-    slots_total: int = 0
-    slots_free: int = 0
-    slots_cached: int = 0
-    slots_in_use: int = 0
-    retracted: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    shared_prefix_steps: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    schedule_s: float = 0.0
-    forward_s: float = 0.0
-    sample_s: float = 0.0
-    commit_s: float = 0.0
-    kv: str = ""
-
-    @property
-    def hit_rate(self) -> float:
-        """Cached share of all prompt tokens, 0 where there were none."""
-        total = self.cached_tokens + self.computed_tokens
-        return self.cached_tokens / total if total else 0.0
-
-
 @dataclass
 class Counters:
-    """The running counters behind `Stats`; written by the engine's thread alone."""
+    """What the engine's thread counts while it runs; `_s` are seconds.
+
+    computed_tokens  prompt tokens that were run; those of a retracted request count again when it is run again
+    cached_tokens    prompt tokens taken from the prefix cache
+    drafted_tokens   draft tokens that were run, `accepted_tokens` of which were accepted
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -70,8 +34,28 @@ class Counters:
     commit_s: float = 0.0
 
     def reset(self) -> None:
-        for f in fields(self):
+        for f in fields(Counters):
             setattr(self, f.name, f.default)
+
+
+@dataclass
+class Stats(Counters):
+    """A snapshot of an engine: its counters, and its KV slots. slots_free + slots_cached + slots_in_use == slots_total.
+
+    kv  how keys and values are kept ("bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"); "" before the model is loaded
+    """
+
+    slots_total: int = 0
+    slots_free: int = 0
+    slots_cached: int = 0
+    slots_in_use: int = 0
+    kv: str = ""
+
+    @property
+    def hit_rate(self) -> float:
+        """Cached share of all prompt tokens, 0 where there were none."""
+        total = self.cached_tokens + self.computed_tokens
+        return self.cached_tokens / total if total else 0.0
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""Sequence: one token sequence on its way through the engine; a request with n > 1 has n of them."""
+"""Sequence: the state of one token sequence in the engine, each part of it written by one module.
+
+`tests/core/test_sequence.py` keeps that law: the modules named here are the only ones that assign to these fields.
+"""
 
 from __future__ import annotations
 
 import time
 from array import array
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,77 +18,136 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from graftlm.core.config import SamplingParams
+    from graftlm.core.execution.serial import LaneState
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.kv.pages import Extent
     from graftlm.core.kv.radix import Node
     from graftlm.core.metrics import PrefixMiss
     from graftlm.core.scheduling.choice import Choice
+    from graftlm.core.scheduling.speculation import DraftState
     from graftlm.core.scheduling.stop_strings import StopMatcher
+    from graftlm.core.step_plan import SlotMap
     from graftlm.core.text.detokenizer import Detokenizer
 
 SequenceStatus = Literal["waiting", "running", "held", "finished"]
 
 
+class Bounds(NamedTuple):
+    """What a request is held to, settled when it is admitted. `deadline_s` is on the engine's clock."""
+
+    max_new_tokens: int = 0
+    seed: int = 0
+    deadline_s: float | None = None
+
+
 @dataclass(eq=False, slots=True)
-class Sequence:
-    """One token sequence on its way through the engine; a request with n > 1 has n of them.
+class Progress:
+    """How far the steps have come. Written by scheduling/scheduler.py.
 
-    `tokens` is the prompt followed by the generated tokens that the host knows. `num_in_flight` further tokens belong
-    to steps in flight; `pending_index` is the place of the newest among the tokens of its step. KV of the first
-    `num_computed` tokens is in the pool, or will be once the launched steps have run: the first `num_shared` of them
-    in locked radix nodes (`node` and its ancestors), the rest in slots that this sequence owns (`own`), which may reach
-    further than num_computed.
-
-    `tokens` are int32 in an array: of a list the garbage collector would look at every token, again and again. For
-    its sake there are slots, too, and `group` is None once the request has ended: what it held is freed at once.
+    num_computed   tokens whose KV is in the pool, or will be once the launched steps have run
+    num_in_flight  tokens that launched steps sample and the host does not know yet
+    pending_index  place of the newest of these among the tokens of its step
+    num_reused     tokens that were in the cache when the sequence last started
+    num_cached     tokens of the prompt that were in the cache at its first step; None before
+    miss           where the prompt left the cache when the sequence first started
     """
 
-    request: Request
-    prompt_ids: np.ndarray  # int32 [num_prompt_tokens]; when scoring, with all but the last of score_ids
-    index: int = 0
-    listener: Listener | None = None
-    tokens: array[int] = field(default_factory=lambda: array("i"))
     status: SequenceStatus = "waiting"
     num_computed: int = 0
     num_in_flight: int = 0
     pending_index: int = -1
-    num_shared: int = 0
     num_reused: int = 0
     num_cached: int | None = None
-    num_forced: int = 0
+    miss: PrefixMiss | None = None
+
+
+@dataclass(eq=False, slots=True)
+class HeldSlots:
+    """The KV slots of a sequence, in order of its tokens. Written by kv/prefix_cache.py.
+
+    node        the locked radix node that the cached prefix ends at
+    shared      slots of the first `num_shared` tokens: those of `node` and its ancestors
+    own         slots of the sequence alone, which may reach further than its tokens
+    """
+
     node: Node | None = None
     shared: list[Extent] = field(default_factory=list)
+    num_shared: int = 0
     own: list[Extent] = field(default_factory=list)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the slots have room for."""
+        num_own = 0
+        for start, stop in self.own:
+            num_own += stop - start
+        return self.num_shared + num_own
+
+
+@dataclass(eq=False, slots=True)
+class Output:
+    """What has been generated, as text. Written by scheduling/output_writer.py.
+
+    num_spelled  generated tokens that are in `text`, which is brought up to date when somebody reads it
+    stopped_by   the stop string or token id that ended the text
+    """
+
     matcher: Matcher | None = None
     detokenizer: Detokenizer | None = None
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    seed: int = 0
-    arrived_s: float = field(default_factory=time.monotonic)
-    deadline_s: float | None = None
-    max_new_tokens: int = 0
-    grammar: Future[Grammar] | None = None
-    miss: PrefixMiss | None = None
-    group: SequenceGroup | None = None
-    text: str = ""
     stop_matcher: StopMatcher | None = None
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_forced: int = 0
     num_spelled: int = 0
-    """Generated tokens that are in `text`; it is brought up to date where somebody looks at it."""
     num_streamed: int = 0
     num_streamed_tokens: int = 0
     finish_reason: FinishReason | None = None
     stopped_by: str | int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Readout:
+    """What was read from the logits of a request that generates nothing. Written by sampling/step_sampler.py."""
+
+    scores: list[float] = field(default_factory=list)
     logits: np.ndarray | None = None
-    pin: int | None = None
-    slot_map: Any = field(default=None, repr=False)
-    """Where its KV lies, as the plan last laid it out (`graftlm.core.step_plan.SlotMap`)."""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One token sequence in the engine; a request with n > 1 has n of them.
+
+    prompt_ids  int32 [num_prompt_tokens]; when scoring, with all but the last of score_ids
+    grammar     the constraint's grammar, perhaps still being compiled; a fork has its parent's matcher instead
+    choice      the choice that this sequence scores an option of
+    tokens      the prompt followed by the generated tokens that the host knows. Written by scheduling/output_writer.py
+    bounds      Written by scheduling/request_tracker.py
+    group       None once the request has ended
+    slot_map    Written by step_plan.py
+    lane        the serial lane's cache. Written by execution/serial.py
+    draft       how guesses of the next tokens fared. Written by scheduling/speculation.py
+
+    For the garbage collector's sake `tokens` is an array (of a list it would visit every token), the classes have
+    slots, and an ended request's sequences let go of their group, so that what they held is freed at once.
+    """
+
+    request: Request
+    prompt_ids: np.ndarray
+    index: int = 0
+    grammar: Future[Grammar] | None = None
     choice: Choice | None = None
-    """What this sequence scores an option of."""
-    lane: Any = None
-    """What the runner keeps for this sequence (the serial lane's own cache)."""
-    draft_state: Any = field(default=None, repr=False)
-    """How guesses of its next tokens fared (`graftlm.core.scheduling.speculation.DraftState`)."""
+    arrived_s: float = field(default_factory=time.monotonic)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    bounds: Bounds = Bounds()
+    group: SequenceGroup | None = None
+    progress: Progress = field(default_factory=Progress)
+    kv: HeldSlots = field(default_factory=HeldSlots)
+    output: Output = field(default_factory=Output)
+    readout: Readout = field(default_factory=Readout)
+    slot_map: SlotMap | None = field(default=None, repr=False)
+    lane: LaneState | None = field(default=None, repr=False)
+    draft: DraftState | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -117,7 +179,8 @@ class Sequence:
     @property
     def num_pending(self) -> int:
         """Tokens whose KV is still to be computed; 1 for a row that only decodes."""
-        return len(self.tokens) + self.num_in_flight - self.num_computed
+        progress = self.progress
+        return len(self.tokens) + progress.num_in_flight - progress.num_computed
 
     @property
     def output_ids(self) -> list[int]:
@@ -132,30 +195,32 @@ class Sequence:
         """The first position whose logits are wanted."""
         if self.request.score_ids is not None:
             return len(self.prompt_ids) - len(self.request.score_ids)
-        return len(self.tokens) + self.num_in_flight - 1
+        return len(self.tokens) + self.progress.num_in_flight - 1
 
     @property
     def ready(self) -> bool:
-        """Whether its last token may run: what its grammar forces at the start has been appended, if it has one."""
-        return self.grammar is None or self.matcher is not None
+        """Whether the last token may run: the tokens that a grammar forces at the start have been appended."""
+        return self.grammar is None or self.output.matcher is not None
 
     @property
     def remaining(self) -> int:
         """Tokens that may still be generated after the known ones."""
-        return self.max_new_tokens - self.num_generated
+        return self.bounds.max_new_tokens - self.num_generated
 
     @property
     def exhausted(self) -> bool:
-        """Whether the tokens that are being drawn are the last ones, whatever they are."""
-        return self.num_in_flight > 0 and self.num_in_flight >= self.remaining
+        """Whether the tokens in flight are the last ones, whatever they turn out to be."""
+        return self.progress.num_in_flight > 0 and self.progress.num_in_flight >= self.remaining
 
     @property
-    def capacity(self) -> int:
-        """Tokens whose slots this sequence holds."""
-        num_own = 0
-        for start, stop in self.own:
-            num_own += stop - start
-        return self.num_shared + num_own
+    def forks(self) -> bool:
+        """Whether the next token makes this sequence the several that its request asks for."""
+        return self.group is not None and len(self.group.sequences) < self.request.sampling.n
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the allowed tokens depend on those before. A fork has a matcher and no grammar."""
+        return self.grammar is not None or self.output.matcher is not None
 
 
 @dataclass(eq=False)
@@ -175,13 +240,13 @@ class SequenceGroup:
         assert ids is not None, "a local engine takes token ids"
         if request.score_ids is not None and len(request.score_ids) > 1:
             ids = np.concatenate([ids, np.asarray(request.score_ids[:-1], np.int32)])
-        sequence = Sequence(request, ids, grammar=submission.grammar, arrived_s=submission.arrived_s)
-        group = cls(request, submission.listener, [sequence])
-        sequence.group = group
+        group = cls(request, submission.listener)
+        arrived_s = submission.arrived_s
+        group.sequences.append(Sequence(request, ids, grammar=submission.grammar, arrived_s=arrived_s, group=group))
         return group
 
     def end(self) -> None:
-        """Nothing more becomes of them. They let go of the group, so that no circle keeps what they hold."""
+        """Mark the request as ended and break the reference cycle between it and its sequences."""
         self.done = True
         for sequence in self.sequences:
             sequence.group = None

@@ -110,10 +110,10 @@ class SlotMap:
     __slots__ = ("_shared", "_own", "_num_own", "_last", "extents", "before")
 
     def __init__(self, sequence: Sequence) -> None:
-        own = sequence.own
-        self._shared, self._own, self._num_own = sequence.shared, own, len(own)
+        own = sequence.kv.own
+        self._shared, self._own, self._num_own = sequence.kv.shared, own, len(own)
         self._last = own[-1] if own else None
-        self.extents = tuple(coalesce([*sequence.shared, *own]))
+        self.extents = tuple(coalesce([*sequence.kv.shared, *own]))
         self.before = sum(stop - start for start, stop in self.extents[:-1])
 
     @classmethod
@@ -124,10 +124,10 @@ class SlotMap:
         return held
 
     def _holds(self, sequence: Sequence) -> bool:
-        own = sequence.own
+        own = sequence.kv.own
         return (
             self._own is own
-            and self._shared is sequence.shared
+            and self._shared is sequence.kv.shared
             and self._num_own == len(own)
             and (not own or own[-1] is self._last)
         )
@@ -163,11 +163,11 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
         if item.num_new > 1:
             break
         sequence = item.sequence
-        past, held = sequence.num_computed, SlotMap.of(sequence)
+        past, held = sequence.progress.num_computed, SlotMap.of(sequence)
         rows.append(PlanRow(sequence, start, 1, past, held.extents, held))
         known = past < len(sequence.tokens)
         ids.append(sequence.tokens[past] if known else 0)
-        sources.append(-1 if known else sequence.pending_index)
+        sources.append(-1 if known else sequence.progress.pending_index)
         positions.append(past)
         slots.append(held.slot(past))
         if item.num_logits:
@@ -176,7 +176,7 @@ def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan
     pieces = [(np.array(ids, np.int64), np.array(positions, np.int64), np.array(slots, np.int64))]
     for item in scheduled[num_decode:]:
         sequence, num_new = item.sequence, item.num_new
-        past = sequence.num_computed
+        past = sequence.progress.num_computed
         stop = past + num_new
         held = SlotMap.of(sequence)
         rows.append(PlanRow(sequence, start, num_new, past, held.extents, held, item.drafts))
@@ -217,7 +217,7 @@ def find_shared(rows: list[PlanRow], *, min_length: int = 64) -> tuple[SharedPre
     Only locked radix prefixes of at least `min_length` tokens count. Rows that append forced tokens share as those
     with one new token do.
     """
-    sharing = [i for i, row in enumerate(rows) if row.sequence.num_shared >= min_length]
+    sharing = [i for i, row in enumerate(rows) if row.sequence.kv.num_shared >= min_length]
     return tuple(_partition(rows, sharing, 0, min_length)[1])
 
 
@@ -226,7 +226,7 @@ def _partition(rows: list[PlanRow], members: list[int], offset: int, min_length:
     first_at: dict[int, int] = {}
     together: dict[int, list[int]] = {}  # by their first: most rows share nothing and need no list
     for index in members:
-        if rows[index].sequence.num_shared > offset:
+        if rows[index].sequence.kv.num_shared > offset:
             first = first_at.setdefault(slot_at(rows[index].extents, offset), index)
             if first != index:
                 together.setdefault(first, [first]).append(index)
@@ -246,7 +246,7 @@ def _partition(rows: list[PlanRow], members: list[int], offset: int, min_length:
 
 def _common_length(rows: list[PlanRow]) -> int:
     """How many leading tokens of all `rows` lie in the same slots."""
-    length = min(row.sequence.num_shared for row in rows)
+    length = min(row.sequence.kv.num_shared for row in rows)
     first = rows[0].extents
     for row in rows[1:]:
         common = 0

@@ -29,7 +29,7 @@ def paged_greedy(loaded: LoadedModel, prompts: Seq[Seq[int]], num_new: int, chun
     for prompt in prompts:
         sequence = sequence_of(prompt)
         cut = place + min(5, len(prompt))
-        sequence.own = [Extent(place, cut), Extent(cut + 1, place + len(prompt) + num_new + 1)]
+        sequence.kv.own = [Extent(place, cut), Extent(cut + 1, place + len(prompt) + num_new + 1)]
         place += len(prompt) + num_new + 2
         sequences.append(sequence)
     while running := [s for s in sequences if s.num_generated < num_new]:
@@ -37,7 +37,7 @@ def paged_greedy(loaded: LoadedModel, prompts: Seq[Seq[int]], num_new: int, chun
         plan = build_plan(rows, share_decode=True)
         logits = iter(runner.forward(plan))
         for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
-            row.sequence.num_computed += row.num_new
+            row.sequence.progress.num_computed += row.num_new
             if num_logits:
                 row.sequence.tokens.append(int(next(logits).argmax()))
     return [s.output_ids for s in sequences]
@@ -49,12 +49,12 @@ def serial_greedy(runner: SerialRunner, prompt: Seq[int], num_new: int, chunk: i
     -> the new tokens, and how many tokens of the prompt were reused.
     """
     sequence = sequence_of(prompt)
-    sequence.own = [Extent(0, len(prompt) + num_new)]
-    sequence.num_computed = reused = runner.match(sequence.prompt_ids[:-1])
+    sequence.kv.own = [Extent(0, len(prompt) + num_new)]
+    sequence.progress.num_computed = reused = runner.match(sequence.prompt_ids[:-1])
     while sequence.num_generated < num_new:
         row = ScheduledRow(sequence, min(chunk, sequence.num_pending), int(sequence.num_pending <= chunk))
         logits = runner.forward(build_plan([row], share_decode=False))
-        sequence.num_computed += row.num_new
+        sequence.progress.num_computed += row.num_new
         if row.num_logits:
             if sequence.num_generated == 0:
                 runner.publish(sequence)

@@ -161,9 +161,9 @@ def plan_of(step: Step, first: int, vocab_size: int) -> Any:
         sequence = TokenSequence(Request([1]), generator.integers(1, vocab_size, length).astype(np.int32))
         at = first
         for part in parts:
-            sequence.own.append(Extent(at + row * part, at + (row + 1) * part))
+            sequence.kv.own.append(Extent(at + row * part, at + (row + 1) * part))
             at += step.rows * part
-        sequence.num_computed, sequence.status = step.past, "running"
+        sequence.progress.num_computed, sequence.progress.status = step.past, "running"
         scheduled.append(ScheduledRow(sequence, step.new, 1))
     return build_plan(scheduled, share_decode=True)
 

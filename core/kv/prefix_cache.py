@@ -1,4 +1,4 @@
-"""The pool and the radix tree as one: what a sequence takes, publishes and gives back."""
+"""PrefixCache: the page pool and the radix tree as one. Sequences reserve, publish and release slots here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ class SnapshotLane(Protocol):
 
 
 class PrefixCache:
-    """Owns all slots. free + cached + in use == num_slots.
+    """Owner of all KV slots: free + cached + in use == num_slots.
 
-    A sequence's KV is `shared` (slots of locked radix nodes) followed by `own`. With `lane` set, slots only
-    count memory: the lane keeps the prefixes and the tree stays empty.
+    lane  the serial lane's runner, which keeps prefixes itself: slots then only count memory, and the tree stays empty
     """
 
     def __init__(self, num_slots: int, config: CacheConfig, lane: SnapshotLane | None = None) -> None:
@@ -59,18 +58,18 @@ class PrefixCache:
         limit = sequence.first_logit if self.enabled else 0
         return self.tree.peek(sequence.ids[:limit], sequence.request.namespace)
 
-    def start(self, sequence: Sequence) -> None:
-        """Lock the cached prefix of `sequence` and make it the sequence's own beginning."""
+    def start(self, sequence: Sequence) -> int:
+        """Lock the cached prefix of `sequence` and make it the sequence's own beginning. -> its length in tokens"""
+        ids, namespace = sequence.ids[: sequence.first_logit], sequence.request.namespace
         if self.lane is not None:
-            sequence.num_computed = self.lane.match(sequence.ids[: sequence.first_logit], sequence.request.namespace)
-            return
+            return self.lane.match(ids, namespace)
         if not self.enabled:
-            return
-        ids = sequence.ids[: sequence.first_logit]
-        match = self.tree.match(ids, sequence.request.namespace)
+            return 0
+        match = self.tree.match(ids, namespace)
         self.tree.lock(match.node)
-        sequence.node, sequence.shared = match.node, match.extents
-        sequence.num_shared = sequence.num_computed = match.length
+        kv = sequence.kv
+        kv.node, kv.shared, kv.num_shared = match.node, match.extents, match.length
+        return match.length
 
     def miss(self, sequence: Sequence, peek: Peek) -> PrefixMiss | None:
         """What the cache had instead of the prompt's next tokens; None on a full hit. Call before `start`."""
@@ -83,42 +82,42 @@ class PrefixCache:
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make room for the first `num_tokens` tokens of `sequence`; False, changing nothing, if there is none."""
-        missing = num_tokens - sequence.capacity
+        kv = sequence.kv
+        missing = num_tokens - kv.capacity
         if missing <= 0:
             return True
         if missing > self.pool.num_free:
             if missing > self.num_available:
                 return False
             self.pool.free(self.tree.evict(missing - self.pool.num_free))
-        if sequence.own and (more := self.pool.grow(sequence.own[-1], missing)):
-            sequence.own[-1] = Extent(sequence.own[-1].start, more.stop)
+        if kv.own and (more := self.pool.grow(kv.own[-1], missing)):
+            kv.own[-1] = Extent(kv.own[-1].start, more.stop)
             missing -= more.size
         if missing:
             taken = self.pool.allocate(missing)
             assert taken is not None
-            sequence.own.extend(taken)
+            kv.own.extend(taken)
         return True
 
     def publish(self, sequence: Sequence) -> None:
         """Put what `sequence` has computed into the tree, in whole pages, for others to use."""
+        kv, num_computed = sequence.kv, sequence.progress.num_computed
         if self.lane is not None:
-            if sequence.num_computed >= sequence.num_prompt_tokens:
+            if num_computed >= sequence.num_prompt_tokens:
                 self.lane.publish(sequence)
             return
-        known = min(sequence.num_computed, sequence.num_tokens)  # a key of the tree is made of ids
+        known = min(num_computed, sequence.num_tokens)  # the tree's keys are ids, and later ones are not known
         length = known - known % self.tree.page_size
-        if not self.enabled or length <= sequence.num_shared:
+        if not self.enabled or length <= kv.num_shared:
             return
-        inserted = self.tree.insert(
-            sequence.ids[:length],
-            [*sequence.shared, *sequence.own],
-            owned_from=sequence.num_shared,
-            namespace=sequence.request.namespace,
-        )
+        slots, namespace = [*kv.shared, *kv.own], sequence.request.namespace
+        inserted = self.tree.insert(sequence.ids[:length], slots, owned_from=kv.num_shared, namespace=namespace)
         self.pool.free(inserted.duplicates)
-        sequence.own = clip_range(sequence.own, length - sequence.num_shared, self.num_slots)
-        self._relock(sequence, inserted.node)
-        sequence.shared, sequence.num_shared = inserted.extents, length
+        kv.own = clip_range(kv.own, length - kv.num_shared, self.num_slots)
+        self.tree.lock(inserted.node)
+        if kv.node is not None:
+            self.tree.unlock(kv.node)
+        kv.node, kv.shared, kv.num_shared = inserted.node, inserted.extents, length
 
     def release(self, sequence: Sequence, *, publish: bool) -> None:
         """Give back all that `sequence` holds, after publishing what it has computed if `publish`."""
@@ -126,19 +125,20 @@ class PrefixCache:
             self.publish(sequence)
         if self._releasing is not None:
             self._releasing.release(sequence)
-        self.pool.free(sequence.own)
-        if sequence.node is not None:
-            self.tree.unlock(sequence.node)
-        sequence.node, sequence.shared, sequence.own = None, [], []
-        sequence.num_shared = sequence.num_computed = 0
+        kv = sequence.kv
+        self.pool.free(kv.own)
+        if kv.node is not None:
+            self.tree.unlock(kv.node)
+        kv.node, kv.shared, kv.num_shared, kv.own = None, [], 0, []
 
     def pin(self, sequence: Sequence) -> int | None:
         """Keep what `sequence` has published from eviction. -> what `unpin` takes; None where nothing is cached"""
-        if sequence.node is None:
+        node = sequence.kv.node
+        if node is None:
             return None
-        self.tree.lock(sequence.node)
+        self.tree.lock(node)
         pin = next(self._pin_ids)
-        self._pins[pin] = sequence.node
+        self._pins[pin] = node
         return pin
 
     def unpin(self, pin: int) -> None:
@@ -146,13 +146,7 @@ class PrefixCache:
         self.tree.unlock(self._pins.pop(pin))
 
     def check_integrity(self, running: list[Sequence]) -> None:
-        """Raise AssertionError unless every slot is owned once. For tests and idle checks."""
+        """Raise AssertionError unless every slot is owned once. For tests."""
         self.tree.check_integrity()
-        owned = sum(e.size for sequence in running for e in sequence.own)
+        owned = sum(e.size for sequence in running for e in sequence.kv.own)
         assert self.num_in_use == owned, f"{self.num_in_use} slots in use, {owned} owned"
-
-    def _relock(self, sequence: Sequence, node: Node) -> None:
-        self.tree.lock(node)
-        if sequence.node is not None:
-            self.tree.unlock(sequence.node)
-        sequence.node = node

@@ -127,8 +127,8 @@ def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 def uniforms_of(sequences: Seq[Sequence], num_samples: int) -> NDArray[np.float32]:
     """The random numbers of the sequences' next tokens, in [0, 1), multiples of 2^-24. [num_rows, num_samples]"""
-    x = np.array([s.seed & _MASK_64 for s in sequences], np.uint64)[:, None]
-    position = np.array([s.num_generated + s.num_in_flight for s in sequences], np.uint64)[:, None]
+    x = np.array([s.bounds.seed & _MASK_64 for s in sequences], np.uint64)[:, None]
+    position = np.array([s.num_generated + s.progress.num_in_flight for s in sequences], np.uint64)[:, None]
     index = np.array([s.index for s in sequences], np.uint64)[:, None] + np.arange(num_samples).astype(np.uint64)
     x = _splitmix64(x ^ _splitmix64(position))
     x = _splitmix64(x ^ _splitmix64(index))

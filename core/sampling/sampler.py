@@ -203,7 +203,7 @@ def is_unedited(sequence: Sequence) -> bool:
     return (
         s.repetition_penalty == 1
         and not (s.logprobs or s.top_logprobs or s.frequency_penalty or s.presence_penalty or s.logit_bias)
-        and (s.min_tokens == 0 or sequence.num_generated + sequence.num_in_flight >= s.min_tokens)
+        and (s.min_tokens == 0 or sequence.num_generated + sequence.progress.num_in_flight >= s.min_tokens)
     )
 
 

@@ -53,7 +53,7 @@ class StepSampler:
 
     def sample_async(self, plan: StepPlan, logits: torch.Tensor) -> PendingTokens | None:
         """Draw the step's tokens without waiting for them; None if a row's token depends on what the host does."""
-        if self.device_sampler is None or any(is_constrained(row.sequence) for row in plan.rows):
+        if self.device_sampler is None or any(row.sequence.constrained for row in plan.rows):
             return None
         return self._draw_on_device(plan, logits, [i for i, num in enumerate(plan.num_logits_per_row) if num])
 
@@ -88,16 +88,16 @@ class StepSampler:
 
     def _masks_of(self, sequences: list[Sequence]) -> dict[int, np.ndarray]:
         """Prepare sequences for their next token. -> the masks of those that may not get every one, by place"""
-        constrained = sum(map(is_constrained, sequences))
+        constrained = sum(sequence.constrained for sequence in sequences)
         if constrained > len(self._masks):
             self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
         masks: dict[int, np.ndarray] = {}
         for place, sequence in enumerate(sequences):
             self.writer.begin(sequence)
-            if sequence.matcher is not None:
+            if sequence.output.matcher is not None:
                 row = self._masks[len(masks)]
                 row[:] = 0
-                if sequence.matcher.fill_mask(row[: self._mask_words]):
+                if sequence.output.matcher.fill_mask(row[: self._mask_words]):
                     masks[place] = row
         return masks
 
@@ -109,10 +109,10 @@ class StepSampler:
         for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
             sequence = row.sequence
             offsets.append(offset)
-            if sequence.status != "finished" and sequence.scoring:
+            if sequence.progress.status != "finished" and sequence.scoring:
                 _score(sequence, row.past, logits[offset : offset + num_logits])
-            elif sequence.status != "finished" and num_logits and sequence.request.want_logits:
-                sequence.logits = logits[offset].float().numpy(force=True).copy()
+            elif sequence.progress.status != "finished" and num_logits and sequence.request.want_logits:
+                sequence.readout.logits = logits[offset].float().numpy(force=True).copy()
             offset += num_logits
         targets = [i for i in _waiting(plan) if not _gives_no_token(plan.rows[i].sequence)]
         if targets:
@@ -126,22 +126,11 @@ class StepSampler:
 
     def _draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> Seq[Outcome]:
         masks = self._masks_of(sequences)
-        counts = [sequence.sampling.n if forks(sequence) else 1 for sequence in sequences]
+        counts = [sequence.sampling.n if sequence.forks else 1 for sequence in sequences]
         if self.device_sampler is not None and max(counts) == 1 and all(map(self.device_sampler.takes, sequences)):
             return self.device_sampler.draw(logits, sequences, masks).result()
         rows = zip(sequences, counts, strict=True)
         return self.sampler.sample(logits, [SampleRow(one, masks.get(i), num) for i, (one, num) in enumerate(rows)])
-
-
-def forks(sequence: Sequence) -> bool:
-    """Whether the sequence is about to become the several that its request asks for."""
-    group = sequence.group
-    return group is not None and len(group.sequences) < sequence.sampling.n
-
-
-def is_constrained(sequence: Sequence) -> bool:
-    """Whether what the sequence may get depends on its tokens so far. A fork has a matcher and no grammar."""
-    return sequence.grammar is not None or sequence.matcher is not None
 
 
 def _waiting(plan: StepPlan) -> list[int]:
@@ -149,7 +138,7 @@ def _waiting(plan: StepPlan) -> list[int]:
     return [
         index
         for index, (row, num_logits) in enumerate(zip(plan.rows, plan.num_logits_per_row, strict=True))
-        if num_logits and row.sequence.status == "running" and row.sequence.num_pending == 0
+        if num_logits and row.sequence.progress.status == "running" and row.sequence.num_pending == 0
     ]
 
 
@@ -159,7 +148,7 @@ def _gives_no_token(sequence: Sequence) -> bool:
 
 def _needs_host(sequence: Sequence) -> bool:
     """Whether what the sequence gets of a step is not one token."""
-    return _gives_no_token(sequence) or forks(sequence)
+    return _gives_no_token(sequence) or sequence.forks
 
 
 def _score(sequence: Sequence, past: int, logits: torch.Tensor) -> None:
@@ -167,4 +156,4 @@ def _score(sequence: Sequence, past: int, logits: torch.Tensor) -> None:
     assert ids is not None
     first = max(past - sequence.first_logit, 0)
     if len(logits):
-        sequence.scores.extend(score_logprobs(logits, ids[first : first + len(logits)]))
+        sequence.readout.scores.extend(score_logprobs(logits, ids[first : first + len(logits)]))

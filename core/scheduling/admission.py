@@ -1,4 +1,4 @@
-"""Which requests can run at all, and within what bounds."""
+"""Admission: whether a request fits the model and the KV pool, and within which bounds it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 from graftlm.core.errors import ConfigError, RequestTooLong
-from graftlm.core.sequence import Sequence
+from graftlm.core.sequence import Bounds, Sequence
 
 
 class Limits(NamedTuple):
@@ -20,8 +20,8 @@ class Limits(NamedTuple):
     num_slots: int
 
 
-def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> None:
-    """Set a sequence's bounds: how many tokens it may generate, its seed, its deadline.
+def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
+    """How many tokens a sequence may generate, its seed and its deadline.
 
     seeds  for a request that brings none
     Raises ConfigError or RequestTooLong for one that can never run.
@@ -50,10 +50,10 @@ def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> None:
     sampling = sequence.sampling
     wanted = sampling.max_tokens
     room = limits.max_model_len - num_prompt
-    sequence.max_new_tokens = (room if wanted is None else min(wanted, room)) if generates else 0
-    needed = num_prompt + sequence.max_new_tokens
+    max_new_tokens = (room if wanted is None else min(wanted, room)) if generates else 0
+    needed = num_prompt + max_new_tokens
     if wanted is None and needed > limits.num_slots > num_prompt:
-        sequence.max_new_tokens = limits.num_slots - num_prompt
+        max_new_tokens = limits.num_slots - num_prompt
     elif needed > limits.num_slots:
         raise RequestTooLong(
             f"prompt and max_tokens are {needed:,} tokens, the KV pool has {limits.num_slots:,} slots; "
@@ -61,5 +61,5 @@ def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> None:
             length=needed,
             limit=limits.num_slots,
         )
-    sequence.seed = seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-    sequence.deadline_s = None if sampling.timeout is None else sequence.arrived_s + sampling.timeout
+    seed = seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+    return Bounds(max_new_tokens, seed, None if sampling.timeout is None else sequence.arrived_s + sampling.timeout)

@@ -11,7 +11,7 @@ import numpy as np
 
 from graftlm.core.request import Request
 from graftlm.core.sampling.sampler import Sampled
-from graftlm.core.sequence import Sequence
+from graftlm.core.sequence import Progress, Sequence
 
 
 class Chooser(Protocol):
@@ -40,14 +40,14 @@ class Choice:
 
         A request for several answers goes on token by token: its answers are to differ.
         """
-        options_of = getattr(sequence.matcher, "options", None)
-        if options_of is None or sequence.matcher is None or sequence.sampling.n > 1:
+        options_of = getattr(sequence.output.matcher, "options", None)
+        if options_of is None or sequence.output.matcher is None or sequence.sampling.n > 1:
             return None
-        options = cast("Chooser", sequence.matcher).options(sequence.tokens)
+        options = cast("Chooser", sequence.output.matcher).options(sequence.tokens)
         if len(options) < 2:
             return None
         longest = max(map(len, options))
-        if longest + sequence.matcher.min_tokens_to_accept() > sequence.remaining:
+        if longest + sequence.output.matcher.min_tokens_to_accept() > sequence.remaining:
             return None
         return cls(sequence, options)
 
@@ -62,24 +62,30 @@ class Choice:
         At temperature 0 the likeliest option; above, one drawn by the options' likelihoods to the power of 1 /
         temperature, the same for the same seed and place.
         """
-        totals = [math.fsum(one.scores) for one in self.scoring]
+        totals = [math.fsum(one.readout.scores) for one in self.scoring]
         temperature = self.sequence.sampling.temperature
         index = max(range(len(totals)), key=totals.__getitem__)
         if temperature > 0:
             peak = totals[index]
             weights = [math.exp((total - peak) / temperature) for total in totals]
-            drawn = random.Random(f"{self.sequence.seed}/{self.sequence.num_generated}")
+            drawn = random.Random(f"{self.sequence.bounds.seed}/{self.sequence.num_generated}")
             (index,) = drawn.choices(range(len(totals)), weights)
-        return [Sampled(i, p) for i, p in zip(self.options[index], self.scoring[index].scores, strict=True)]
+        return [Sampled(i, p) for i, p in zip(self.options[index], self.scoring[index].readout.scores, strict=True)]
 
     @property
     def num_reused(self) -> int:
         """Tokens of the sequence's prompt that were in the cache before any option was scored."""
-        return min(min(one.num_reused for one in self.scoring), self.sequence.num_prompt_tokens)
+        return min(min(one.progress.num_reused for one in self.scoring), self.sequence.num_prompt_tokens)
 
     def _score(self, option: list[int]) -> Sequence:
         parent = self.sequence
         ids = np.concatenate([parent.ids, np.asarray(option[:-1], np.int32)])
-        child = Sequence(Request([], score_ids=option, namespace=parent.request.namespace), ids, index=parent.index)
-        child.group, child.arrived_s, child.choice, child.num_cached = parent.group, parent.arrived_s, self, 0
-        return child
+        return Sequence(
+            Request([], score_ids=option, namespace=parent.request.namespace),
+            ids,
+            index=parent.index,
+            choice=self,
+            arrived_s=parent.arrived_s,
+            group=parent.group,
+            progress=Progress(num_cached=0),  # no prompt of its own to be counted
+        )

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from graftlm.core.errors import ConfigError, EngineError
 from graftlm.core.request import Chunk, Completion, FinishReason, TokenLogprob, Usage
 from graftlm.core.scheduling.stop_strings import StopMatcher
-from graftlm.core.sequence import Sequence
+from graftlm.core.sequence import Output, Progress, Sequence
 
 if TYPE_CHECKING:
+    from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.sampling.sampler import Sampled
     from graftlm.core.text.tokenizer import Tokenizer
 
@@ -27,24 +28,25 @@ class OutputWriter:
 
     def begin(self, sequence: Sequence) -> None:
         """Prepare a sequence that is about to get its first token; raises what its grammar's compilation raised."""
-        if sequence.detokenizer is not None:
+        output = sequence.output
+        if output.detokenizer is not None:
             return
-        sequence.detokenizer = self.tokenizer.detokenizer()
+        output.detokenizer = self.tokenizer.detokenizer()
         if sequence.sampling.stop:
-            sequence.stop_matcher = StopMatcher(sequence.sampling.stop)
-        if sequence.grammar is not None and sequence.matcher is None:
-            sequence.matcher = sequence.grammar.result().matcher()
+            output.stop_matcher = StopMatcher(sequence.sampling.stop)
+        if sequence.grammar is not None and output.matcher is None:
+            output.matcher = sequence.grammar.result().matcher()
 
     def open(self, sequence: Sequence) -> None:
         """Append what the grammar forces before the first sampled token. Call once the prompt is in."""
         self.begin(sequence)
-        matcher = sequence.matcher
+        matcher = sequence.output.matcher
         if matcher is None:
             return
         if self._closes(sequence) and matcher.min_tokens_to_accept() > sequence.remaining:
             raise ConfigError(
-                f"max_tokens is {sequence.max_new_tokens}, but the shortest text that the constraint allows takes "
-                f"up to {matcher.min_tokens_to_accept()} tokens; raise max_tokens"
+                f"max_tokens is {sequence.bounds.max_new_tokens}, but the shortest text that the constraint allows "
+                f"takes up to {matcher.min_tokens_to_accept()} tokens; raise max_tokens"
             )
         self._jump(sequence)
 
@@ -53,98 +55,118 @@ class OutputWriter:
 
         sampled  what was asked for about the token
         """
-        if sequence.matcher is not None and token_id not in self.tokenizer.eos_token_ids:
-            if sequence.matcher.advance([token_id]) != 1:
+        matcher = sequence.output.matcher
+        if matcher is not None and token_id not in self.tokenizer.eos_token_ids:
+            if matcher.advance([token_id]) != 1:
                 raise EngineError(f"token {token_id} was sampled against its grammar's mask")
             left = sequence.remaining - 1
-            if self._closes(sequence) and sequence.matcher.min_tokens_to_accept() > left:
-                sequence.matcher.rollback(1)
+            if self._closes(sequence) and matcher.min_tokens_to_accept() > left:
+                matcher.rollback(1)
                 self._close(sequence)
                 return
         self._push(sequence, token_id, sampled)
-        if sequence.matcher is not None and sequence.finish_reason is None:
-            if sequence.matcher.finished:
-                self._finish(sequence, "stop")
-            else:
-                self._jump(sequence)
+        if matcher is not None:
+            self._go_on(sequence, matcher)
 
     def choose(self, sequence: Sequence, chosen: Seq[Sampled]) -> None:
         """Append tokens that were chosen as a whole, and all that the grammar forces after them."""
-        assert sequence.matcher is not None
-        if sequence.matcher.advance([one.token_id for one in chosen]) != len(chosen):
+        matcher = sequence.output.matcher
+        assert matcher is not None
+        if matcher.advance([one.token_id for one in chosen]) != len(chosen):
             raise EngineError("a text was chosen that its grammar does not allow here")
         for one in chosen:
-            if sequence.finish_reason is None:
+            if sequence.output.finish_reason is None:
                 self._push(sequence, one.token_id, one)
-        if sequence.finish_reason is None:
-            if sequence.matcher.finished:
-                self._finish(sequence, "stop")
-            else:
-                self._jump(sequence)
+        self._go_on(sequence, matcher)
 
     def fork(self, parent: Sequence, index: int) -> Sequence:
         """A sibling of `parent` that stands where `parent` stands and will go its own way."""
-        child = Sequence(parent.request, parent.prompt_ids, index=index, tokens=parent.tokens[:])
-        child.seed, child.arrived_s, child.deadline_s = parent.seed + index, parent.arrived_s, parent.deadline_s
-        child.max_new_tokens, child.group, child.miss = parent.max_new_tokens, parent.group, parent.miss
-        child.num_cached, child.num_forced = parent.num_cached, parent.num_forced
+        matcher = parent.output.matcher
+        child = Sequence(
+            parent.request,
+            parent.prompt_ids,
+            index=index,
+            arrived_s=parent.arrived_s,
+            tokens=parent.tokens[:],
+            bounds=parent.bounds._replace(seed=parent.bounds.seed + index),
+            group=parent.group,
+            progress=Progress(num_cached=parent.progress.num_cached, miss=parent.progress.miss),
+            output=Output(
+                matcher=matcher.fork() if matcher is not None else None,
+                logprobs=list(parent.output.logprobs),
+                num_forced=parent.output.num_forced,
+            ),
+        )
         self.begin(child)
-        assert child.detokenizer is not None
         text = self._spelled(child, child.num_generated)
-        child.text = child.stop_matcher.push(text).text if child.stop_matcher is not None else text
-        child.logprobs = list(parent.logprobs)
-        child.matcher = parent.matcher.fork() if parent.matcher is not None else None
+        stop_matcher = child.output.stop_matcher
+        child.output.text = stop_matcher.push(text).text if stop_matcher is not None else text
         return child
 
     def spell(self, sequence: Sequence) -> None:
         """Bring the text up to date with the tokens; with stop strings it always is."""
-        if sequence.stop_matcher is None:
-            sequence.text += self._spelled(sequence, sequence.num_generated)
+        if sequence.output.stop_matcher is None:
+            sequence.output.text += self._spelled(sequence, sequence.num_generated)
 
     def chunk(self, sequence: Sequence) -> Chunk | None:
         """What is new since the last chunk; None if there is no new text yet."""
-        if sequence.finish_reason is None:
+        output = sequence.output
+        done = output.finish_reason is not None
+        if not done:
             self.spell(sequence)
-        text = sequence.text[sequence.num_streamed :]
-        done = sequence.finish_reason is not None
+        text = output.text[output.num_streamed :]
         if not text and not done:
             return None
-        ids = sequence.output_ids[sequence.num_streamed_tokens :]
-        logprobs = sequence.logprobs[sequence.num_streamed_tokens :] if sequence.sampling.logprobs else None
-        sequence.num_streamed += len(text)
-        sequence.num_streamed_tokens += len(ids)
+        ids = sequence.output_ids[output.num_streamed_tokens :]
+        logprobs = output.logprobs[output.num_streamed_tokens :] if sequence.sampling.logprobs else None
+        output.num_streamed += len(text)
+        output.num_streamed_tokens += len(ids)
         usage = self.usage(sequence) if done else None
-        return Chunk(text, ids, logprobs, sequence.finish_reason, usage, sequence.index)
+        return Chunk(text, ids, logprobs, output.finish_reason, usage, sequence.index)
 
     def usage(self, sequence: Sequence) -> Usage:
-        return Usage(sequence.num_prompt_tokens, sequence.num_cached or 0, sequence.num_generated, sequence.num_forced)
+        num_cached, num_forced = sequence.progress.num_cached or 0, sequence.output.num_forced
+        return Usage(sequence.num_prompt_tokens, num_cached, sequence.num_generated, num_forced)
 
-    def completion(self, sequence: Sequence) -> Completion:
-        """What a sequence that has ended gives: the generated text, or scores, or logits."""
+    def completion(self, sequence: Sequence, pin: int | None = None) -> Completion:
+        """What a sequence that has ended gives: the generated text, or scores, or logits.
+
+        pin  what unpins its prefix, if that stays in the cache
+        """
         if sequence.scoring or sequence.request.want_logits:
-            return _scored(sequence)
-        assert sequence.finish_reason is not None
-        matcher = sequence.matcher
-        complete = matcher is None or matcher.accepting or sequence.finish_reason == "stop"
+            return _scored(sequence, pin)
+        output = sequence.output
+        assert output.finish_reason is not None
+        matcher = output.matcher
+        complete = matcher is None or matcher.accepting or output.finish_reason == "stop"
         return Completion(
-            text=sequence.text,
+            text=output.text,
             token_ids=sequence.output_ids,
-            finish_reason=sequence.finish_reason,
+            finish_reason=output.finish_reason,
             usage=self.usage(sequence),
-            logprobs=list(sequence.logprobs) if sequence.sampling.logprobs else None,
+            logprobs=list(output.logprobs) if sequence.sampling.logprobs else None,
             request_id=sequence.request.id,
-            stop=sequence.stopped_by,
+            stop=output.stopped_by,
             text_complete=complete,
-            miss=sequence.miss,
+            miss=sequence.progress.miss,
+            pin=pin,
         )
 
     def _closes(self, sequence: Sequence) -> bool:
         close = sequence.sampling.close_on_length
         return sequence.sampling.json_schema is not None if close is None else close
 
+    def _go_on(self, sequence: Sequence, matcher: Matcher) -> None:
+        """After new tokens: end where the grammar ends, else append what it forces."""
+        if sequence.output.finish_reason is None:
+            if matcher.finished:
+                self._finish(sequence, "stop")
+            else:
+                self._jump(sequence)
+
     def _jump(self, sequence: Sequence) -> None:
         """Append the tokens that the grammar leaves no choice about."""
-        matcher = sequence.matcher
+        matcher = sequence.output.matcher
         assert matcher is not None
         if not self.min_forced or sequence.remaining <= 0:
             return
@@ -157,68 +179,69 @@ class OutputWriter:
             matcher.rollback(accepted)
             return  # the ending may be tokenised more tightly than what was forced
         self._push_forced(sequence, forced[:accepted])
-        if sequence.finish_reason is None and matcher.finished:
+        if sequence.output.finish_reason is None and matcher.finished:
             self._finish(sequence, "stop")
 
     def _close(self, sequence: Sequence) -> None:
         """Write the shortest valid ending; the budget allows no other."""
-        matcher = sequence.matcher
+        matcher = sequence.output.matcher
         assert matcher is not None
         ending = matcher.ending(sequence.tokens)
         matcher.advance(ending)
         self._push_forced(sequence, ending)
-        if sequence.finish_reason is None:
+        if sequence.output.finish_reason is None:
             self._finish(sequence, "length")
 
     def _push_forced(self, sequence: Sequence, ids: Seq[int]) -> None:
         for token_id in ids:
-            if sequence.finish_reason is not None:
+            if sequence.output.finish_reason is not None:
                 return
-            sequence.num_forced += 1
+            sequence.output.num_forced += 1
             self._push(sequence, token_id, None)
 
     def _push(self, sequence: Sequence, token_id: int, sampled: Sampled | None) -> None:
         sampling = sequence.sampling
+        output = sequence.output
         sequence.tokens.append(token_id)
         if sampling.logprobs:
-            sequence.logprobs.append(self._logprob(token_id, sampled))
+            output.logprobs.append(self._logprob(token_id, sampled))
         # a grammar allows the end of text only where its text is complete, so there it always ends
-        ignored = sampling.ignore_eos and sequence.matcher is None
+        ignored = sampling.ignore_eos and output.matcher is None
         ends = token_id in self.tokenizer.eos_token_ids and not ignored
         if ends or token_id in sampling.stop_token_ids:
-            sequence.stopped_by = token_id
+            output.stopped_by = token_id
             self._finish(sequence, "stop", silent=1)
             return
-        if sequence.stop_matcher is not None:
-            text, stop = sequence.stop_matcher.push(self._spelled(sequence, sequence.num_generated))
-            sequence.text += text
+        if output.stop_matcher is not None:
+            text, stop = output.stop_matcher.push(self._spelled(sequence, sequence.num_generated))
+            output.text += text
             if stop is not None:
-                sequence.stopped_by, sequence.stop_matcher = stop, None
-                sequence.finish_reason = "stop"
+                output.stopped_by, output.stop_matcher, output.finish_reason = stop, None, "stop"
                 return
         if sequence.remaining <= 0:
-            finished = sequence.matcher is not None and sequence.matcher.finished
+            finished = output.matcher is not None and output.matcher.finished
             self._finish(sequence, "stop" if finished else "length")
 
     def _spelled(self, sequence: Sequence, num_tokens: int) -> str:
         """The text that the tokens add which have not been spelled yet, up to the first `num_tokens` generated."""
-        assert sequence.detokenizer is not None
-        first = sequence.num_prompt_tokens
-        new = sequence.tokens[first + sequence.num_spelled : first + num_tokens]
-        sequence.num_spelled = num_tokens
-        return sequence.detokenizer.push(new)
+        output, first = sequence.output, sequence.num_prompt_tokens
+        assert output.detokenizer is not None
+        new = sequence.tokens[first + output.num_spelled : first + num_tokens]
+        output.num_spelled = num_tokens
+        return output.detokenizer.push(new)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, *, silent: int = 0) -> None:
         """Complete the text; the last `silent` tokens are no part of it."""
-        assert sequence.detokenizer is not None
-        text = self._spelled(sequence, sequence.num_generated - silent) + sequence.detokenizer.flush()
-        if sequence.stop_matcher is not None:
-            emitted, stop = sequence.stop_matcher.push(text)
-            text = emitted if stop is not None else emitted + sequence.stop_matcher.flush()
+        output = sequence.output
+        assert output.detokenizer is not None
+        text = self._spelled(sequence, sequence.num_generated - silent) + output.detokenizer.flush()
+        if output.stop_matcher is not None:
+            emitted, stop = output.stop_matcher.push(text)
+            text = emitted if stop is not None else emitted + output.stop_matcher.flush()
             if stop is not None:
-                sequence.stopped_by, reason = stop, "stop"
-        sequence.text += text
-        sequence.finish_reason = reason
+                output.stopped_by, reason = stop, "stop"
+        output.text += text
+        output.finish_reason = reason
 
     def _logprob(self, token_id: int, sampled: Sampled | None) -> TokenLogprob:
         top = sampled.top if sampled is not None else ()
@@ -234,17 +257,17 @@ class OutputWriter:
         return table[token_id].decode("utf-8", "replace") if token_id < len(table) else ""
 
 
-def _scored(sequence: Sequence) -> Completion:
+def _scored(sequence: Sequence, pin: int | None) -> Completion:
     request = sequence.request
-    scored = [TokenLogprob(i, "", p) for i, p in zip(request.score_ids or [], sequence.scores, strict=True)]
+    scored = [TokenLogprob(i, "", p) for i, p in zip(request.score_ids or [], sequence.readout.scores, strict=True)]
     return Completion(
         text="",
         token_ids=list(request.score_ids or []),
         finish_reason="stop",
-        usage=Usage(sequence.num_prompt_tokens, sequence.num_cached or 0),
+        usage=Usage(sequence.num_prompt_tokens, sequence.progress.num_cached or 0),
         logprobs=scored if sequence.scoring else None,
         request_id=request.id,
-        miss=sequence.miss,
-        logits=sequence.logits,
-        pin=sequence.pin,
+        miss=sequence.progress.miss,
+        logits=sequence.readout.logits,
+        pin=pin,
     )

@@ -63,14 +63,14 @@ class RequestTracker:
         """Queue a request; one that can never run is refused to its listener."""
         (sequence,) = group.sequences
         try:
-            admit(sequence, self.limits, self._seeds)
+            sequence.bounds = admit(sequence, self.limits, self._seeds)
         except GraftError as error:
             group.listener.on_error(error)
             self.counters.failed += 1
             return
         self.counters.requests += 1
         self._groups[group.request.id] = group
-        if sequence.deadline_s is not None:
+        if sequence.bounds.deadline_s is not None:
             self._timed[group.request.id] = group
         if sequence.grammar is not None:
             self._unopened.append(sequence)
@@ -81,7 +81,7 @@ class RequestTracker:
         """Append what compiled grammars force at the start, so that it runs with the prompt."""
         waiting, self._unopened = self._unopened, []
         for sequence in waiting:
-            if sequence.status == "finished":
+            if sequence.progress.status == "finished":
                 continue
             if sequence.grammar is not None and not sequence.grammar.done():
                 self._unopened.append(sequence)
@@ -105,7 +105,7 @@ class RequestTracker:
         if len(samples) > 1:
             siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
             group.sequences.extend(siblings)
-            self.scheduler.waiting[:0] = siblings
+            self.scheduler.add(siblings)
             members += siblings
         for member, sample in zip(members, samples, strict=True):
             self._append(member, sample.token_id, sample)
@@ -119,8 +119,9 @@ class RequestTracker:
         except GraftError as error:
             self.fail(sequence, error)
             return
-        if sequence.num_computed > place and (len(sequence.tokens) <= place or sequence.tokens[place] != token_id):
-            sequence.num_computed = place  # it ran ahead with a token whose place its ending has taken
+        replaced = len(sequence.tokens) <= place or sequence.tokens[place] != token_id
+        if replaced and sequence.progress.num_computed > place:
+            self.scheduler.rewind(sequence, place)  # the next step ran with a token that the ending has replaced
         self._emit(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -131,14 +132,15 @@ class RequestTracker:
         group = sequence.group
         assert group is not None
         self.counters.completion_tokens += sequence.num_generated
-        self.counters.forced_tokens += sequence.num_forced
-        if sequence.request.pin and sequence.status == "running":
+        self.counters.forced_tokens += sequence.output.num_forced
+        pin = None
+        if sequence.request.pin and sequence.progress.status == "running":
             self._cache.publish(sequence)
-            sequence.pin = self._cache.pin(sequence)
+            pin = self._cache.pin(sequence)
         self.scheduler.remove(sequence, publish=True)
         if self.drafter is not None:
             self.drafter.remember(sequence)
-        group.completions[sequence.index] = self.writer.completion(sequence)
+        group.completions[sequence.index] = self.writer.completion(sequence, pin)
         if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
             self._groups.pop(group.request.id, None)
             group.end()
@@ -159,7 +161,7 @@ class RequestTracker:
 
     def _choose_or_finish(self, sequence: Sequence) -> None:
         """End a sequence that is complete; let one that stands before a choice wait until its options are scored."""
-        if sequence.finish_reason is not None:
+        if sequence.output.finish_reason is not None:
             self.finish(sequence)
         elif (choice := Choice.at(sequence)) is not None:
             assert sequence.group is not None
@@ -175,11 +177,7 @@ class RequestTracker:
         group.sequences.remove(sequence)
         if not choice.scored():
             return
-        if chooser.num_cached is None:
-            chooser.num_cached = choice.num_reused
-            self.counters.prompt_tokens += chooser.num_prompt_tokens
-            self.counters.cached_tokens += chooser.num_cached
-        self.scheduler.resume(chooser)
+        self.scheduler.resume(chooser, choice.num_reused)
         self.writer.choose(chooser, choice.best())
         self._emit(chooser)
 
@@ -198,7 +196,7 @@ class RequestTracker:
             return
         now = self.clock()
         for group in list(self._timed.values()):
-            deadline = group.sequences[0].deadline_s
+            deadline = group.sequences[0].bounds.deadline_s
             if group.done:
                 del self._timed[group.request.id]
             elif deadline is not None and now > deadline:

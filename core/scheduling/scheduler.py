@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import GraftError, RequestTooLong
 from graftlm.core.kv.prefix_cache import GROWTH, PrefixCache
 from graftlm.core.kv.radix import Node, Peek
+from graftlm.core.metrics import Counters
 from graftlm.core.sequence import Sequence
-from graftlm.core.step_plan import ScheduledRow
+from graftlm.core.step_plan import ScheduledRow, StepPlan
 
 WINDOW = 256  # waiting sequences looked at in one step
 HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room for
@@ -49,16 +50,17 @@ class Scheduler:
         config: EngineConfig,
         cache: PrefixCache,
         step_tokens: int,
+        counters: Counters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.cache = cache
         self.step_tokens = step_tokens
+        self.counters = counters
         self.clock = clock
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.failures: list[Failure] = []
-        self.num_retracted = 0
         self._random = random.Random(config.seed)
 
     @property
@@ -66,50 +68,83 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def add(self, sequences: list[Sequence]) -> None:
-        self.waiting.extend(sequences)
-
-    def start_running(self, sequence: Sequence) -> None:
-        """Run a sequence that already holds its prefix (a fork)."""
-        sequence.status = "running"
-        self.running.append(sequence)
+        """Queue sequences, each behind those that arrived no later."""
+        for sequence in sequences:
+            self._wait(sequence)
 
     def hold(self, sequence: Sequence) -> None:
         """Take a sequence out until it is resumed; what it computed stays in the cache."""
         self.remove(sequence, publish=True)
-        sequence.status = "held"
+        sequence.progress.status = "held"
 
-    def resume(self, sequence: Sequence) -> None:
-        """Let a held sequence wait again, before all others."""
-        sequence.status = "waiting"
-        self.waiting.insert(0, sequence)
+    def resume(self, sequence: Sequence, num_reused: int) -> None:
+        """Let a held sequence wait again. num_reused: tokens that others found in the cache for it meanwhile"""
+        if sequence.progress.num_cached is None:
+            self._count_prompt(sequence, num_reused)
+        self._wait(sequence)
 
     def remove(self, sequence: Sequence, *, publish: bool) -> None:
         """Take a sequence out, wherever it is, and give its slots back."""
-        if sequence.status == "running":
-            self.running.remove(sequence)
-            self.cache.release(sequence, publish=publish)
-        elif sequence.status == "waiting":
+        if sequence.progress.status == "running":
+            self._stop(sequence, publish=publish)
+        elif sequence.progress.status == "waiting":
             self.waiting.remove(sequence)
-        sequence.status = "finished"
+        sequence.progress.status = "finished"
 
     def schedule(self) -> list[ScheduledRow]:
         """Choose the rows of the next step; may be empty. `failures` holds what cannot run at all."""
         budget = self.step_tokens
         rows: list[ScheduledRow] = []
-        num_retracted = self.num_retracted
+        num_retracted = self.counters.retracted
         for sequence in sorted(self.running, key=_decode_first):
-            if sequence.status != "running":
+            if sequence.progress.status != "running":
                 continue  # retracted for an older one
             if row := self._next_row(sequence, budget):
-                if not self._make_room(sequence, sequence.num_computed + row.num_new):
+                if not self._make_room(sequence, sequence.progress.num_computed + row.num_new):
                     continue
                 rows.append(row)
                 budget -= row.num_new if row.num_new > 1 else 0
-        rows = [row for row in rows if row.sequence.status == "running"]
-        full = budget <= 0 or len(self.running) >= self.config.max_batch or self.num_retracted > num_retracted
+        rows = [row for row in rows if row.sequence.progress.status == "running"]
+        full = budget <= 0 or len(self.running) >= self.config.max_batch or self.counters.retracted > num_retracted
         if self.waiting and not full:
             self._admit(rows, budget)
         return rows
+
+    # -- what has become of the rows ---------------------------------------------------------------------------
+
+    def launched(self, plan: StepPlan) -> None:
+        """Count a step's tokens as computed and publish its prompts: steps that read them are launched later."""
+        for row in plan.rows:
+            sequence, past, kv_len = row.sequence, row.past, row.kv_len - len(row.drafts)
+            num_prompt, progress = sequence.num_prompt_tokens, sequence.progress
+            progress.num_computed = kv_len
+            if progress.num_cached is None:
+                self._count_prompt(sequence, progress.num_reused)
+            if past < num_prompt:
+                self.counters.computed_tokens += min(kv_len, num_prompt) - past
+                self.cache.publish(sequence)
+
+    def await_tokens(self, sequences: Iterable[Sequence]) -> None:
+        """Count the tokens that a launched step samples on the device, in the order of its tokens."""
+        for index, sequence in enumerate(sequences):
+            sequence.progress.num_in_flight += 1
+            sequence.progress.pending_index = index
+
+    def received(self, sequence: Sequence) -> None:
+        """A token in flight has arrived."""
+        sequence.progress.num_in_flight -= 1
+
+    def rewind(self, sequence: Sequence, num_computed: int) -> None:
+        """Keep the KV of the first `num_computed` tokens only; later steps write over the rest."""
+        sequence.progress.num_computed = num_computed
+
+    def _count_prompt(self, sequence: Sequence, num_reused: int) -> None:
+        # tokens that a grammar forced after the prompt may be cached too; they are not part of it
+        num_cached = sequence.progress.num_cached = min(num_reused, sequence.num_prompt_tokens)
+        self.counters.prompt_tokens += sequence.num_prompt_tokens
+        self.counters.cached_tokens += num_cached
+
+    # -- who runs ----------------------------------------------------------------------------------------------
 
     def _admit(self, rows: list[ScheduledRow], budget: int) -> None:
         now = self.clock()
@@ -139,7 +174,7 @@ class Scheduler:
     def _next_row(self, sequence: Sequence, budget: int) -> ScheduledRow | None:
         if sequence.exhausted:
             return None
-        past, pending = sequence.num_computed, sequence.num_pending
+        past, pending = sequence.progress.num_computed, sequence.num_pending
         num_new = pending if sequence.ready else pending - 1
         if num_new > 1:
             if budget <= 0:
@@ -153,18 +188,16 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Hold slots for the first `num_tokens` tokens, retracting the youngest if need be."""
-        if sequence.capacity >= num_tokens:
+        if sequence.kv.capacity >= num_tokens:
             return True
         generous = num_tokens + min(GROWTH, max(sequence.remaining, 0))
-        if self.cache.pool.num_free >= generous - sequence.capacity and self.cache.reserve(sequence, generous):
+        if self.cache.pool.num_free >= generous - sequence.kv.capacity and self.cache.reserve(sequence, generous):
             return True
         while not self.cache.reserve(sequence, num_tokens):
             victim = max(self.running, key=lambda s: (s.arrived_s, s.request.id, s.index))
             if victim is sequence and len(self.running) == 1:
-                self.running.remove(sequence)
-                self.cache.release(sequence, publish=False)
-                sequence.status = "waiting"
-                self.waiting.append(sequence)
+                self._stop(sequence, publish=False)
+                self._wait(sequence)
                 self._fail(sequence)
                 return False
             self._retract(victim)
@@ -173,22 +206,30 @@ class Scheduler:
         return True
 
     def _retract(self, sequence: Sequence) -> None:
+        self._stop(sequence, publish=True)
+        self._wait(sequence)
+        self.counters.retracted += 1
+
+    def _stop(self, sequence: Sequence, *, publish: bool) -> None:
+        """Take a running sequence out and give its slots back."""
         self.running.remove(sequence)
-        self.cache.release(sequence, publish=True)
-        sequence.status = "waiting"
-        insort(self.waiting, sequence, key=lambda s: s.arrived_s)
-        self.num_retracted += 1
+        self.cache.release(sequence, publish=publish)
+        sequence.progress.num_computed = 0
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.progress.status = "waiting"
+        insort(self.waiting, sequence, key=_arrival)  # `waiting` is in order of arrival, always
 
     def _start(self, sequence: Sequence, peek: Peek) -> None:
-        if sequence.num_cached is None:
-            sequence.miss = self.cache.miss(sequence, peek)
-        self.cache.start(sequence)
-        sequence.num_reused = sequence.num_computed
+        if sequence.progress.num_cached is None:
+            sequence.progress.miss = self.cache.miss(sequence, peek)
+        sequence.progress.num_reused = sequence.progress.num_computed = self.cache.start(sequence)
         growth = min(GROWTH, max(sequence.remaining, 0))
         if not self.cache.reserve(sequence, sequence.num_tokens + growth):
             self.cache.reserve(sequence, sequence.num_tokens)
         self.waiting.remove(sequence)
-        self.start_running(sequence)
+        sequence.progress.status = "running"
+        self.running.append(sequence)
 
     def _fits(self, sequence: Sequence, peek: Peek, headroom: int) -> bool:
         needed = sequence.num_tokens - peek.length
@@ -199,7 +240,7 @@ class Scheduler:
     def _fail(self, sequence: Sequence) -> None:
         limit = self.cache.num_available
         self.waiting.remove(sequence)
-        sequence.status = "finished"
+        sequence.progress.status = "finished"
         message = (
             f"the request needs {sequence.num_tokens:,} KV slots, the pool has {limit:,} that are not pinned; "
             "shorten it, unpin a prefix or raise CacheConfig.max_tokens"
@@ -228,7 +269,7 @@ class Scheduler:
         return {self._leader_key(s): s for s in self.running if s.num_pending > 1}
 
     def _leader_key(self, sequence: Sequence) -> tuple[int, bytes]:
-        return _place(sequence.node, sequence.ids[sequence.num_shared :], self.cache.tree.page_size)
+        return _place(sequence.kv.node, sequence.ids[sequence.kv.num_shared :], self.cache.tree.page_size)
 
     def _waits_for_leader(self, sequence: Sequence, peek: Peek, leaders: dict[tuple[int, bytes], Sequence]) -> bool:
         if not leaders or peek.inside is not None:
@@ -238,12 +279,16 @@ class Scheduler:
         if leader is None:
             return False
         enough = min(WORTH_WAITING, max(1, len(rest) // 2))
-        ahead = leader.ids[leader.num_shared : leader.num_shared + enough]
+        ahead = leader.ids[leader.kv.num_shared : leader.kv.num_shared + enough]
         return rest[:enough].tobytes() == ahead.tobytes()
 
 
 def _place(node: Node | None, rest: np.ndarray, page_size: int) -> tuple[int, bytes]:
     return id(node), rest[:page_size].tobytes()
+
+
+def _arrival(sequence: Sequence) -> float:
+    return sequence.arrived_s
 
 
 def _decode_first(sequence: Sequence) -> bool:

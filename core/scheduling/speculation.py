@@ -18,13 +18,12 @@ at no cost, so that a text that begins to copy is noticed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graftlm.core.sampling.step_sampler import forks
 from graftlm.core.scheduling.ngram_lookup import Recent, find
 from graftlm.core.scheduling.step_times import StepTimes
 from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan
@@ -133,7 +132,7 @@ class Drafter:
             expected += chance
             seconds += times.per_token
         for i, row in enumerate(scheduled):
-            known: DraftState | None = row.sequence.draft_state
+            known = row.sequence.draft
             if known is not None and known.made_at == row.sequence.num_tokens:
                 known.idle = 0 if counts[i] else known.idle + 1
                 known.rest = 0 if counts[i] else min(known.idle, _LONGEST_REST)
@@ -176,13 +175,13 @@ class Drafter:
         return (
             row.num_logits == 1
             and row.num_new == sequence.num_pending
-            and not (sequence.scoring or sequence.request.want_logits or forks(sequence))
-            and (sequence.grammar is None or sequence.matcher is not None)
-            and getattr(sequence.matcher, "goes_back", True)
+            and not (sequence.scoring or sequence.request.want_logits or sequence.forks)
+            and sequence.ready
+            and getattr(sequence.output.matcher, "goes_back", True)
         )
 
     def _due(self, sequence: Sequence, num_rows: int) -> bool:
-        known: DraftState | None = sequence.draft_state
+        known = sequence.draft
         if known is None or known.rest == 0 or num_rows <= _FEW_ROWS:
             return True
         known.rest -= 1
@@ -194,7 +193,7 @@ class Drafter:
         known = self._known(sequence)
         known.guess = []
         known.made_at = sequence.num_tokens
-        most = min(MAX_NEW - row.num_new, sequence.remaining - 1, sequence.capacity - sequence.num_tokens)
+        most = min(MAX_NEW - row.num_new, sequence.remaining - 1, sequence.kv.capacity - sequence.num_tokens)
         if most <= 0:
             return []
         text = np.frombuffer(sequence.tokens, np.int32)  # a view: the tokens cannot grow while it is held
@@ -210,9 +209,9 @@ class Drafter:
 
     def _known(self, sequence: Sequence) -> DraftState:
         """What is known of a sequence, brought up to date: has the last guess come true?"""
-        known: DraftState | None = sequence.draft_state
+        known = sequence.draft
         if known is None:
-            known = sequence.draft_state = DraftState()
+            known = sequence.draft = DraftState()
             return known
         since = sequence.tokens[known.made_at :]
         for i, (guessed, written) in enumerate(zip(known.guess, since, strict=False)):
@@ -229,19 +228,20 @@ class Drafter:
     def _allowed(self, sequence: Sequence, ids: list[int]) -> list[int]:
         """`ids` up to where the text would end, or its grammar does not allow the next."""
         sampling = sequence.sampling
-        ends = self._eos if not sampling.ignore_eos or sequence.matcher is not None else frozenset()
+        ends = self._eos if not sampling.ignore_eos or sequence.output.matcher is not None else frozenset()
         for i, token_id in enumerate(ids):
             if token_id in ends or token_id in sampling.stop_token_ids:
                 ids = ids[:i]
                 break
-        if sequence.matcher is not None and ids:
-            accepted = sequence.matcher.advance(ids)
-            sequence.matcher.rollback(accepted)
+        if sequence.output.matcher is not None and ids:
+            accepted = sequence.output.matcher.advance(ids)
+            sequence.output.matcher.rollback(accepted)
             ids = ids[:accepted]
         return ids
 
     def _drafted(self, row: ScheduledRow, count: int) -> ScheduledRow:
-        drafts = tuple(row.sequence.draft_state.guess[:count])
+        assert row.sequence.draft is not None
+        drafts = tuple(row.sequence.draft.guess[:count])
         return ScheduledRow(row.sequence, row.num_new + count, 1 + count, drafts)
 
 
@@ -271,8 +271,9 @@ class DraftVerifier:
     num_accepted  drafts after which a token was sampled, or is about to be
     """
 
-    def __init__(self, plan: StepPlan, logits: torch.Tensor) -> None:
+    def __init__(self, plan: StepPlan, logits: torch.Tensor, rewind: Callable[[Sequence, int], None]) -> None:
         self.plan, self.logits = plan, logits
+        self._rewind = rewind
         self.num_accepted = 0
         self._going: list[_Checked] = []
         offset = 0
@@ -295,14 +296,14 @@ class DraftVerifier:
 
     def _goes_on(self, one: _Checked) -> bool:
         row, sequence = one.row, one.row.sequence
-        if sequence.status != "running":
+        if sequence.progress.status != "running":
             return False  # it has ended, or waits outside, and holds no slots
         known = row.kv_len - len(row.drafts)
         written = sequence.tokens[known:]
         agreed = _agreed(written, row.drafts)
         self.num_accepted += agreed - one.agreed
         one.agreed = agreed
-        sequence.num_computed = known + agreed
+        self._rewind(sequence, known + agreed)
         return agreed == len(written)
 
 

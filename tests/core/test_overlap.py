@@ -364,7 +364,7 @@ def test_cancelling_while_a_token_is_on_its_way_frees_the_slots_and_others_go_on
             kept, _ = queue(rt, engine, prompts[1], **GREEDY)
             for _ in range(5):
                 engine.step()
-            assert group.sequences[0].num_in_flight == 1
+            assert group.sequences[0].progress.num_in_flight == 1
             engine.cancel(group.request.id)
             engine.check_integrity()
             while not engine.idle:
@@ -388,7 +388,7 @@ def test_a_sequence_retracted_with_a_token_on_its_way_keeps_it() -> None:
             for _ in range(4):
                 engine.step()
             (sequence,) = group.sequences
-            assert sequence.num_in_flight == 1
+            assert sequence.progress.num_in_flight == 1
             engine.scheduler._retract(sequence)
             while not engine.idle:
                 engine.step()

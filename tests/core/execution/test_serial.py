@@ -86,8 +86,8 @@ def test_a_snapshot_that_was_dropped_meanwhile_is_computed_again() -> None:
     loaded = load("bloom")
     prompt = random_prompt(20)
     sequence = sequence_of(prompt)
-    sequence.own = [Extent(0, 20)]
-    sequence.num_computed = 12  # as if a match had promised these
+    sequence.kv.own = [Extent(0, 20)]
+    sequence.progress.num_computed = 12  # as if a match had promised these
     logits = SerialRunner(loaded).forward(build_plan([ScheduledRow(sequence, 8, 1)], share_decode=False))
     with torch.inference_mode():
         expected = tiny_model("bloom")(torch.tensor([prompt])).logits[0, -1:]
@@ -100,7 +100,7 @@ def test_logits_come_for_several_tokens_when_scoring() -> None:
 
     for kind in ("bloom", "mamba"):
         sequence = sequence_of(random_prompt(20))
-        sequence.own = [Extent(0, 20)]
+        sequence.kv.own = [Extent(0, 20)]
         runner = SerialRunner(load(kind))
         logits = runner.forward(build_plan([ScheduledRow(sequence, 20, 5)], share_decode=False))
         with torch.inference_mode():

@@ -15,7 +15,7 @@ from graftlm.core.errors import EngineError
 from graftlm.core.request import Request
 from graftlm.core.sampling.device_sampler import DeviceSampler
 from graftlm.core.sampling.sampler import Sampler, SampleRow
-from graftlm.core.sequence import Sequence
+from graftlm.core.sequence import Bounds, Sequence
 
 VOCAB = 97
 CPU = torch.device("cpu")
@@ -31,8 +31,10 @@ KINDS: list[dict[str, Any]] = [
 
 def sequence_of(seed: int, *, ahead: int = 0, output: int = 0, **sampling: Any) -> Sequence:
     tokens = array("i", [0] * (1 + output))
-    sequence = Sequence(Request([0], SamplingParams(**sampling)), np.array([0]), tokens=tokens, seed=seed)
-    sequence.num_in_flight = ahead
+    sequence = Sequence(
+        Request([0], SamplingParams(**sampling)), np.array([0]), tokens=tokens, bounds=Bounds(seed=seed)
+    )
+    sequence.progress.num_in_flight = ahead
     return sequence
 
 

@@ -5,9 +5,10 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
 from graftlm.core.kv.prefix_cache import PrefixCache
+from graftlm.core.metrics import Counters
 from graftlm.core.request import Request, Submission
 from graftlm.core.scheduling.scheduler import Scheduler
-from graftlm.core.sequence import Sequence, SequenceGroup
+from graftlm.core.sequence import Bounds, Sequence, SequenceGroup
 from graftlm.core.step_plan import ScheduledRow
 from graftlm.core.stream import StreamListener
 
@@ -27,20 +28,20 @@ class Bench:
         self.now = 0.0
         self.cache = PrefixCache(slots, CacheConfig())
         config = EngineConfig(schedule=schedule, **options)
-        self.scheduler = Scheduler(config, self.cache, max_step_tokens, lambda: self.now)
+        self.scheduler = Scheduler(config, self.cache, max_step_tokens, Counters(), lambda: self.now)
 
     def add(self, *tokens: int, max_tokens: int = 4) -> Sequence:
         request = Request(list(tokens), SamplingParams(max_tokens=max_tokens))
         submission = Submission(request, StreamListener(), np.array(tokens, np.int32))
         (sequence,) = SequenceGroup.of(submission).sequences
-        sequence.arrived_s, sequence.max_new_tokens = self.now, max_tokens
+        sequence.arrived_s, sequence.bounds = self.now, Bounds(max_tokens)
         self.scheduler.add([sequence])
         return sequence
 
     def step(self) -> list[ScheduledRow]:
         rows = self.scheduler.schedule()
         for sequence, num_new, num_logits in [(r.sequence, r.num_new, r.num_logits) for r in rows]:
-            sequence.num_computed += num_new
+            sequence.progress.num_computed += num_new
             self.cache.publish(sequence)
             if num_logits:
                 sequence.tokens.append(1000 + sequence.request.id % 50)
@@ -101,7 +102,7 @@ def test_siblings_wait_for_the_leader_and_join_when_its_prefix_is_published() ->
     leader, follower = bench.add(*shared, 100, 101), bench.add(*shared, 200, 201)
     assert [row.sequence for row in bench.step()] == [leader]
     assert [(row.sequence, row.num_new) for row in bench.step()] == [(leader, 1), (follower, 2)]
-    assert follower.num_reused == 40
+    assert follower.progress.num_reused == 40
 
 
 def test_strangers_do_not_wait_for_each_other() -> None:
@@ -134,7 +135,7 @@ def test_a_stream_of_cache_friendly_newcomers_cannot_starve_an_old_request() -> 
     bench.run()
     stranger = bench.add(*range(500, 530), max_tokens=1)
     waited = 0
-    while stranger.status == "waiting":
+    while stranger.progress.status == "waiting":
         bench.add(*range(30), 99, max_tokens=1)
         bench.step()
         bench.now += 0.1
@@ -149,9 +150,9 @@ def test_the_youngest_is_retracted_when_slots_run_out() -> None:
     bench.now = 1.0
     young = bench.add(7, 8, 9, max_tokens=100)
     for _ in range(100):
-        if bench.scheduler.num_retracted == 0:
+        if bench.scheduler.counters.retracted == 0:
             bench.step()
-    assert (old.status, young.status) == ("running", "waiting")
+    assert (old.progress.status, young.progress.status) == ("running", "waiting")
     assert young.tokens[:3].tolist() == [7, 8, 9] and young.num_generated > 0
     bench.run()
     assert (old.num_generated, young.num_generated) == (100, 100)
@@ -175,7 +176,7 @@ def test_the_token_whose_logits_are_wanted_is_never_taken_from_the_cache() -> No
     bench.run()
     again = bench.add(*range(20), max_tokens=1)
     (row,) = bench.step()
-    assert (row.num_new, row.num_logits, again.num_reused) == (1, 1, 19)
+    assert (row.num_new, row.num_logits, again.progress.num_reused) == (1, 1, 19)
 
 
 prompts = st.lists(

@@ -18,7 +18,7 @@ from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.scheduling.speculation import MAX_NEW, AcceptanceRate, Drafter
 from graftlm.core.scheduling.step_times import StepTimes
-from graftlm.core.sequence import SequenceGroup
+from graftlm.core.sequence import Bounds
 from graftlm.core.step_plan import ScheduledRow
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 from tests.stepping import sequence_of
@@ -299,9 +299,8 @@ def rows(*prompts: list[int], max_new_tokens: int = 50) -> list[ScheduledRow]:
     made = []
     for prompt in prompts:
         sequence = sequence_of(prompt)
-        SequenceGroup(sequence.request, sequence.listener, [sequence])  # type: ignore[arg-type]
-        sequence.max_new_tokens, sequence.num_computed = max_new_tokens, len(prompt) - 1
-        sequence.num_shared = len(prompt) + 40
+        sequence.bounds, sequence.progress.num_computed = Bounds(max_new_tokens), len(prompt) - 1
+        sequence.kv.num_shared = len(prompt) + 40
         made.append(ScheduledRow(sequence, 1, 1))
     return made
 
@@ -346,7 +345,7 @@ def test_no_more_is_guessed_than_may_be_written_nor_than_there_are_slots_for() -
     assert drafter().extend(rows(text, max_new_tokens=3))[0].drafts == (3, 4)
     assert drafter().extend(rows(text, max_new_tokens=1))[0].drafts == ()
     (full,) = rows(text)
-    full.sequence.num_shared = len(text) + 1
+    full.sequence.kv.num_shared = len(text) + 1
     assert drafter().extend([full])[0].drafts == (3,)
 
 
@@ -389,9 +388,9 @@ def test_a_sequence_whose_guesses_fail_is_left_alone_and_one_that_begins_to_copy
             (extended,) = made.extend([ScheduledRow(sequence, 1, 1)])
             counts.append(len(extended.drafts))
             sequence.tokens.append(write(extended.drafts))
-            sequence.num_computed += 1
-            sequence.num_shared += 1
-            sequence.max_new_tokens += 1
+            sequence.progress.num_computed += 1
+            sequence.kv.num_shared += 1
+            sequence.bounds = Bounds(sequence.bounds.max_new_tokens + 1)
         return counts
 
     dice = random.Random(0)

@@ -17,13 +17,13 @@ SCRATCH = 99
 
 def sequence_of(num_tokens: int, *own: tuple[int, int]) -> Sequence:
     sequence = Sequence(Request([1]), np.arange(num_tokens, dtype=np.int32))
-    sequence.own = [Extent(*extent) for extent in own]
+    sequence.kv.own = [Extent(*extent) for extent in own]
     return sequence
 
 
 def plan_of(*rows: tuple[Sequence, int]) -> StepPlan:
     for sequence, num_new in rows:
-        sequence.num_computed = sequence.num_tokens - num_new
+        sequence.progress.num_computed = sequence.num_tokens - num_new
     return build_plan([ScheduledRow(sequence, num_new, 1) for sequence, num_new in rows], share_decode=False)
 
 
@@ -73,7 +73,7 @@ def test_slots_that_change_are_written_again() -> None:
     step = step_of(rows=2)
     sequence = sequence_of(3, (10, 14))
     step.write(plan_of((sequence, 1)))
-    sequence.own = [Extent(40, 44)]
+    sequence.kv.own = [Extent(40, 44)]
     step.write(plan_of((sequence, 1), (sequence_of(2, (60, 64)), 1)))
     assert [slots(step, row) for row in range(2)] == [[40, 41, 42], [60, 61]]
 
@@ -89,7 +89,7 @@ def test_more_sequences_than_rows_take_turns() -> None:
 def test_a_token_that_is_still_being_drawn_is_fed_from_the_last_step() -> None:
     step = step_of()
     sequence = sequence_of(3, (10, 18))
-    sequence.num_computed, sequence.num_in_flight, sequence.pending_index = 3, 1, 5
+    sequence.progress.num_computed, sequence.progress.num_in_flight, sequence.progress.pending_index = 3, 1, 5
     plan = build_plan([ScheduledRow(sequence, 1, 1)], share_decode=False)
     step.write(plan, padded_rows=2, token_sources=plan.token_sources)
     assert (step.sources[:2].tolist(), step.positions[:1].tolist()) == ([5, -1], [3])
