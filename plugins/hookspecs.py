@@ -1,4 +1,4 @@
-"""The seams: what a plugin may offer, and what each thing it offers must take and return.
+"""Hook specifications: what a plugin may offer, how it is called, and what it returns.
 
 A plugin is a module named by an entry point of the group `graftlm`:
 
@@ -15,8 +15,8 @@ Hooks must not import anything heavy; factories may.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pluggy
 
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from graftlm.core.request import Completion, Request
 
 Factory = Callable[..., Any]
+Kind = Literal["engines", "grammars", "attention", "models"]
+
+CALLS: Mapping[Kind, str] = {
+    "engines": "model, config, *, tokenizer, wake",
+    "grammars": "spec, vocabulary, options",
+    "attention": "store",
+    "models": "model, config, tokenizer",
+}
+"""The arguments that a factory of each kind is called with; those behind the asterisk by keyword."""
 
 hookspec = pluggy.HookspecMarker("graftlm")
 hookimpl = pluggy.HookimplMarker("graftlm")
@@ -41,15 +50,16 @@ def graftlm_register_engines(register: Register) -> None:
 
     factory(model, config, *, tokenizer, wake) -> graftlm.core.engine.Engine
 
-    Chosen by `Runtime(engine=...)`. Runs on the thread that will own the engine; `wake()` rouses it from any other.
-    A factory with the attribute `takes_ids = False` makes an engine that takes prompts and constraints as the caller
-    gave them: no tokenizer is loaded for it, `tokenizer` is None and so are `Submission.prompt_ids` and `.grammar`.
+    Chosen by `Runtime(engine=...)`. Called on the thread that will own the engine; `wake()` rouses that thread from any
+    other. A factory with the attribute `takes_ids = False` makes an engine that takes prompts and constraints as the
+    caller gave them: no tokenizer is loaded for it, `tokenizer` is None and so are `Submission.prompt_ids` and
+    `.grammar`. The engine tells observers of what it has finished: `graftlm.plugins.manager.load().request_finished`.
     """
 
 
 @hookspec
 def graftlm_register_grammars(register: Register) -> None:
-    """Offer grammar engines: what turns a constraint into token masks.
+    """Offer grammar engines, chosen by `Runtime(grammar_engine=...)`: they turn a constraint into token masks.
 
     factory(spec, vocabulary, options) -> graftlm.core.grammar.compile.Grammar
     """

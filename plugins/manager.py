@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import logging
 import os
 import re
@@ -11,20 +12,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import pluggy
 
 from graftlm.core.errors import PluginError
 from graftlm.plugins import builtin, hookspecs
-from graftlm.plugins.hookspecs import Factory
+from graftlm.plugins.hookspecs import CALLS, Factory, Kind
 
 if TYPE_CHECKING:
     from graftlm.core.request import Completion, Request
 
 GROUP = "graftlm"
 BUILTIN = "graftlm"
-Kind = Literal["engines", "grammars", "attention", "models"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 log = logging.getLogger("graftlm.plugins")
@@ -41,9 +41,13 @@ class Offer:
     description: str = ""
 
     def resolve(self) -> Factory:
-        """The factory itself. PluginError if its module cannot be imported or lacks the attribute."""
-        if not isinstance(self.factory, str):
-            return self.factory
+        """The factory itself. PluginError if it cannot be imported, or not be called as its kind is."""
+        factory = self._imported() if isinstance(self.factory, str) else self.factory
+        self._check_call(factory)
+        return factory
+
+    def _imported(self) -> Factory:
+        assert isinstance(self.factory, str)
         module, _, attribute = self.factory.partition(":")
         try:
             factory: Factory = getattr(importlib.import_module(module), attribute)
@@ -53,6 +57,19 @@ class Offer:
                 f"install what it needs or choose another name"
             ) from error
         return factory
+
+    def _check_call(self, factory: Factory) -> None:
+        arguments = CALLS[self.kind]
+        given, _, by_keyword = (part.replace(",", " ").split() for part in arguments.partition("*"))
+        try:
+            inspect.signature(factory).bind(*given, **dict.fromkeys(by_keyword))
+        except ValueError:
+            return  # it has no signature to look at, as some of C have none
+        except TypeError as error:
+            raise PluginError(
+                f"{self.kind} {self.name!r} of plugin {self.plugin!r} is called as factory({arguments}): {error}; "
+                "take these arguments"
+            ) from error
 
 
 @dataclass

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from graftlm.core import call_options
 from graftlm.core.config import SamplingParams
+from graftlm.core.errors import GraftError
 from graftlm.core.request import Usage
 from graftlm.core.runtime import Runtime
 
@@ -26,8 +27,7 @@ class GraftSettings(BaseModel):
     runtime_options  options for that one, such as `dtype` or `cache`; those that mean nothing else in
                      LangChain may also be given as keywords.
     max_tokens       None for all that the context leaves.
-    base_url         an endpoint in place of a local model: not part of this version, a call raises. Its key is
-                     `api_key`, else GRAFTLM_API_KEY.
+    base_url         an endpoint in place of a local model. Its key is `api_key`, else GRAFTLM_API_KEY.
     on_unsupported   "warn" leaves out what no grammar can keep of a schema; "error", the default, raises.
     max_retries      kept for swapping constructors: a local engine has nothing to retry.
     """
@@ -108,7 +108,10 @@ class GraftSettings(BaseModel):
         """The context in tokens where it can be read without a download; None elsewhere."""
         if self.runtime is None and self.model_name != "sprout" and not os.path.isdir(self.model_name):
             return None
-        return self.runtime_for().max_model_len
+        try:
+            return self.runtime_for().max_model_len
+        except GraftError:  # an endpoint or a plugin that does not tell
+            return None
 
     def _options_for_cache_key(self) -> dict[str, Any]:
         options = {name: str(value) for name, value in self.runtime_options.items()}

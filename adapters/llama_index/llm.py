@@ -19,7 +19,7 @@ from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import tool_constraint
 from graftlm.core.chat.tools import Tool
 from graftlm.core.config import SamplingParams
-from graftlm.core.errors import ConfigError
+from graftlm.core.errors import ConfigError, GraftError
 from graftlm.core.request import Request
 from graftlm.core.runtime import Runtime
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
@@ -35,7 +35,7 @@ from llama_index.core.base.llms.types import (
     MessageRole,
 )
 from llama_index.core.bridge.pydantic import BaseModel, Field, model_validator
-from llama_index.core.constants import DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS, DEFAULT_TEMPERATURE
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
 
@@ -50,7 +50,7 @@ class GraftLLM(StructuredPrediction):
     parameters may be given to the constructor, in `additional_kwargs` and to each call; unknown ones raise.
 
     runtime          a running `graftlm.Runtime` to use; without it, the process-wide one for `model`.
-    context_window   None reads it from the model.
+    context_window   None reads it from the model; of an endpoint it is 3,900 then.
     on_unsupported   "warn" leaves out what no grammar can keep of a schema; "error", the default, raises.
     is_chat_model    None means yes if the tokenizer has a chat template.
     """
@@ -109,7 +109,7 @@ class GraftLLM(StructuredPrediction):
     def metadata(self) -> LLMMetadata:
         runtime = self.runtime_for()
         return LLMMetadata(
-            context_window=self.context_window or runtime.max_model_len,
+            context_window=self.context_window or _context_window(runtime),
             num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
             is_chat_model=self._is_chat(runtime),
             is_function_calling_model=self.is_function_calling_model,
@@ -264,6 +264,14 @@ class GraftLLM(StructuredPrediction):
         if not calls and error_on_no_tool_call:
             raise ValueError(f"expected at least one tool call, the model answered: {response.message.content!r}")
         return [ToolSelection(tool_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in calls]
+
+
+def _context_window(runtime: Runtime) -> int:
+    """In tokens; LlamaIndex's default where an endpoint or a plugin does not tell."""
+    try:
+        return runtime.max_model_len
+    except GraftError:
+        return DEFAULT_CONTEXT_WINDOW
 
 
 def _wait(runtime: Runtime, request: Request) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -105,12 +104,6 @@ def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options
     from graftlm.plugins.manager import load
 
     factory: GrammarFactory = load().grammars[name]
-    try:
-        inspect.signature(factory).bind(spec, vocabulary, options)
-    except TypeError as error:
-        raise PluginError(
-            f"grammar engine {name!r} is called as factory(spec, vocabulary, options): {error}; take these arguments"
-        ) from error
     grammar = factory(spec, vocabulary, options)
     if not isinstance(grammar, Grammar):
         raise PluginError(

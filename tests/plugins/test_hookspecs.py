@@ -27,3 +27,8 @@ def test_the_page_gives_each_hook_its_arguments(name: str) -> None:
 def test_the_page_gives_each_factory_its_contract(name: str) -> None:
     (contract,) = re.findall(r"factory\(.*", inspect.getdoc(HOOKS[name]) or "")
     assert f"`{contract}`" in PAGE
+
+
+@pytest.mark.parametrize("kind", hookspecs.CALLS)
+def test_factories_are_called_as_their_hook_says(kind: hookspecs.Kind) -> None:
+    assert f"factory({hookspecs.CALLS[kind]}) -> " in (inspect.getdoc(HOOKS[f"graftlm_register_{kind}"]) or "")

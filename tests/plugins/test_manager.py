@@ -102,6 +102,35 @@ def test_a_factory_that_cannot_be_imported_says_where_from() -> None:
         registry.attention["fast"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "factory", "argument"),
+    [
+        ("engines", lambda model, config, tokenizer: None, "'wake'"),
+        ("grammars", lambda spec, vocabulary: None, r"spec, vocabulary, options\): too many positional"),
+        ("attention", lambda store, device: None, "'device'"),
+        ("models", lambda model, config: None, r"model, config, tokenizer\): too many positional"),
+    ],
+)
+def test_a_factory_that_takes_other_arguments_is_named_with_them(kind: str, factory: Any, argument: str) -> None:
+    registry = manager.Registry()
+    registry.add("acme", offering("fast", factory, kind))
+    with pytest.raises(PluginError, match=f"{kind} 'fast' of plugin 'acme' is called as factory.*{argument}"):
+        registry.kinds[kind]["fast"]  # type: ignore[index]
+
+
+def test_a_hook_with_an_argument_that_does_not_exist_is_named_with_it() -> None:
+    with pytest.raises(PluginError, match="Argument.*'regster'.*declared in the hookimpl"):
+        manager.Registry().add("acme", plugin(graftlm_register_engines=lambda regster: None))
+
+
+def test_a_wrong_call_of_register_names_the_argument() -> None:
+    def register_engines(register: Any) -> None:
+        register("fast", dict, about="quick")
+
+    with pytest.raises(PluginError, match=r"'acme' is broken: TypeError: .*unexpected keyword argument 'about'"):
+        manager.Registry().add("acme", plugin(graftlm_register_engines=register_engines))
+
+
 def test_a_broken_plugin_is_listed_and_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

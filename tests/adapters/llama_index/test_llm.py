@@ -87,11 +87,14 @@ def test_unknown_and_wrong_parameters_raise_where_they_are_given(llm: GraftLLM) 
         llm.complete("x", max_token=3)
 
 
-def test_what_is_no_runtime_and_an_endpoint_raise_and_say_what_to_give() -> None:
+def test_what_is_no_runtime_raises_and_says_what_to_give() -> None:
     with pytest.raises(ValidationError, match="runtime is 'sprout'; give a graftlm.Runtime"):
         GraftLLM(runtime="sprout")
-    with pytest.raises(ConfigError, match="remote endpoints are not part of this version"):
-        GraftLLM(model="sprout", api_base="http://localhost:8000/v1").complete("x")
+
+
+def test_the_context_of_an_endpoint_is_llama_indexes_default() -> None:
+    llm = GraftLLM(model="sprout", api_base="http://localhost:8000/v1", is_chat_model=True)
+    assert llm.metadata.context_window == 3900
 
 
 def test_what_is_no_message_raises(llm: GraftLLM) -> None:
