@@ -12,7 +12,7 @@ from graftlm.core.errors import EngineError, GraftError
 from graftlm.core.kv.memory import give_back
 from graftlm.core.kv.prefix_cache import PrefixCache
 from graftlm.core.metrics import Counters, Stats
-from graftlm.core.model.lease import Claim
+from graftlm.core.model.lease import ModelLease
 from graftlm.core.request import Completion, Request, Submission
 from graftlm.core.sampling.step_sampler import Outcome, PendingTokens, StepSampler
 from graftlm.core.scheduling.admission import Limits
@@ -364,19 +364,19 @@ def build_local(
     from graftlm.plugins import manager
 
     registry = manager.load()
-    claim = Claim(model)
+    lease = ModelLease(model)
     try:
         loaded = registry.models[config.loader](model, config, tokenizer)
         spec = build_runner(loaded, config, registry.attention)
     except BaseException:
-        claim.release()
+        lease.release()
         raise
 
     def close() -> None:
         try:
             spec.close()
         finally:
-            claim.release()
+            lease.release()
 
     owned = replace(spec, close=close)
     return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)

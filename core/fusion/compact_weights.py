@@ -14,7 +14,7 @@ from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.fusion.layer_parts import Agree, Parts, Product
+from graftlm.core.fusion.layer_parts import AllClose, Parts, Product
 from graftlm.core.kv.memory import free_bytes, size_of
 from graftlm.kernels.bits12.compact_product import (
     ONE_OF_EACH,
@@ -74,7 +74,7 @@ class CompactWeights:
         return tuple(weight is not None for weight in (self.qkv, self.out, self.gate_up, self.down))
 
 
-def compact_layer(parts: Parts, agree: Agree) -> CompactWeights:
+def compact_layer(parts: Parts, agree: AllClose) -> CompactWeights:
     """The weights of a layer's products in compact form, where they have one that `agree`s with the product."""
 
     def summed(product: Product | None) -> CompactWeight | None:
@@ -91,7 +91,7 @@ def compact_layer(parts: Parts, agree: Agree) -> CompactWeights:
     )
 
 
-def compact_of(product: Product, agree: Agree) -> CompactWeight | None:
+def compact_of(product: Product, agree: AllClose) -> CompactWeight | None:
     """The weight of one product in compact form; None if it has none that `agree`s with the product."""
     return _checked(product, lambda x, w: compact_product(x, w, product.bias), agree)
 
@@ -99,7 +99,7 @@ def compact_of(product: Product, agree: Agree) -> CompactWeight | None:
 def _checked(
     product: Product,
     run: Callable[[torch.Tensor, CompactWeight], torch.Tensor],
-    agree: Agree,
+    agree: AllClose,
     *,
     gates: bool = False,
 ) -> CompactWeight | None:

@@ -28,7 +28,7 @@ from graftlm.core.execution.paged import (
     packed_step,
 )
 from graftlm.core.fusion.compact_weights import CompactWeights, compact_layer
-from graftlm.core.fusion.layer_parts import Agree, Linear, Parts, Product, Recognised
+from graftlm.core.fusion.layer_parts import AllClose, Linear, Parts, Product, Recognised, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.attention import PackedQKV
@@ -40,12 +40,13 @@ from graftlm.kernels.bits12.compact_product import (
     compact_product,
 )
 from graftlm.kernels.bits12.weight_codec import CompactWeight
-from graftlm.kernels.gpu.elementwise import Norm, add_norm, rms_norm, silu_mul
+from graftlm.kernels.gpu.elementwise import add_norm, rms_norm, silu_mul
 from graftlm.kernels.gpu.pdl import can_chain
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.skinny_matmul import MAX_ROWS as FEW_ROWS, gated_product, product_parts, stream_product
 from graftlm.kernels.hopper.flow_product import MAX_ROWS as FLOW_ROWS, can_flow, flow_parts, flow_product
 from graftlm.kernels.hopper.wide_gate import ONE_OF_EACH, can_gate, is_gated, wide_gate
+from graftlm.kernels.rms_norm import Norm
 
 _PROBED = 5
 """Tokens of the random inputs."""
@@ -218,7 +219,7 @@ def fuse_layers(
     model: nn.Module,
     found: Recognised,
     fusions: Fusions,
-    agree: Agree,
+    agree: AllClose,
     *,
     max_rows: int | None = None,
     compact: bool = False,
@@ -231,10 +232,7 @@ def fuse_layers(
     """
     switch = AttentionSwitch(model)
     num_fused = 0
-    for owner in list(model.modules()):
-        layers, rotary = getattr(owner, "layers", None), getattr(owner, "rotary_emb", None)
-        if not isinstance(layers, nn.ModuleList) or not isinstance(rotary, nn.Module):
-            continue
+    for layers, rotary in decoder_stacks(model):
         handoff = Handoff()
         all_parts = [found.parts(layer) for layer in layers]
         for layer, parts, behind in zip(layers, all_parts, [*all_parts[1:], None], strict=True):
@@ -263,7 +261,7 @@ def _fused(
     rotary: nn.Module,
     parts: Parts,
     switch: AttentionSwitch,
-    agree: Agree,
+    agree: AllClose,
     make: Callable[[Parts, Heads, Callable[..., Any]], FusedLayer],
     *,
     compact: bool,
@@ -294,7 +292,7 @@ def _fused(
     return None
 
 
-def _flows(parts: Parts, compact: CompactWeights, agree: Agree) -> bool:
+def _flows(parts: Parts, compact: CompactWeights, agree: AllClose) -> bool:
     """Whether all products of few rows, but that for gates, can be read without a pause, and then give the same."""
     sums = [
         (product.weight, held)
@@ -318,7 +316,7 @@ def _flows(parts: Parts, compact: CompactWeights, agree: Agree) -> bool:
     return True
 
 
-def _takes_gates(product: Product | None, agree: Agree) -> bool:
+def _takes_gates(product: Product | None, agree: AllClose) -> bool:
     """Whether this product can take in its gates, and then gives what the product and a gate do."""
     if product is None or product.bias is not None:
         return False
@@ -345,7 +343,7 @@ def _heads(call: AttentionCall, parts: Parts) -> Heads | None:
     return Heads(num_heads, num_kv_heads, dim, call.params)
 
 
-def _same(probe: LayerProbe, fused: FusedLayer, agree: Agree) -> bool:
+def _same(probe: LayerProbe, fused: FusedLayer, agree: AllClose) -> bool:
     """Whether the fused layer gives this output, by way of these queries, keys and values; all of it and a part."""
     num_tokens = probe.hidden.shape[1]
     shape = (num_tokens, fused.heads.num_kv_heads, fused.heads.head_dim)

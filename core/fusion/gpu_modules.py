@@ -19,13 +19,14 @@ from torch import nn
 
 from graftlm.core.fusion.compact_weights import compact_of
 from graftlm.core.fusion.gpu_layers import fuse_layers, max_rows_of
-from graftlm.core.fusion.layer_parts import Agree, Linear, Product, Recognised, is_silu
+from graftlm.core.fusion.layer_parts import AllClose, Linear, Product, Recognised, allclose, is_silu
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.bits12.compact_product import MAX_ROWS as COMPACT_ROWS, compact_product
 from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
-from graftlm.kernels.gpu.elementwise import Norm, rms_norm, rotate, silu_mul
+from graftlm.kernels.gpu.elementwise import rms_norm, rotate, silu_mul
 from graftlm.kernels.gpu.gemv import row_product
 from graftlm.kernels.gpu.skinny_matmul import stream_product
+from graftlm.kernels.rms_norm import Norm
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between old and new on random input; half precision rounds once more or less."""
@@ -45,7 +46,7 @@ def fuse_gpu(
     fusions = Fusions()
     first = next(model.parameters())
     linear = FixedProduct(first.device, first.dtype) if strict else None
-    work = _Work(fusions, Recognised({}, {}, set()), linear, _same_shape if dry else _agree)
+    work = _Work(fusions, Recognised({}, {}), linear, _same_shape if dry else _agree)
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
@@ -66,7 +67,7 @@ class _Work:
     fusions: Fusions
     found: Recognised
     linear: Linear | None
-    agree: Agree
+    agree: AllClose
 
 
 def _fix_linears(model: nn.Module, linear: Linear, fusions: Fusions) -> None:
@@ -180,24 +181,22 @@ def _pack_gate_up(module: nn.Module, work: _Work) -> bool:
     work.fusions.add(partial(packed.unpack, linears))
     work.fusions.num_packed += 1
     work.found.products[module] = Product(packed.weight, packed.bias)
-    if silu:
-        work.found.gated.add(module)
     return True
 
 
 def _fuse_norm(module: nn.Module, work: _Work) -> bool:
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, torch.Tensor) or eps is None:
+    norm = Norm.of(module)
+    if norm is None:
         return False
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, eps)
+        return rms_norm(x, *norm)
 
+    weight = norm.weight
     probe = torch.randn(2, 3, weight.shape[0], device=weight.device).to(weight.dtype)
     if not _replace_forward(module, forward, probe, work):
         return False
-    work.found.norms[module] = Norm(weight, eps)
+    work.found.norms[module] = norm
     return True
 
 
@@ -288,8 +287,7 @@ def _probe(linear: nn.Linear, width: int, num_tokens: int = 3) -> torch.Tensor:
 
 
 def _agree(old: torch.Tensor, new: torch.Tensor) -> bool:
-    error = (new.float() - old.float()).norm() / old.float().norm().clamp_min(1e-30)
-    return old.shape == new.shape and bool(error < TOLERANCE.get(old.dtype, 0.0))
+    return allclose(old, new, TOLERANCE.get(old.dtype, 0.0))
 
 
 def _same_shape(old: torch.Tensor, new: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What a decoder layer makes of random input: what takes its place must make the same."""
+"""A decoder layer's output for random input, which a fused layer has to reproduce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIRST_POSITION = 7
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """A random input of a layer, how the layer called its attention, and what it gave.
+    """A random input of a layer, how the layer called its attention, and its output.
 
     hidden    [1, num_tokens, hidden_size]
     cos, sin  [1, num_tokens, rotary_dim]
@@ -40,15 +40,15 @@ class LayerProbe:
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
         cos, sin = rotary(hidden, positions)
         _, out = _run(layer, hidden, cos, sin, switch)
-        # A residual as large as what is added to it: otherwise it would hide an error, or the error of its rounding
-        # would look like one.
+        # Scale the residual stream to the size of what is added to it. A larger one would hide an error of the sum; a
+        # smaller one would make its own rounding look like one.
         share = float((out - hidden).float().norm() / hidden.float().norm())
         hidden = hidden * min(max(share, 1e-2), 1.0)
         calls, out = _run(layer, hidden, cos, sin, switch)
         return cls(hidden, cos, sin, out, calls[0]) if len(calls) == 1 else None
 
     def first(self, num_tokens: int) -> LayerProbe:
-        """The first tokens, which do not see the others."""
+        """The probe of the first tokens alone: attention is causal, so they do not see the others."""
         q, k, v = (x[:, :, :num_tokens] for x in (self.call.q, self.call.k, self.call.v))
         hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
         return LayerProbe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v))
@@ -57,7 +57,7 @@ class LayerProbe:
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Attention of a probe: q [1, num_heads, num_tokens, head_dim], k and v of num_kv_heads.
 
-    -> [num_tokens, num_heads, head_dim]. Window, cap and sinks are the kernel's affair.
+    -> [num_tokens, num_heads, head_dim]. Without window, softcap and sinks: those belong to the kernel.
     """
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)

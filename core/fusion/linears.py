@@ -1,6 +1,6 @@
-"""Faster modules in the place of a loaded model's own, each checked old against new, all of them reversible.
+"""Packed linear layers on CPUs in place of a model's own, each compared with what it replaces, all reversible.
 
-Here the linear layers on a CPU; fuse_cpu.py puts whole layers on top of them, fuse_gpu.py is for GPUs.
+cpu_layers.py fuses whole layers on top of them; gpu_modules.py is for GPUs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from graftlm.core.fusion.layer_parts import allclose
 from graftlm.kernels.cpu.packed_linear import PackedLinear, packable
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -21,7 +22,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 class Fusions:
     """What was replaced in a model. `undo` puts everything back.
 
-    num_compact  products that read their weight in 12 bits in steps of few tokens
+    num_compact  linear layers that read their weight in 12 bits in steps of few tokens
     """
 
     num_packed: int = 0
@@ -38,9 +39,9 @@ class Fusions:
 
 
 def fuse(model: nn.Module) -> Fusions:
-    """Replace in `model` what has a faster equal on its device.
+    """Replace the linear layers of `model` by packed ones, where these are on a CPU and give the same.
 
-    One weight at a time is held twice while it is repacked. A replacement that fails or differs is left out.
+    One weight at a time is in memory twice.
     """
     fusions = Fusions()
     with torch.inference_mode(False), torch.no_grad():
@@ -69,17 +70,16 @@ def _pack_linears(model: nn.Module, fusions: Fusions) -> None:
 
 
 def _pack(linear: nn.Module, dtype: torch.dtype, *, in_place: bool) -> PackedLinear | None:
-    """The packed equal of `linear`; None if there is none."""
+    """`linear` with a packed weight; None if oneDNN refuses it or its output differs."""
     if in_place and dtype is not torch.float32:
-        return None  # the plain layout gains nothing there
+        return None  # oneDNN gains nothing there without its own layout
     try:
         packed = PackedLinear(linear, in_place=in_place)
         probe = torch.randn(3, packed.in_features).to(dtype)
-        old, new = linear(probe).float(), packed(probe).float()
+        same = allclose(linear(probe), packed(probe), TOLERANCE[dtype])
     except RuntimeError:  # oneDNN refuses this dtype or shape on this CPU
         return None
-    error = (new - old).norm() / old.norm().clamp_min(1e-30)
-    return packed if float(error) < TOLERANCE[dtype] else None
+    return packed if same else None
 
 
 def _restorer(parent: nn.Module, name: str, packed: PackedLinear) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Claim: one runtime at a time runs a loaded model: it puts faster modules into it and takes them out at its end."""
+"""ModelLease: one runtime at a time runs a loaded model, because it replaces modules in it until it is closed."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from typing import Any
 
 from graftlm.core.errors import ConfigError
 
-_PATIENCE_S = 2.0  # for a runtime that nobody holds any more to end
+_TIMEOUT_S = 2.0
+"""How long to wait for a runtime that is ending."""
 
-_freed = threading.Condition()
-_claimed: weakref.WeakSet[Any] = weakref.WeakSet()
+_released = threading.Condition()
+_leased: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Claim:
-    """A loaded model, claimed by who made this until `release`. Names and folders need no claim: each reads its own.
+class ModelLease:
+    """Exclusive use of a loaded model until `release`. Names and folders need none: each runtime reads its own weights.
 
-    Raises ConfigError where another runtime has the model and is not ending.
+    Raises ConfigError if another runtime holds the model and does not release it in time.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = None if isinstance(model, str) or not hasattr(model, "forward") else model
         if self._model is None:
             return
-        if self._model in _claimed:
+        if self._model in _leased:
             gc.collect()  # its runtime may be garbage
-        with _freed:
-            if not _freed.wait_for(lambda: self._model not in _claimed, _PATIENCE_S):
+        with _released:
+            if not _released.wait_for(lambda: self._model not in _leased, _TIMEOUT_S):
                 raise ConfigError(
                     f"this {type(model).__name__} object is run by another Runtime already; use that one for both "
                     "(Runtime.shared(model) finds it), close it first, or load the model twice"
                 )
-            _claimed.add(self._model)
+            _leased.add(self._model)
 
     def release(self) -> None:
-        """Let others have the model. A second call does nothing."""
-        with _freed:
+        """Let another runtime have the model. A second call does nothing."""
+        with _released:
             if self._model is not None:
-                _claimed.discard(self._model)
+                _leased.discard(self._model)
                 self._model = None
-                _freed.notify_all()
+                _released.notify_all()

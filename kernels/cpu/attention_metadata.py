@@ -1,4 +1,4 @@
-"""A step's plan as the layers of one kind see it: which spans of slots each query reads, and how."""
+"""Attention metadata on a CPU: which spans of slots each query of a step reads, and by which path."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from graftlm.kernels.attention import Plan, Row, SlotRange
 
 Span = tuple[int, int]
 """Slots first, ..., last - 1."""
-BlockOf = tuple[list[int], list[int], list[Span]]
-"""Queries, how many keys of the spans each sees, and the spans."""
+Block = tuple[list[int], list[int], list[Span]]
+"""A block of queries: their indices, how many keys of the spans each of them sees, and the spans."""
 
-_FEW = 4
-"""Most new tokens of a row that are read as single queries, each with all that it sees."""
+_MAX_SINGLE = 4
+"""A row of up to so many new tokens is read as single queries, if there is no compiled loop for blocks."""
+_MIN_BLOCK_FILL = 1 / 4
+"""With that loop, a row is read as single queries if it fills less than this part of a block."""
 MAX_RUN = 16
-"""Most single queries that go over their keys together."""
-_FEW_OF_BLOCK = 16 / 64
-"""The same where blocks of queries are read together: what part of a full one is not worth the place of a block."""
+"""Most single queries of a row that go over their keys together."""
 
 
 @dataclass(frozen=True)
-class Reads:
-    """Queries that are read one by one, each over its own spans. At least one span each; the last ends with its token.
+class DecodeQueries:
+    """Queries that are read one by one, each over its own spans, of which the last ends with the query's own token.
 
-    query   int64 [n], which of the step's queries
-    indptr  int64 [n + 1], where each one's spans begin
-    spans   int64 [num_spans, 2], slots first, ..., last - 1
-    runs    int64 [num_runs + 1], where each run of neighbours begins whose keys are those of the one before and one
-            more: they go over them together. No run is longer than MAX_RUN.
+    query   int64 [n], indices of the step's queries
+    indptr  int64 [n + 1], offsets of each query's spans
+    spans   int64 [num_spans, 2], slots first, ..., last - 1; at least one for each query
+    runs    int64 [num_runs + 1], offsets of runs: neighbouring queries of one row, each of which sees one key more than
+            the one before. A run goes over its keys together and has at most MAX_RUN queries.
     """
 
     query: NDArray[np.int64]
@@ -42,14 +42,13 @@ class Reads:
     runs: NDArray[np.int64]
 
     @classmethod
-    def of(cls, queries: Sequence[tuple[int, list[Span]]], runs: Sequence[int] | None = None) -> Reads:
-        """Of (query, its spans), in any order, and the lengths of the runs; without them each query is its own."""
-        lengths = [len(spans) for _, spans in queries]
+    def of(cls, queries: Sequence[tuple[int, list[Span]]], runs: Sequence[int] | None = None) -> DecodeQueries:
+        """From (query, its spans), in any order, and the lengths of the runs; None makes each query its own run."""
         return cls(
             np.array([query for query, _ in queries], np.int64),
-            np.cumsum([0, *lengths], dtype=np.int64),
-            np.array([span for _, spans in queries for span in spans], np.int64).reshape(-1, 2),
-            np.arange(len(queries) + 1) if runs is None else np.cumsum([0, *runs], dtype=np.int64),
+            _indptr([len(spans) for _, spans in queries]),
+            _spans([spans for _, spans in queries]),
+            _indptr([1] * len(queries) if runs is None else runs),
         )
 
     @cached_property
@@ -64,19 +63,19 @@ class Reads:
         return a, b, c, d
 
     def each(self) -> list[tuple[int, list[Span]]]:
-        """(query, its spans) of each."""
+        """(query, its spans) of each query."""
         spans = [(first, last) for first, last in self.spans.tolist()]
-        ends = self.indptr.tolist()
-        return [(q, spans[ends[i] : ends[i + 1]]) for i, q in enumerate(self.query.tolist())]
+        offsets = self.indptr.tolist()
+        return [(q, spans[offsets[i] : offsets[i + 1]]) for i, q in enumerate(self.query.tolist())]
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Queries that are read together, in blocks over the same spans.
+class QueryBlocks:
+    """Queries in blocks; those of one block are read together, over the same spans.
 
-    query      int64 [num_queries], which of the step's queries; those of block b from query_ptr[b] on
-    visible    int64 [num_queries], how many of the block's keys, from the first, each query sees; at least one
-    spans      int64 [num_spans, 2], slots first, ..., last - 1; those of block b from span_ptr[b] on
+    query      int64 [num_queries], indices of the step's queries; query_ptr has the offsets of the blocks
+    visible    int64 [num_queries], how many of the block's keys, from the first on, each query sees; at least one
+    spans      int64 [num_spans, 2], slots first, ..., last - 1; span_ptr has the offsets of the blocks
     """
 
     query: NDArray[np.int64]
@@ -86,14 +85,13 @@ class Blocks:
     span_ptr: NDArray[np.int64]
 
     @classmethod
-    def of(cls, blocks: Sequence[BlockOf]) -> Blocks:
-        """Of (queries, what each sees, spans)."""
+    def of(cls, blocks: Sequence[Block]) -> QueryBlocks:
         return cls(
             np.array([q for queries, _, _ in blocks for q in queries], np.int64),
             np.array([n for _, visible, _ in blocks for n in visible], np.int64),
-            np.cumsum([0, *(len(queries) for queries, _, _ in blocks)], dtype=np.int64),
-            np.array([span for _, _, spans in blocks for span in spans], np.int64).reshape(-1, 2),
-            np.cumsum([0, *(len(spans) for _, _, spans in blocks)], dtype=np.int64),
+            _indptr([len(queries) for queries, _, _ in blocks]),
+            _spans([spans for _, _, spans in blocks]),
+            _indptr([len(spans) for _, _, spans in blocks]),
         )
 
     @cached_property
@@ -104,38 +102,51 @@ class Blocks:
         return a, b, c, d, e
 
 
+def _indptr(lengths: Sequence[int]) -> NDArray[np.int64]:
+    return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def _spans(of_each: Sequence[list[Span]]) -> NDArray[np.int64]:
+    return np.array([span for spans in of_each for span in spans], np.int64).reshape(-1, 2)
+
+
 @dataclass(frozen=True)
-class Group:
-    """Queries that share `spans`, to be read once for all of them. `index` into the step's queries; also as blocks."""
+class SharedPrefix:
+    """Spans that several rows share, to be read once for all their queries.
+
+    index   int64 [num_queries], indices of the step's queries
+    blocks  the same queries in blocks; None where these are not compiled
+    """
 
     spans: list[Span]
     index: torch.Tensor
-    blocks: Blocks | None
+    blocks: QueryBlocks | None
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A row of several new tokens. `spans`: where the tokens before them lie, without those that a group covers."""
+    """A row of several new tokens. `spans` hold the tokens before them, without those of a shared prefix."""
 
     row: Row
     spans: list[Span]
 
 
 @dataclass(frozen=True)
-class Work:
-    """A plan as one kind of layer sees it: without a window, or with a window of one size.
+class AttentionMetadata:
+    """A plan as layers with one window size, or with none, see it.
 
-    singles  queries that are read one by one, without the spans of `groups`
-    decode   whether these are all queries of the step, one of each row
-    blocks   rows of more new tokens that are read in blocks; None if none are
-    chunks   the others
+    singles   queries that are read one by one, without the spans of `prefixes`
+    decode    whether each row of the step has one new token
+    blocks    rows of more new tokens that are read in blocks; None if there are none
+    chunks    the other rows
+    prefixes  what several rows share
     """
 
-    singles: Reads
+    singles: DecodeQueries
     decode: bool
-    blocks: Blocks | None
+    blocks: QueryBlocks | None
     chunks: list[Chunk]
-    groups: list[Group]
+    prefixes: list[SharedPrefix]
 
 
 def spans_of(extents: Sequence[SlotRange], first: int, last: int) -> list[Span]:
@@ -151,21 +162,21 @@ def spans_of(extents: Sequence[SlotRange], first: int, last: int) -> list[Span]:
     return spans
 
 
-def _blocks(queries: list[int], visible: list[int], spans: list[Span], width: int) -> list[BlockOf]:
-    """`queries` in blocks of `width`; visible[i] of the spans' keys are seen by the i-th."""
-    starts = range(0, len(queries), width)
-    return [(queries[i : i + width], visible[i : i + width], spans) for i in starts]
+def _blocks(queries: list[int], visible: list[int], spans: list[Span], block_size: int) -> list[Block]:
+    """`queries` in blocks; the i-th sees the first visible[i] keys of the spans."""
+    starts = range(0, len(queries), block_size)
+    return [(queries[i : i + block_size], visible[i : i + block_size], spans) for i in starts]
 
 
-def lay_out(plan: Plan, window: int | None, block: int | None, device: torch.device) -> Work:
-    """Sort a step's rows into single queries, chunks and groups for layers with this window.
+def build_metadata(plan: Plan, window: int | None, block_size: int | None, device: torch.device) -> AttentionMetadata:
+    """Sort a step's rows into single queries, blocks and chunks for layers with this window, and find shared prefixes.
 
-    block   how many queries of a chunk or group are read together; None if they are not read in blocks
-    device  where the queries are
+    block_size  queries of a block; None if there is no compiled loop for blocks
+    device      where the queries are
     """
     rows = plan.rows
-    covered = [0] * len(rows)
-    groups: list[Group] = []
+    covered = [0] * len(rows)  # tokens of each row that a shared prefix has
+    prefixes: list[SharedPrefix] = []
     for shared in plan.shared:
         if window is not None and max(rows[i].past + rows[i].num_new for i in shared.rows) > window:
             continue  # these rows no longer see all of it: each reads what it sees by itself
@@ -173,27 +184,33 @@ def lay_out(plan: Plan, window: int | None, block: int | None, device: torch.dev
             covered[i] = shared.length
         queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].start + rows[i].num_new)]
         spans = spans_of(shared.extents, 0, shared.length)
-        together = None if block is None else Blocks.of(_blocks(queries, [shared.length] * len(queries), spans, block))
-        groups.append(Group(spans, torch.tensor(queries, device=device), together))
-    few = _FEW if block is None else max(_FEW, int(block * _FEW_OF_BLOCK))
+        blocks = _blocks(queries, [shared.length] * len(queries), spans, block_size) if block_size is not None else None
+        index = torch.tensor(queries, device=device)
+        prefixes.append(SharedPrefix(spans, index, QueryBlocks.of(blocks) if blocks is not None else None))
+    max_single = _MAX_SINGLE if block_size is None else max(_MAX_SINGLE, int(block_size * _MIN_BLOCK_FILL))
     singles: list[tuple[int, list[Span]]] = []
     runs: list[int] = []
     chunks: list[Chunk] = []
-    blocks: list[BlockOf] = []
-    for row, hidden in zip(rows, covered, strict=True):
+    in_blocks: list[Block] = []
+    for row, first_own in zip(rows, covered, strict=True):
         length = row.past + row.num_new
-        if row.num_new <= few:
+        if row.num_new <= max_single:
             for i in range(row.num_new):
                 seen = row.past + i + 1
-                first = hidden if window is None else max(hidden, seen - window)
+                first = first_own if window is None else max(first_own, seen - window)
                 singles.append((row.start + i, spans_of(row.extents, first, seen)))
-            nested = row.num_new <= MAX_RUN and (window is None or length <= hidden + window)
+            nested = row.num_new <= MAX_RUN and (window is None or length <= first_own + window)
             runs += [row.num_new] if nested else [1] * row.num_new
-        elif block is not None and (window is None or length <= window):
-            visible = list(range(row.past - hidden + 1, length - hidden + 1))
-            spans = spans_of(row.extents, hidden, length)
-            blocks += _blocks(list(range(row.start, row.start + row.num_new)), visible, spans, block)
+        elif block_size is not None and (window is None or length <= window):
+            visible = list(range(row.past - first_own + 1, length - first_own + 1))
+            spans = spans_of(row.extents, first_own, length)
+            in_blocks += _blocks(list(range(row.start, row.start + row.num_new)), visible, spans, block_size)
         else:
-            chunks.append(Chunk(row, spans_of(row.extents, hidden, row.past)))
-    decode = all(row.num_new == 1 for row in rows)
-    return Work(Reads.of(singles, runs), decode, Blocks.of(blocks) if blocks else None, chunks, groups)
+            chunks.append(Chunk(row, spans_of(row.extents, first_own, row.past)))
+    return AttentionMetadata(
+        DecodeQueries.of(singles, runs),
+        all(row.num_new == 1 for row in rows),
+        QueryBlocks.of(in_blocks) if in_blocks else None,
+        chunks,
+        prefixes,
+    )

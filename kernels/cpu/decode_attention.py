@@ -1,8 +1,8 @@
-"""Attention of single queries on a CPU: one compiled loop over queries and KV heads, on torch's own threads.
+"""Attention of single queries on a CPU, for decode steps and short extends: one compiled loop on torch's own threads.
 
-A query reads its few spans of slots in place, once, with the softmax kept running from block to block. Compared with
-one library call per span, nothing is dispatched, padded or merged, and bfloat16 is widened on the way into registers.
-The few new tokens of one row go from block to block together: their keys come from memory once.
+Each query reads its spans of slots in place, with an online softmax over blocks of keys. Nothing is padded or merged as
+with one library call per span, and bfloat16 is widened in registers. A run of queries, the last tokens of one sequence,
+goes over its keys together, so that keys come from memory once.
 """
 
 from __future__ import annotations
@@ -14,42 +14,43 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from graftlm.kernels.cpu.attention_metadata import MAX_RUN, Reads
+from graftlm.kernels.cpu.attention_metadata import MAX_RUN, DecodeQueries
 from graftlm.kernels.cpu.loop_runtime import (
     FLAGS,
     Loop,
     at,
-    compiled,
+    compile_loop,
     element_of,
     exp,
+    int_fields,
     narrow,
+    next_task,
     row_address,
-    take,
     widen,
 )
 
 BLOCK = 64
 """Keys whose scores are held at once."""
 _SMALL_BYTES = 1 << 18
-"""Of K read by a layer: below this, one thread is done before another has joined."""
+"""A layer that reads fewer bytes of K is left to one thread: it is done before a second one would start."""
 
 _F = np.float32
 
-_NUMBERS = (
-    *("next_task", "num_queries", "num_runs", "num_kv_heads", "num_slots"),
-    *("q", "q_token", "q_head", "new_k", "k_token", "k_head", "new_v", "v_token", "v_head"),
-    *("k", "v", "query", "indptr", "spans", "runs", "out", "lse", "wide_out"),
-)
-
 
 class _Call(ctypes.Structure):
-    """What the compiled loop is handed: addresses, and strides in elements. `new_k` 0: K and V are stored already."""
+    """Addresses, counts, and strides in elements. `new_k` is 0 if this step's K and V are stored already."""
 
-    _fields_ = (*((name, ctypes.c_int64) for name in _NUMBERS), ("scale", ctypes.c_float), ("softcap", ctypes.c_float))
+    _fields_ = (
+        *int_fields("next_task", "num_queries", "num_runs", "num_kv_heads", "num_slots"),
+        *int_fields("q", "q_token", "q_head", "new_k", "k_token", "k_head", "new_v", "v_token", "v_head"),
+        *int_fields("k", "v", "query", "indptr", "spans", "runs", "out", "lse", "float32_out"),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    )
 
 
 class CompiledDecode:
-    """The loop for one shape of heads and one dtype, compiled when it is made and kept on disk for later processes."""
+    """The loop for one shape of heads and one dtype, compiled when this is made."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype, *, capped: bool) -> None:
         self._loop = Loop(_Call(), _compile(group, k_dim, v_dim, dtype is torch.bfloat16, capped))
@@ -59,23 +60,23 @@ class CompiledDecode:
         q: torch.Tensor,
         new: tuple[torch.Tensor, torch.Tensor] | None,
         stores: tuple[torch.Tensor, torch.Tensor],
-        reads: Reads,
+        queries: DecodeQueries,
         scale: float,
         softcap: float | None,
         out: torch.Tensor,
         lse: torch.Tensor,
     ) -> None:
-        """Attend each query of `reads` to its spans.
+        """Attend each of `queries` to its spans.
 
-        q    [num_tokens, Hq, Dk]
-        new  this step's K [num_tokens, Hkv, Dk] and V, to be stored first, each at the end of its query's last span;
-             None if that is done
+        q       [num_tokens, Hq, Dk]
+        new     this step's K [num_tokens, Hkv, Dk] and V, which are stored first, each at the end of its query's last
+                span; None if they are stored already
         stores  K and V [num_slots, Hkv, D], KV head first in memory
-        out  [num_tokens, Hq, Dv], dtype of q or float32;  lse  float32 [num_tokens, Hq];  only `reads.query` is set
+        out     [num_tokens, Hq, Dv], dtype of q or float32; lse float32 [num_tokens, Hq]; only `queries` are set
         """
         k_store, v_store = stores
         call = self._loop.call
-        call.num_queries, call.num_runs = len(reads.query), len(reads.runs) - 1
+        call.num_queries, call.num_runs = len(queries.query), len(queries.runs) - 1
         call.num_slots, call.num_kv_heads = k_store.shape[:2]
         call.q, call.q_token, call.q_head = row_address(q)
         if new is None:
@@ -84,15 +85,15 @@ class CompiledDecode:
             call.new_k, call.k_token, call.k_head = row_address(new[0])
             call.new_v, call.v_token, call.v_head = row_address(new[1])
         call.k, call.v = k_store.data_ptr(), v_store.data_ptr()
-        call.query, call.indptr, call.spans, call.runs = reads.addresses
-        call.out, call.lse, call.wide_out = out.data_ptr(), lse.data_ptr(), out.dtype is torch.float32
+        call.query, call.indptr, call.spans, call.runs = queries.addresses
+        call.out, call.lse, call.float32_out = out.data_ptr(), lse.data_ptr(), out.dtype is torch.float32
         call.scale, call.softcap = scale, softcap or 0.0
-        self._loop.run(alone=reads.num_keys * k_store[0].numel() * k_store.itemsize < _SMALL_BYTES)
+        self._loop.run(single_thread=queries.num_keys * k_store[0].numel() * k_store.itemsize < _SMALL_BYTES)
 
 
 @njit(forceinline=True, **FLAGS)
 def _score(scores, scaled, keys, num_keys, group, k_dim):
-    """scores[g, j] = scaled[g] . keys[j]; four keys at a time share each load of the query."""
+    """scores[g, j] = scaled[g] . keys[j], four keys for each load of the query."""
     whole = num_keys - num_keys % 4
     for j in range(0, whole, 4):
         for g in range(group):
@@ -113,8 +114,8 @@ def _score(scores, scaled, keys, num_keys, group, k_dim):
 
 
 @njit(forceinline=True, **FLAGS)
-def _soften(scores, num_keys, softcap):
-    """softcap * tanh(scores / softcap)"""
+def _softcap(scores, num_keys, softcap):
+    """scores = softcap * tanh(scores / softcap), in place."""
     for j in range(num_keys):
         x = min(scores[j] / softcap * _F(2), _F(80))
         scores[j] = softcap * (_F(1) - _F(2) / (exp(x) + _F(1)))
@@ -122,7 +123,7 @@ def _soften(scores, num_keys, softcap):
 
 @njit(forceinline=True, **FLAGS)
 def _add(total, scores, values, num_keys, group, v_dim):
-    """total[g] += sum over j of scores[g, j] * values[j]; four values at a time share each load of the sum."""
+    """total[g] += sum over j of scores[g, j] * values[j], four values for each load of the sum."""
     whole = num_keys - num_keys % 4
     for j in range(0, whole, 4):
         for g in range(group):
@@ -143,7 +144,7 @@ def _add(total, scores, values, num_keys, group, v_dim):
 
 @functools.cache
 def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -> int:
-    """Address of the loop `void (call *)`: works on tasks, one run of queries and KV head each, until none is left."""
+    """Address of the loop. A task is one run of queries and one KV head."""
     element, size = element_of(bfloat16)
 
     def work(pointer):
@@ -161,10 +162,10 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -
         peak, weight = np.empty((MAX_RUN, group), np.float32), np.empty((MAX_RUN, group), np.float32)
         kept = np.empty(group, np.float32)
         while True:
-            task = take(pointer)
+            task = next_task(pointer)
             if task >= num_runs * num_kv_heads:
                 break
-            # head by head: queries that share a prefix find one head of it in their core's cache
+            # head by head, so that queries with a common prefix find this head of it in their core's cache
             head, run = task // num_runs, task % num_runs
             begin, longest = runs[run], runs[run + 1] - 1
             num_together = longest + 1 - begin
@@ -183,7 +184,9 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -
                 keys[head, slot] = carray(at(call.new_k + offset * size), k_dim, element)
                 offset = query[longest] * call.v_token + head * call.v_head
                 values[head, slot] = carray(at(call.new_v + offset * size), v_dim, element)
-            left = np.int64(0)  # keys from here on; the last query of the run sees them all, the one before one fewer
+            left = np.int64(
+                0
+            )  # keys not read yet, of those that the run's last query sees; each query before sees one fewer
             for span in range(indptr[longest], indptr[longest + 1]):
                 left += spans[span, 1] - spans[span, 0]
             for span in range(indptr[longest], indptr[longest + 1]):
@@ -196,7 +199,7 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -
                         _score(scores, scaled[i], keys[head, first : first + num_keys], num_keys, group, k_dim)
                         for g in range(group):
                             if capped:
-                                _soften(scores[g], num_keys, call.softcap)
+                                _softcap(scores[g], num_keys, call.softcap)
                             highest = peak[i, g]
                             for j in range(num_keys):
                                 highest = max(highest, scores[g, j])
@@ -209,7 +212,7 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -
                             peak[i, g], weight[i, g] = highest, weight[i, g] * kept[g] + gained
                             for d in range(v_dim):
                                 added[g, d] = _F(0)
-                        # each block is summed by itself first: sums over thousands of keys would round as often
+                        # sum each block by itself first: one sum over thousands of keys has a larger rounding error
                         _add(added, scores, values[head, first : first + num_keys], num_keys, group, v_dim)
                         for g in range(group):
                             for d in range(v_dim):
@@ -218,7 +221,7 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -
             for i in range(num_together):
                 for g in range(group):
                     offset = (query[begin + i] * num_kv_heads + head) * group + g
-                    if call.wide_out != 0:
+                    if call.float32_out != 0:
                         wide = carray(at(call.out + offset * v_dim * 4), v_dim, np.float32)
                         for d in range(v_dim):
                             wide[d] = total[i, g, d] / weight[i, g]
@@ -228,4 +231,4 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -
                             row[d] = narrow(total[i, g, d] / weight[i, g], row)
                     carray(at(call.lse + offset * 4), 1, np.float32)[0] = peak[i, g] + np.log(weight[i, g])
 
-    return compiled(_Call, work)
+    return compile_loop(_Call, work)

@@ -1,4 +1,4 @@
-"""What a decoder layer does on a CPU between its products, for many tokens: compiled loops on torch's own threads."""
+"""Elementwise loops of a decoder layer on a CPU, for many tokens: norm, rotary embedding, SwiGLU."""
 
 from __future__ import annotations
 
@@ -13,70 +13,66 @@ from numba import carray
 from graftlm.kernels.cpu.loop_runtime import (
     Loop,
     at,
-    compiled,
+    compile_loop,
+    copy_row,
     element_of,
-    gated,
-    load,
-    load_normed,
+    int_fields,
     narrow,
-    take,
-    turn,
+    next_task,
+    rms_norm,
+    rotate,
+    silu_mul,
+    store_row,
     widen,
 )
+from graftlm.kernels.rms_norm import Norm
 
 _ROWS = 4
 """Rows of a task."""
 _SMALL = 1 << 14
-"""Elements: below this, one thread is done before another has joined."""
-
-_Fields = tuple[tuple[str, Any], ...]
-
-
-def _fields(*names: str) -> _Fields:
-    return tuple((name, ctypes.c_int64) for name in names)
+"""Tensors of fewer elements are left to one thread: it is done before a second one would start."""
 
 
 class _Norm(ctypes.Structure):
     _fields_ = (
-        *_fields("next_task", "num_rows", "size", "x", "added", "added_row", "weight", "out", "out_row"),
+        *int_fields("next_task", "num_rows", "size", "x", "added", "added_row", "weight", "out", "out_row"),
         ("eps", ctypes.c_float),
     )
 
 
 class _Rotation(ctypes.Structure):
     _fields_ = (
-        *_fields("next_task", "num_rows", "q", "q_row", "k", "k_row", "num_heads", "num_kv_heads", "head_dim"),
-        *_fields("rotary_dim", "cos", "sin", "table_row", "q_norm", "k_norm"),
+        *int_fields("next_task", "num_rows", "q", "q_row", "k", "k_row", "num_heads", "num_kv_heads", "head_dim"),
+        *int_fields("rotary_dim", "cos", "sin", "table_row", "q_norm", "k_norm"),
         ("eps", ctypes.c_float),
     )
 
 
-class _Gate(ctypes.Structure):
-    _fields_ = _fields("next_task", "num_rows", "size", "gate", "up", "row", "out", "out_row")
+class _SiluMul(ctypes.Structure):
+    _fields_ = int_fields("next_task", "num_rows", "size", "gate", "up", "row", "out", "out_row")
 
 
 class Elementwise:
-    """The loops for one dtype, compiled when this is made and kept on disk for later processes."""
+    """The loops for one dtype, compiled when this is made."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         half = dtype is torch.bfloat16
         self._norm = Loop(_Norm(), _compile_norm(half))
         self._rotation = Loop(_Rotation(), _compile_rotation(half))
-        self._gate = Loop(_Gate(), _compile_gate(half))
+        self._silu_mul = Loop(_SiluMul(), _compile_silu_mul(half))
 
-    def norm(self, x: torch.Tensor, added: torch.Tensor | None, norm: tuple[torch.Tensor, float], out: Any) -> None:
+    def norm(self, x: torch.Tensor, added: torch.Tensor | None, norm: Norm, out: torch.Tensor) -> None:
         """x += added; out = RMSNorm of x.
 
         x      [num_rows, n], dense; added [num_rows or more, n], rows dense, or None
-        norm   weight [n] and eps
         out    [num_rows or more, n], rows dense; rows of padding are left alone
         """
         call: Any = self._norm.call
-        weight, call.eps = norm
         call.num_rows, call.size = x.shape
-        call.x, call.weight, call.out, call.out_row = x.data_ptr(), weight.data_ptr(), out.data_ptr(), out.stride(0)
+        call.weight, call.eps = norm.weight.data_ptr(), norm.eps
+        call.x, call.out, call.out_row = x.data_ptr(), out.data_ptr(), out.stride(0)
         call.added, call.added_row = (added.data_ptr(), added.stride(0)) if added is not None else (0, 0)
-        self._norm.run(alone=x.numel() < _SMALL)
+        self._norm.run(single_thread=x.numel() < _SMALL)
 
     def rotate(
         self,
@@ -84,10 +80,10 @@ class Elementwise:
         k: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        q_norm: tuple[torch.Tensor, float] | None,
-        k_norm: tuple[torch.Tensor, float] | None,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
     ) -> None:
-        """Norm and rotate the heads of q [num_rows, num_heads, head_dim] and k [num_rows, num_kv_heads, head_dim].
+        """Norm and rotate the heads of q and k [num_rows, num_heads or num_kv_heads, head_dim] in place.
 
         cos, sin  [num_rows, rotary_dim], both halves equal
         """
@@ -96,18 +92,18 @@ class Elementwise:
         call.q, call.q_row, call.k, call.k_row = q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0)
         call.num_kv_heads, call.rotary_dim = k.shape[1], cos.shape[1]
         call.cos, call.sin, call.table_row = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
-        call.q_norm, call.eps = (q_norm[0].data_ptr(), q_norm[1]) if q_norm is not None else (0, 0.0)
-        call.k_norm = k_norm[0].data_ptr() if k_norm is not None else 0
-        self._rotation.run(alone=q.numel() < _SMALL)
+        call.q_norm, call.eps = (q_norm.weight.data_ptr(), q_norm.eps) if q_norm is not None else (0, 0.0)
+        call.k_norm = k_norm.weight.data_ptr() if k_norm is not None else 0
+        self._rotation.run(single_thread=q.numel() < _SMALL)
 
-    def gate(self, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
         """out = silu(gate) * up. All [num_rows, n], rows dense, gate and up of one stride; out may be gate."""
-        call: Any = self._gate.call
+        call: Any = self._silu_mul.call
         assert gate.stride(0) == up.stride(0)
         call.num_rows, call.size = gate.shape
         call.gate, call.up, call.row = gate.data_ptr(), up.data_ptr(), gate.stride(0)
         call.out, call.out_row = out.data_ptr(), out.stride(0)
-        self._gate.run(alone=gate.numel() < _SMALL)
+        self._silu_mul.run(single_thread=gate.numel() < _SMALL)
 
 
 @functools.cache
@@ -120,7 +116,7 @@ def _compile_norm(bfloat16: bool) -> int:
         weight = carray(at(call.weight), num, element)
         wide = np.empty(num, np.float32)
         while True:
-            first = take(pointer) * _ROWS
+            first = next_task(pointer) * _ROWS
             if first >= call.num_rows:
                 break
             for row in range(first, min(first + _ROWS, call.num_rows)):
@@ -129,12 +125,11 @@ def _compile_norm(bfloat16: bool) -> int:
                     added = carray(at(call.added + row * call.added_row * size), num, element)
                     for d in range(num):
                         x[d] = narrow(widen(x[d]) + widen(added[d]), x)
-                load_normed(wide, x, weight, num, call.eps)
+                rms_norm(wide, x, weight, num, call.eps)
                 out = carray(at(call.out + row * call.out_row * size), num, element)
-                for d in range(num):
-                    out[d] = narrow(wide[d], out)
+                store_row(out, wide)
 
-    return compiled(_Norm, work)
+    return compile_loop(_Norm, work)
 
 
 @functools.cache
@@ -146,7 +141,7 @@ def _compile_rotation(bfloat16: bool) -> int:
         dim, half = call.head_dim, call.rotary_dim // 2
         wide = np.empty(dim, np.float32)
         while True:
-            first = take(pointer) * _ROWS
+            first = next_task(pointer) * _ROWS
             if first >= call.num_rows:
                 break
             for row in range(first, min(first + _ROWS, call.num_rows)):
@@ -160,16 +155,15 @@ def _compile_rotation(bfloat16: bool) -> int:
                         norm = call.k_norm
                     x = carray(at(place), dim, element)
                     if norm != 0:
-                        load_normed(wide, x, carray(at(norm), dim, element), dim, call.eps)
-                        for d in range(dim):
-                            x[d] = narrow(wide[d], x)
-                    turn(x, cos, sin, half)
+                        rms_norm(wide, x, carray(at(norm), dim, element), dim, call.eps)
+                        store_row(x, wide)
+                    rotate(x, cos, sin, half)
 
-    return compiled(_Rotation, work)
+    return compile_loop(_Rotation, work)
 
 
 @functools.cache
-def _compile_gate(bfloat16: bool) -> int:
+def _compile_silu_mul(bfloat16: bool) -> int:
     element, size = element_of(bfloat16)
 
     def work(pointer):
@@ -177,14 +171,14 @@ def _compile_gate(bfloat16: bool) -> int:
         num = call.size
         wide = np.empty(num, np.float32)
         while True:
-            first = take(pointer) * _ROWS
+            first = next_task(pointer) * _ROWS
             if first >= call.num_rows:
                 break
             for row in range(first, min(first + _ROWS, call.num_rows)):
-                load(wide, carray(at(call.gate + row * call.row * size), num, element))
+                copy_row(wide, carray(at(call.gate + row * call.row * size), num, element))
                 up = carray(at(call.up + row * call.row * size), num, element)
                 out = carray(at(call.out + row * call.out_row * size), num, element)
                 for d in range(num):
-                    out[d] = narrow(gated(wide[d], widen(up[d]), out), out)
+                    out[d] = narrow(silu_mul(wide[d], widen(up[d]), out), out)
 
-    return compiled(_Gate, work)
+    return compile_loop(_SiluMul, work)

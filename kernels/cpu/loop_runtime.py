@@ -1,7 +1,8 @@
-"""What the compiled loops on a CPU share: how they are called and kept, numbers of two dtypes, a layer's arithmetic.
+"""What compiled CPU loops share: compilation, cache on disk, threads, bfloat16 and elementwise arithmetic.
 
-Elements are float32, or bfloat16 held as uint16. A loop is `void (call *)`: it takes tasks from the call's first field
-until none is left, so that any number of threads may run it at once.
+A loop is a C function `void (call *)` that numba compiles. All its arguments are fields of one ctypes structure, whose
+first field counts tasks: each thread takes the next task until none is left, so any number of threads may run the loop.
+Elements are float32, or bfloat16 held as uint16.
 """
 
 from __future__ import annotations
@@ -20,70 +21,74 @@ from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
-from graftlm.kernels.cpu.openmp import team
+from graftlm.kernels.cpu.openmp import parallel_region
 
 FLAGS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 _SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
 
 
+def int_fields(*names: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of a call structure that are int64: counts, strides in elements, and addresses."""
+    return tuple((name, ctypes.c_int64) for name in names)
+
+
 class Loop:
-    """A compiled loop over tasks, and the structure that it is called with."""
+    """A compiled loop and the structure it is called with."""
 
     def __init__(self, call: ctypes.Structure, function: int) -> None:
         self.call: Any = call
         self._address = ctypes.addressof(call)
         self._function = function
-        self._alone: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
-        self._team = team()
+        self._run_here: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+        self._parallel_region = parallel_region()
 
-    def run(self, *, alone: bool = False) -> None:
-        """Do all tasks: on torch's threads, or here if there is little to do."""
+    def run(self, *, single_thread: bool = False) -> None:
+        """Run all tasks on torch's threads; `single_thread` suits work that ends before a second thread would start."""
         self.call.next_task = 0
         threads = torch.get_num_threads()
-        if alone or self._team is None or threads == 1:
-            self._alone(self._address)
+        if single_thread or self._parallel_region is None or threads == 1:
+            self._run_here(self._address)
         else:
-            self._team(self._function, self._address, threads, 0)
+            self._parallel_region(self._function, self._address, threads, 0)
 
 
-def compiled(call: type[ctypes.Structure], work: Callable[..., Any]) -> int:
-    """Address of `work` as machine code, which is kept on disk for later processes where that can be."""
+def compile_loop(call: type[ctypes.Structure], work: Callable[..., Any]) -> int:
+    """Compile `work` and return its address. The machine code is kept on disk for later processes where possible."""
     signature = types.void(types.CPointer(from_dtype(np.dtype(call))))
-    work.__qualname__ += f".{_form(work)}"
+    work.__qualname__ += f".{_cache_key(work)}"
     try:
         address: int = cfunc(signature, cache=True, **FLAGS)(work).address
-    except RuntimeError:  # no folder to keep it in: neither beside the source nor the user's cache
+    except RuntimeError:  # neither the source's folder nor the user's cache folder can be written
         address = cfunc(signature, **FLAGS)(work).address
     return address
 
 
-def _form(work: Callable[..., Any]) -> str:
-    """What `work` is compiled from beside its own file, by which alone numba sees whether what it kept is stale.
+def _cache_key(work: Callable[..., Any]) -> str:
+    """A digest of all that `work` is compiled from except its own file, which is all that numba checks.
 
-    The variables around it and the processor are in the index of what numba has kept too. But forms that share an index
-    can be given the same file by two processes that compile at the same time, and then one would run the other's.
+    numba's index also has the closure's variables and the processor. But two processes that compile variants under one
+    index at the same time may be given the same file name, and then one would run the other's code.
     """
-    around = [cell.cell_contents for cell in work.__closure__ or ()]
+    closure = [cell.cell_contents for cell in work.__closure__ or ()]
     processor = cpu_target.target_context.codegen().magic_tuple()
-    found = hashlib.sha256(_SOURCE.encode() + dumps(around) + repr(processor).encode())
-    return found.hexdigest()[:16]
+    return hashlib.sha256(_SOURCE.encode() + dumps(closure) + repr(processor).encode()).hexdigest()[:16]
 
 
 def element_of(bfloat16: bool) -> tuple[Any, int]:
-    """The type of an element, and its bytes."""
+    """numpy type and bytes of an element."""
     return (np.uint16, 2) if bfloat16 else (np.float32, 4)
 
 
 def row_address(x: torch.Tensor) -> tuple[int, int, int]:
-    """Address of x [num_tokens, heads, dim], and its strides from token to token and from head to head."""
+    """Address of x [num_tokens, heads, dim], and its strides from token to token and from head to head, in elements."""
     per_token, per_head, per_element = x.stride()
     assert per_element == 1
     return x.data_ptr(), per_token, per_head
 
 
 @intrinsic
-def take(typingctx: Any, call: Any) -> tuple[Any, Callable[..., Any]]:
-    """The next task's number: each is handed out once, to whichever thread asks first."""
+def next_task(typingctx: Any, call: Any) -> tuple[Any, Callable[..., Any]]:
+    """The number of the next task: an atomic increment, so each task goes to exactly one thread."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         counter = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
@@ -94,7 +99,7 @@ def take(typingctx: Any, call: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def at(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
-    """The pointer to an address."""
+    """The pointer of an integer address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -104,7 +109,7 @@ def at(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def from_bits(typingctx: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
-    """The float32 whose bits these are."""
+    """The float32 with these bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -114,7 +119,7 @@ def from_bits(typingctx: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def widen(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
-    """float32 of a float32, or of the upper half of one: bfloat16, held as uint16."""
+    """Element to float32: bfloat16 becomes the upper half of its bits, float32 stays."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         (value,) = arguments
@@ -128,7 +133,7 @@ def widen(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def narrow(typingctx: Any, x: Any, like: Any) -> tuple[Any, Callable[..., Any]]:
-    """float32 in the dtype of the array `like`; to bfloat16 it is rounded to nearest, ties to even."""
+    """float32 to an element of the array `like`; bfloat16 is rounded to nearest, ties to even."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value = arguments[0]
@@ -153,9 +158,9 @@ _C0, _C1, _C2, _C3, _C4 = _F(1 / 720), _F(1 / 120), _F(1 / 24), _F(1 / 6), _F(0.
 
 @njit(forceinline=True, **FLAGS)
 def exp(x):
-    """e to the x for x up to 88, to 2 units in the last place; below -87 that of -87.
+    """e^x for x up to 88, accurate to 2 units in the last place; below -87 it is e^-87.
 
-    2 to a whole number times a short series: unlike a library call it is compiled into vector instructions.
+    2^n times a short polynomial: unlike a library call, LLVM compiles it into vector instructions.
     """
     x = max(x, _F(-87))
     whole = np.int32(x * _LOG2_E + (_F(0.5) if x > _F(0) else _F(-0.5)))
@@ -166,20 +171,20 @@ def exp(x):
 
 @njit(forceinline=True, **FLAGS)
 def rounded(x, like):
-    """x as it would be read from the array `like` after it was written there."""
+    """x rounded to the elements of the array `like`, in float32."""
     return widen(narrow(x, like))
 
 
 @njit(forceinline=True, **FLAGS)
-def gated(gate, up, like):
+def silu_mul(gate, up, like):
     """silu(gate) * up, rounded where the models' own code rounds."""
     gate = rounded(gate, like)
     return rounded(gate / (_F(1) + exp(min(-gate, _F(80)))), like) * rounded(up, like)
 
 
 @njit(forceinline=True, **FLAGS)
-def load(to, x):
-    """to = x, and zeros after its end."""
+def copy_row(to, x):
+    """to = x in float32, padded with zeros."""
     for d in range(len(x)):
         to[d] = widen(x[d])
     for d in range(len(x), len(to)):
@@ -187,8 +192,8 @@ def load(to, x):
 
 
 @njit(forceinline=True, **FLAGS)
-def load_normed(to, x, weight, num, eps):
-    """to = the RMSNorm of x [num] by `weight`; rounded where the models' own code rounds, zeros after its end."""
+def rms_norm(to, x, weight, num, eps):
+    """to = RMSNorm of x [num], in float32, padded with zeros; rounded where the models' own code rounds."""
     for d in range(num, len(to)):
         to[d] = _F(0)
     total = _F(0)
@@ -202,8 +207,15 @@ def load_normed(to, x, weight, num, eps):
 
 
 @njit(forceinline=True, **FLAGS)
-def turn(x, cos, sin, half):
-    """Rotate the first 2 * half elements of x, rounded where the models' own code rounds."""
+def store_row(to, x):
+    """to = float32 x, rounded to the elements of `to`."""
+    for d in range(len(to)):
+        to[d] = narrow(x[d], to)
+
+
+@njit(forceinline=True, **FLAGS)
+def rotate(x, cos, sin, half):
+    """Rotate the first 2 * half elements of a head in place; rounded where the models' own code rounds."""
     for d in range(half):
         a, b = widen(x[d]), widen(x[half + d])
         c, s = widen(cos[d]), widen(sin[d])

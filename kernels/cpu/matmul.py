@@ -1,4 +1,8 @@
-"""Products of few rows with a weight on a CPU, outputs in registers: tiles of four rows, on torch's own threads."""
+"""Skinny matrix products on a CPU: x [num_rows, k] times a weight [n, k], for few rows, as compiled loops.
+
+Decoding is bound by reading weights. A task is 64 outputs; for tiles of four rows their sums stay in registers, so each
+weight is loaded once per four rows. Bias, SwiGLU and residual sum are part of the loop.
+"""
 
 from __future__ import annotations
 
@@ -7,181 +11,78 @@ import functools
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+import torch
+from numba import carray, njit
 
-from graftlm.kernels.cpu.loop_runtime import FLAGS, at, compiled, element_of, gated, narrow, rounded, take, widen
+from graftlm.kernels.cpu.loop_runtime import (
+    FLAGS,
+    Loop,
+    at,
+    compile_loop,
+    element_of,
+    int_fields,
+    narrow,
+    next_task,
+    rounded,
+    silu_mul,
+    store_row,
+    widen,
+)
+from graftlm.kernels.cpu.packed_linear import PANEL, Panels
+from graftlm.kernels.cpu.register_tiles import inner_tile, outer_tile
 
-PANEL = 64
-"""Outputs of one task: four vector registers of float32."""
+SMALL_BYTES = 1 << 18
+"""Weights of fewer bytes are read by one thread: it is done before a second one would start."""
 
 
-class ProductCall(ctypes.Structure):
-    """One product x W^T of few rows. Addresses; `x_row` and `out_row` in elements.
+class MatmulCall(ctypes.Structure):
+    """One product x W^T. Fields are addresses and counts; `x_row` and `out_row` are strides in elements.
 
-    x       float32 [num_rows, depth], zeros where W ends
-    pieces  int64 [num_pieces, 6], the weights whose outputs lie side by side: their first task, outputs, first column
-            of `out`, address, address of what their outputs are the gates of or 0, address of the bias or 0
-    add     whether `out` is added to
+    x         float32 [num_rows, depth], zeros after the weight's last input
+    segments  int64 [num_segments, 6], the weights whose outputs are concatenated. Each: first task, number of outputs,
+              first column of `out`, address of the weight, address of an up projection or 0, address of the bias or 0.
+              With an up projection, the result is silu(x W^T) * (x U^T).
+    add       whether the result is added to `out`
 
-    A weight lies in panels, or row by row: then `depth` is its inputs, a multiple of 16, and it has 4 outputs or more.
+    A weight is packed in panels, or row-major: then depth is a multiple of 16, and it has at least 4 outputs.
     """
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            *("next_task", "num_tasks", "num_rows", "depth", "x", "x_row"),
-            *("pieces", "num_pieces", "out", "out_row", "add"),
-        )
+    _fields_ = int_fields(
+        *("next_task", "num_tasks", "num_rows", "depth", "x", "x_row"),
+        *("segments", "num_segments", "out", "out_row", "add"),
     )
 
 
-def _tile(num_rows: int, *, half: bool) -> Any:
-    """C [num_rows, PANEL] = A [num_rows, depth] B, all of C in registers meanwhile. A and C are float32.
-
-    B is a panel [depth, PANEL] of float32 or, if `half`, [depth / 2, PANEL, 2] of bfloat16.
-    """
-
-    @intrinsic
-    def tile(typingctx: Any, c: Any, a: Any, a_row: Any, b: Any, depth: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-            c, a, a_row, b, depth = arguments
-            word, single = ir.IntType(64), ir.FloatType()
-            vector, bits = ir.VectorType(single, 16), ir.VectorType(ir.IntType(32), 16)
-            zero = ir.Constant(vector, [0.0] * 16)
-            first = ir.Constant(bits, [0] * 16)
-            width = PANEL // 16
-            steps = builder.lshr(depth, ir.Constant(word, 1)) if half else depth
-
-            def at(base: Any, offset: Any, kind: Any) -> Any:
-                return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
-
-            def splat(address: Any) -> Any:
-                one = builder.insert_element(zero, builder.load(address, align=4), ir.Constant(ir.IntType(32), 0))
-                return builder.shuffle_vector(one, zero, first)
-
-            sums = [[cgutils.alloca_once(builder, vector) for _ in range(width)] for _ in range(num_rows)]
-            for row in sums:
-                for total in row:
-                    builder.store(zero, total)
-            with cgutils.for_range(builder, steps) as loop:
-                offset = builder.mul(loop.index, ir.Constant(word, 4 * PANEL))
-                kind = bits if half else vector
-                lines = [
-                    builder.load(at(b, builder.add(offset, ir.Constant(word, 64 * i)), kind), align=4)
-                    for i in range(width)
-                ]
-                parts = [lines]
-                if half:  # each 32 bits hold two inputs' weights of one output
-                    low = [builder.shl(x, ir.Constant(bits, [16] * 16)) for x in lines]
-                    high = [builder.and_(x, ir.Constant(bits, [0xFFFF0000] * 16)) for x in lines]
-                    parts = [[builder.bitcast(x, vector) for x in part] for part in (low, high)]
-                step = builder.mul(loop.index, ir.Constant(word, 4 * len(parts)))
-                for i, row in enumerate(sums):
-                    start = builder.add(step, builder.mul(a_row, ir.Constant(word, i)))
-                    for j, part in enumerate(parts):
-                        many = splat(at(a, builder.add(start, ir.Constant(word, 4 * j)), single))
-                        for total, line in zip(row, part, strict=True):
-                            product = builder.fmul(many, line, flags=("fast",))
-                            builder.store(builder.fadd(builder.load(total), product, flags=("fast",)), total)
-            for i, row in enumerate(sums):
-                for j, total in enumerate(row):
-                    place = at(c, ir.Constant(word, 4 * (i * PANEL + 16 * j)), vector)
-                    builder.store(builder.load(total), place, align=4)
-
-        integer = types.int64
-        return types.void(integer, integer, integer, integer, integer), generate
-
-    return tile
-
-
-def _dots(num_rows: int, *, half: bool) -> Any:
-    """C [num_rows, 4] = A [num_rows, depth] B^T, with B [4, depth] row by row; rows of C lie PANEL apart."""
-
-    @intrinsic
-    def dots(typingctx: Any, c: Any, a: Any, a_row: Any, b: Any, depth: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-            c, a, a_row, b, depth = arguments
-            word, single, number = ir.IntType(64), ir.FloatType(), ir.IntType(32)
-            vector, bits = ir.VectorType(single, 16), ir.VectorType(number, 16)
-            zero = ir.Constant(vector, [0.0] * 16)
-            size = 2 if half else 4
-            b_row = builder.mul(depth, ir.Constant(word, size))
-
-            def at(base: Any, offset: Any, kind: Any) -> Any:
-                return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
-
-            def weight(address: Any) -> Any:
-                if not half:
-                    return builder.load(at(address, ir.Constant(word, 0), vector), align=4)
-                found = builder.load(at(address, ir.Constant(word, 0), ir.VectorType(ir.IntType(16), 16)), align=2)
-                return builder.bitcast(builder.shl(builder.zext(found, bits), ir.Constant(bits, [16] * 16)), vector)
-
-            sums = [[cgutils.alloca_once(builder, vector) for _ in range(4)] for _ in range(num_rows)]
-            for row in sums:
-                for total in row:
-                    builder.store(zero, total)
-            with cgutils.for_range(builder, builder.lshr(depth, ir.Constant(word, 4))) as loop:
-                step = builder.mul(loop.index, ir.Constant(word, 16 * size))
-                lines = [
-                    weight(builder.add(b, builder.add(step, builder.mul(b_row, ir.Constant(word, i)))))
-                    for i in range(4)
-                ]
-                step = builder.mul(loop.index, ir.Constant(word, 64))
-                for i, row in enumerate(sums):
-                    place = at(a, builder.add(step, builder.mul(a_row, ir.Constant(word, i))), vector)
-                    x = builder.load(place, align=4)
-                    for total, line in zip(row, lines, strict=True):
-                        product = builder.fmul(x, line, flags=("fast",))
-                        builder.store(builder.fadd(builder.load(total), product, flags=("fast",)), total)
-            for i, row in enumerate(sums):
-                for j, total in enumerate(row):
-                    value = builder.load(total)
-                    for width in (8, 4, 2, 1):  # the upper half onto the lower one
-                        order = [*range(width, 2 * width), *range(16 - width)][:16]
-                        moved = builder.shuffle_vector(value, zero, ir.Constant(bits, order))
-                        value = builder.fadd(value, moved, flags=("fast",))
-                    found = builder.extract_element(value, ir.Constant(number, 0))
-                    builder.store(found, at(c, ir.Constant(word, 4 * (i * PANEL + j)), single), align=4)
-
-        integer = types.int64
-        return types.void(integer, integer, integer, integer, integer), generate
-
-    return dots
-
-
-def _by_rows(*, half: bool) -> Any:
-    """C [num_rows, PANEL] = A B, four rows at a time."""
-    one, two, three, four = (_tile(num_rows, half=half) for num_rows in (1, 2, 3, 4))
+def _panel_matmul(*, bfloat16: bool) -> Any:
+    """C [num_rows, PANEL] = A B for one panel B, four rows at a time; `num_out` is ignored."""
+    one, two, three, four = (outer_tile(num_rows, PANEL // 16, b_bfloat16=bfloat16) for num_rows in (1, 2, 3, 4))
 
     @njit(forceinline=True, **FLAGS)
-    def product(c, a, a_row, b, num_rows, depth):
+    def matmul(c, a, a_row, b, num_rows, depth, num_out):
         for row in range(0, num_rows, 4):
             left = num_rows - row
             here, there = a + row * a_row, c + row * 4 * PANEL
             if left >= 4:
-                four(there, here, a_row, b, depth)
+                four(there, here, a_row, 4, b, depth)
             elif left == 3:
-                three(there, here, a_row, b, depth)
+                three(there, here, a_row, 4, b, depth)
             elif left == 2:
-                two(there, here, a_row, b, depth)
+                two(there, here, a_row, 4, b, depth)
             else:
-                one(there, here, a_row, b, depth)
+                one(there, here, a_row, 4, b, depth)
 
-    return product
+    return matmul
 
 
-def _by_rows_plain(*, half: bool) -> Any:
-    """The same for the next `num_out` rows, 4 to PANEL of them, of a weight that lies row by row."""
-    one, two, four = (_dots(num_rows, half=half) for num_rows in (1, 2, 4))
-    size = 2 if half else 4
+def _row_major_matmul(*, bfloat16: bool) -> Any:
+    """The same for the next `num_out` rows, 4 to PANEL of them, of a row-major weight."""
+    one, two, four = (inner_tile(num_rows, b_bfloat16=bfloat16) for num_rows in (1, 2, 4))
+    size = 2 if bfloat16 else 4
 
     @njit(forceinline=True, **FLAGS)
-    def product(c, a, a_row, b, num_rows, depth, num_out):
+    def matmul(c, a, a_row, b, num_rows, depth, num_out):
         for first in range(0, num_out, 4):
-            column = min(first, num_out - 4)  # the last four once more, if there are not four left
+            column = min(first, num_out - 4)  # fewer than four left: some are computed twice
             weight = b + column * depth * size
             row = 0
             while num_rows - row >= 4:
@@ -193,93 +94,105 @@ def _by_rows_plain(*, half: bool) -> Any:
             if num_rows - row == 1:
                 one(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
 
-    return product
+    return matmul
 
 
-# of the module, not of what compiles: what a loop closes over is part of the name that it is kept under
-_product, _half_product = _by_rows(half=False), _by_rows(half=True)
-_plain_product, _half_plain_product = _by_rows_plain(half=False), _by_rows_plain(half=True)
+# Module-level: the loops below find them as globals. Variables of their closures would be part of the cache key.
+_panels, _panels_bfloat16 = _panel_matmul(bfloat16=False), _panel_matmul(bfloat16=True)
+_row_major, _row_major_bfloat16 = _row_major_matmul(bfloat16=False), _row_major_matmul(bfloat16=True)
 
 
 @functools.cache
-def compile_plain_product(bfloat16: bool) -> int:
-    """The same for one weight that lies row by row."""
+def compile_matmul(bfloat16: bool, row_major: bool = False) -> int:
+    """Address of `void (MatmulCall *)`, for weights in panels or row-major ones. A task is PANEL outputs."""
     element, size = element_of(bfloat16)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
-        num_rows, depth = call.num_rows, call.depth
-        pieces = carray(at(call.pieces), (1, 6), np.int64)
-        sums = np.empty((num_rows, PANEL), np.float32)
-        num_out, weight, bias = pieces[0, 1], pieces[0, 3], pieces[0, 5]
+        num_rows, depth, x, x_row = call.num_rows, call.depth, call.x, call.x_row * 4
+        segments = carray(at(call.segments), (call.num_segments, 6), np.int64)
+        sums, ups = np.empty((num_rows, PANEL), np.float32), np.empty((num_rows, PANEL), np.float32)
         while True:
-            task = take(pointer)
-            if task >= call.num_tasks:
-                break
-            first = min(task * PANEL, num_out - 4)
-            width = min(PANEL, num_out - first)
-            here = weight + first * depth * size
-            if bfloat16:
-                _half_plain_product(sums.ctypes.data, call.x, call.x_row * 4, here, num_rows, depth, width)
-            else:
-                _plain_product(sums.ctypes.data, call.x, call.x_row * 4, here, num_rows, depth, width)
-            for row in range(num_rows):
-                out = carray(at(call.out + (row * call.out_row + first) * size), width, element)
-                if bias != 0:
-                    added = carray(at(bias + first * size), width, element)
-                    for j in range(width):
-                        sums[row, j] += widen(added[j])
-                for j in range(width):
-                    out[j] = narrow(sums[row, j], out)
-
-    return compiled(ProductCall, work)
-
-
-@functools.cache
-def compile_product(bfloat16: bool) -> int:
-    """Address of `void (ProductCall *)`: works on tasks, a panel of outputs each, until none is left."""
-    element, size = element_of(bfloat16)
-
-    def work(pointer):
-        call = carray(pointer, 1)[0]
-        num_rows, depth = call.num_rows, call.depth
-        pieces = carray(at(call.pieces), (call.num_pieces, 6), np.int64)
-        sums, others = np.empty((num_rows, PANEL), np.float32), np.empty((num_rows, PANEL), np.float32)
-        while True:
-            task = take(pointer)
+            task = next_task(pointer)
             if task >= call.num_tasks:
                 break
             index = 0
-            while index + 1 < call.num_pieces and task >= pieces[index + 1, 0]:
+            while index + 1 < call.num_segments and task >= segments[index + 1, 0]:
                 index += 1
-            first = (task - pieces[index, 0]) * PANEL
-            width = min(PANEL, pieces[index, 1] - first)
-            weight, second, bias = pieces[index, 3], pieces[index, 4], pieces[index, 5]
+            first, num_out = (task - segments[index, 0]) * PANEL, segments[index, 1]
+            if row_major:
+                first = min(first, num_out - 4)
+            width = min(PANEL, num_out - first)
+            weight, up, bias = segments[index, 3], segments[index, 4], segments[index, 5]
             offset = first * depth * size
-            if bfloat16:
-                _half_product(sums.ctypes.data, call.x, call.x_row * 4, weight + offset, num_rows, depth)
-            else:
-                _product(sums.ctypes.data, call.x, call.x_row * 4, weight + offset, num_rows, depth)
-            if second != 0:
+            if row_major:
                 if bfloat16:
-                    _half_product(others.ctypes.data, call.x, call.x_row * 4, second + offset, num_rows, depth)
+                    _row_major_bfloat16(sums.ctypes.data, x, x_row, weight + offset, num_rows, depth, width)
                 else:
-                    _product(others.ctypes.data, call.x, call.x_row * 4, second + offset, num_rows, depth)
+                    _row_major(sums.ctypes.data, x, x_row, weight + offset, num_rows, depth, width)
+            elif bfloat16:
+                _panels_bfloat16(sums.ctypes.data, x, x_row, weight + offset, num_rows, depth, width)
+                if up != 0:
+                    _panels_bfloat16(ups.ctypes.data, x, x_row, up + offset, num_rows, depth, width)
+            else:
+                _panels(sums.ctypes.data, x, x_row, weight + offset, num_rows, depth, width)
+                if up != 0:
+                    _panels(ups.ctypes.data, x, x_row, up + offset, num_rows, depth, width)
             for row in range(num_rows):
-                place = call.out + (row * call.out_row + pieces[index, 2] + first) * size
+                place = call.out + (row * call.out_row + segments[index, 2] + first) * size
                 out = carray(at(place), width, element)
                 if bias != 0:
                     added = carray(at(bias + first * size), width, element)
                     for j in range(width):
                         sums[row, j] += widen(added[j])
-                if second != 0:
+                if up != 0:
                     for j in range(width):
-                        sums[row, j] = gated(sums[row, j], others[row, j], out)
+                        sums[row, j] = silu_mul(sums[row, j], ups[row, j], out)
                 if call.add != 0:
                     for j in range(width):
                         out[j] = narrow(rounded(sums[row, j], out) + widen(out[j]), out)
                 else:
-                    for j in range(width):
-                        out[j] = narrow(sums[row, j], out)
+                    store_row(out, sums[row])
 
-    return compiled(ProductCall, work)
+    return compile_loop(MatmulCall, work)
+
+
+def address_of(x: torch.Tensor | None) -> int:
+    return x.data_ptr() if x is not None else 0
+
+
+class SkinnyLinear:
+    """A linear layer for few rows. Its weight is packed in panels, or a row-major tensor that `fits`."""
+
+    def __init__(self, weight: Panels | torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        half = dtype is torch.bfloat16
+        if isinstance(weight, Panels):
+            self.num_out, self._num_in, depth = weight.num_out, weight.num_in, weight.depth
+            num_bytes, address, function = weight.num_bytes, weight.address, compile_matmul(half)
+        else:
+            self.num_out, self._num_in = weight.shape
+            depth, num_bytes = self._num_in, weight.nbytes
+            address, function = weight.data_ptr(), compile_matmul(half, row_major=True)
+        self._weights = weight, bias  # the call has their addresses only
+        self._segments = np.array([[0, self.num_out, 0, address, 0, address_of(bias)]], np.int64)
+        self._loop = Loop(MatmulCall(), function)
+        self._single_thread = num_bytes < SMALL_BYTES
+        call = self._loop.call
+        call.num_tasks, call.depth, call.x_row = -(-self.num_out // PANEL), depth, depth
+        call.segments, call.num_segments, call.out_row = self._segments.ctypes.data, 1, self.num_out
+
+    @staticmethod
+    def fits(weight: torch.Tensor) -> bool:
+        """Whether the loop can read this weight [n, k] as it is."""
+        return weight.is_contiguous() and weight.shape[1] % 16 == 0 and weight.shape[0] >= 4
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_rows, k] -> [num_rows, n], dtype of x"""
+        call = self._loop.call
+        inputs = x.float().contiguous()
+        if call.depth != self._num_in:
+            inputs = torch.nn.functional.pad(inputs, (0, call.depth - self._num_in))
+        out = torch.empty(x.shape[0], self.num_out, dtype=x.dtype)
+        call.num_rows, call.x, call.out = x.shape[0], inputs.data_ptr(), out.data_ptr()
+        self._loop.run(single_thread=self._single_thread)
+        return out

@@ -1,7 +1,7 @@
-"""Run compiled code on the threads that torch computes with.
+"""Run compiled code on torch's own OpenMP threads.
 
-torch keeps a team of OpenMP threads per calling thread, which wait for the next operation by spinning. A second pool
-beside it would fight for the same cores; the same team takes a call in a few microseconds.
+torch keeps one team of OpenMP threads per calling thread; idle threads spin until the next operation. A second thread
+pool would compete for the same cores, while the same team starts a call within a few microseconds.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from pathlib import Path
 
 import torch
 
-Entry = Callable[[int, int, int, int], None]
+ParallelRegion = Callable[[int, int, int, int], None]
 _ENDING = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 
 
 @functools.cache
 def torch_library() -> ctypes.CDLL:
-    """The library that torch computes with on a CPU. Raises OSError if it does not lie where it should."""
+    """The shared library of torch's CPU operators. Raises OSError if it is not where torch installs it."""
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu{_ENDING}"))
 
 
 @functools.cache
-def team() -> Entry | None:
-    """OpenMP's own entry into a parallel region, of the library that torch was linked with; None if there is none.
+def parallel_region() -> ParallelRegion | None:
+    """GOMP_parallel of the OpenMP library that torch is linked with; None if there is none.
 
-    Takes (address of a function, address it is called with on every thread, number of threads, 0).
+    Takes (address of a function, address of its argument, number of threads, 0) and runs the function once per thread.
     """
     try:
-        entry = torch_library().GOMP_parallel  # found in what the library depends on
+        entry = torch_library().GOMP_parallel  # found through the library's own dependencies
     except (OSError, AttributeError):
         return None
     entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     entry.restype = None
-    run: Entry = entry
+    run: ParallelRegion = entry
     return run

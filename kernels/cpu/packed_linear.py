@@ -1,8 +1,8 @@
 """Linear layers on a CPU through oneDNN, with the weight in oneDNN's own block layout.
 
-Decoding multiplies a few rows with every weight of the model. torch hands float32 products to a BLAS that is slow
-for so few rows on many CPUs, and bfloat16 products to oneDNN with a weight that it lays out anew in every call.
-A weight that is laid out once takes no more memory and runs 1.3 to 2.6 times as fast with 1 to 64 rows.
+Decoding multiplies a few rows with every weight of the model. torch gives float32 products to a BLAS that is slow for
+so few rows on many CPUs, and bfloat16 products to oneDNN, which then reorders the weight in every call. A weight that
+was reordered once takes no more memory and runs 1.3 to 2.6 times as fast with 1 to 64 rows.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from torch import nn
 _LINEAR: Any = None
 _REORDER: Any = None
 if torch._C._has_mkldnn:
-    # What oneDNN compiles for a shape and a number of rows it keeps, half a MiB each, up to this many. It reads the
-    # variable at its first use; 1,024, its own choice, would be more than the weights of many a model.
+    # oneDNN keeps what it compiles for each shape and number of rows, half a MiB each, up to this many. Its default of
+    # 1,024 would take more memory than the weights of a small model. It reads the variable at its first use.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     _LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
 
-
 PANEL = 64
+"""Outputs of a panel, in oneDNN's layout and in our loops: four vector registers of 16 float32."""
 
 
 class Panels(NamedTuple):
-    """A weight that oneDNN laid out in panels of 64 outputs: [num_out / 64, depth, 64], in bfloat16
-    [num_out / 64, depth / 2, 64, 2].
+    """A weight in oneDNN's layout of panels: [num_out / 64, depth, 64], in bfloat16 [num_out / 64, depth / 2, 64, 2].
 
-    depth  inputs, with zeros after the last; outputs too are filled up with zeros
+    depth  number of inputs with padding; padded inputs and outputs are 0
     """
 
     packed: torch.Tensor
@@ -52,10 +51,10 @@ class Panels(NamedTuple):
 
 
 class PackedLinear(nn.Linear):
-    """Takes the place of an nn.Linear, or of a Conv1D of transformers, and of its weight's memory; `unpack` undoes it.
+    """Replaces an nn.Linear, or a Conv1D of transformers; `unpack` undoes it.
 
-    The original module stays as it is, but its weight is empty meanwhile. With `in_place`, the weight stays
-    where it is, for weights that others use too, such as a head tied to the embedding: slower, but oneDNN still.
+    The original module's weight is empty meanwhile, so the weight is in memory once. With `in_place` it stays where it
+    is, for weights that other modules use too, such as a head tied to the embedding: slower, but still by oneDNN.
     """
 
     def __init__(self, original: nn.Module, *, in_place: bool = False) -> None:
@@ -86,23 +85,23 @@ class PackedLinear(nn.Linear):
 
     @property
     def in_place(self) -> bool:
-        """Whether the weight is where it was, as it was."""
+        """Whether the weight is still the original's."""
         return self._packed is None
 
     def panels(self) -> Panels | None:
-        """Where the weight lies, for loops of our own; None if it does not lie in panels."""
+        """The weight for our own loops; None if oneDNN did not lay it out in panels."""
         if self._packed is None or self._transposed or not hasattr(torch.ops.mkldnn, "data_ptr"):
             return None
         bias = self.bias.detach() if self.bias is not None else None
         found = _panels(self._packed, bias)
         shape = self.out_features, self.in_features, self._packed.dtype
-        # in some versions what oneDNN does depends on how many threads there are
-        if found is None or not _lies_in_panels(*shape, found.depth, torch.get_num_threads()):
+        # in some versions of oneDNN the layout depends on the number of threads
+        if found is None or not _is_in_panels(*shape, found.depth, torch.get_num_threads()):
             return None
         return found
 
     def release_original(self) -> None:
-        """Free the memory of the original weight, now that this one is in use."""
+        """Free the original weight's memory."""
         if self._packed is not None:
             self._source.data = torch.empty(0, dtype=self._source.dtype)
 
@@ -144,7 +143,7 @@ def packable(module: nn.Module) -> bool:
 
 
 def _panels(packed: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
-    """What the layout would be if it were panels; None if the size says that it is not."""
+    """The packed weight as panels, if its size allows that; None otherwise."""
     num_out, num_in = packed.shape
     num_bytes, address = torch.ops.mkldnn._nbytes(packed), torch.ops.mkldnn.data_ptr(packed)
     row = -(-num_out // PANEL) * PANEL * packed.dtype.itemsize
@@ -155,10 +154,10 @@ def _panels(packed: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
 
 
 @functools.cache
-def _lies_in_panels(num_out: int, num_in: int, dtype: torch.dtype, depth: int, num_threads: int) -> bool:
-    """Whether oneDNN lays out a weight of this shape in panels so deep: a random one is compared element by element.
+def _is_in_panels(num_out: int, num_in: int, dtype: torch.dtype, depth: int, num_threads: int) -> bool:
+    """Whether oneDNN lays out weights of this shape in panels of this depth: compares a random one element by element.
 
-    num_threads  those of torch at the moment
+    num_threads  torch's number of threads now: part of the key, as the layout may depend on it
     """
     weight = torch.randn(num_out, num_in).to(dtype)
     packed = _REORDER(weight)

@@ -1,7 +1,7 @@
-"""Attention of many queries over the same keys on a CPU, for prefill: one compiled loop, on torch's own threads.
+"""Attention of many queries over the same keys on a CPU, for prefill: one compiled loop on torch's own threads.
 
-Queries are columns: with Q transposed once, K and V are read as they lie in the store, and the softmax of each query
-runs down a column, so that one instruction serves sixteen queries and nothing is summed across a register.
+Queries are columns. Q is transposed once, K and V are read as they lie in the store, and the online softmax of a query
+runs down its column: one instruction serves sixteen queries, and nothing is summed across a register.
 """
 
 from __future__ import annotations
@@ -12,33 +12,42 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import carray, njit
 
-from graftlm.kernels.cpu.attention_metadata import Blocks
-from graftlm.kernels.cpu.loop_runtime import FLAGS, Loop, at, compiled, element_of, exp, row_address, take, widen
+from graftlm.kernels.cpu.attention_metadata import QueryBlocks
+from graftlm.kernels.cpu.loop_runtime import (
+    FLAGS,
+    Loop,
+    at,
+    compile_loop,
+    element_of,
+    exp,
+    int_fields,
+    next_task,
+    row_address,
+    widen,
+)
+from graftlm.kernels.cpu.packed_linear import PANEL
+from graftlm.kernels.cpu.register_tiles import outer_tile
 
-COLUMNS = 64
-"""Queries of a task: four vector registers of float32."""
+COLUMNS = PANEL
+"""Queries of a task: the width of a register tile."""
 KEYS = 64
 """Keys whose scores are held at once."""
 
-_NUMBERS = (
-    *("next_task", "num_blocks", "num_kv_heads", "num_slots", "q", "q_token", "q_head", "k", "v"),
-    *("query", "visible", "query_ptr", "spans", "span_ptr", "out", "lse"),
-)
-
 
 class _Call(ctypes.Structure):
-    """What the compiled loop is handed: addresses, and strides in elements."""
+    """Addresses, counts, and strides in elements."""
 
-    _fields_ = (*((name, ctypes.c_int64) for name in _NUMBERS), ("scale", ctypes.c_float))
+    _fields_ = (
+        *int_fields("next_task", "num_blocks", "num_kv_heads", "num_slots", "q", "q_token", "q_head", "k", "v"),
+        *int_fields("query", "visible", "query_ptr", "spans", "span_ptr", "out", "lse"),
+        ("scale", ctypes.c_float),
+    )
 
 
-class CompiledChunks:
-    """The loop for one shape of heads and one dtype, compiled when it is made and kept on disk for later processes."""
+class CompiledPrefill:
+    """The loop for one shape of heads and one dtype, compiled when this is made."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype) -> None:
         self._loop = Loop(_Call(), _compile(group, k_dim, v_dim, dtype is torch.bfloat16))
@@ -47,7 +56,7 @@ class CompiledChunks:
         self,
         q: torch.Tensor,
         stores: tuple[torch.Tensor, torch.Tensor],
-        blocks: Blocks,
+        blocks: QueryBlocks,
         scale: float,
         out: torch.Tensor,
         lse: torch.Tensor,
@@ -70,67 +79,12 @@ class CompiledChunks:
         self._loop.run()
 
 
-def _tile(num_rows: int, width: int, *, half: bool = False) -> Any:
-    """C [num_rows, 16 width] = A [num_rows, depth] B [depth, 16 width], all of C in registers meanwhile.
-
-    A is float32, or bfloat16 if `half`, and read through two strides, in bytes; rows of B and C lie COLUMNS apart.
-    """
-
-    @intrinsic
-    def tile(typingctx: Any, c: Any, a: Any, a_row: Any, a_step: Any, b: Any, depth: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-            c, a, a_row, a_step, b, depth = arguments
-            word, single = ir.IntType(64), ir.FloatType()
-            vector = ir.VectorType(single, 16)
-            zero = ir.Constant(vector, [0.0] * 16)
-            first = ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 16)
-
-            def at(base: Any, offset: Any, kind: Any) -> Any:
-                return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
-
-            def place(row: int, column: int) -> Any:
-                return at(c, ir.Constant(word, 4 * (row * COLUMNS + 16 * column)), vector)
-
-            sums = [[cgutils.alloca_once(builder, vector) for _ in range(width)] for _ in range(num_rows)]
-            for row in range(num_rows):
-                for column in range(width):
-                    builder.store(zero, sums[row][column])
-            with cgutils.for_range(builder, depth) as loop:
-                offset = builder.mul(loop.index, ir.Constant(word, 4 * COLUMNS))
-                lines = [
-                    builder.load(at(b, builder.add(offset, ir.Constant(word, 64 * i)), vector), align=4)
-                    for i in range(width)
-                ]
-                step = builder.mul(loop.index, a_step)
-                for row in range(num_rows):
-                    place_a = builder.add(step, builder.mul(a_row, ir.Constant(word, row)))
-                    if half:
-                        bits = builder.zext(builder.load(at(a, place_a, ir.IntType(16)), align=2), ir.IntType(32))
-                        scalar = builder.bitcast(builder.shl(bits, ir.Constant(ir.IntType(32), 16)), single)
-                    else:
-                        scalar = builder.load(at(a, place_a, single), align=4)
-                    one = builder.insert_element(zero, scalar, ir.Constant(ir.IntType(32), 0))
-                    many = builder.shuffle_vector(one, zero, first)
-                    for column in range(width):
-                        total = sums[row][column]
-                        product = builder.fmul(many, lines[column], flags=("fast",))
-                        builder.store(builder.fadd(builder.load(total), product, flags=("fast",)), total)
-            for row in range(num_rows):
-                for column in range(width):
-                    builder.store(builder.load(sums[row][column]), place(row, column), align=4)
-
-        integer = types.int64
-        return types.void(integer, integer, integer, integer, integer, integer), generate
-
-    return tile
-
-
-def _in_blocks(num_rows: int, width: int, *, half: bool) -> Any:
+def _any_rows(num_rows: int, width: int, *, bfloat16: bool) -> Any:
     """The product of any number of rows: `num_rows` at a time, and the rest one by one."""
-    many, one = _tile(num_rows, width, half=half), _tile(1, width, half=half)
+    many, one = (outer_tile(rows, width, a_bfloat16=bfloat16) for rows in (num_rows, 1))
 
     @njit(forceinline=True, **FLAGS)
-    def product(c, a, a_row, a_step, b, rows, depth):
+    def matmul(c, a, a_row, a_step, b, rows, depth):
         row = 0
         while row + num_rows <= rows:
             many(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
@@ -139,15 +93,15 @@ def _in_blocks(num_rows: int, width: int, *, half: bool) -> Any:
             one(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
             row += 1
 
-    return product
+    return matmul
 
 
-def _by_columns(*, half: bool) -> Any:
-    """C [num_rows, columns] = A B, as `_tile` reads them, for 16, 32 or 64 columns."""
-    by_16, by_32, by_64 = (_in_blocks(rows, width, half=half) for rows, width in ((8, 1), (8, 2), (4, 4)))
+def _matmul(*, bfloat16: bool) -> Any:
+    """C [num_rows, columns] = A B, as `outer_tile` reads them, for 16, 32 or 64 columns; A may be bfloat16."""
+    by_16, by_32, by_64 = (_any_rows(rows, width, bfloat16=bfloat16) for rows, width in ((8, 1), (8, 2), (4, 4)))
 
     @njit(**FLAGS)
-    def product(c, a, a_row, a_step, b, num_rows, depth, columns):
+    def matmul(c, a, a_row, a_step, b, num_rows, depth, columns):
         if columns == 16:
             by_16(c, a, a_row, a_step, b, num_rows, depth)
         elif columns == 32:
@@ -155,18 +109,18 @@ def _by_columns(*, half: bool) -> Any:
         else:
             by_64(c, a, a_row, a_step, b, num_rows, depth)
 
-    return product
+    return matmul
 
 
-# of the module, not of `_compile`: what a loop closes over is part of the name that it is kept under
-_product, _half_product = _by_columns(half=False), _by_columns(half=True)
+# Module-level: the loop below finds them as globals. Variables of its closure would be part of the cache key.
+_matmul_float32, _matmul_bfloat16 = _matmul(bfloat16=False), _matmul(bfloat16=True)
 
 _F = np.float32
 
 
 @functools.cache
 def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
-    """Address of the loop `void (call *)`: works on tasks, one block and KV head each, until none is left."""
+    """Address of the loop. A task is one block of queries and one KV head."""
     element, size = element_of(bfloat16)
 
     def work(pointer):
@@ -177,22 +131,22 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
         query = carray(at(call.query), query_ptr[num_blocks], np.int64)
         visible = carray(at(call.visible), query_ptr[num_blocks], np.int64)
         spans = carray(at(call.spans), (span_ptr[num_blocks], 2), np.int64)
-        turned = np.empty((k_dim, COLUMNS), np.float32)
+        q_columns = np.empty((k_dim, COLUMNS), np.float32)
         total, added = np.empty((v_dim, COLUMNS), np.float32), np.empty((v_dim, COLUMNS), np.float32)
         scores = np.empty((KEYS, COLUMNS), np.float32)
         peak, weight = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
         kept, gained = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
         last_seen = np.empty(COLUMNS, np.int64)
         while True:
-            task = take(pointer)
+            task = next_task(pointer)
             if task >= num_blocks * num_kv_heads:
                 break
-            # the longest blocks of a row are its last ones: they go first, so that no thread ends long after another
+            # a sequence's last blocks see most keys: they go first, so that threads end at about the same time
             block, head = num_blocks - 1 - task // num_kv_heads, task % num_kv_heads
             first_query = query_ptr[block]
             num_columns = (query_ptr[block + 1] - first_query) * group
             columns = 16 if num_columns <= 16 else 32 if num_columns <= 32 else COLUMNS
-            turned[:] = _F(0)
+            q_columns[:] = _F(0)
             total[:] = _F(0)
             peak[:] = _F(-1e30)
             weight[:] = _F(0)
@@ -206,7 +160,7 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                 offset = token * call.q_token + (head * group + column % group) * call.q_head
                 row = carray(at(call.q + offset * size), k_dim, element)
                 for d in range(k_dim):
-                    turned[d, column] = widen(row[d]) * call.scale
+                    q_columns[d, column] = widen(row[d]) * call.scale
             position = np.int64(0)
             for span in range(span_ptr[block], span_ptr[block + 1]):
                 for first in range(spans[span, 0], spans[span, 1], KEYS):
@@ -215,11 +169,11 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                         break
                     slot = head * call.num_slots + first
                     keys, values = call.k + slot * k_dim * size, call.v + slot * v_dim * size
-                    s, t, o = scores.ctypes.data, turned.ctypes.data, added.ctypes.data
+                    s, t, o = scores.ctypes.data, q_columns.ctypes.data, added.ctypes.data
                     if bfloat16:
-                        _half_product(s, keys, k_dim * size, size, t, num_keys, k_dim, columns)
+                        _matmul_bfloat16(s, keys, k_dim * size, size, t, num_keys, k_dim, columns)
                     else:
-                        _product(s, keys, k_dim * size, size, t, num_keys, k_dim, columns)
+                        _matmul_float32(s, keys, k_dim * size, size, t, num_keys, k_dim, columns)
                     if position + num_keys > least:
                         for j in range(num_keys):
                             for column in range(columns):
@@ -238,10 +192,10 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                             scores[j, column] = x
                             gained[column] += x
                     if bfloat16:
-                        _half_product(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
+                        _matmul_bfloat16(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
                     else:
-                        _product(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
-                    # each block is summed by itself first: sums over thousands of keys would round as often
+                        _matmul_float32(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
+                    # sum each block by itself first: one sum over thousands of keys has a larger rounding error
                     for column in range(columns):
                         weight[column] = weight[column] * kept[column] + gained[column]
                     for d in range(v_dim):
@@ -256,4 +210,4 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                     row[d] = total[d, column] / weight[column]
                 carray(at(call.lse + offset * 4), 1, np.float32)[0] = peak[column] + np.log(weight[column])
 
-    return compiled(_Call, work)
+    return compile_loop(_Call, work)

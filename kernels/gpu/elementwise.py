@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -35,13 +33,6 @@ def _rms_norm(
     # round before the weight, as the models' own code does
     normed = normed.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * n + i, (scale.to(tl.float32) * normed).to(out.dtype.element_ty), mask=ok)
-
-
-class Norm(NamedTuple):
-    """An RMSNorm: weight [n] and epsilon."""
-
-    weight: torch.Tensor
-    eps: float
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

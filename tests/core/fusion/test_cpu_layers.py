@@ -13,9 +13,8 @@ from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import _plan
 from graftlm.kernels.cpu.attention import TorchAttention
-from graftlm.kernels.cpu.decoder_layer import MAX_ROWS, RowLayer
+from graftlm.kernels.cpu.decoder_layer import MAX_DECODE_ROWS, DecodeLayer, PrefillLayer
 from graftlm.kernels.cpu.packed_linear import PackedLinear
-from graftlm.kernels.cpu.wide_layer import WideLayer
 from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, tiny_model
 
@@ -63,7 +62,7 @@ def test_layers_of_another_shape_keep_their_own_forward(kind: str) -> None:
     assert num_fused(load(kind)) == 0
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, MAX_ROWS[torch.float32], MAX_ROWS[torch.float32] + 1, 300])
+@pytest.mark.parametrize("num_tokens", [1, 5, MAX_DECODE_ROWS[torch.float32], MAX_DECODE_ROWS[torch.float32] + 1, 300])
 def test_few_tokens_and_many_get_the_logits_of_the_model(num_tokens: int) -> None:
     model = tiny_model()
     with torch.inference_mode():
@@ -80,13 +79,13 @@ def test_a_layer_whose_head_norms_differ_in_epsilon_keeps_its_own_forward() -> N
 
 
 def test_a_layer_whose_loops_answer_otherwise_keeps_its_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RowLayer.after
+    right = DecodeLayer.after
 
-    def wrong(self: RowLayer, x: torch.Tensor, attended: torch.Tensor) -> None:
+    def wrong(self: DecodeLayer, x: torch.Tensor, attended: torch.Tensor) -> None:
         right(self, x, attended)
         x.mul_(1.001)
 
-    monkeypatch.setattr(RowLayer, "after", wrong)
+    monkeypatch.setattr(DecodeLayer, "after", wrong)
     assert num_fused(load()) == 0
 
 
@@ -111,13 +110,13 @@ def test_the_last_layer_runs_only_the_tokens_whose_logits_are_wanted(monkeypatch
     loaded = load()
     expected = logits(loaded, 90)
     seen: list[int] = []
-    right = WideLayer.after
+    right = PrefillLayer.after
 
-    def after(self: WideLayer, x: torch.Tensor, attended: torch.Tensor) -> None:
+    def after(self: PrefillLayer, x: torch.Tensor, attended: torch.Tensor) -> None:
         seen.append(len(x))
         right(self, x, attended)
 
-    monkeypatch.setattr(WideLayer, "after", after)
+    monkeypatch.setattr(PrefillLayer, "after", after)
     assert_close = torch.testing.assert_close
     assert_close(logits(loaded, 90, wanted=[89]), expected[-1:], rtol=1e-4, atol=1e-5)
     assert seen == [90]  # of two layers: the last one's token went through the loops for few

@@ -6,7 +6,7 @@ import pytest
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.model.lease import Claim
+from graftlm.core.model.lease import ModelLease
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, tiny_model
 
@@ -41,7 +41,7 @@ def test_a_model_that_could_not_be_loaded_is_free_again() -> None:
         assert runtime.generate("hello", max_tokens=2).token_ids
 
 
-def test_a_name_needs_no_claim() -> None:
-    claims = [Claim("sprout"), Claim("sprout")]
-    for claim in claims:
-        claim.release()
+def test_a_name_needs_no_lease() -> None:
+    leases = [ModelLease("sprout"), ModelLease("sprout")]
+    for lease in leases:
+        lease.release()

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from graftlm.kernels.cpu import decode_attention, loop_runtime
-from graftlm.kernels.cpu.attention_metadata import Reads
+from graftlm.kernels.cpu.attention_metadata import DecodeQueries
 from graftlm.kernels.cpu.decode_attention import CompiledDecode
-from graftlm.kernels.cpu.openmp import team
+from graftlm.kernels.cpu.openmp import parallel_region
 from graftlm.kernels.kv_store import KVStore, LayerKV
 
 NUM_ROWS, NUM_KEYS, DIM = 24, 150, 32
@@ -29,15 +29,15 @@ def attend(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     store.k[0].copy_(torch.randn(store.k[0].shape, generator=generator))
     store.v[0].copy_(torch.randn(store.v[0].shape, generator=generator))
     q = torch.randn(NUM_ROWS, 4, DIM, generator=generator).to(dtype)
-    reads = Reads.of([(i, [(i * NUM_KEYS, (i + 1) * NUM_KEYS)]) for i in range(NUM_ROWS)])
+    queries = DecodeQueries.of([(i, [(i * NUM_KEYS, (i + 1) * NUM_KEYS)]) for i in range(NUM_ROWS)])
     out, lse = torch.empty(NUM_ROWS, 4, DIM), torch.empty(NUM_ROWS, 4)
     decode = CompiledDecode(2, DIM, DIM, dtype, capped=False)
-    decode.run(q, None, (store.k[0], store.v[0]), reads, DIM**-0.5, None, out, lse)
+    decode.run(q, None, (store.k[0], store.v[0]), queries, DIM**-0.5, None, out, lse)
     return out
 
 
 @pytest.mark.usefixtures("three_threads")
-@pytest.mark.skipif(team() is None, reason="torch is not linked with OpenMP here")
+@pytest.mark.skipif(parallel_region() is None, reason="torch is not linked with OpenMP here")
 def test_threads_share_the_rows_and_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = attend()
     monkeypatch.setattr(decode_attention, "_SMALL_BYTES", 0)
@@ -46,10 +46,10 @@ def test_threads_share_the_rows_and_answer_as_one_does(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_without_a_team_of_threads_one_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openmp_one_thread_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = attend()
     monkeypatch.setattr(decode_attention, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(loop_runtime, "team", lambda: None)
+    monkeypatch.setattr(loop_runtime, "parallel_region", lambda: None)
     assert torch.equal(attend(), alone)
 
 
@@ -62,7 +62,7 @@ def test_bfloat16_is_widened_exactly_and_rounded_to_the_nearest() -> None:
     q = torch.zeros(1, 1, DIM, dtype=torch.bfloat16)
     out, lse = torch.empty(1, 1, DIM, dtype=torch.bfloat16), torch.empty(1, 1)
     decode = CompiledDecode(1, DIM, DIM, torch.bfloat16, capped=False)
-    decode.run(q, None, (store.k[0], store.v[0]), Reads.of([(0, [(0, 1)])]), 1.0, None, out, lse)
+    decode.run(q, None, (store.k[0], store.v[0]), DecodeQueries.of([(0, [(0, 1)])]), 1.0, None, out, lse)
     assert torch.equal(out[0, 0], values)
     assert lse.item() == 0.0
 
@@ -83,7 +83,7 @@ def test_queries_that_go_over_their_keys_together_get_what_each_gets_alone(dtype
 
     def attended(runs: list[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = torch.empty(21, 4, DIM), torch.empty(21, 4)
-        reads = Reads.of(queries, runs)
+        reads = DecodeQueries.of(queries, runs)
         decode.run(q, None, (store.k[0], store.v[0]), reads, 0.2, 5.0 if capped else None, out, lse)
         return out, lse
 

@@ -20,7 +20,7 @@ def run(value: int, step: int = 1) -> int:
         carray(pointer, 1)[0].value += step
 
     call = Call(value)
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loop_runtime.compiled(Call, work))(ctypes.addressof(call))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loop_runtime.compile_loop(Call, work))(ctypes.addressof(call))
     return int(call.value)
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from graftlm.kernels.cpu.attention import attend
-from graftlm.kernels.cpu.attention_metadata import Blocks
-from graftlm.kernels.cpu.openmp import team
-from graftlm.kernels.cpu.prefill_attention import COLUMNS, KEYS, CompiledChunks
+from graftlm.kernels.cpu.attention_metadata import QueryBlocks
+from graftlm.kernels.cpu.openmp import parallel_region
+from graftlm.kernels.cpu.prefill_attention import COLUMNS, KEYS, CompiledPrefill
 from graftlm.kernels.kv_store import KVStore, LayerKV
 
 DIM = 32
@@ -24,9 +24,9 @@ def run(
     past, block = num_keys - num_queries, COLUMNS // group
     parts = [range(i, min(i + block, num_queries)) for i in range(0, num_queries, block)]
     spans = [(0, num_keys // 3), (num_keys // 3 + 7, num_keys + 7)]  # two extents, with a gap between
-    blocks = Blocks.of([(list(part), [past + i + 1 for i in part], spans) for part in parts])
+    blocks = QueryBlocks.of([(list(part), [past + i + 1 for i in part], spans) for part in parts])
     out, lse = torch.empty(q.shape), torch.empty(q.shape[:2])
-    CompiledChunks(group, DIM, DIM, dtype).run(q, (store.k[0], store.v[0]), blocks, DIM**-0.5, out, lse)
+    CompiledPrefill(group, DIM, DIM, dtype).run(q, (store.k[0], store.v[0]), blocks, DIM**-0.5, out, lse)
 
     seen = torch.arange(num_keys)[None] <= torch.arange(past, num_keys)[:, None]
     keys, values = (
@@ -56,7 +56,7 @@ def test_bfloat16_is_computed_in_float32() -> None:
     torch.testing.assert_close(out, expected)
 
 
-@pytest.mark.skipif(team() is None, reason="torch is not linked with OpenMP here")
+@pytest.mark.skipif(parallel_region() is None, reason="torch is not linked with OpenMP here")
 def test_threads_share_the_blocks_and_answer_as_one_does() -> None:
     before = torch.get_num_threads()
     try:

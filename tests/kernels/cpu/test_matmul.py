@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from graftlm.kernels.cpu import decoder_layer
-from graftlm.kernels.cpu.decoder_layer import RowProduct
-from graftlm.kernels.cpu.openmp import team
+from graftlm.kernels.cpu import matmul
+from graftlm.kernels.cpu.matmul import SkinnyLinear
+from graftlm.kernels.cpu.openmp import parallel_region
 from graftlm.kernels.cpu.packed_linear import PackedLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -18,7 +18,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr(decoder_layer, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(matmul, "SMALL_BYTES", 0)
     yield
     torch.set_num_threads(before)
 
@@ -37,7 +37,7 @@ def test_a_weight_in_panels_gives_what_the_layer_gives(
         pytest.skip("oneDNN lays weights out otherwise on this CPU")
     x = torch.randn(num_rows, num_in).to(dtype)
     with torch.inference_mode():
-        found, expected = RowProduct(panels, panels.bias, dtype)(x), linear(x)
+        found, expected = SkinnyLinear(panels, panels.bias, dtype)(x), linear(x)
     assert (found.float() - expected.float()).norm() <= TOLERANCE[dtype] * expected.float().norm()
 
 
@@ -50,26 +50,26 @@ def test_a_weight_that_lies_row_by_row_is_read_in_place(
 ) -> None:
     linear = nn.Linear(num_in, num_out, bias=bias).to(dtype)
     x = torch.randn(num_rows, num_in).to(dtype)
-    assert RowProduct.fits(linear.weight)
+    assert SkinnyLinear.fits(linear.weight)
     with torch.inference_mode():
         expected = linear(x)
-        found = RowProduct(linear.weight.detach(), linear.bias.detach() if bias else None, dtype)(x)
+        found = SkinnyLinear(linear.weight.detach(), linear.bias.detach() if bias else None, dtype)(x)
     assert (found.float() - expected.float()).norm() <= TOLERANCE[dtype] * expected.float().norm()
 
 
-@pytest.mark.skipif(team() is None, reason="torch is not linked with OpenMP here")
+@pytest.mark.skipif(parallel_region() is None, reason="torch is not linked with OpenMP here")
 def test_threads_share_the_panels_and_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_layer, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(matmul, "SMALL_BYTES", 0)
     weight, x = torch.randn(1000, 64), torch.randn(5, 64)
     before, answers = torch.get_num_threads(), []
     for num_threads in (1, 4):
         torch.set_num_threads(num_threads)
-        answers.append(RowProduct(weight, None, torch.float32)(x))
+        answers.append(SkinnyLinear(weight, None, torch.float32)(x))
     torch.set_num_threads(before)
     assert torch.equal(*answers)
 
 
 def test_a_weight_of_few_outputs_or_odd_inputs_is_left_to_torch() -> None:
-    assert not RowProduct.fits(torch.zeros(3, 16))
-    assert not RowProduct.fits(torch.zeros(8, 20))
-    assert not RowProduct.fits(torch.zeros(16, 8).t())
+    assert not SkinnyLinear.fits(torch.zeros(3, 16))
+    assert not SkinnyLinear.fits(torch.zeros(8, 20))
+    assert not SkinnyLinear.fits(torch.zeros(16, 8).t())

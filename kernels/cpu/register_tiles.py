@@ -1,0 +1,139 @@
+"""The innermost loops of matrix products on a CPU, as LLVM instructions: a tile's sums stay in vector registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from graftlm.kernels.cpu.packed_linear import PANEL
+
+_WORD, _HALF, _NUMBER, _SINGLE = ir.IntType(64), ir.IntType(16), ir.IntType(32), ir.FloatType()
+_FLOATS, _BITS = ir.VectorType(_SINGLE, 16), ir.VectorType(_NUMBER, 16)
+_ZERO = ir.Constant(_FLOATS, [0.0] * 16)
+
+
+class _Sums:
+    """Vectors of 16 float32 sums, [num_rows][width], in registers."""
+
+    def __init__(self, builder: Any, num_rows: int, width: int) -> None:
+        self.builder = builder
+        self.rows = [[cgutils.alloca_once(builder, _FLOATS) for _ in range(width)] for _ in range(num_rows)]
+        for total in (total for row in self.rows for total in row):
+            builder.store(_ZERO, total)
+
+    def add_products(self, row: int, x: Any, lines: list[Any]) -> None:
+        """rows[row][j] += x * lines[j]"""
+        for total, line in zip(self.rows[row], lines, strict=True):
+            product = self.builder.fmul(x, line, flags=("fast",))
+            self.builder.store(self.builder.fadd(self.builder.load(total), product, flags=("fast",)), total)
+
+
+def _constant(value: int) -> Any:
+    return ir.Constant(_WORD, value)
+
+
+def _pointer(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
+    return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
+
+
+def _widened(builder: Any, halves: Any, kind: Any) -> Any:
+    """bfloat16, held as integers, as float32: one or a vector of them."""
+    bits = _BITS if kind is _FLOATS else _NUMBER
+    shift = ir.Constant(bits, [16] * 16) if kind is _FLOATS else ir.Constant(bits, 16)
+    return builder.bitcast(builder.shl(builder.zext(halves, bits), shift), kind)
+
+
+def outer_tile(num_rows: int, width: int, *, a_bfloat16: bool = False, b_bfloat16: bool = False) -> Any:
+    """C [num_rows, 16 * width] = A [num_rows, depth] B [depth, 16 * width], as a sum of outer products. C is float32.
+
+    A is float32 or bfloat16 and is read through two strides in bytes: from row to row and from column to column.
+    B is float32, or bfloat16 with two rows interleaved: [depth / 2, PANEL, 2]. Rows of B and C are PANEL apart.
+    """
+
+    @intrinsic
+    def tile(typingctx: Any, c: Any, a: Any, a_row: Any, a_step: Any, b: Any, depth: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+            c, a, a_row, a_step, b, depth = arguments
+            sums = _Sums(builder, num_rows, width)
+            with cgutils.for_range(builder, builder.lshr(depth, _constant(1)) if b_bfloat16 else depth) as loop:
+                offset = builder.mul(loop.index, _constant(4 * PANEL))
+                kind = _BITS if b_bfloat16 else _FLOATS
+                lines = [
+                    builder.load(_pointer(builder, b, builder.add(offset, _constant(64 * i)), kind), align=4)
+                    for i in range(width)
+                ]
+                parts = [lines]
+                if b_bfloat16:
+                    low = [builder.shl(x, ir.Constant(_BITS, [16] * 16)) for x in lines]
+                    high = [builder.and_(x, ir.Constant(_BITS, [0xFFFF0000] * 16)) for x in lines]
+                    parts = [[builder.bitcast(x, _FLOATS) for x in part] for part in (low, high)]
+                step = builder.mul(loop.index, builder.mul(a_step, _constant(len(parts))))
+                for row in range(num_rows):
+                    start = builder.add(step, builder.mul(a_row, _constant(row)))
+                    for j, part in enumerate(parts):
+                        place = builder.add(start, builder.mul(a_step, _constant(j)))
+                        sums.add_products(row, broadcast(builder, a, place), part)
+            for i, totals in enumerate(sums.rows):
+                for j, total in enumerate(totals):
+                    place = _pointer(builder, c, _constant(4 * (i * PANEL + 16 * j)), _FLOATS)
+                    builder.store(builder.load(total), place, align=4)
+
+        def broadcast(builder: Any, a: Any, offset: Any) -> Any:
+            if a_bfloat16:
+                scalar = _widened(builder, builder.load(_pointer(builder, a, offset, _HALF), align=2), _SINGLE)
+            else:
+                scalar = builder.load(_pointer(builder, a, offset, _SINGLE), align=4)
+            one = builder.insert_element(_ZERO, scalar, ir.Constant(_NUMBER, 0))
+            return builder.shuffle_vector(one, _ZERO, ir.Constant(_BITS, [0] * 16))
+
+        integer = types.int64
+        return types.void(integer, integer, integer, integer, integer, integer), generate
+
+    return tile
+
+
+def inner_tile(num_rows: int, *, b_bfloat16: bool) -> Any:
+    """C [num_rows, 4] = A [num_rows, depth] B^T as inner products. A and C are float32; B [4, depth] is row-major.
+
+    depth is a multiple of 16, `a_row` is in bytes, and rows of C are PANEL apart.
+    """
+
+    @intrinsic
+    def tile(typingctx: Any, c: Any, a: Any, a_row: Any, b: Any, depth: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+            c, a, a_row, b, depth = arguments
+            size = 2 if b_bfloat16 else 4
+            b_row = builder.mul(depth, _constant(size))
+
+            def weights(offset: Any) -> Any:
+                if not b_bfloat16:
+                    return builder.load(_pointer(builder, b, offset, _FLOATS), align=4)
+                halves = builder.load(_pointer(builder, b, offset, ir.VectorType(_HALF, 16)), align=2)
+                return _widened(builder, halves, _FLOATS)
+
+            sums = _Sums(builder, num_rows, 4)
+            with cgutils.for_range(builder, builder.lshr(depth, _constant(4))) as loop:
+                step = builder.mul(loop.index, _constant(16 * size))
+                lines = [weights(builder.add(step, builder.mul(b_row, _constant(i)))) for i in range(4)]
+                step = builder.mul(loop.index, _constant(64))
+                for row in range(num_rows):
+                    place = builder.add(step, builder.mul(a_row, _constant(row)))
+                    sums.add_products(row, builder.load(_pointer(builder, a, place, _FLOATS), align=4), lines)
+            for i, totals in enumerate(sums.rows):
+                for j, total in enumerate(totals):
+                    value = builder.load(total)
+                    for width in (8, 4, 2, 1):  # add the upper half to the lower one
+                        order = [*range(width, 2 * width), *range(16 - width)][:16]
+                        moved = builder.shuffle_vector(value, _ZERO, ir.Constant(_BITS, order))
+                        value = builder.fadd(value, moved, flags=("fast",))
+                    total_of_all = builder.extract_element(value, ir.Constant(_NUMBER, 0))
+                    builder.store(total_of_all, _pointer(builder, c, _constant(4 * (i * PANEL + j)), _SINGLE), align=4)
+
+        integer = types.int64
+        return types.void(integer, integer, integer, integer, integer), generate
+
+    return tile
