@@ -29,6 +29,7 @@ from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
 
 if TYPE_CHECKING:
     from graftlm.core.program.select import Selection
+    from graftlm.core.remote.endpoint import Endpoint
     from graftlm.core.text.tokenizer import Tokenizer
 
 
@@ -160,6 +161,11 @@ class Runtime:
     def fingerprint(self) -> str:
         """Equal for equal weights, tokenizer and precision; fit for cache keys. Reads no whole weight file."""
         return self._source.fingerprint
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The model's endpoint; None for a model in this process."""
+        return None if isinstance(self._source, ModelSource) else self._source.endpoint
 
     # -- calls -------------------------------------------------------------------------------------------------
 

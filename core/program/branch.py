@@ -51,7 +51,7 @@ class Branch:
         self.run = run
         self.parent = parent
         self.error: BaseException | None = None
-        self.usage = Usage()
+        self._usage = Usage()
         self.variables: dict[str, Variable] = dict(parent.variables) if parent is not None else {}
         self.details: dict[str, Completion | Selection] = {}
         self._inherited = frozenset(self.variables)
@@ -72,6 +72,15 @@ class Branch:
     @property
     def messages(self) -> list[dict[str, str]]:
         return self._transcript.messages if self._transcript is not None else []
+
+    @property
+    def usage(self) -> Usage:
+        """Of all model calls here and in the branches from here."""
+        return self._usage
+
+    def prepare(self) -> None:
+        """Load what the first model call needs: on the program's thread, not on the interpreter's."""
+        _ = self.run.backend.tokenizer
 
     @property
     def own_variables(self) -> list[str]:
@@ -102,7 +111,7 @@ class Branch:
     def fork(self, num_children: int) -> tuple[Branch, ...]:
         """Queue a fork; the children accept expressions at once."""
         with self.run.changed:
-            children = tuple(Branch(self.run, self) for _ in range(num_children))
+            children = tuple(type(self)(self.run, self) for _ in range(num_children))
             self.append(Fork(children))
         return children
 
@@ -166,7 +175,7 @@ class Branch:
                 if self.run.cancelled:
                     raise RequestCancelled("the program was cancelled")
                 if self._transcript is None:
-                    self._transcript = Transcript(self.run.backend.tokenizer)
+                    self._transcript = self._new_transcript()
                 self._execute(part, variable, self._transcript)
             except BaseException as error:
                 self._drop(part, variable, error)
@@ -196,6 +205,9 @@ class Branch:
                 kinds = f"{type(part).__name__.lower()}s"
                 raise ConfigError(f"{self.run.backend.model_name} reads text only, not {kinds}; use a model that sees")
 
+    def _new_transcript(self) -> Transcript:
+        return Transcript(self.run.backend.tokenizer)
+
     def _start(self, parent: Branch, transcript: Transcript) -> None:
         """Continue from where `parent` is."""
         self._transcript = transcript
@@ -222,7 +234,7 @@ class Branch:
             transcript.write_generated(completion)
             if part.name is not None:
                 self.details[part.name] = completion
-            values = [_value(part, each.text) for each in completion.completions or [completion]]
+            values = [read_value(part, each.text) for each in completion.completions or [completion]]
             self._resolve(variable, values if sampling.n > 1 else values[0])
 
         self._call([request], lambda futures: futures[0], on_done, part, variable)
@@ -257,6 +269,14 @@ class Branch:
             self.run.begin_call(future)
             return future
 
+        self._suspended = True
+        self.run.call(Call(self.run.backend, requests, submitted, self._resuming(on_done, part, variable)))
+
+    def _resuming(
+        self, on_done: Callable[[Any], None], part: Expression, variable: Variable | None
+    ) -> Callable[[Future[Any]], None]:
+        """What continues the branch when a model call is done: `on_done` gets the result, an error ends the branch."""
+
         def resume(future: Future[Any]) -> None:
             self.run.end_call(future)
             if self.error is not None:
@@ -271,18 +291,18 @@ class Branch:
                 self._suspended = False
             self._advance()
 
-        self._suspended = True
-        self.run.call(Call(self.run.backend, requests, submitted, resume))
+        return resume
 
     def _count(self, usage: Usage) -> None:
         with self.run.changed:
             branch: Branch | None = self
             while branch is not None:
-                branch.usage += usage
+                branch._usage += usage
                 branch = branch.parent
 
 
-def _value(part: Gen, text: str) -> Any:
+def read_value(part: Gen, text: str) -> Any:
+    """The value of a gen's variable; raises EngineError if the text is none of its type."""
     try:
         return part.value(text)
     except (ValueError, KeyError) as error:

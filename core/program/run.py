@@ -24,6 +24,15 @@ def current_run() -> Run | None:
     return _current.get()
 
 
+def new_branch(run: Run) -> Branch:
+    """The first branch of a run, of the kind that its backend needs."""
+    if getattr(run.backend, "endpoint", None) is None:
+        return Branch(run)
+    from graftlm.core.remote.branch import RemoteBranch
+
+    return RemoteBranch(run)
+
+
 class Run:
     """The state that the branches of one execution share.
 
@@ -58,7 +67,8 @@ class Run:
         self._calls: set[Future[Any]] = set()
         self._inner: list[Run] = []
         self._waiters: list[Future[None]] = []
-        self.root = Branch(self)
+        self.num_reading = 0  # whether the program's Python code is blocked in a read
+        self.root = new_branch(self)
         if self.outer is not None:
             with self.outer.changed:
                 self.outer._inner.append(self)
@@ -69,7 +79,7 @@ class Run:
         try:
             if self.cancelled:
                 raise RequestCancelled("the program was cancelled")
-            _ = self.backend.tokenizer  # loaded from disk here, not on the interpreter's thread
+            self.root.prepare()
             self.result = function()
         except BaseException as error:
             self.fail(error)
@@ -140,8 +150,13 @@ class Run:
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Block until `condition()` is true; False if `timeout` seconds passed before. Checked after every change."""
+        reading = int(current_run() is self)
         with self.changed:
-            return self.changed.wait_for(condition, timeout)
+            self.num_reading += reading
+            try:
+                return self.changed.wait_for(condition, timeout)
+            finally:
+                self.num_reading -= reading
 
     def when_done(self) -> Future[None]:
         """A future that is resolved when the run is done."""

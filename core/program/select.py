@@ -42,7 +42,9 @@ class Selection:
     logprobs       natural logarithm of each choice's probability.
     probabilities  the same, normalised to sum to 1.
     scores         the values that the method compared; the choice has the largest.
-    token_ids      the prompt followed by the choice, int32 [num_tokens].
+    token_ids      the prompt followed by the choice, int32 [num_tokens]; empty where the tokens are not known.
+    how            "scored"; at an endpoint that gives no scores, which leaves these empty, "constrained" (the endpoint
+                   allowed nothing else), "generated" (an earlier answer held it) or "asked" (written and compared).
     """
 
     choice: str
@@ -52,6 +54,18 @@ class Selection:
     scores: tuple[float, ...]
     token_ids: NDArray[np.int32] = field(repr=False, compare=False)
     usage: Usage = Usage()
+    how: Literal["scored", "constrained", "generated", "asked"] = "scored"
+
+    @classmethod
+    def scored(
+        cls, choices: Sequence[str], method: str, conditional: list[list[float]], alone: list[list[float]] | None
+    ) -> Selection:
+        """Choose by `method` from the log-probabilities of each choice's tokens, after the prompt and alone."""
+        scores = decide(method, conditional, alone)
+        index = max(range(len(scores)), key=lambda i: scores[i])
+        totals = [math.fsum(row) for row in conditional]
+        no_ids = np.zeros(0, dtype=np.int32)
+        return cls(choices[index], index, tuple(totals), _shares(totals), tuple(scores), token_ids=no_ids)
 
 
 def select(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from graftlm.core.config import SamplingParams
+from graftlm.core.chat.messages import to_messages
+from graftlm.core.config import EngineConfig, SamplingParams
 from graftlm.core.errors import RemoteError
 from graftlm.core.remote import loop
 from graftlm.core.remote.answer import Answer, StreamedAnswers, read_answers, read_usage
@@ -17,9 +18,13 @@ from graftlm.core.remote.capabilities import Capabilities, MaxTokensField
 from graftlm.core.remote.client import Client
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.prices import Prices
+from graftlm.core.remote.probes import Probes
 from graftlm.core.remote.prompt import RemotePrompt
 from graftlm.core.remote.usage import Count, RemoteUsage
 from graftlm.core.remote.wire import COMPLETIONS, request_body
+
+if TYPE_CHECKING:
+    from graftlm.core.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -39,11 +44,14 @@ class Endpoint:
     Coroutines run on the loop of endpoints; `start` brings them there from any thread.
     """
 
-    def __init__(self, config: EndpointConfig) -> None:
+    def __init__(self, config: EndpointConfig, tokenizer: Any = None) -> None:
         self.config = config
+        self.tokenizer: Tokenizer | None = None  # if one was given, from `open` on
+        self._given_tokenizer = tokenizer
         self.capabilities = Capabilities.of(config.capabilities, config.host)
         self._client = Client(config)
         self._prices = Prices(config)
+        self.probes = Probes(self)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -56,12 +64,20 @@ class Endpoint:
         """Why the endpoint is closed, if it is."""
         return self._client.closed
 
+    def num_tokens_of(self, text: str) -> int | None:
+        """How many tokens a text has, if the tokenizer was given."""
+        return None if self.tokenizer is None else len(self.tokenizer.encode_continuation(text))
+
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop. Cancelling the future closes its connections; so does `close`."""
         return loop.run(self._guarded(coroutine))
 
     def open(self) -> None:
         """Get ready for requests; raises ConfigError if the SDK is not installed."""
+        if self.tokenizer is None and self._given_tokenizer is not None:
+            from graftlm.core.model.load import load_tokenizer
+
+            self.tokenizer = load_tokenizer(self.config.model, self._given_tokenizer, EngineConfig())
         self._client.open()
 
     async def close(self, reason: BaseException) -> None:
@@ -114,6 +130,25 @@ class Endpoint:
                 answers += await self._ask_each(prompt, sampling, count, deadline_s, missing, stops, extra)
         return answers[: sampling.n]
 
+    async def ask_raw(
+        self,
+        prompts: Sequence[RemotePrompt],
+        sampling: SamplingParams,
+        count: Count,
+        deadline_s: float | None = None,
+        *,
+        extra: Mapping[str, Any],
+    ) -> list[Mapping[str, Any]]:
+        """The bodies of the answers to several prompts, asked at the same time."""
+
+        async def one(prompt: RemotePrompt) -> Mapping[str, Any]:
+            path, body = self._body(prompt, sampling, None, extra)
+            found = await self._client.post(path, body, count, deadline_s)
+            await self._count_cost(found, [], prompt, count)
+            return found
+
+        return await _all(one(prompt) for prompt in prompts)
+
     async def ask_stream(
         self,
         prompt: RemotePrompt,
@@ -142,6 +177,28 @@ class Endpoint:
         finally:
             if not read and streamed.begun:
                 await self._count_cost(streamed.partial(), streamed.cut_off, prompt, count)
+
+    async def probe(self, path: str, body: Mapping[str, Any], prompt: RemotePrompt, count: Count) -> Mapping[str, Any]:
+        """Send a probe; its tokens are counted, but not as a call for an answer."""
+        found = await self._client.post(path, body, count, probe=True)
+        await self._count_cost(found, [], prompt, count)
+        return found
+
+    async def extend(self, prompt: RemotePrompt, count: Count) -> RemotePrompt:
+        """The prompt in the form in which the endpoint goes on with an open turn; raises RemoteError if it does not."""
+        if prompt.messages is None or not prompt.text:
+            return prompt
+        manner = await self.probes.continue_turn(count)
+        if manner == "none":
+            raise RemoteError(
+                f"{self.config.base_url} does not go on with a turn of the assistant that is given in part; "
+                "begin the turn with the gen, or set capabilities={'continue_turn': ...} if it does"
+            )
+        if manner != "template":
+            return prompt
+        assert self.tokenizer is not None
+        rendered = self.tokenizer.render(to_messages(prompt.messages), add_generation_prompt=True)
+        return RemotePrompt(rendered + prompt.text)
 
     # -- parts of a call ---------------------------------------------------------------------------------------
 
@@ -191,12 +248,8 @@ class Endpoint:
             replace(sampling, n=1, seed=None if sampling.seed is None else sampling.seed + first + i)
             for i in range(num)
         ]
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self.ask(prompt, single, count, deadline_s, stops=stops, extra=extra))
-                for single in singles
-            ]
-        return [task.result()[0] for task in tasks]
+        asked = (self.ask(prompt, single, count, deadline_s, stops=stops, extra=extra) for single in singles)
+        return [answers[0] for answers in await _all(asked)]
 
     def _learns_from(self, error: RemoteError, body: Mapping[str, Any]) -> bool:
         """Whether a refusal says which of two names the limit of tokens has here; remembered."""
@@ -207,6 +260,16 @@ class Endpoint:
                 self.capabilities = replace(self.capabilities, max_tokens_field=other)
                 return True
         return False
+
+
+async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all, in order, run at the same time; the first failure ends the others and is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _explained(error: RemoteError, path: str) -> RemoteError:

@@ -16,7 +16,10 @@ from graftlm.core.remote import loop
 from graftlm.core.remote.answer import Answer, first_stop
 from graftlm.core.remote.endpoint import Endpoint
 from graftlm.core.remote.prompt import RemotePrompt
+from graftlm.core.remote.speculation import Ahead
+from graftlm.core.remote.text import RemoteText
 from graftlm.core.remote.usage import RemoteUsage
+from graftlm.core.remote.values import Values
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.scheduling.stop_strings import StopMatcher
 
@@ -108,12 +111,25 @@ class RemoteEngine:
             )
         prompt = RemotePrompt.of(request.prompt, request.tools)
         deadline_s = None if sampling.timeout is None else submission.arrived_s + sampling.timeout
+        if sampling.constrained:
+            return await self._constrained(submission, prompt)
         ledger = Ledger()
         if request.stream:
             answers = await self._stream(submission, prompt, ledger, deadline_s)
         else:
             answers = await self._endpoint.ask(prompt, sampling, ledger.count, deadline_s)
         return _completion(request, answers, ledger.usage)
+
+    async def _constrained(self, submission: Submission, prompt: RemotePrompt) -> Completion:
+        """An answer that meets its constraint; a stream gets it as one piece, when it is known to."""
+        if prompt.ids is not None:
+            raise ConfigError("a constraint at an endpoint needs a prompt of text or messages; this one is token ids")
+        request, listener = submission.request, submission.listener
+        values = Values(self._endpoint, _ignore, listener.on_chunk if request.stream else None)
+        text = RemoteText(values.ask, values.count)
+        text.text, text.messages = prompt.text, prompt.messages
+        value = await values.gen(text, request.sampling, _nothing_ahead, None)
+        return replace(value.completion, request_id=request.id)
 
     async def _stream(
         self, submission: Submission, prompt: RemotePrompt, ledger: Ledger, deadline_s: float | None
@@ -131,6 +147,14 @@ class RemoteEngine:
             rest, reason = matchers[index].flush(), _cut(answer, sampling.stop).finish_reason
             listener.on_chunk(Chunk(rest, [], finish_reason=reason, usage=ledger.usage, index=index))
         return answers
+
+
+def _ignore(usage: RemoteUsage) -> None:
+    """The endpoint counts for all."""
+
+
+async def _nothing_ahead() -> Ahead:
+    return Ahead(complete=True)
 
 
 class Ledger:

@@ -47,6 +47,10 @@ class RemotePrompt:
         """The same, gone on with `text`."""
         return replace(self, text=self.text + text)
 
+    def with_turns(self, *turns: Mapping[str, Any]) -> RemotePrompt:
+        """The same chat with further turns, none of them open."""
+        return replace(self, messages=(*(self.messages or ()), *turns), text="")
+
     @property
     def num_bytes(self) -> int:
         """The length of all text, for estimates."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, GraftError
 from graftlm.core.model.source import Prepared
 from graftlm.core.remote.config import EndpointConfig
@@ -21,9 +20,8 @@ class EndpointSource:
     """A model by its name at an endpoint. Its tokenizer is known only if it was given."""
 
     def __init__(self, config: EndpointConfig, tokenizer: Any) -> None:
-        self.endpoint = Endpoint(config)
         self.given_tokenizer = tokenizer
-        self._tokenizer: Tokenizer | None = None
+        self.endpoint = Endpoint(config, tokenizer)
 
     @property
     def name(self) -> str:
@@ -31,16 +29,13 @@ class EndpointSource:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            if self.given_tokenizer is None:
-                raise ConfigError(
-                    f"the tokenizer of {self.name!r} at {self.endpoint.config.base_url} is not known; "
-                    "give tokenizer= for what needs tokens"
-                )
-            from graftlm.core.model.load import load_tokenizer
-
-            self._tokenizer = load_tokenizer(self.name, self.given_tokenizer, EngineConfig())
-        return self._tokenizer
+        self.endpoint.open()
+        if self.endpoint.tokenizer is None:
+            raise ConfigError(
+                f"the tokenizer of {self.name!r} at {self.endpoint.config.base_url} is not known; "
+                "give tokenizer= for what needs tokens"
+            )
+        return self.endpoint.tokenizer
 
     @property
     def max_model_len(self) -> int:

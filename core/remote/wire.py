@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
-from graftlm.core.remote.capabilities import Capabilities
+from graftlm.core.remote.capabilities import Capabilities, ConstraintField
 from graftlm.core.remote.prompt import RemotePrompt
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
@@ -24,6 +25,25 @@ _NEUTRAL = {
     "repetition_penalty": 1.0,
 }
 """Parameters that are sent where they change something. Those of them that OpenAI does not know have vLLM's names."""
+
+_FIELDS: Mapping[str, Mapping[ConstraintField, Callable[[Any], dict[str, Any]]]] = {
+    "regex": {
+        "structured_outputs": lambda value: {"structured_outputs": {"regex": value}},
+        "regex": lambda value: {"regex": value},
+    },
+    "choices": {
+        "structured_outputs": lambda value: {"structured_outputs": {"choice": value}},
+        "regex": lambda value: {"regex": "|".join(f"({re.escape(choice)})" for choice in value)},
+    },
+    "json_schema": {
+        "response_format": lambda value: {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}
+        },
+        "structured_outputs": lambda value: {"structured_outputs": {"json": value}},
+    },
+    "grammar": {"structured_outputs": lambda value: {"structured_outputs": {"grammar": value}}},
+}
+"""The fields that constrain an answer, by kind: vLLM's, SGLang's and OpenAI's."""
 
 
 def request_body(
@@ -65,9 +85,40 @@ def request_body(
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.constrained:
+        body |= _constraint(sampling, capabilities)
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return (CHAT if chat else COMPLETIONS), body | dict(extra or {})
+
+
+def constraint_kind(sampling: SamplingParams) -> str | None:
+    """Which of an endpoint's constraints `sampling` has; None for none of them."""
+    return next((kind for kind in _FIELDS if getattr(sampling, kind) is not None), None)
+
+
+def constraint_fields(kind: str) -> tuple[ConstraintField, ...]:
+    """The fields that may hold a constraint of this kind, the likeliest first."""
+    return tuple(_FIELDS[kind])
+
+
+def _constraint(sampling: SamplingParams, capabilities: Capabilities) -> dict[str, Any]:
+    """The field for the constraint; none where the endpoint has none and the answer is checked here."""
+    kind = constraint_kind(sampling)
+    if kind is None or kind == "json_schema" and _whole_schema(sampling.json_schema) is None:
+        return {}
+    shape = _FIELDS[kind].get(getattr(capabilities, kind) or "none")
+    value = getattr(sampling, kind)
+    value = _whole_schema(value) if kind == "json_schema" else list(value) if kind == "choices" else value
+    return shape(value) if shape is not None else {}
+
+
+def _whole_schema(schema: Any) -> Mapping[str, Any] | None:
+    """A schema as the dict that it is, or stands for."""
+    schema = getattr(schema, "schema", schema)
+    if hasattr(schema, "model_json_schema"):
+        return dict(schema.model_json_schema())
+    return schema if isinstance(schema, Mapping) else None
 
 
 def _messages(prompt: RemotePrompt, capabilities: Capabilities, body: dict[str, Any]) -> list[Mapping[str, Any]]:

@@ -302,6 +302,8 @@ class Server:
 
     def _choice(self, logged: Logged, made: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
         chat = "messages" in logged.body
+        if logged.body.get("echo"):
+            made = {**made, "text": logged.prompt + made["text"], "tokens": tokenise(logged.prompt) + made["tokens"]}
         choice: dict[str, Any] = {"index": index, "finish_reason": made["finish"]}
         choice |= {"message": {"role": "assistant", "content": made["text"]}} if chat else {"text": made["text"]}
         if self.behaviour.logprobs and logged.body.get("logprobs") not in (None, False):

@@ -1,0 +1,157 @@
+"""RemoteBranch: one growing text of a program whose model is behind an API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from graftlm.core.config import SamplingParams
+from graftlm.core.program.branch import Branch, Fork, Variable, read_value
+from graftlm.core.program.expression import Expression, Gen, RoleBegin, RoleEnd, Select, Text
+from graftlm.core.program.transcript import Transcript
+from graftlm.core.remote.speculation import Ahead
+from graftlm.core.remote.text import RemoteText
+from graftlm.core.remote.transcript import RemoteTranscript
+from graftlm.core.remote.usage import RemoteUsage
+from graftlm.core.remote.values import Value, Values
+from graftlm.core.request import Chunk, Usage
+
+if TYPE_CHECKING:
+    from graftlm.core.program.run import Run
+    from graftlm.core.program.select import Selection
+    from graftlm.core.remote.endpoint import Endpoint
+
+_PATIENCE_S, _PAUSE_S = 0.005, 0.0005
+"""How long a speculating call waits for the program to append what follows, and how often it looks."""
+
+
+class RemoteBranch(Branch):
+    """Keeps text and turns as the endpoint takes them; tokens are the endpoint's own affair."""
+
+    def __init__(self, run: Run, parent: Branch | None = None) -> None:
+        super().__init__(run, parent)
+        endpoint = getattr(run.backend, "endpoint", None)
+        assert endpoint is not None
+        self._endpoint: Endpoint = endpoint
+        self._usage: Usage = RemoteUsage()
+        self._values = Values(endpoint, self._count, run.on_chunk)
+        self._children: list[RemoteBranch] = []
+
+    @property
+    def usage(self) -> Usage:
+        """With what is left of a surplus, as if nothing else were to use it."""
+        return self._usage + sum((branch._pending for branch in self._all()), start=RemoteUsage())
+
+    @property
+    def _pending(self) -> RemoteUsage:
+        return RemoteUsage() if self._transcript is None else self._remote.remote.pending
+
+    def _all(self) -> list[RemoteBranch]:
+        return [self, *(branch for child in self._children for branch in child._all())]
+
+    def prepare(self) -> None:
+        """Make the endpoint ready."""
+        self.run.backend.load()  # type: ignore[attr-defined]
+
+    @property
+    def _remote(self) -> RemoteTranscript:
+        assert isinstance(self._transcript, RemoteTranscript)
+        return self._transcript
+
+    def _new_transcript(self) -> Transcript:
+        values, endpoint = self._values, self._endpoint
+        text = RemoteText(values.ask, values.count, self.run.num_api_spec_tokens, endpoint.num_tokens_of)
+        return RemoteTranscript(endpoint, text)
+
+    def _start(self, parent: Branch, transcript: Transcript) -> None:
+        assert isinstance(parent, RemoteBranch) and isinstance(transcript, RemoteTranscript)
+        transcript.remote.bind(self._values.ask, self._values.count)
+        parent._children.append(self)
+        super()._start(parent, transcript)
+
+    # -- model calls -------------------------------------------------------------------------------------------
+
+    def _generate(self, part: Gen, variable: Variable | None, transcript: Transcript) -> None:
+        remote = self._remote
+        remote.check_writable(f"gen {part.name!r}")
+        sampling = part.sampling(self.run.defaults)
+
+        def on_done(value: Value) -> None:
+            remote.written(value.text)
+            if part.name is not None:
+                self.details[part.name] = value.completion
+            values = [read_value(part, text) for text in value.texts]
+            self._resolve(variable, values if sampling.n > 1 else values[0])
+
+        self._run(self._values.gen(remote.remote, sampling, self._look_ahead, part.name), on_done, part, variable)
+
+    def _select(self, part: Select, variable: Variable | None, transcript: Transcript) -> None:
+        remote = self._remote
+        remote.check_writable(f"select {part.name!r}")
+        sampling = replace(SamplingParams.from_options(**self.run.defaults), temperature=0.0, stop=(), n=1)
+
+        def on_done(selection: Selection) -> None:
+            remote.written(selection.choice)
+            if part.name is not None:
+                self.details[part.name] = selection
+            if self.run.on_chunk is not None:
+                chunk = Chunk(selection.choice, [], name=part.name, finish_reason="stop", usage=selection.usage)
+                self.run.on_chunk(chunk)
+            self._resolve(variable, selection.choice)
+
+        call = self._values.select(remote.remote, part.choices, part.method, sampling, self._look_ahead, part.name)
+        self._run(call, on_done, part, variable)
+
+    def _run(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        on_done: Callable[[Any], None],
+        part: Expression,
+        variable: Variable | None,
+    ) -> None:
+        """Suspend the branch until a coroutine on the loop of endpoints has ended."""
+        resume = self._resuming(on_done, part, variable)
+        self._suspended = True
+        future = self._endpoint.start(coroutine)
+        self.run.begin_call(future)
+        future.add_done_callback(lambda done: self.run.interpreter.post(partial(resume, done)))
+
+    # -- looking ahead -----------------------------------------------------------------------------------------
+
+    async def _look_ahead(self) -> Ahead:
+        """What follows in this turn, as far as the program has appended it; waits a moment for it to do so."""
+        waited_s = 0.0
+        while True:
+            with self.run.changed:
+                ahead = self._queued()
+                settled = ahead.complete or self.run.num_reading > 0
+            if settled or waited_s >= _PATIENCE_S:
+                return ahead
+            await asyncio.sleep(_PAUSE_S)
+            waited_s += _PAUSE_S
+
+    def _queued(self) -> Ahead:
+        num_tokens, generates = 0, False
+        for part, _ in self._queue:
+            match part:
+                case Text(text):
+                    num_tokens += len(text.encode())
+                case Gen():
+                    num_tokens += part.sampling(self.run.defaults).max_tokens or 0
+                    generates = True
+                case Select(_, choices):
+                    num_tokens += max(len(choice.encode()) for choice in choices)
+                    generates = True
+                case RoleEnd() | RoleBegin():
+                    return Ahead(num_tokens, generates, complete=True)
+                case Fork(children):
+                    each = [child._queued() for child in children if isinstance(child, RemoteBranch)]
+                    return Ahead(
+                        num_tokens + max(ahead.num_tokens for ahead in each),
+                        generates or any(ahead.generates for ahead in each),
+                        all(ahead.complete for ahead in each),
+                    )
+        return Ahead(num_tokens, generates, complete=self.run.returned)

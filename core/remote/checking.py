@@ -1,0 +1,137 @@
+"""Constraints at an endpoint: answers are always checked here, and mended where the endpoint does not enforce them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from graftlm.core.config import SamplingParams
+from graftlm.core.constraint import spec_of
+from graftlm.core.errors import RemoteError
+from graftlm.core.request import FinishReason
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.compile import Grammar
+    from graftlm.core.grammar.vocabulary import Vocabulary
+
+More = Callable[[str, str | None], Awaitable[tuple[str, FinishReason] | None]]
+"""Asks for what follows the given beginning of a value, or for a new one, with a complaint about the last.
+
+-> the text and how it ended; None if it cannot be had.
+"""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A value that meets its constraint, or with `complete` False the beginning of one that the limit cut.
+
+    num_asked  requests beside the first.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    complete: bool = True
+    num_asked: int = 0
+
+
+class Language:
+    """The texts that a constraint allows."""
+
+    def __init__(self, grammar: Grammar, shown: str) -> None:
+        self._grammar = grammar
+        self.shown = shown
+
+    @classmethod
+    async def of(cls, sampling: SamplingParams) -> Language:
+        """Compile on another thread; raises GrammarError for what cannot be. JSON may have blanks, as models write."""
+        from graftlm.core.grammar.cache import compile_cached
+
+        spec = spec_of(sampling)
+        if hasattr(spec, "matcher"):
+            return cls(spec, repr(spec))  # it brings its own
+        options = {} if sampling.json_schema is None else {"whitespace": "flexible"}
+        grammar = await asyncio.to_thread(compile_cached, spec, _bytes_vocabulary(), **options)
+        return cls(grammar, repr(spec))
+
+    def measure(self, text: str) -> tuple[str | None, str, str]:
+        """-> the longest beginning of `text` that is a whole text of the language, None if there is none; the longest
+        one that such a text can begin with; and what has to follow that.
+        """
+        matcher = self._grammar.matcher()
+        data = text.encode()
+        whole = 0 if matcher.accepting else None
+        alive = 0
+        for position, byte in enumerate(data):
+            if matcher.finished or matcher.advance([byte]) != 1:
+                break
+            alive = position + 1
+            if matcher.accepting:
+                whole = alive
+        forced = b"" if matcher.finished else matcher.forced_bytes()
+        return (
+            None if whole is None else data[:whole].decode(errors="ignore"),
+            data[:alive].decode(errors="ignore"),
+            forced.decode(errors="ignore"),
+        )
+
+    def begins(self, text: str) -> bool:
+        """Whether a text of the language can begin so."""
+        return self.measure(text)[1] == text
+
+
+async def checked(
+    language: Language,
+    text: str,
+    finish_reason: FinishReason,
+    more: More,
+    *,
+    enforced: str | None,
+    max_attempts: int,
+    where: str,
+) -> Checked:
+    """Make a value of an answer: its longest beginning that the language has, gone on with where it is cut too short.
+
+    enforced  the field that the endpoint takes the constraint in; None if it takes none.
+    Raises RemoteError that names the constraint and what the model wrote.
+    """
+    num_asked = 0
+    for num_asked in range(max_attempts):
+        whole, alive, forced = language.measure(text)
+        if whole is not None and (whole or not text):
+            return Checked(whole, finish_reason if whole == text else "stop", num_asked=num_asked)
+        if finish_reason == "length" and alive == text:
+            return Checked(text, "length", complete=False, num_asked=num_asked)
+        if enforced is not None and enforced != "none":
+            raise RemoteError(
+                f"{where}: the endpoint took {enforced!r} and ignored it: it wrote {text[:80]!r} for {language.shown}; "
+                "set capabilities of this kind to 'none', and answers are checked and asked again"
+            )
+        stripped = text.lstrip()
+        if stripped != text and language.measure(stripped)[1]:
+            text = stripped  # blanks before a value are the model's habit, not its answer
+            whole, alive, forced = language.measure(text)
+            if whole:
+                return Checked(whole, "stop", num_asked=num_asked)
+        if num_asked + 1 == max_attempts:
+            break
+        begun = alive + forced
+        complaint = None if begun else f"{text[:80]!r} is not of the form {language.shown}. Answer in that form alone."
+        answer = await more(begun, complaint)
+        if answer is None:
+            break
+        text, finish_reason = begun + answer[0], answer[1]
+    raise RemoteError(
+        f"{where}: the model wrote {text[:80]!r}, asked {num_asked + 1} times, which is not of {language.shown}; "
+        "show it the form in the prompt, raise max_tokens or max_attempts, or loosen the constraint"
+    )
+
+
+@cache
+def _bytes_vocabulary() -> Vocabulary:
+    """Every byte is a token: languages are checked whatever the model's own tokens are."""
+    from graftlm.core.grammar.vocabulary import Vocabulary
+
+    return Vocabulary([*(bytes([i]) for i in range(256)), b""], eos_token_id=256)

@@ -1,0 +1,224 @@
+"""API speculative execution: one call fetches beyond the stop, and what it brought answers later texts and gens.
+
+Law: values are those of a program without speculation; where the model samples, they have the same distribution.
+That holds as long as the decision to accept looks at nothing beyond the text that is matched. Any other rule (asking
+until the whole layout fits, asking anew where the answer was too short) favours some values over others.
+Source: SGLang, arXiv 2312.07104, section 5, for the idea.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from graftlm.core.config import SamplingParams
+from graftlm.core.remote.answer import Answer, first_stop
+
+CountTokens = Callable[[str], int | None]
+"""How many tokens a text has, by the model's tokenizer; None if that is not known."""
+
+
+@dataclass(frozen=True)
+class Surplus:
+    """An answer, and from where on nothing has used it.
+
+    shape      what the answer was drawn with; see `shape_of`.
+    at         characters used so far, by values and matched texts.
+    first_end  where the first value ended, which would have been paid for anyway; None before there is one.
+    owed       characters of the last gen's stop that no text has used; 1 after an end of turn. A sampled gen that
+               begins there would be drawn knowing that the stop follows.
+    counted    whether its tokens are counted here; a branch that shares it leaves that to the first.
+    """
+
+    answer: Answer
+    shape: SamplingParams
+    at: int = 0
+    first_end: int | None = None
+    owed: int = 0
+    counted: bool = True
+
+    @property
+    def rest(self) -> str:
+        return self.answer.text[self.at :]
+
+    @property
+    def greedy(self) -> bool:
+        return self.shape.greedy
+
+    def used(self, num_chars: int) -> Surplus:
+        """The surplus after a text of so many characters was matched."""
+        return replace(self, at=self.at + num_chars, owed=max(0, self.owed - num_chars))
+
+    def split_tokens(self) -> tuple[int, int]:
+        """Tokens used after the first value, and tokens that nothing used; what remains belongs to the first value.
+
+        Exact where token ends are known, else in proportion to the characters.
+        """
+        text, ends = self.answer.text, self.answer.token_ends
+        first = len(text) if self.first_end is None else self.first_end
+        num_tokens = num_answer_tokens(self.answer)
+        if ends is not None:
+            used = sum(first < end <= self.at for end in ends)
+            wasted = sum(end > max(self.at, first) for end in ends)
+        else:
+            size = max(1, len(text))
+            used = num_tokens * max(0, self.at - first) // size
+            wasted = num_tokens * max(0, len(text) - max(self.at, first)) // size
+        return used, wasted
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What of a surplus is a gen's value.
+
+    num_left  tokens that may still follow: the answer was shorter than the gen may be.
+    """
+
+    value: str
+    finish: str
+    num_left: int = 0
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is known to follow a gen before its turn or the program ends.
+
+    num_tokens  at most so many.
+    generates   whether a gen or a select is among it.
+    complete    whether nothing else can follow.
+    """
+
+    num_tokens: int = 0
+    generates: bool = False
+    complete: bool = False
+
+
+def shape_of(sampling: SamplingParams) -> SamplingParams:
+    """What shapes the distribution of a text, apart from where it ends. Equal shapes may share a surplus."""
+    return replace(
+        sampling, max_tokens=None, stop=(), timeout=None, close_on_length=None, regex=None, choices=None,
+        json_schema=None, grammar=None, constraint=None,
+    )  # fmt: skip
+
+
+def may_speculate(sampling: SamplingParams) -> bool:
+    """Whether a gen's answer may serve others: penalties count what a call wrote, and n texts have no one rest."""
+    return (
+        sampling.n == 1
+        and sampling.max_tokens is not None
+        and sampling.min_tokens == 0
+        and not (sampling.logprobs or sampling.top_logprobs or sampling.stop_token_ids)
+        and sampling.frequency_penalty == sampling.presence_penalty == 0
+        and sampling.repetition_penalty == 1
+    )
+
+
+def call_tokens(max_tokens: int, num_spec_tokens: int, ahead: Ahead) -> int:
+    """How long the call may be: no longer than the program is known to need, since limits count what is requested."""
+    wanted = min(num_spec_tokens, max_tokens + ahead.num_tokens) if ahead.complete else num_spec_tokens
+    return max(max_tokens, wanted)
+
+
+def match_text(surplus: Surplus, text: str) -> tuple[Surplus | None, str | None]:
+    """Match a given text. -> the surplus after it, None if it is used up or did not match; and why it did not."""
+    rest = surplus.rest
+    if rest.startswith(text):
+        return surplus.used(len(text)), None
+    if text.startswith(rest) and not surplus.answer.ended:
+        return None, None  # the call ended inside of the text: all of it was used
+    return None, "another text"
+
+
+def decide(
+    surplus: Surplus, sampling: SamplingParams, head: str = "", count: CountTokens | None = None
+) -> tuple[Surplus | None, Taken | str | None]:
+    """Take a gen's value from a surplus.
+
+    head  blanks at the end of the text that were not sent: the answer has to begin with them.
+    -> the surplus afterwards, and what was taken; or why nothing could be; None if the surplus was just used up
+    """
+    assert sampling.max_tokens is not None
+    rest, ended, limit = surplus.rest, surplus.answer.ended, sampling.max_tokens
+    if surplus.shape != shape_of(sampling):
+        return None, "another sampling"
+    if surplus.owed and not surplus.greedy:
+        return None, "stop not used up"
+    if not rest and not ended:
+        return None, None
+    if _inside_token(surplus):
+        return None, "inside of a token"
+    if not rest.startswith(head):
+        return None, "blanks not written"
+    at, end = first_stop(rest[len(head) :], sampling.stop)
+    at, end = at + len(head), end and end + len(head)
+    until = end or len(rest)  # a stop counts if all of it is within the limit
+    over = bool(end) or ended  # the model stopped there by itself, as it would have
+    num = _num_tokens(surplus, until, count)
+    if num is None and over and _at_most(surplus, until) <= limit:
+        num = 0
+    if num is None or (num > limit and surplus.answer.token_ends is None):
+        return None, "token limit undecided"
+    if num > limit:  # cut where the limit would have cut
+        ends = [e - surplus.at for e in surplus.answer.token_ends or () if e > surplus.at]
+        cut = ends[limit - 1]
+        if cut <= len(head):
+            return None, "token limit undecided"
+        cut = min(cut, at) if end else cut
+        return _after(surplus, cut, 0), Taken(rest[len(head) : cut], "length")
+    left = 0 if over else limit - num
+    value = rest[len(head) : at]
+    owed = end - at if end else int(ended)
+    return _after(surplus, at, owed), Taken(value, "stop" if over else "length", left)
+
+
+def take_choice(surplus: Surplus, choices: Sequence[str]) -> tuple[Surplus | None, str | None]:
+    """Take a choice that the model wrote, if it can be no longer one; what greedy token selection would choose."""
+    if not surplus.greedy or _inside_token(surplus):
+        return None, None
+    found = longest_choice(surplus.rest, choices)
+    if found is None or sum(choice.startswith(found) for choice in choices) > 1:
+        return None, None
+    return _after(surplus, len(found), 0), found
+
+
+def longest_choice(text: str, choices: Sequence[str]) -> str | None:
+    """The longest of the choices that the text begins with."""
+    return max((choice for choice in choices if text.startswith(choice)), key=len, default=None)
+
+
+def num_answer_tokens(answer: Answer) -> int:
+    """As the endpoint says, else as its tokens say, else estimated."""
+    if answer.num_tokens is not None:
+        return answer.num_tokens
+    if answer.token_ends is not None:
+        return len(answer.token_ends)
+    return -(-len(answer.text.encode()) // 4)
+
+
+def _after(surplus: Surplus, num_chars: int, owed: int) -> Surplus:
+    at = surplus.at + num_chars
+    return replace(surplus, at=at, owed=owed, first_end=at if surplus.first_end is None else surplus.first_end)
+
+
+def _inside_token(surplus: Surplus) -> bool:
+    """Whether a token spans where the surplus goes on: a call would not go on so, since its prompt ends there."""
+    ends = surplus.answer.token_ends
+    return ends is not None and surplus.at > 0 and surplus.at not in ends
+
+
+def _num_tokens(surplus: Surplus, until: int, count: CountTokens | None) -> int | None:
+    """How many tokens rest[:until] has; None if nobody can say."""
+    ends = surplus.answer.token_ends
+    if ends is not None:
+        before = sum(end <= surplus.at for end in ends)
+        inside = sum(end < surplus.at + until for end in ends)  # a token that ends beyond still had to be written
+        return inside + 1 - before if until else 0
+    if surplus.at == 0 and until == len(surplus.answer.text) and surplus.answer.num_tokens is not None:
+        return surplus.answer.num_tokens
+    return count(surplus.rest[:until]) if count is not None else None
+
+
+def _at_most(surplus: Surplus, until: int) -> int:
+    """A bound on the tokens of rest[:until]: none is shorter than a byte, and a part has no more than the whole."""
+    num_bytes = len(surplus.rest[:until].encode())
+    return num_bytes if surplus.answer.num_tokens is None else min(num_bytes, surplus.answer.num_tokens)

@@ -1,0 +1,245 @@
+"""Programs at an endpoint, without speculation and with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import graftlm as gl
+from graftlm.core.errors import ConfigError, RemoteError
+from graftlm.core.program.state import ProgramState
+from tests.core.remote.models import answers, continues, writes
+from tests.core.remote.server import Server
+
+KNOWN = {"continue_turn": "continue_final_message", "logprobs": False, "echo": False, "regex": "none"}
+FORM = "Name: Ann\nAge: 31\nCity: Bonn\n"
+
+
+def runtime(server: Server, **capabilities: Any) -> gl.Runtime:
+    return gl.Runtime("m", base_url=server.url, capabilities=KNOWN | capabilities)
+
+
+def fill(s: ProgramState) -> None:
+    s += "Name: " + gl.gen("name", stop="\n", max_tokens=8) + "\nAge: " + gl.gen("age", dtype=int, max_tokens=8)
+    s += "\nCity: " + gl.gen("city", stop="\n", max_tokens=8) + "\n"
+
+
+def chat(s: ProgramState) -> None:
+    s += gl.system("You fill in forms.")
+    s += gl.user("Ann, 31, of Bonn.")
+    with s.assistant():
+        fill(s)
+    s += gl.user("Thanks!")
+
+
+VALUES = {"name": "Ann", "age": 31, "city": "Bonn"}
+
+
+@pytest.mark.parametrize("num_spec_tokens", [None, 4, 16, 64])
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_text_values_are_the_same_with_fewer_calls(num_spec_tokens: int | None, logprobs: bool) -> None:
+    program = gl.program(num_api_spec_tokens=num_spec_tokens, temperature=0)(fill)
+    with Server(continues(FORM)) as server, runtime(server, logprobs=logprobs) as rt:
+        state = program.run(runtime=rt)
+        assert (state.variables, state.text) == (VALUES, FORM)
+        usage = state.usage
+        assert usage.api_calls == len(server.calls) == 3 - usage.calls_saved
+        assert server.totals()[1:] == (usage.prompt_tokens, usage.completion_tokens)
+        if num_spec_tokens is None:
+            assert (usage.calls_saved, usage.spec_tokens_used, usage.spec_tokens_wasted) == (0, 0, 0)
+        if num_spec_tokens == 64:
+            assert (usage.api_calls, usage.calls_saved, usage.spec_tokens_wasted) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("num_spec_tokens", [None, 64])
+@pytest.mark.parametrize("manner", ["continue_final_message", "prefix", "bare"])
+def test_a_turn_is_continued_as_the_endpoint_wants_it(manner: str, num_spec_tokens: int | None) -> None:
+    program = gl.program(num_api_spec_tokens=num_spec_tokens, temperature=0)(chat)
+    model = answers({"1 to 20": "1 2 3 4 5 6 7 8 9", "Bonn": FORM})
+    with Server(model, continue_turn=manner) as server, runtime(server, continue_turn=None) as rt:
+        state = program.run(runtime=rt)
+        assert state.variables == VALUES
+        assert [turn["role"] for turn in state.messages] == ["system", "user", "assistant", "user"]
+        assert state.messages[2]["content"] == FORM
+        usage = state.usage
+        assert usage.probe_calls == {"continue_final_message": 1, "prefix": 2, "bare": 1}[manner]
+        assert usage.api_calls == (1 if num_spec_tokens else 3)
+        assert len(server.calls) == usage.api_calls + usage.probe_calls
+        program.run(runtime=rt).wait()
+        assert rt.usage.probe_calls == usage.probe_calls  # known by now
+
+
+def test_forks_go_on_at_the_same_time_and_bills_add_up() -> None:
+    @gl.program(temperature=0, num_api_spec_tokens=32)
+    def program(s: ProgramState) -> None:
+        s += "A: " + gl.gen("a", stop=";") + ";"
+        parts = s.fork(2)
+        for part in parts:
+            part += " B: " + gl.gen("b", stop=";")
+        s.set("all", parts["b"])
+
+    with Server(continues("A: x; B: y; C: z")) as server, runtime(server) as rt:
+        state = program.run(runtime=rt)
+        assert (state["a"], state["all"]) == ("x", ["y", "y"])
+        usage = state.usage
+        assert usage.api_calls == len(server.calls)
+        assert (usage.api_calls, usage.calls_saved) == (1, 2)  # greedy branches share what was fetched
+        assert server.totals()[1:] == (usage.prompt_tokens, usage.completion_tokens)
+
+
+def test_a_select_takes_what_was_written_or_asks() -> None:
+    def program(s: ProgramState) -> None:
+        s += "Q: " + gl.gen("q", stop="\n") + "\nA: " + gl.select("a", ["no", "yes"]) + "\n" + gl.gen("end", stop=".")
+
+    document = "Q: good?\nA: yes\nDone. More"
+    for spec, calls, how in ((None, 3, "asked"), (64, 1, "generated")):
+        with Server(continues(document)) as server, runtime(server, choices="none") as rt:
+            state = gl.program(num_api_spec_tokens=spec, temperature=0)(program).run(runtime=rt)
+            assert state.variables == {"q": "good?", "a": "yes", "end": "Done"}
+            assert (len(server.calls), state.details("a").how) == (calls, how)
+
+
+def test_several_values_are_one_request() -> None:
+    @gl.program(temperature=0)
+    def program(s: ProgramState) -> None:
+        s += "Say: " + gl.gen("said", n=3, stop=".")
+
+    with Server(writes("hi. there")) as server, runtime(server) as rt:
+        assert program.run(runtime=rt)["said"] == ["hi", "hi", "hi"]
+        assert len(server.calls) == 1
+
+
+def test_a_batch_and_64_programs_do_not_mix() -> None:
+    @gl.program(temperature=0, num_api_spec_tokens=64)
+    def program(s: ProgramState, i: int) -> None:
+        s += f"{i} Name: " + gl.gen("name", stop="\n") + "\nAge: " + gl.gen("age", dtype=int) + "\n"
+
+    documents = [f"{i} Name: N{i}\nAge: {i + 20}\nEnd" for i in range(64)]
+    with Server(continues(*documents), seconds_per_call=0.01) as server, runtime(server) as rt:
+        states = program.batch([{"i": i} for i in range(64)], runtime=rt)
+        assert [s.variables for s in states] == [{"name": f"N{i}", "age": i + 20} for i in range(64)]
+        assert sum(s.usage.api_calls for s in states) == len(server.calls) == 64
+        assert sum(s.usage.prompt_tokens for s in states) == server.totals()[1]
+        assert sum(s.usage.completion_tokens for s in states) == server.totals()[2]
+
+
+def test_a_program_streams_its_values_with_their_names() -> None:
+    program = gl.program(temperature=0, num_api_spec_tokens=64)(fill)
+    with Server(continues(FORM)) as server, runtime(server) as rt:
+        written: dict[str | None, str] = {}
+        for chunk in program.stream(runtime=rt):
+            written[chunk.name] = written.get(chunk.name, "") + chunk.text
+        assert written == {"name": "Ann", "age": "31", "city": "Bonn"}
+
+
+async def test_programs_on_an_event_loop() -> None:
+    program = gl.program(temperature=0, num_api_spec_tokens=64)(fill)
+    with Server(continues(FORM)) as server, runtime(server) as rt:
+        assert (await program.arun(runtime=rt)).variables == VALUES
+
+
+def test_cancelling_a_program_closes_its_connections() -> None:
+    program = gl.program(temperature=0)(fill)
+    with Server(continues(FORM), seconds_per_call=60) as server, runtime(server) as rt:
+        state = program.run(runtime=rt)
+        server.wait_until(lambda s: len(s.requests) == 1)
+        state.cancel()
+        server.wait_until(lambda s: s.requests[0].closed_by_client)
+        with pytest.raises(gl.RequestCancelled):
+            _ = state["name"]
+
+
+# -- constraints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_constraint_is_sent_where_the_endpoint_proves_to_keep_it() -> None:
+    @gl.program(temperature=0)
+    def program(s: ProgramState) -> None:
+        s += "Code: " + gl.gen("code", regex="[xy]{3}", max_tokens=8) + gl.gen("word", choices=["yes", "no"])
+
+    server = Server(writes("hello"), constraints=["structured_outputs"])
+    with server, gl.Runtime("m", base_url=server.url) as rt:
+        state = program.run(runtime=rt)
+        assert state.variables == {"code": "xxx", "word": "yes"}
+        assert [c.body.get("structured_outputs") for c in server.calls[1::2]] == [
+            {"regex": "[xy]{3}"},
+            {"choice": ["yes", "no"]},
+        ]
+
+
+def test_a_server_that_drops_constraints_is_found_out_and_its_answers_are_mended() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+    @gl.program(temperature=0)
+    def program(s: ProgramState) -> None:
+        s += "JSON: " + gl.gen("json", json_schema=schema, max_tokens=32)
+
+    with Server(continues('JSON: {"a": 7} and more')) as server, gl.Runtime("m", base_url=server.url) as rt:
+        assert program.run(runtime=rt)["json"] == '{"a": 7}'
+        assert rt.usage.probe_calls == 2  # response_format and structured_outputs
+    with Server(continues('JSON: {"b": 7}', 'JSON: {"a": 8}')) as server, gl.Runtime("m", base_url=server.url) as rt:
+        state = program.run(runtime=rt)
+        assert state["json"] == '{"a": 8}'  # gone on with where it left the schema
+        assert state.usage.api_calls == 2
+
+
+def test_a_constraint_that_the_user_vouches_for_and_the_server_drops_is_an_error() -> None:
+    with Server(writes("hello")) as server, runtime(server, regex="structured_outputs") as rt:
+        done = rt.submit(gl.Request("Say: ", gl.SamplingParams(regex="[xy]{3}")))
+        with pytest.raises(RemoteError, match="took 'structured_outputs' and ignored it: it wrote 'hello' for Regex"):
+            done.result()
+
+
+def test_what_the_model_will_not_write_is_an_error_that_names_the_gen() -> None:
+    @gl.program(temperature=0)
+    def program(s: ProgramState) -> None:
+        s += "Age: " + gl.gen("age", dtype=int)
+
+    with Server(writes("unknown")) as server, runtime(server) as rt:
+        with pytest.raises(RemoteError, match="gen 'age': the model wrote 'unknown', asked 1 times"):
+            _ = program.run(runtime=rt)["age"]
+        assert len(server.calls) == 1  # the same again would bring the same
+
+
+def test_choices_are_scored_where_the_endpoint_echoes() -> None:
+    @gl.program(temperature=0)
+    def program(s: ProgramState) -> None:
+        s += "Good? " + gl.select("a", ["no", "yes"])
+
+    with Server(writes("yes")) as server, runtime(server, echo=True) as rt:
+        selection = program.run(runtime=rt).details("a")
+        assert (selection.how, selection.logprobs) == ("scored", (-0.5, -0.5))
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_text_outside_of_turns_is_an_error() -> None:
+    @gl.program
+    def before(s: ProgramState) -> None:
+        s += "Before. "
+        s += gl.user("Hi") + gl.assistant(gl.gen("a"))
+
+    @gl.program
+    def between(s: ProgramState) -> None:
+        s += gl.user("Hi") + "between" + gl.assistant(gl.gen("a"))
+
+    @gl.program
+    def user_gen(s: ProgramState) -> None:
+        s += gl.user("Hi" + gl.gen("a"))
+
+    with Server(writes("x")) as server, runtime(server) as rt:
+        for program, reason in ((before, "stands before the first turn"), (between, "outside of the chat's turns"),
+                                (user_gen, "'a' stands in the turn of user")):  # fmt: skip
+            with pytest.raises(ConfigError, match=reason):
+                _ = program.run(runtime=rt)["a"]
+        assert server.requests == []
+
+
+def test_text_for_an_endpoint_that_only_chats_says_what_to_write() -> None:
+    program = gl.program(temperature=0)(fill)
+    with Server(writes("x"), completions=False) as server, runtime(server) as rt:
+        state = program.run(runtime=rt)
+        with pytest.raises(RemoteError, match=r"answered 404.*for an endpoint that only chats give messages"):
+            _ = state["name"]
