@@ -9,10 +9,11 @@ import torch
 
 from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu.cudnn_prefill import DensePrefill, Segment, segments_of
+from graftlm.kernels.gpu.cudnn_prefill import AllDense, DensePrefill
 from graftlm.kernels.gpu.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
 from graftlm.kernels.gpu.elementwise import store_kv
 from graftlm.kernels.gpu.extend import CompactRows, ExtendRows, ExtendTile, extend_attention
+from graftlm.kernels.gpu.prefill_path import PrefillCall, PrefillPath
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.shared_prefix import PrefixRows, decode_prefix, num_prefix_splits
 from graftlm.kernels.gpu.step_buffers import DeviceStep, Layout
@@ -37,8 +38,7 @@ class TritonAttention:
 
     strict  every row goes through one kernel with one tiling, so that a token's result is the same, to the last bit,
             in every batch, however it was cut into steps. Set before the first step.
-    prompts what steps of many new tokens go through on Hopper
-    dense   what long prompts without cached tokens go through: elsewhere, and where a step has no others
+    paths   what prefill rows may go through: the first that takes the step, else the extend kernel
 
     Of a compact store decode reads all tokens, extend those from before the step. Where the kernel for decode is
     missing, as on a CPU, rows that decode go through extend.
@@ -53,6 +53,7 @@ class TritonAttention:
         has_cudnn = self.device.type == "cuda" and torch.backends.cudnn.is_available()
         self.dense = DensePrefill(enabled=has_cudnn, rounded_store=store.scales is not None)
         self.prompts = PromptAttention(store)
+        self.paths: tuple[PrefillPath, ...] = (AllDense(self.dense), self.prompts, self.dense)
         on_card = store.compact and self.device.type == "cuda"
         self._compact = gluon_kernel("bits12.decode") if on_card else None
         self.num_sms = 1
@@ -60,7 +61,6 @@ class TritonAttention:
             self.num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._step: DeviceStep | None = None
         self._layout: Layout | None = None
-        self._segments: tuple[Segment, ...] = ()
         self._cached = True  # whether rows that extend have tokens from before the step
         self._one_each = torch.arange(4097, dtype=torch.int32, device=self.device)
         self._workspaces: dict[tuple[int, int, int, int], Workspace] = {}
@@ -86,8 +86,9 @@ class TritonAttention:
 
     def bind(self, step: DeviceStep, layout: Layout) -> None:
         """Read steps from `step`, which holds one of this layout."""
-        self._step, self._layout, self._segments, self._cached = step, layout, (), True
-        self.prompts.forget()
+        self._step, self._layout, self._cached = step, layout, True
+        for path in self.paths:
+            path.forget()
 
     def prepare(self, plan: Plan) -> None:
         """Send the plan to buffers of its own size."""
@@ -103,9 +104,8 @@ class TritonAttention:
         layout = step.write(plan)
         self.bind(step, layout)
         self._cached = any(row.past for row in plan.rows[0 if self._extends_only else layout.num_decode :])
-        if not self.strict:
-            self._segments = segments_of(plan.rows, layout.num_decode)
-            self.prompts.prepare(plan.rows, layout.num_decode, plan.shared)
+        for path in () if self.strict else self.paths:
+            path.prepare(plan, layout.num_decode)
 
     def forward(
         self,
@@ -170,41 +170,25 @@ class TritonAttention:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
     ) -> torch.Tensor:
         """Attend all rows, whose K and V are in the store."""
-        layout = self._layout
-        assert layout is not None
+        step, layout = self._step, self._layout
+        assert step is not None and layout is not None
         q = q if q.stride(-1) == 1 else q.contiguous()
         num_decode = layout.num_decode
         if num_decode == layout.num_rows and not self._extends_only:
             return self._decode(layer, q[:num_decode], params)
         out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
-        extend = partial(self._extend, layer, q, k, v, params=params)
+        extend = partial(self._extend, layer, q, k, v, params, out)
         if num_decode and self._extends_only:
-            extend(out, slice(0, num_decode))
+            extend(slice(0, num_decode))
         elif num_decode:
             self._decode(layer, q[:num_decode], params, out=out[:num_decode])
         if num_decode == layout.num_rows:
             return out
-        dense = self.dense.takes(q, v, params)
-        only_dense = dense and all(segment.dense for segment in self._segments)
-        if not only_dense and self.prompts.takes(q, k, v, params):
-            plain = partial(extend, out, slice(num_decode, layout.num_rows))
-            kept = (self.store.k[layer], self.store.v[layer], self._exponents(layer))
-            assert self._step is not None
-            self.prompts.run(q, k, v, kept, self._step, out, scale=params.scale, plain=plain)
-            return out
-        if not dense or not any(segment.dense for segment in self._segments):
-            extend(out, slice(num_decode, layout.num_rows))
-            return out
-        for segment in self._segments:
-            rows = slice(segment.first_row, segment.last_row)
-            plain = partial(extend, rows=rows)
-            if segment.dense and self.dense.enabled:
-                found = self.dense.run(q, k, v, segment, out, params, plain)
-                if len(found) == len(out):
-                    return found
-                out[segment.start : segment.stop] = found
-            else:
-                plain(out)
+        call = PrefillCall(layer, q, k, v, params, step, out, slice(num_decode, layout.num_rows), extend)
+        for path in self.paths:
+            if path.takes(call):
+                return path.run(call)
+        extend(call.rows)
         return out
 
     def _extend(
@@ -213,10 +197,9 @@ class TritonAttention:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        params: AttentionParams,
         out: torch.Tensor,
         rows: slice,
-        *,
-        params: AttentionParams,
     ) -> None:
         """Attend these rows through the kernel that reads the table."""
         step, layout = self._step, self._layout

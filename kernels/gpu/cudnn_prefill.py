@@ -7,15 +7,15 @@ row lies after all its queries, which do not see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from graftlm.kernels.attention import Row
-from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.attention import Plan, Row
 from graftlm.kernels.cpu.attention import Partial, attend
-from graftlm.kernels.gpu.verified_path import MAX_ERROR, FasterWay
+from graftlm.kernels.gpu.prefill_path import PrefillCall
+from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 
 MIN_TOKENS = 2048  # new tokens of a row that is worth it
 STEP = 1024  # lengths are rounded up to multiples of this
@@ -29,6 +29,10 @@ class Segment(NamedTuple):
     start: int
     stop: int
     dense: bool
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first_row, self.last_row)
 
 
 def segments_of(rows: Sequence[Row], first_row: int) -> tuple[Segment, ...]:
@@ -45,56 +49,79 @@ def segments_of(rows: Sequence[Row], first_row: int) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-class DensePrefill(FasterWay):
-    """Causal attention of one sequence over itself."""
+class DensePrefill(VerifiedPath):
+    """Attends each long row without cached tokens through cuDNN, the other prefill rows through the extend kernel."""
 
     def __init__(self, *, enabled: bool, rounded_store: bool = False) -> None:
-        # the plain way reads K and V as the store holds them, this one as they were computed
+        # the extend kernel reads K and V as the store holds them, cuDNN as they were computed
         super().__init__(
             "long prompts are attended by Triton, more slowly than by cuDNN",
             enabled=enabled,
             tolerance=4 if rounded_store else 1,
         )
+        self.segments: tuple[Segment, ...] = ()
 
-    def takes(self, q: torch.Tensor, v: torch.Tensor, params: AttentionParams) -> bool:
-        """Whether it can run such a layer. q [num_tokens, num_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]"""
+    def prepare(self, plan: Plan, first_row: int) -> None:
+        self.segments = segments_of(plan.rows, first_row)
+
+    def forget(self) -> None:
+        self.segments = ()
+
+    def takes(self, call: PrefillCall) -> bool:
+        q, params = call.q, call.params
         return (
             self.enabled
+            and any(segment.dense for segment in self.segments)
             and q.dtype in MAX_ERROR
-            and q.shape[-1] == v.shape[-1] <= 128
+            and q.shape[-1] == call.v.shape[-1] <= 128
             and q.shape[-1] % 8 == 0
             and params.softcap is None
             and (params.window is None or len(q) <= params.window)
         )
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        segment: Segment,
-        out: torch.Tensor,
-        params: AttentionParams,
-        plain: Callable[[torch.Tensor], None],
-    ) -> torch.Tensor:
-        """Attend one row's tokens. -> [n, num_heads, head_dim], dtype of q; perhaps a part of `out`.
+    def run(self, call: PrefillCall) -> torch.Tensor:
+        for segment in self.segments:
+            if segment.dense and self.enabled:
+                found = self._attend(call, segment)
+                if len(found) == len(call.out):
+                    return found
+                call.out[segment.start : segment.stop] = found
+            else:
+                call.extend(segment.rows)
+        return call.out
 
-        q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]: of the whole step
-        plain  writes the same to `out`, at the row's tokens, in another way
-        """
-        here, sinks = slice(segment.start, segment.stop), params.sinks
+    def _attend(self, call: PrefillCall, segment: Segment) -> torch.Tensor:
+        """Attend one long row. -> [num_new, num_heads, head_dim], dtype of q; perhaps a part of `call.out`"""
+        q, k, v, params = call.q, call.k, call.v, call.params
 
         def fast() -> torch.Tensor:
             found, lse = causal(q, k, v, segment, params.scale)
-            if sinks is None:
+            if params.sinks is None:
                 return found
-            return (found.float() * torch.sigmoid(lse - sinks.float())[..., None]).to(q.dtype)
+            return (found.float() * torch.sigmoid(lse - params.sinks.float())[..., None]).to(q.dtype)
 
-        def plainly() -> torch.Tensor:
-            plain(out)
-            return out[here]
+        def plain() -> torch.Tensor:
+            call.extend(segment.rows)
+            return call.out[segment.start : segment.stop]
 
-        return self.take((q.shape[1:], k.shape[1:], q.dtype, sinks is None), fast, plainly)
+        return self.verified((q.shape[1:], k.shape[1:], q.dtype, params.sinks is None), fast, plain)
+
+
+class AllDense:
+    """`dense` for steps all of whose prefill rows are long and without cached tokens; prepared as a path of its own."""
+
+    def __init__(self, dense: DensePrefill) -> None:
+        self._dense = dense
+        self.run = dense.run
+
+    def prepare(self, plan: Plan, first_row: int) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def takes(self, call: PrefillCall) -> bool:
+        return self._dense.takes(call) and all(segment.dense for segment in self._dense.segments)
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segment: Segment, scale: float) -> Partial:

@@ -8,7 +8,6 @@ what it cannot compile or run goes through Triton too, with one warning.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import flashinfer
@@ -19,11 +18,12 @@ from graftlm.kernels.attention import Plan
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention_metadata import spans_of
 from graftlm.kernels.gpu.attention import TritonAttention
+from graftlm.kernels.gpu.prefill_path import PrefillCall
+from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.transfer import send
 
 WORKSPACE_BYTES = 256 << 20
-MAX_ERROR = {torch.bfloat16: 2e-2, torch.float16: 5e-3}
 HEAD_DIMS = (64, 128, 256)  # others are refused after minutes of compiling
 MIN_NEW = 128  # new tokens of a row, on average over a step: with fewer Triton is faster
 
@@ -49,78 +49,58 @@ class Planned:
             self._recorded = True
 
 
-class FlashInferAttention(TritonAttention):
-    """TritonAttention whose prefill goes through FlashInfer.
-
-    The first result of each kind of layer is compared with Triton's; one that differs switches FlashInfer off.
-    """
+class FlashInferPrefill(VerifiedPath):
+    """Attends all prefill rows of steps of many new tokens a row."""
 
     def __init__(self, store: KVStore) -> None:
-        super().__init__(store)
-        self.usable = True
-        self.dense.enabled = self.prompts.enabled = False
-        self._workspace_bytes = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
+        super().__init__("FlashInfer is left out, prefill goes through Triton", enabled=True)
+        self.store = store
+        self._workspace_bytes = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=store.device)
         self._wrappers: dict[tuple[Any, ...], Planned] = {}
         self._planned: set[tuple[Any, ...]] = set()
-        self._checked: set[tuple[Any, ...]] = set()
         self._pages: tuple[np.ndarray, np.ndarray, torch.Tensor] | None = None
 
-    def prepare(self, plan: Plan) -> None:
-        super().prepare(plan)
-        assert self._layout is not None
-        self._planned.clear()
-        self._pages = None
-        rows = plan.rows[self._layout.num_decode :]
+    def prepare(self, plan: Plan, first_row: int) -> None:
+        self.forget()
+        rows = plan.rows[first_row:]
         num_new = sum(row.num_new for row in rows)
-        if self.usable and not self.strict and rows and num_new >= MIN_NEW * len(rows):
+        if self.enabled and rows and num_new >= MIN_NEW * len(rows):
             starts = [row.start for row in rows] + [rows[-1].start + rows[-1].num_new]
             lens = np.fromiter((row.past + row.num_new for row in rows), np.int64, len(rows))
             spans = [span for row in rows for span in spans_of(row.extents, 0, row.past + row.num_new)]
             slots = [np.arange(first, last, dtype=np.int32) for first, last in spans]
             queries = np.array(starts, np.int32) - np.int32(starts[0])
             pages = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
-            self._pages = queries, pages, send(np.concatenate(slots), self.device)
+            self._pages = queries, pages, send(np.concatenate(slots), self.store.device)
 
-    def _extend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        rows: slice,
-        *,
-        params: AttentionParams,
-    ) -> None:
-        first = int(q.shape[0] - self._pages[0][-1]) if self._pages is not None else 0
-        if self._pages is not None and self.usable:
-            self._refuse(self.store.k[layer].shape[2], self.store.v[layer].shape[2])
-        if self._pages is None or not self.usable:
-            super()._extend(layer, q, k, v, out, rows, params=params)
-            return
-        kind = (q.shape[1:], self.store.v[layer].shape[1:], params.scale, params.window, params.softcap)
-        try:
-            found = self._run(layer, q[first:], kind, params)
-        except Exception as error:  # a compiler that is missing, a shape without a kernel: whatever it raises
-            self._give_up(f"{type(error).__name__}: {str(error)[:200]}")
-            super()._extend(layer, q, k, v, out, rows, params=params)
-            return
-        if kind not in self._checked:
-            super()._extend(layer, q, k, v, out, rows, params=params)
-            expected = out[first:].float()
-            difference = float((found.float() - expected).norm() / expected.norm())
-            if not difference < MAX_ERROR[q.dtype]:
-                self._give_up(f"its result differs by {difference:.1e}")
-                return
-            self._checked.add(kind)
-        out[first:] = found
+    def forget(self) -> None:
+        self._planned.clear()
+        self._pages = None
+
+    def takes(self, call: PrefillCall) -> bool:
+        if self._pages is not None and self.enabled:
+            self._refuse(self.store.k[call.layer].shape[2], self.store.v[call.layer].shape[2])
+        return self._pages is not None and self.enabled
+
+    def run(self, call: PrefillCall) -> torch.Tensor:
+        assert self._pages is not None
+        q, params = call.q, call.params
+        first = int(q.shape[0] - self._pages[0][-1])
+        kind = (q.shape[1:], self.store.v[call.layer].shape[1:], params.scale, params.window, params.softcap)
+
+        def plain() -> torch.Tensor:
+            call.extend(call.rows)
+            return call.out[first:]
+
+        call.out[first:] = self.verified(kind, lambda: self._run(call.layer, q[first:], kind, params), plain)
+        return call.out
 
     def _run(self, layer: int, q: torch.Tensor, kind: tuple[Any, ...], params: AttentionParams) -> torch.Tensor:
         k, v = self.store.k[layer], self.store.v[layer]
         planned = self._wrappers.get(kind)
         if planned is None:
             wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace_bytes, "NHD")
-            planned = self._wrappers[kind] = Planned(wrapper, self.device)
+            planned = self._wrappers[kind] = Planned(wrapper, self.store.device)
         if kind not in self._planned:
             assert self._pages is not None
             queries, pages, slots = self._pages
@@ -142,10 +122,15 @@ class FlashInferAttention(TritonAttention):
     def _refuse(self, k_dim: int, v_dim: int) -> None:
         """Give up, before anything is compiled, what FlashInfer has no kernels for."""
         if self.store.dtype not in MAX_ERROR:
-            self._give_up(f"it is used for KV in float16 and bfloat16, not {str(self.store.dtype)[6:]}")
+            self.disable(f"it is used for KV in float16 and bfloat16, not {str(self.store.dtype)[6:]}")
         elif k_dim != v_dim or k_dim not in HEAD_DIMS:
-            self._give_up(f"it has no kernels for heads of {k_dim} and {v_dim} dimensions")
+            self.disable(f"it has no kernels for heads of {k_dim} and {v_dim} dimensions")
 
-    def _give_up(self, reason: str) -> None:
-        self.usable = False
-        warnings.warn(f"FlashInfer is left out, prefill goes through Triton: {reason}", stacklevel=2)
+
+class FlashInferAttention(TritonAttention):
+    """Triton's attention whose only path for prefill, beside the extend kernel, is FlashInfer."""
+
+    def __init__(self, store: KVStore) -> None:
+        super().__init__(store)
+        self.flashinfer = FlashInferPrefill(store)
+        self.paths = (self.flashinfer,)

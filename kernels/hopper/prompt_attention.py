@@ -6,14 +6,11 @@ it, and few tokens behind a long text do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 
-from graftlm.kernels.attention import Row, Shared
-from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu.step_buffers import DeviceStep
-from graftlm.kernels.gpu.verified_path import MAX_ERROR, FasterWay
+from graftlm.kernels.attention import Plan
+from graftlm.kernels.gpu.prefill_path import PrefillCall
+from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 from graftlm.kernels.hopper.gather_kv import lay_out
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS, PromptLayout, padded, prompt_layout
 from graftlm.kernels.hopper.support import gluon_kernel
@@ -32,10 +29,11 @@ SHARE = 64
 """A step whose rows take more than this part of the card's memory, laid out, goes another way."""
 
 
-class PromptAttention(FasterWay):
+class PromptAttention(VerifiedPath):
     """Causal attention of the rows of a step that have several new tokens, over their cached tokens and themselves."""
 
     def __init__(self, store: KVStore) -> None:
+        self._store = store
         device = self._device = store.device
         on_hopper = device.type == "cuda" and torch.version.hip is None
         on_hopper = on_hopper and torch.cuda.get_device_capability(device) == (9, 0)
@@ -44,22 +42,16 @@ class PromptAttention(FasterWay):
         self._max_bytes = torch.cuda.get_device_properties(device).total_memory // SHARE if self.enabled else 0
         self._layout: PromptLayout | None = None
 
-    def prepare(self, rows: Sequence[Row], first_row: int, shared: Sequence[Shared]) -> None:
-        """Lay out a step whose rows [first_row, ...) have several new tokens."""
+    def prepare(self, plan: Plan, first_row: int) -> None:
         self._layout = None
-        if self.enabled and sum(row.num_new for row in rows[first_row:]) >= MIN_TOKENS:
-            self._layout = prompt_layout(rows, first_row, shared, self._device)
+        if self.enabled and sum(row.num_new for row in plan.rows[first_row:]) >= MIN_TOKENS:
+            self._layout = prompt_layout(plan.rows, first_row, plan.shared, self._device)
 
     def forget(self) -> None:
-        """The step at hand is none that was prepared."""
         self._layout = None
 
-    def takes(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams) -> bool:
-        """Whether the step goes this way in such a layer.
-
-        q [num_tokens, num_heads, k_dim], k [num_tokens, num_kv_heads, k_dim], v [num_tokens, num_kv_heads, v_dim]
-        """
-        layout = self._layout
+    def takes(self, call: PrefillCall) -> bool:
+        layout, q, k, v, params = self._layout, call.q, call.k, call.v, call.params
         if layout is None or not self.enabled or self._kernel is None:
             return False
         kernel, group = self._kernel, q.shape[1] // k.shape[1]
@@ -78,40 +70,27 @@ class PromptAttention(FasterWay):
             and k.stride(-1) == v.stride(-1) == 1
         )
 
-    def run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
-        step: DeviceStep,
-        out: torch.Tensor,
-        *,
-        scale: float,
-        plain: Callable[[], None],
-    ) -> None:
-        """Write what the rows' tokens attend to `out` [num_tokens, num_heads, head_dim].
-
-        q, k, v  of the whole step, as `takes` has them
-        kept     what a layer keeps: K, V, and the exponents of a compact store
-        plain    writes the same to `out` in another way
-        """
-        layout, kernel = self._layout, self._kernel
+    def run(self, call: PrefillCall) -> torch.Tensor:
+        layout, kernel, q, k, v, out = self._layout, self._kernel, call.q, call.k, call.v, call.out
         assert layout is not None and kernel is not None
         first, group = layout.first_token, q.shape[1] // k.shape[1]
+        store, step, layer = self._store, call.step, call.layer
+        exponents = store.exponents[layer] if store.exponents is not None else None
 
         def fast() -> torch.Tensor:
             keys, values = k[first:], v[first:]
             if not (layout.dense and _aligned(k) and _aligned(v)):
+                kept = (store.k[layer], store.v[layer], exponents)
                 keys, values = lay_out(*kept, step.table, step.rows, k, v, layout.blocks)
-            kernel.prompt_attention(q, keys, values, layout.tiles(group), scale, out)
+            kernel.prompt_attention(q, keys, values, layout.tiles(group), call.params.scale, out)
             return out[first:]
 
-        def plainly() -> torch.Tensor:
-            plain()
+        def plain() -> torch.Tensor:
+            call.extend(call.rows)
             return out[first:]
 
-        self.take((q.shape[1:], k.shape[1:], q.dtype), fast, plainly)
+        self.verified((q.shape[1:], k.shape[1:], q.dtype), fast, plain)
+        return out
 
 
 def _aligned(x: torch.Tensor) -> bool:

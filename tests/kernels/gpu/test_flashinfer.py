@@ -104,7 +104,7 @@ def attend(
 
 @pytest.mark.parametrize("options", [{}, {"window": 6}, {"softcap": 2.0}])
 def test_prefill_goes_through_it(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    assert attend(monkeypatch, None if INSTALLED else Wrapper, **options).usable
+    assert attend(monkeypatch, None if INSTALLED else Wrapper, **options).flashinfer.enabled
 
 
 @pytest.mark.parametrize(("wrapper", "reason"), [(Broken, "FileNotFoundError: nvcc"), (Wrong, "differs by")])
@@ -112,13 +112,13 @@ def test_what_it_cannot_do_goes_through_triton_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, wrapper: type[Wrapper], reason: str
 ) -> None:
     with pytest.warns(UserWarning, match=f"FlashInfer is left out.*{reason}") as caught:
-        assert not attend(monkeypatch, wrapper).usable
+        assert not attend(monkeypatch, wrapper).flashinfer.enabled
     assert len(caught) == 1
 
 
 def test_steps_of_few_new_tokens_in_each_row_go_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = attend(monkeypatch, Wrong, min_new=8)  # its factor would be found out
-    assert attention.usable and not attention._wrappers
+    assert attention.flashinfer.enabled and not attention.flashinfer._wrappers
 
 
 def test_each_kind_of_layer_is_planned_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_each_kind_of_layer_is_planned_once_in_a_step(monkeypatch: pytest.Monkey
 
 def test_a_head_size_that_it_has_no_kernels_for_is_not_compiled_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="left out.*no kernels for heads of 128 and 128 dimensions") as caught:
-        assert not attend(monkeypatch, Broken, head_dims=(64,)).usable
+        assert not attend(monkeypatch, Broken, head_dims=(64,)).flashinfer.enabled
     assert len(caught) == 1
 
 
