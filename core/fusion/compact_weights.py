@@ -5,27 +5,14 @@ A step of few tokens takes as long as reading the weights does; steps of many re
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
-from graftlm.core.fusion.layer_parts import AllClose, Parts, Product
 from graftlm.core.kv.memory import free_bytes, size_of
-from graftlm.kernels.bits12.compact_product import (
-    ONE_OF_EACH,
-    can_compact,
-    compact_gate,
-    compact_parts,
-    compact_product,
-    compacted,
-)
-from graftlm.kernels.bits12.weight_codec import CompactWeight
-from graftlm.kernels.gpu.elementwise import silu_mul
+from graftlm.kernels.linear_dispatch import can_compact
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
@@ -57,61 +44,3 @@ def wants_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
             "use compact_weights=False, or end what else uses the GPU"
         )
     return True
-
-
-@dataclass(frozen=True)
-class CompactWeights:
-    """The weights of a layer in 12 bits; None for a product that reads all 16."""
-
-    qkv: CompactWeight | None = None
-    out: CompactWeight | None = None
-    gate_up: CompactWeight | None = None
-    down: CompactWeight | None = None
-
-    @property
-    def held(self) -> tuple[bool, ...]:
-        """Which of them there are."""
-        return tuple(weight is not None for weight in (self.qkv, self.out, self.gate_up, self.down))
-
-
-def compact_layer(parts: Parts, agree: AllClose) -> CompactWeights:
-    """The weights of a layer's products in compact form, where they have one that `agree`s with the product."""
-
-    def summed(product: Product | None) -> CompactWeight | None:
-        if product is None or product.bias is not None:
-            return None
-        return _checked(product, lambda x, w: compact_parts(x, w).sum(0).to(x.dtype), agree)
-
-    gate_up = parts.gate_up
-    return CompactWeights(
-        compact_of(parts.qkv, agree),
-        summed(parts.out),
-        _checked(gate_up, compact_gate, agree, gates=True) if gate_up is not None and gate_up.bias is None else None,
-        summed(parts.down),
-    )
-
-
-def compact_of(product: Product, agree: AllClose) -> CompactWeight | None:
-    """The weight of one product in compact form; None if it has none that `agree`s with the product."""
-    return _checked(product, lambda x, w: compact_product(x, w, product.bias), agree)
-
-
-def _checked(
-    product: Product,
-    run: Callable[[torch.Tensor, CompactWeight], torch.Tensor],
-    agree: AllClose,
-    *,
-    gates: bool = False,
-) -> CompactWeight | None:
-    """The compact form of a product's weight; None if there is none, or if it does not give the same."""
-    weight = product.weight
-    try:
-        found = compacted(weight, gates=gates) if can_compact(weight) else None
-        if found is None:
-            return None
-        x = torch.randn(max(ONE_OF_EACH), weight.shape[1], device=weight.device).to(weight.dtype)
-        expected = nn.functional.linear(x, weight, product.bias)
-        expected = silu_mul(expected) if gates else expected
-        return found if all(agree(expected[:n], run(x[:n], found)) for n in ONE_OF_EACH) else None
-    except Exception:  # Triton has another form of what the kernel is written in, or memory is short
-        return None

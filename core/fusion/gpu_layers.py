@@ -27,25 +27,14 @@ from graftlm.core.execution.paged import (
     output_tokens_after,
     packed_step,
 )
-from graftlm.core.fusion.compact_weights import CompactWeights, compact_layer
-from graftlm.core.fusion.layer_parts import AllClose, Linear, Parts, Product, Recognised, decoder_stacks
+from graftlm.core.fusion.layer_parts import Parts, Product, Recognised, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.bits12.compact_product import (
-    MAX_ROWS as COMPACT_ROWS,
-    compact_gate,
-    compact_parts,
-    compact_product,
-)
-from graftlm.kernels.bits12.weight_codec import CompactWeight
-from graftlm.kernels.gpu.elementwise import add_norm, rms_norm, silu_mul
-from graftlm.kernels.gpu.pdl import can_chain
+from graftlm.kernels.gpu.elementwise import rms_norm
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
-from graftlm.kernels.gpu.skinny_matmul import MAX_ROWS as FEW_ROWS, gated_product, product_parts, stream_product
-from graftlm.kernels.hopper.flow_product import MAX_ROWS as FLOW_ROWS, can_flow, flow_parts, flow_product
-from graftlm.kernels.hopper.wide_gate import ONE_OF_EACH, can_gate, is_gated, wide_gate
+from graftlm.kernels.linear_dispatch import AllClose, Kind, Linear, LinearPlan, plan
 from graftlm.kernels.rms_norm import Norm
 
 _PROBED = 5
@@ -82,14 +71,27 @@ class Handoff:
 
 
 @dataclass(frozen=True)
+class Projections:
+    """The linear layers of a decoder layer; without `gate_up` and `down` its MLP is called as it is."""
+
+    qkv: LinearPlan
+    out: LinearPlan
+    gate_up: LinearPlan | None
+    down: LinearPlan | None
+
+    @classmethod
+    def of(cls, parts: Parts, choose: Callable[..., LinearPlan]) -> Projections:
+        def chosen(product: Product | None, role: str) -> LinearPlan | None:
+            return choose(product.weight, role, product.bias) if product is not None else None
+
+        qkv, out = choose(parts.qkv.weight, "qkv", parts.qkv.bias), choose(parts.out.weight, "add", parts.out.bias)
+        return cls(qkv, out, chosen(parts.gate_up, "gate_up"), chosen(parts.down, "add"))
+
+
+@dataclass(frozen=True)
 class FusedLayer:
     """Takes the place of a layer's forward.
 
-    max_rows   up to how many tokens of a step the products take in gates, and leave sums to the norm that comes next
-    flows      whether up to so many all products but that for gates are read without a pause (hopper/flow_product.py)
-    gates      whether the product for gates takes them in for more tokens too, where that is faster (wide_gate.py)
-    compact    what is read instead of the weights in steps of few tokens (compact_product.py)
-    linear     every other product; None is torch's own, with the sum in its epilogue
     following  the norm that comes after the layer, in the next one
     handoff    one for all layers
     """
@@ -97,13 +99,15 @@ class FusedLayer:
     parts: Parts
     heads: Heads
     original: Callable[..., Any]
-    max_rows: int
-    flows: bool = False
-    gates: bool = False
-    compact: CompactWeights = field(default_factory=CompactWeights)
-    linear: Linear | None = None
+    linears: Projections
     following: Norm | None = None
     handoff: Handoff = field(default_factory=Handoff)
+
+    @property
+    def kernels(self) -> tuple[tuple[Kind, ...], ...]:
+        """Which kernels its linear layers use beside torch's."""
+        linears = (self.linears.qkv, self.linears.out, self.linears.gate_up, self.linears.down)
+        return tuple(linear.kinds for linear in linears if linear is not None)
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
         step = packed_step()
@@ -132,8 +136,9 @@ class FusedLayer:
         -> x, of which only `wanted` means anything, and perhaps x after the norm that follows
         """
         parts, heads = self.parts, self.heads
+        normed = normed if normed is not None else rms_norm(x, *parts.before_attention)
         packed = PackedQKV(
-            self._qkv(x, normed),
+            self.linears.qkv.matmul(normed),
             heads.num_heads,
             heads.num_kv_heads,
             heads.head_dim,
@@ -153,66 +158,20 @@ class FusedLayer:
         )
         return x.index_copy_(0, wanted.tokens, rest), None
 
-    def _qkv(self, x: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
-        normed = normed if normed is not None else rms_norm(x, *self.parts.before_attention)
-        if not self._few(x):
-            return self._product(normed, self.parts.qkv)
-        if self.compact.qkv is not None and len(x) <= COMPACT_ROWS:
-            return compact_product(normed, self.compact.qkv, self.parts.qkv.bias)
-        return (flow_product if self.flows else stream_product)(normed, *_pair(self.parts.qkv))
-
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What comes after the attention, for x [n, hidden_size], overwritten, and attended [n, heads * dim].
 
         -> x, and perhaps x after the norm that follows
         """
-        parts = self.parts
-        normed = self._add(x, attended, parts.out, self.compact.out, parts.before_mlp)
+        parts, linears = self.parts, self.linears
+        normed = linears.out.add_norm(attended, x, parts.before_mlp)
         normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
-        if parts.gate_up is None or parts.down is None:
+        if linears.gate_up is None or linears.down is None:
             return x.add_(parts.mlp(normed[None])[0]), None
-        if self.compact.gate_up is not None and len(x) <= COMPACT_ROWS:
-            gate = compact_gate(normed, self.compact.gate_up)
-        elif self.gates and is_gated(x.shape[0]):
-            gate = wide_gate(normed, parts.gate_up.weight)
-        elif self._few(x) and parts.gate_up.bias is None:
-            gate = gated_product(normed, parts.gate_up.weight)
-        else:
-            gate = silu_mul(self._product(normed, parts.gate_up))
         # behind the last layer, a norm that nobody asks for is as quick as a sum alone
-        normed = self._add(x, gate, parts.down, self.compact.down, self.following or parts.before_attention)
+        norm = self.following or parts.before_attention
+        normed = linears.down.add_norm(linears.gate_up.gate_up(normed), x, norm)
         return x, normed if self.following is not None else None
-
-    def _few(self, x: torch.Tensor) -> bool:
-        return x.shape[0] <= self.max_rows
-
-    def _product(self, x: torch.Tensor, product: Product) -> torch.Tensor:
-        return (self.linear or nn.functional.linear)(x, product.weight, product.bias)
-
-    def _add(
-        self, residual: torch.Tensor, x: torch.Tensor, product: Product, compact: CompactWeight | None, norm: Norm
-    ) -> torch.Tensor | None:
-        """residual += x @ weight.T + bias, in place. -> perhaps the residual after `norm`"""
-        if compact is not None and len(x) <= COMPACT_ROWS:
-            return add_norm(compact_parts(x, compact), residual, *norm)
-        if self._few(x) and product.bias is None:
-            return add_norm((flow_parts if self.flows else product_parts)(x, product.weight), residual, *norm)
-        if product.bias is None and self.linear is None:
-            residual.addmm_(x, product.weight.t())
-        else:
-            residual.add_(self._product(x, product))
-        return None
-
-
-def max_rows_of(weight: torch.Tensor) -> int:
-    """Up to how many rows such a product is faster through our kernels; measured where launches can be chained."""
-    if weight.dtype not in (torch.bfloat16, torch.float16):
-        return 0
-    return FEW_ROWS if can_chain(weight.device) else 1
-
-
-def _pair(product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return product.weight, product.bias
 
 
 def fuse_layers(
@@ -227,7 +186,7 @@ def fuse_layers(
 ) -> int:
     """Replace the forward of every layer of the common shape. -> how many.
 
-    max_rows  None takes the measured rule; see FusedLayer.
+    max_rows  up to how many rows kernels for few rows are used; None takes the measured rule
     compact   whether weights that have a compact form are held in that too
     """
     switch = AttentionSwitch(model)
@@ -238,18 +197,12 @@ def fuse_layers(
         for layer, parts, behind in zip(layers, all_parts, [*all_parts[1:], None], strict=True):
             if parts is None:
                 continue
-            few = max_rows if max_rows is not None else max_rows_of(parts.qkv.weight) if linear is None else 0
             following = behind.before_attention if behind is not None else None
-            make = partial(
-                FusedLayer,
-                max_rows=few,
-                linear=linear,
-                following=following,
-                handoff=handoff,
-            )
-            fused = _fused(layer, rotary, parts, switch, agree, make, compact=compact and few > 1)
+            make = partial(FusedLayer, following=following, handoff=handoff)
+            choose = partial(plan, agree=agree, max_rows=max_rows, linear=linear)
+            fused = _fused(layer, rotary, parts, switch, agree, make, choose, compact=compact)
             if fused is not None:
-                fusions.num_compact += sum(fused.compact.held)
+                fusions.num_compact += sum("bits12" in kinds for kinds in fused.kernels)
                 layer.forward = fused
                 fusions.add(partial(delattr, layer, "forward"))
                 num_fused += 1
@@ -262,7 +215,8 @@ def _fused(
     parts: Parts,
     switch: AttentionSwitch,
     agree: AllClose,
-    make: Callable[[Parts, Heads, Callable[..., Any]], FusedLayer],
+    make: Callable[[Parts, Heads, Callable[..., Any], Projections], FusedLayer],
+    choose: Callable[..., LinearPlan],
     *,
     compact: bool,
 ) -> FusedLayer | None:
@@ -278,57 +232,13 @@ def _fused(
     candidates = [parts, plain_mlp] if parts.gate_up is not None else [parts]
     forms = [(candidate, hold) for candidate in candidates for hold in (True, False) if compact or not hold]
     for candidate, hold in forms:
-        fused = make(candidate, heads, layer.forward)
         try:
-            if hold:  # before anything runs: kernels that are not needed then are not compiled
-                fused = replace(fused, compact=compact_layer(candidate, agree))
-            if _same(probe, fused, agree) and (not fused.max_rows or _same(probe.first(1), fused, agree)):
-                if fused.max_rows <= 1:
-                    return fused
-                flows = fused.max_rows <= FLOW_ROWS and _flows(candidate, fused.compact, agree)
-                return replace(fused, flows=flows, gates=_takes_gates(candidate.gate_up, agree))
+            fused = make(candidate, heads, layer.forward, Projections.of(candidate, partial(choose, compact=hold)))
+            if _same(probe, fused, agree) and _same(probe.first(1), fused, agree):
+                return fused
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
     return None
-
-
-def _flows(parts: Parts, compact: CompactWeights, agree: AllClose) -> bool:
-    """Whether all products of few rows, but that for gates, can be read without a pause, and then give the same."""
-    sums = [
-        (product.weight, held)
-        for product, held in ((parts.out, compact.out), (parts.down, compact.down))
-        if product is not None and product.bias is None
-    ]
-    try:
-        if not all(can_flow(weight) for weight in (parts.qkv.weight, *(weight for weight, _ in sums))):
-            return False
-        for weight, held in ((parts.qkv.weight, compact.qkv), *sums):
-            is_sum = weight is not parts.qkv.weight
-            bias = None if is_sum else parts.qkv.bias
-            x = torch.randn(FLOW_ROWS, weight.shape[1], device=weight.device).to(weight.dtype)
-            expected = nn.functional.linear(x, weight, bias)
-            for rows in [x] if held is not None else [x[:16], x[:32], x]:
-                found = flow_parts(rows, weight).sum(0).to(x.dtype) if is_sum else flow_product(rows, weight, bias)
-                if not agree(expected[: len(rows)], found):
-                    return False
-    except Exception:  # Triton has another form of what the kernel is written in
-        return False
-    return True
-
-
-def _takes_gates(product: Product | None, agree: AllClose) -> bool:
-    """Whether this product can take in its gates, and then gives what the product and a gate do."""
-    if product is None or product.bias is not None:
-        return False
-    weight = product.weight
-    try:
-        if not can_gate(weight):
-            return False
-        x = torch.randn(max(ONE_OF_EACH), weight.shape[1], device=weight.device).to(weight.dtype)
-        expected = silu_mul(nn.functional.linear(x, weight))
-        return all(agree(expected[:n], wide_gate(x[:n], weight)) for n in ONE_OF_EACH)
-    except Exception:  # Triton has another form of what the kernels are written in
-        return False
 
 
 def _heads(call: AttentionCall, parts: Parts) -> Heads | None:

@@ -17,15 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from graftlm.core.fusion.compact_weights import compact_of
-from graftlm.core.fusion.gpu_layers import fuse_layers, max_rows_of
-from graftlm.core.fusion.layer_parts import AllClose, Linear, Product, Recognised, allclose, is_silu
+from graftlm.core.fusion.gpu_layers import fuse_layers
+from graftlm.core.fusion.layer_parts import Product, Recognised, allclose, is_silu
 from graftlm.core.fusion.linears import Fusions
-from graftlm.kernels.bits12.compact_product import MAX_ROWS as COMPACT_ROWS, compact_product
 from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.elementwise import rms_norm, rotate, silu_mul
-from graftlm.kernels.gpu.gemv import row_product
-from graftlm.kernels.gpu.skinny_matmul import stream_product
+from graftlm.kernels.linear_dispatch import AllClose, Linear, max_rows_of, plan
 from graftlm.kernels.rms_norm import Norm
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -203,24 +200,16 @@ def _fuse_norm(module: nn.Module, work: _Work) -> bool:
 def _fuse_head(model: nn.Module, work: _Work, *, compact: bool) -> None:
     """Read the weights of the logits as fast as the memory gives them, for few rows."""
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    max_rows = max_rows_of(head.weight) if type(head) is nn.Linear else 0
-    if not max_rows:
+    if type(head) is not nn.Linear or not max_rows_of(head.weight):
         return
-    held = compact_of(Product(head.weight, head.bias), work.agree) if compact else None
+    chosen = plan(head.weight, "head", head.bias, agree=work.agree, compact=compact)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        if held is not None and len(rows) <= COMPACT_ROWS:
-            return compact_product(rows, held, head.bias).view(*x.shape[:-1], -1)
-        if len(rows) == 1:
-            return row_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
-        if len(rows) <= max_rows:
-            return stream_product(rows, head.weight, head.bias).view(*x.shape[:-1], -1)
-        return nn.functional.linear(x, head.weight, head.bias)
+        return chosen.matmul(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
-    probe = _probe(head, head.in_features, 3 if held is None else COMPACT_ROWS + 1)
+    probe = _probe(head, head.in_features)
     if work.agree(head(probe[:, :1]), forward(probe[:, :1])) and _replace_forward(head, forward, probe, work):
-        work.fusions.num_compact += held is not None
+        work.fusions.num_compact += "bits12" in chosen.kinds
 
 
 def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:

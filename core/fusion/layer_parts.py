@@ -6,18 +6,13 @@ they take from the modules: packed weights or plain ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from graftlm.kernels.rms_norm import Norm
-
-Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-
-AllClose = Callable[[torch.Tensor, torch.Tensor], bool]
-"""Tells whether two results of the same computation are equal within the tolerance."""
 
 
 def allclose(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> bool:

@@ -152,13 +152,7 @@ def _kind(layer: nn.Module) -> tuple[object, ...]:
 
 def form_of(model: nn.Module) -> Form:
     forwards = ((type(module), vars(module).get("forward")) for module in model.modules())
-    return frozenset((k, type(f), *_kernels_of(f)) for k, f in forwards)
-
-
-def _kernels_of(forward: object) -> tuple[bool, ...]:
-    """Which kernels a fused layer takes."""
-    held = getattr(getattr(forward, "compact", None), "held", ())
-    return getattr(forward, "flows", False), getattr(forward, "gates", False), *held
+    return frozenset((k, type(f), *getattr(f, "kernels", ())) for k, f in forwards)
 
 
 def _strip(model: nn.Module) -> None:

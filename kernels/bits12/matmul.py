@@ -25,6 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight
 from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.hopper.prefetch_matmul import num_parts
 from graftlm.kernels.hopper.tiles import K, barrier, gated, halves, load, tiled
 
 _SHARED = 200 * 1024
@@ -269,8 +270,7 @@ def launch(
     """out [num_parts, num_rows, n]: what x [num_rows, k] @ weight.T + bias [n] is the sum of.
 
     gate  the outputs are gates and what they are for, eight beside eight; out [1, num_rows, n / 2] = silu(gate) * up.
-    x contiguous bfloat16; num_rows up to 64, k at least 256 * num_parts, one part if there is a bias or a gate. What
-    else they have to be: compact_product.py.
+    x contiguous bfloat16; num_rows up to 64, k at least 256 * num_parts, one part if there is a bias or a gate.
     """
     (num_rows, k), (num_parts, _, n) = x.shape, out.shape
     rows, num_blocks, tiles = max(16, triton.next_power_of_2(num_rows)), len(weight.most), triton.cdiv(k, INPUTS)
@@ -283,3 +283,26 @@ def launch(
         ROWS=rows, K=K, STAGES=min(stages_of(rows), steps // 2 * 2), BIAS=bias is not None, GATE=gate,
         REGISTERS=_REGISTERS, num_warps=4, maxnreg=_REGISTERS, **chain(x),
     )  # fmt: skip
+
+
+def compact_matmul(x: torch.Tensor, weight: CompactWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [num_rows, k] @ weight.T + bias [n]. -> [num_rows, n], dtype of x. Sums are in float32."""
+    out = torch.empty(1, x.shape[0], weight.num_outputs, dtype=x.dtype, device=x.device)
+    launch(x, weight, out, bias)
+    return out[0]
+
+
+def compact_parts(x: torch.Tensor, weight: CompactWeight) -> torch.Tensor:
+    """What x [num_rows, k] @ weight.T is the sum of. -> float32 [num_parts, num_rows, n]"""
+    n, k = weight.num_outputs, weight.num_inputs
+    parts = min(num_parts(n, k, x.device), k // (2 * INPUTS))
+    out = torch.empty(parts, x.shape[0], n, dtype=torch.float32, device=x.device)
+    launch(x, weight, out)
+    return out
+
+
+def compact_gate_up(x: torch.Tensor, weight: CompactWeight) -> torch.Tensor:
+    """silu(gate) * up, where x @ weight.T is both, eight beside eight (`compacted`). -> [num_rows, n / 2]"""
+    out = torch.empty(1, x.shape[0], weight.num_outputs // 2, dtype=x.dtype, device=x.device)
+    launch(x, weight, out, gate=True)
+    return out[0]

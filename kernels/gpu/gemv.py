@@ -27,7 +27,7 @@ def _take(w, w_up, x, first, k_total, acc, acc_up, K: tl.constexpr, GATED: tl.co
 
 
 @triton.jit
-def _row_product(
+def _gemv(
     x, weight, bias, out, n_total, k_total, weight_row,
     N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     CHAINED: tl.constexpr,
@@ -68,7 +68,7 @@ def _row_product(
 
 
 @dataclass(frozen=True)
-class RowTile:
+class GemvTile:
     """How the kernel is cut: outputs of a program, inputs read at once, warps, and how many reads are under way."""
 
     outputs: int
@@ -77,13 +77,13 @@ class RowTile:
     stages: int
 
 
-def row_product(
+def gemv(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
     gated: bool = False,
-    tile: RowTile | None = None,
+    tile: GemvTile | None = None,
 ) -> torch.Tensor:
     """x @ weight.T + bias, for one row.
 
@@ -95,15 +95,15 @@ def row_product(
     n = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty(1, n, dtype=x.dtype, device=x.device)
     tile = tile or tile_of(n, k, gated)
-    _row_product[(triton.cdiv(n, tile.outputs),)](
+    _gemv[(triton.cdiv(n, tile.outputs),)](
         x, weight, bias if bias is not None else x, out, n, k, weight.stride(0), N=tile.outputs, K=tile.inputs,
         STAGES=tile.stages, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, **chain(x),
     )  # fmt: skip
     return out
 
 
-def tile_of(n: int, k: int, gated: bool) -> RowTile:
+def tile_of(n: int, k: int, gated: bool) -> GemvTile:
     """The fastest of those tried, for a gated product, a short one and a long one."""
     if gated:
-        return RowTile(2, 1024, 2, 4)
-    return RowTile(8, 512, 2, 4) if n * k < 1 << 25 else RowTile(8, 256, 2, 5)
+        return GemvTile(2, 1024, 2, 4)
+    return GemvTile(8, 512, 2, 4) if n * k < 1 << 25 else GemvTile(8, 256, 2, 5)

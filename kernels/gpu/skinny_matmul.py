@@ -15,16 +15,14 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.gpu.gemv import row_product
 from graftlm.kernels.gpu.online_softmax import precision
 from graftlm.kernels.gpu.pdl import begin, chain
 
-MAX_ROWS = 64
 MAX_PARTS = 8
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _stream(
+def _skinny(
     x, weight, bias, out, num_rows, n_total, k_total, x_row, weight_row,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     GATED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
@@ -62,7 +60,7 @@ def _stream(
 
 
 @dataclass(frozen=True)
-class StreamTile:
+class SkinnyTile:
     """How the kernel is cut: outputs of a program, inputs read at once, parts of the inputs, reads under way."""
 
     outputs: int
@@ -71,21 +69,21 @@ class StreamTile:
     stages: int
 
 
-WHOLE = StreamTile(64, 128, 1, 5)
-GATED = StreamTile(64, 128, 1, 4)
+WHOLE = SkinnyTile(64, 128, 1, 5)
+GATED = SkinnyTile(64, 128, 1, 4)
 """The fastest of those tried."""
 
 
-def parts_tile(n: int, num_rows: int, num_sms: int) -> StreamTile:
+def parts_tile(n: int, num_rows: int, num_sms: int) -> SkinnyTile:
     """As many parts as still let all programs run at once; more inputs a read where few rows leave room for them."""
     inputs, stages = (256, 3) if num_rows <= 16 else (128, 6)
-    return StreamTile(64, inputs, min(max(num_sms // triton.cdiv(n, 64), 1), MAX_PARTS), stages)
+    return SkinnyTile(64, inputs, min(max(num_sms // triton.cdiv(n, 64), 1), MAX_PARTS), stages)
 
 
 def _launch(
     x: torch.Tensor,
     weight: torch.Tensor,
-    tile: StreamTile,
+    tile: SkinnyTile,
     out: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
@@ -95,7 +93,7 @@ def _launch(
     n = out.shape[-1]
     rows = max(16, triton.next_power_of_2(num_rows))
     one_read = (tile.outputs * (2 if gated else 1) + rows) * tile.inputs * x.element_size()
-    _stream[(triton.cdiv(n, tile.outputs), tile.splits)](
+    _skinny[(triton.cdiv(n, tile.outputs), tile.splits)](
         x, weight, bias if bias is not None else x, out, num_rows, n, k, x.stride(0), weight.stride(0),
         M=rows, N=tile.outputs, K=tile.inputs, SPLITS=tile.splits,
         STAGES=max(min(tile.stages, _card(x.device).shared_memory // one_read), 1), GATED=gated, BIAS=bias is not None,
@@ -103,7 +101,7 @@ def _launch(
     )  # fmt: skip
 
 
-def stream_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def skinny_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [num_rows, k] @ weight [n, k].T + bias [n], last dimensions dense. -> [num_rows, n], dtype of x
 
     Sums are in float32.
@@ -113,16 +111,14 @@ def stream_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return out
 
 
-def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
-    if x.shape[0] == 1:
-        return row_product(x, weight, gated=True)
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     _launch(x, weight, GATED, out, gated=True)
     return out
 
 
-def product_parts(x: torch.Tensor, weight: torch.Tensor, tile: StreamTile | None = None) -> torch.Tensor:
+def skinny_parts(x: torch.Tensor, weight: torch.Tensor, tile: SkinnyTile | None = None) -> torch.Tensor:
     """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
     tile = tile or parts_tile(weight.shape[0], x.shape[0], _card(x.device).num_sms)
     out = torch.empty(tile.splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)

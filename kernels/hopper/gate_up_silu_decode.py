@@ -153,6 +153,8 @@ def _gated(
     )
 
 
+MAX_ROWS = 256
+
 GATES = 64
 """Gates of a tile, and as many outputs that they are for."""
 
@@ -184,7 +186,7 @@ def tile_of(num_rows: int) -> Tile:
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """out [num_rows, n] = silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
 
-    All contiguous and of one type of 16 bits; what else they have to be, and in how many rows: wide_gate.py.
+    All contiguous and of one type of 16 bits, n in eights, k in 64s; up to MAX_ROWS rows.
     """
     (num_rows, k), n = x.shape, out.shape[1]
     rows, more, stages, (registers, at_start) = tile_of(num_rows)
@@ -198,3 +200,10 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         ROWS=rows, MORE=more, K=K, STEPS=k // K, STAGES=min(stages, k // K), REGISTERS=registers,
         num_warps=4, maxnreg=at_start, **chain(x),
     )  # fmt: skip
+
+
+def gate_up_silu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+    out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    launch(x, weight, out)
+    return out

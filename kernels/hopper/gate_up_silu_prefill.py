@@ -134,7 +134,7 @@ def _gated(
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """out [num_rows, n] = silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
 
-    All contiguous and of one type of 16 bits; what else they have to be: wide_gate.py.
+    All contiguous and of one type of 16 bits, n in eights, k in 64s.
     """
     (num_rows, k), n = x.shape, out.shape[1]
     across, down = triton.cdiv(n, GATES), triton.cdiv(num_rows, ROWS)
@@ -144,3 +144,10 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         tiled(x, 64, K), tiled(beside, 16, 2, 8, K), tiled(out, 64, GATES), across, down,
         K=K, STEPS=k // K, STAGES=STAGES, BAND=BAND, num_warps=4,
     )  # fmt: skip
+
+
+def gate_up_silu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+    out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    launch(x, weight, out)
+    return out

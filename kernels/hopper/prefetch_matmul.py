@@ -28,6 +28,7 @@ OUTPUTS = 64
 """Of one tile: what the matrix units take of a first factor."""
 BOXES = 2
 """Of each factor, side by side, in a stage: memory likes to be asked for more than 128 bytes of a row at once."""
+_MAX_PARTS = 8
 _SHARED = 200 * 1024
 """Bytes of shared memory for the stages of a program."""
 _REGISTERS = 64
@@ -102,7 +103,7 @@ def _multiply(shared, bias, out, num_rows, n, num_tiles, num_items, steps, BIAS:
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_tiles", "num_items", "steps"])
-def _flow(
+def _prefetch(
     x, weight, bias, out, num_rows, n, num_tiles, num_items, steps,
     ROWS: gl.constexpr, OUTPUTS: gl.constexpr, K: gl.constexpr, BOXES: gl.constexpr, STAGES: gl.constexpr,
     BIAS: gl.constexpr, CHAINED: gl.constexpr,
@@ -135,16 +136,37 @@ def stages_of(rows: int) -> int:
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
     """out [num_parts, num_rows, n]: what x [num_rows, k] @ weight [n, k].T + bias [n] is the sum of.
 
-    x and the weight contiguous and of one type of 16 bits; num_rows up to 64, k at least 128 * num_parts, one part if
-    there is a bias. What else they have to be: hopper/flow_product.py.
+    x and the weight contiguous and of one type of 16 bits, as `takes` of hopper/support.py has it; num_rows up to 64,
+    k at least 128 * num_parts, one part if there is a bias.
     """
     (num_rows, k), (num_parts, _, n) = x.shape, out.shape
     rows, num_tiles = max(16, triton.next_power_of_2(num_rows)), triton.cdiv(n, OUTPUTS)
     steps, num_items = triton.cdiv(k, num_parts * K * BOXES), num_tiles * num_parts  # behind the inputs are zeros
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    _flow[(min(num_items, num_sms),)](
+    _prefetch[(min(num_items, num_sms),)](
         tiled(x, rows, K), tiled(weight, OUTPUTS, K), bias if bias is not None else x, out,
         num_rows, n, num_tiles, num_items, steps,
         ROWS=rows, OUTPUTS=OUTPUTS, K=K, BOXES=BOXES, STAGES=min(stages_of(rows), steps), BIAS=bias is not None,
         num_warps=4, maxnreg=_REGISTERS, **chain(x),
     )  # fmt: skip
+
+
+def num_parts(n: int, k: int, device: torch.device) -> int:
+    """Into how many parts the k inputs of n outputs are cut: as many as let all programs run at once."""
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return min(max(sms // -(-n // OUTPUTS), 1), _MAX_PARTS, -(-k // (K * BOXES)))
+
+
+def prefetch_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [num_rows, k] @ weight [n, k].T + bias [n]. -> [num_rows, n], dtype of x. Sums are in float32."""
+    out = torch.empty(1, x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+    launch(x, weight, out, bias)
+    return out[0]
+
+
+def prefetch_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
+    n, k = weight.shape
+    out = torch.empty(num_parts(n, k, x.device), x.shape[0], n, dtype=torch.float32, device=x.device)
+    launch(x, weight, out)
+    return out

@@ -1,7 +1,6 @@
 """Fusions for GPUs, whose kernels run in Triton's interpreter without one."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ from transformers import PreTrainedModel
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
-from graftlm.core.fusion import gpu_layers
 from graftlm.core.fusion.gpu_layers import FusedLayer
 from graftlm.core.fusion.gpu_modules import PackedProjections, fuse_gpu
 from graftlm.core.kv.pages import Extent
@@ -22,6 +20,7 @@ from graftlm.core.model.qualify import batch_dependence
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import PlanRow, StepPlan
+from graftlm.kernels import linear_dispatch
 from graftlm.kernels.gpu.attention import TritonAttention
 from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, random_prompt, tiny_model
@@ -141,20 +140,31 @@ def gate(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(gates) * ups
 
 
-@pytest.fixture
-def gated_from_nine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gates are inside products of nine rows and more: rows that are many take an interpreter long."""
-    monkeypatch.setattr(gpu_layers, "can_gate", lambda weight: True)
-    monkeypatch.setattr(gpu_layers, "is_gated", lambda num_rows: num_rows >= 9)
-    monkeypatch.setattr(gpu_layers, "ONE_OF_EACH", (9, 20))
+def use(monkeypatch: pytest.MonkeyPatch, kind: linear_dispatch.Kind, entry: linear_dispatch.Measured) -> list[int]:
+    """Let torch stand for a kernel, which then multiplies the rows of `entry`. -> how many rows it was given"""
+    given: list[int] = []
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None, role: str) -> linear_dispatch.Run:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            given.append(len(x))
+            if role == "gate_up":
+                return gate(x, weight)
+            product = torch.nn.functional.linear(x, weight, bias)
+            return product[None] if role == "add" else product
+
+        return run
+
+    monkeypatch.setitem(linear_dispatch.KINDS, kind, make)
+    measured = [entry if other.kind == kind else other for other in linear_dispatch.MEASURED]
+    monkeypatch.setattr(linear_dispatch, "MEASURED", measured)
+    return given
 
 
-@pytest.mark.usefixtures("gated_from_nine")
 def test_gates_are_inside_the_product_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    monkeypatch.setattr(gpu_layers, "wide_gate", lambda x, w: (rows.append(len(x)), gate(x, w))[1])
+    entry = linear_dispatch.Measured("gate_up_silu", ("gate_up",), (range(9, 100),), (9, 20))
+    rows = use(monkeypatch, "gate_up_silu", entry)
     loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=16)
-    assert rows[:4] == [9, 20] * 2  # what its kernels give is looked at first, in each layer
+    assert rows[:4] == [9, 20] * 2  # what the kernel gives is looked at first, in each layer
     for num_tokens, gated in (8, 0), (9, 2), (17, 2):
         rows.clear()
         runner_of(loaded, num_tokens).forward(prefill_plan([random_prompt(num_tokens)]))
@@ -162,51 +172,15 @@ def test_gates_are_inside_the_product_where_that_is_faster(monkeypatch: pytest.M
     loaded.release()
 
 
-@pytest.mark.usefixtures("gated_from_nine")
-def test_a_gate_that_is_wrong_for_many_rows_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_layers, "wide_gate", lambda x, w: gate(x, w) * (1.0 if len(x) < 20 else 1.001))
-    assert not fused_layer().gates
-
-
-def let_flow(monkeypatch: pytest.MonkeyPatch, factor: Callable[[str, int], float]) -> None:
-    """Products of few rows can be read without a pause, and give what torch's do, times factor(name, num_rows)."""
-
-    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.nn.functional.linear(x, weight, bias) * factor("product", len(x))
-
-    def parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x, weight)[None] * factor("parts", len(x))
-
-    monkeypatch.setattr(gpu_layers, "can_flow", lambda weight: True)
-    monkeypatch.setattr(gpu_layers, "flow_product", product)
-    monkeypatch.setattr(gpu_layers, "flow_parts", parts)
-
-
-def fused_layer() -> FusedLayer:
-    """What takes the place of the forward of a layer, with few rows up to 64."""
-    model = varied_model("llama", num_hidden_layers=1, **ONE_KV_HEAD).to(DEVICE)
-    fusions = fuse_gpu(model, max_rows=64)
-    forward = model.model.layers[0].forward
-    fusions.undo()
-    assert isinstance(forward, FusedLayer)
-    return forward
-
-
-def test_products_of_few_rows_are_read_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    let_flow(monkeypatch, lambda name, num_rows: (called.append(name), 1.0)[1])
+def test_weights_of_few_rows_are_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = linear_dispatch.Measured("prefetch", ("qkv", "add"), (range(1, 65),), (16, 64))
+    rows = use(monkeypatch, "prefetch", entry)
     loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=8)
     for num_tokens, used in (3, 2), (8, 2), (9, 0):
-        called.clear()
+        rows.clear()
         runner_of(loaded, num_tokens).forward(prefill_plan([random_prompt(num_tokens)]))
-        assert called == ["product", "parts", "parts"] * used
+        assert rows == [num_tokens] * 3 * used  # qkv, out and down of each layer
     loaded.release()
-
-
-@pytest.mark.parametrize("wrong", ["product", "parts"])
-def test_a_product_that_is_wrong_for_some_rows_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    let_flow(monkeypatch, lambda name, num_rows: 1.001 if num_rows == 64 and name == wrong else 1.0)
-    assert not fused_layer().flows
 
 
 def prefill_plan(prompts: list[list[int]]) -> StepPlan:

@@ -6,9 +6,9 @@ import torch
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.elementwise import add_norm, rms_norm, rotate, silu_mul, store_kv
-from graftlm.kernels.gpu.gemv import row_product
+from graftlm.kernels.gpu.gemv import gemv
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
-from graftlm.kernels.gpu.skinny_matmul import StreamTile, gated_product, parts_tile, product_parts, stream_product
+from graftlm.kernels.gpu.skinny_matmul import SkinnyTile, parts_tile, skinny_gate_up, skinny_matmul, skinny_parts
 from graftlm.kernels.gpu.token_mask import apply_mask, walk_mask
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -155,9 +155,9 @@ def test_heads_are_rotated_to_the_bit_as_by_the_models_own_code(dtype: torch.dty
 def test_a_product_of_one_row_takes_in_the_gate(k: int, dtype: torch.dtype) -> None:
     x, weight, bias = random(1, k, dtype=dtype), random(2 * 40, k, dtype=dtype) / k**0.5, random(80, dtype=dtype)
     product = x.double() @ weight.double().T + bias.double()
-    assert close(row_product(x, weight, bias), product, dtype)
+    assert close(gemv(x, weight, bias), product, dtype)
     gate, up = product.chunk(2, -1)
-    assert close(row_product(x, weight, bias, gated=True), torch.nn.functional.silu(gate) * up, dtype)
+    assert close(gemv(x, weight, bias, gated=True), torch.nn.functional.silu(gate) * up, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -169,11 +169,11 @@ def test_a_product_of_few_rows_takes_in_the_gate_and_leaves_its_parts_to_be_summ
     product = x.double() @ weight.double().T
     gate, up = product.chunk(2, -1)
     bias = random(2 * n, dtype=dtype)
-    assert close(stream_product(x, weight), product, dtype)
-    assert close(stream_product(x, weight, bias), product + bias.double(), dtype)
-    assert close(gated_product(x, weight), torch.nn.functional.silu(gate) * up, dtype)
+    assert close(skinny_matmul(x, weight), product, dtype)
+    assert close(skinny_matmul(x, weight, bias), product + bias.double(), dtype)
+    assert close(skinny_gate_up(x, weight), torch.nn.functional.silu(gate) * up, dtype)
     for splits in (1, 2, 3):
-        parts = product_parts(x, weight, StreamTile(64, 32, splits, 2))
+        parts = skinny_parts(x, weight, SkinnyTile(64, 32, splits, 2))
         assert parts.shape == (splits, num_rows, 2 * n) and parts.dtype is torch.float32
         assert close(parts.sum(0), product, dtype)
 

@@ -1,4 +1,4 @@
-"""The gated product of more than 32 rows. Triton has no interpreter for it: without a GPU it is compiled only."""
+"""Gate and up projections of more than 32 rows. Triton has no interpreter for it: without a GPU it is compiled only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from graftlm.kernels.hopper.support import gluon_kernel
-from graftlm.kernels.hopper.wide_gate import can_gate, is_gated, wide_gate
 from graftlm.kernels.jit.precompile import compile_together
+from graftlm.kernels.linear_dispatch import KINDS
 from tests.kernels.gluon import compile_for_hopper
 
 HALF_DTYPES = [torch.bfloat16, torch.float16]
@@ -18,10 +18,20 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
+def gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    run = KINDS["gate_up_silu"](weight, None, "gate_up")
+    assert run is not None
+    return run(x)
+
+
+def can_gate(weight: torch.Tensor) -> bool:
+    return KINDS["gate_up_silu"](weight, None, "gate_up") is not None
+
+
 def error(x: torch.Tensor, weight: torch.Tensor) -> float:
     gate, up = (x.double() @ weight.double().t()).chunk(2, -1)
     expected = torch.nn.functional.silu(gate) * up
-    return float((wide_gate(x, weight).double() - expected).norm() / expected.norm())
+    return float((gate_up(x, weight).double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.gpu
@@ -29,7 +39,6 @@ def error(x: torch.Tensor, weight: torch.Tensor) -> float:
 @pytest.mark.parametrize("num_rows", [33, 64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 256, 513, 640, 1000])
 def test_every_row_and_output_is_the_gate_times_what_it_is_for(dtype: torch.dtype, num_rows: int) -> None:
     x, weight = random(num_rows, 448, dtype=dtype), random(2 * 1000, 448, dtype=dtype)
-    assert can_gate(weight)
     # half precision: one rounding of each factor and of the result
     assert error(x, weight) < {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
 
@@ -60,7 +69,7 @@ def test_nothing_is_written_beside_the_result(num_rows: int, name: str) -> None:
     kernel = gluon_kernel(name)
     assert kernel is not None
     kernel.launch(x, weight, room[:num_rows])
-    assert torch.equal(room[:num_rows], wide_gate(x, weight))
+    assert torch.equal(room[:num_rows], gate_up(x, weight))
     assert bool((room[num_rows:] == 7).all())
 
 
@@ -70,11 +79,11 @@ def test_a_graph_gives_what_the_call_gave_and_a_dry_run_finds_the_kernel(num_row
     x, weight = random(num_rows, 512, dtype=torch.bfloat16), random(2 * 520, 512, dtype=torch.bfloat16)
     for name in NAMES:
         gluon_kernel(name)._gated.device_caches.clear()  # what other tests of this process have compiled
-    assert compile_together(lambda: wide_gate(x, weight), x.device) == 1
-    expected = wide_gate(x, weight)
+    assert compile_together(lambda: gate_up(x, weight), x.device) == 1
+    expected = gate_up(x, weight)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = wide_gate(x, weight)
+        out = gate_up(x, weight)
     for _ in range(20):
         out.fill_(float("nan"))
         graph.replay()
@@ -89,10 +98,6 @@ def test_weights_that_it_cannot_take_are_told_apart() -> None:
     assert not can_gate(taken[:, :256])  # not dense
     assert not can_gate(taken[:24])
     assert not can_gate(torch.empty(2 * 64, 500, dtype=torch.bfloat16, device="cuda"))
-
-
-def test_numbers_of_rows_for_which_others_are_faster() -> None:
-    assert [n for n in (1, 32, 33, 256, 257, 512, 513, 8192) if not is_gated(n)] == [1, 32, 257, 512]
 
 
 def test_a_weight_on_the_cpu_is_not_taken() -> None:

@@ -1,0 +1,236 @@
+"""The dispatcher of linear layers: which kernel multiplies how many rows with a weight.
+
+`MEASURED` is the table of what is the fastest, `KINDS` what can multiply; a weight of another kind (a quantised one) is
+one more entry of each. `plan` looks both up once, when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch.nn.functional import linear as torch_linear
+
+from graftlm.kernels.bits12.weight_codec import INPUTS, compacted
+from graftlm.kernels.gpu.elementwise import add_norm, silu_mul
+from graftlm.kernels.gpu.gemv import gemv
+from graftlm.kernels.gpu.pdl import can_chain
+from graftlm.kernels.gpu.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
+from graftlm.kernels.hopper.support import gluon_kernel, takes
+from graftlm.kernels.rms_norm import Norm
+
+Role = Literal["qkv", "gate_up", "add", "head"]
+"""What becomes of a product: it is used as it is (qkv, head), is gated, or is added to the residual stream."""
+
+Kind = Literal["bits12", "gate_up_silu", "gemv", "prefetch", "skinny"]
+
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""A linear layer as torch has it: x, weight, bias -> x @ weight.T + bias."""
+
+AllClose = Callable[[torch.Tensor, torch.Tensor], bool]
+"""Tells whether two results of the same computation are equal within the tolerance."""
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+"""What a kernel does with rows x [num_rows, k]. For qkv and head -> [num_rows, n], for gate_up silu(gate) * up
+[num_rows, n / 2], for add float32 [num_parts, num_rows, n], which the norm that follows sums up."""
+
+Make = Callable[[torch.Tensor, torch.Tensor | None, Role], Run | None]
+"""weight [n, k], bias [n], role -> what multiplies with it; None where the kernel cannot take the weight."""
+
+FEW_ROWS = 64
+"""Kernels for few rows go up to so many."""
+
+
+class Measured(NamedTuple):
+    """For how many rows a kernel is the fastest in these roles.
+
+    probes  numbers of rows that the kernel multiplies in different ways: it must give what torch does for each
+    """
+
+    kind: Kind
+    roles: tuple[Role, ...]
+    rows: tuple[range, ...]
+    probes: tuple[int, ...] = ()
+
+
+MEASURED = (
+    Measured("bits12", ("qkv", "gate_up", "add", "head"), (range(1, 33),), (1, 17)),
+    Measured(
+        "gate_up_silu", ("gate_up",), (range(33, 257), range(513, sys.maxsize)), (64, 96, 128, 160, 192, 256, 513)
+    ),
+    Measured("gemv", ("gate_up", "head"), (range(1, 2),)),
+    Measured("prefetch", ("qkv", "add"), (range(1, FEW_ROWS + 1),), (16, 32, FEW_ROWS)),
+    Measured("skinny", ("qkv", "gate_up", "add", "head"), (range(1, FEW_ROWS + 1),)),
+)
+"""Measured on an H200 with bfloat16 weights of Llama 8B; bench/gpu-notes.md has the figures. The first entry that has
+the number of rows and takes the weight is used; torch's library multiplies all other rows."""
+
+
+def _skinny(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run:
+    if role == "gate_up":
+        return lambda x: skinny_gate_up(x, weight)
+    return (lambda x: skinny_parts(x, weight)) if role == "add" else lambda x: skinny_matmul(x, weight, bias)
+
+
+def _gemv(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run:
+    return lambda x: gemv(x, weight, bias, gated=role == "gate_up")
+
+
+def _prefetch(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
+    kernel = gluon_kernel("hopper.prefetch_matmul") if takes(weight) else None
+    if kernel is None:
+        return None
+    if role == "add":
+        return lambda x: kernel.prefetch_parts(x, weight)
+    return lambda x: kernel.prefetch_matmul(x, weight, bias)
+
+
+def _gate_up_silu(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
+    decode, prefill = (gluon_kernel(f"hopper.gate_up_silu_{name}") for name in ("decode", "prefill"))
+    if decode is None or prefill is None or not takes(weight) or weight.shape[0] % 16:
+        return None
+    return lambda x: (decode if len(x) <= decode.MAX_ROWS else prefill).gate_up_silu(x, weight)
+
+
+def _bits12(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
+    held = compacted(weight, gates=role == "gate_up") if can_compact(weight) else None
+    kernel = gluon_kernel("bits12.matmul")
+    if held is None or kernel is None:
+        return None
+    if role == "gate_up":
+        return lambda x: kernel.compact_gate_up(x, held)
+    if role == "add":
+        return lambda x: kernel.compact_parts(x, held)
+    return lambda x: kernel.compact_matmul(x, held, bias)
+
+
+def can_compact(weight: torch.Tensor) -> bool:
+    """Whether `weight` [n, k] could be held in 12 bits: bfloat16 on Hopper, dense, k in 64s and at least 256."""
+    suits = weight.dtype is torch.bfloat16 and takes(weight) and weight.shape[1] >= 2 * INPUTS
+    return suits and gluon_kernel("bits12.matmul") is not None
+
+
+KINDS: dict[Kind, Make] = {
+    "bits12": _bits12,
+    "gate_up_silu": _gate_up_silu,
+    "gemv": _gemv,
+    "prefetch": _prefetch,
+    "skinny": _skinny,
+}
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """The kernels for one linear layer.
+
+    weight  [n, k], bias [n] or None
+    chosen  the kernels with the rows that they multiply, the first that has a number of rows is used
+    linear  multiplies all other rows; None is torch's own, which adds to the residual in its epilogue
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    chosen: tuple[tuple[Kind, tuple[range, ...], Run], ...] = ()
+    linear: Linear | None = None
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(kind for kind, _, _ in self.chosen)
+
+    def matmul(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_rows, k] @ weight.T + bias. -> [num_rows, n]"""
+        run = self._run(len(x))
+        return run(x) if run is not None else self._all(x)
+
+    def gate_up(self, x: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, where x [num_rows, k] @ weight.T + bias is both, the gates first. -> [num_rows, n / 2]
+
+        Sums are in float32, and both factors are rounded before they are multiplied, as separate kernels do.
+        """
+        run = self._run(len(x))
+        return run(x) if run is not None else silu_mul(self._all(x))
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
+        """residual [num_rows, n] += x [num_rows, k] @ weight.T + bias, in place.
+
+        -> the residual after `norm`, where a kernel for few rows left the sum to the norm; else None
+        """
+        run = self._run(len(x))
+        if run is not None:
+            return add_norm(run(x), residual, *norm)
+        if self.bias is None and self.linear is None:
+            residual.addmm_(x, self.weight.t())
+        else:
+            residual.add_(self._all(x))
+        return None
+
+    def _run(self, num_rows: int) -> Run | None:
+        return next((run for _, ranges, run in self.chosen if any(num_rows in rows for rows in ranges)), None)
+
+    def _all(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear or torch_linear)(x, self.weight, self.bias)
+
+
+def max_rows_of(weight: torch.Tensor) -> int:
+    """Up to how many rows kernels for few rows are faster: 64 where dependent launches overlap, else 1."""
+    if weight.dtype not in (torch.bfloat16, torch.float16):
+        return 0
+    return FEW_ROWS if can_chain(weight.device) else 1
+
+
+def plan(
+    weight: torch.Tensor,
+    role: Role,
+    bias: torch.Tensor | None = None,
+    *,
+    agree: AllClose,
+    max_rows: int | None = None,
+    compact: bool = False,
+    linear: Linear | None = None,
+) -> LinearPlan:
+    """Choose the kernels for a linear layer of weight [n, k] and bias [n].
+
+    agree     compares torch's result (first) with a kernel's
+    max_rows  up to how many rows kernels for few rows are used; None takes the measured rule
+    compact   whether a copy of the weight in 12 bits may be held for few rows
+    linear    multiplies all rows, in the place of any kernel (strict mode)
+    """
+    few = max_rows_of(weight) if max_rows is None else max_rows
+    if linear is not None or few == 0 or (bias is not None and role in ("gate_up", "add")):
+        return LinearPlan(weight, bias, linear=linear)
+    chosen: list[tuple[Kind, tuple[range, ...], Run]] = []
+    for kind, roles, rows, probes in MEASURED:
+        special = kind not in ("gemv", "skinny")
+        if role not in roles or (special and few == 1) or (kind == "bits12" and not compact):
+            continue
+        if kind != "gate_up_silu":
+            rows = tuple(range(r.start, min(r.stop, few + 1)) for r in rows)
+        served = [ranges for _, ranges, _ in chosen]
+        probes = tuple(n for n in probes if not any(n in r for ranges in served for r in ranges))
+        run = _checked(kind, weight, bias, role, probes, agree)
+        if run is not None:
+            chosen.append((kind, rows, run))
+    return LinearPlan(weight, bias, tuple(chosen))
+
+
+def _checked(
+    kind: Kind, weight: torch.Tensor, bias: torch.Tensor | None, role: Role, probes: tuple[int, ...], agree: AllClose
+) -> Run | None:
+    """What multiplies with `weight`; None if the kernel does not take it, fails, or differs from torch."""
+    try:
+        run = KINDS[kind](weight, bias, role)
+        if run is None or not probes:
+            return run
+        x = torch.randn(max(probes), weight.shape[1], device=weight.device).to(weight.dtype)
+        expected = torch_linear(x, weight, bias)
+        expected = silu_mul(expected) if role == "gate_up" else expected
+        for n in probes:
+            found = run(x[:n])
+            if not agree(expected[:n], found.sum(0).to(x.dtype) if role == "add" else found):
+                return None
+        return run
+    except Exception:  # Triton has another form of what the kernel is written in, or memory is short
+        return None

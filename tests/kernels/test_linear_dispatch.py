@@ -1,0 +1,115 @@
+"""Which kernel multiplies how many rows of a linear layer. The kernels have tests of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graftlm.kernels import linear_dispatch
+from graftlm.kernels.linear_dispatch import Kind, LinearPlan, Role, Run, plan
+from graftlm.kernels.rms_norm import Norm
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, atol=1e-5)
+
+
+def named(kind: Kind, calls: list[Kind], factor: float = 1.0) -> linear_dispatch.Make:
+    """A kernel that notes that it was called, and gives `factor` times what it should."""
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            calls.append(kind)
+            out = torch.nn.functional.linear(x, weight, bias)
+            if role == "gate_up":
+                gate, up = out.chunk(2, -1)
+                out = torch.nn.functional.silu(gate) * up
+            return factor * (out[None] if role == "add" else out)
+
+        return run
+
+    return make
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
+    """Every kernel takes every weight; -> those that were called."""
+    found: list[Kind] = []
+    for kind in linear_dispatch.KINDS:
+        monkeypatch.setitem(linear_dispatch.KINDS, kind, named(kind, found))
+    return found
+
+
+def chosen(linear: LinearPlan, num_rows: int) -> Kind | None:
+    return next((kind for kind, ranges, _ in linear.chosen if any(num_rows in rows for rows in ranges)), None)
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize(
+    ("role", "compact", "expected"),
+    [
+        ("qkv", True, {1: "bits12", 32: "bits12", 33: "prefetch", 64: "prefetch", 65: None, 5000: None}),
+        ("qkv", False, {1: "prefetch", 64: "prefetch", 65: None}),
+        ("add", True, {1: "bits12", 33: "prefetch", 65: None}),
+        ("gate_up", True, {1: "bits12", 32: "bits12", 33: "gate_up_silu", 256: "gate_up_silu", 257: None}),
+        ("gate_up", False, {1: "gemv", 2: "skinny", 32: "skinny", 33: "gate_up_silu", 512: None, 513: "gate_up_silu"}),
+        ("head", True, {1: "bits12", 32: "bits12", 33: "skinny", 64: "skinny", 65: None}),
+        ("head", False, {1: "gemv", 2: "skinny", 64: "skinny", 65: None}),
+    ],
+)
+def test_on_hopper_each_number_of_rows_has_its_kernel(role: Role, compact: bool, expected: dict[int, Kind]) -> None:
+    linear = plan(torch.randn(16, 8), role, agree=close, max_rows=64, compact=compact)
+    assert {rows: chosen(linear, rows) for rows in expected} == expected
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize(
+    ("role", "kind"), [("qkv", "skinny"), ("add", "skinny"), ("gate_up", "gemv"), ("head", "gemv")]
+)
+def test_without_dependent_launches_kernels_are_for_one_row(role: Role, kind: Kind) -> None:
+    linear = plan(torch.randn(16, 8), role, agree=close, max_rows=1, compact=True)
+    assert [chosen(linear, rows) for rows in (1, 2, 64, 600)] == [kind, None, None, None]
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_bias_keeps_gates_and_sums_with_torch() -> None:
+    for role in ("gate_up", "add"):
+        assert not plan(torch.randn(16, 8), role, torch.randn(16), agree=close, max_rows=64).chosen
+    assert plan(torch.randn(16, 8), "qkv", torch.randn(16), agree=close, max_rows=64).kinds == ("prefetch", "skinny")
+
+
+@pytest.mark.usefixtures("calls")
+def test_strict_mode_and_float32_have_no_kernels() -> None:
+    weight = torch.randn(16, 8)
+    assert not plan(weight, "qkv", agree=close).chosen
+    assert not plan(weight, "qkv", agree=close, max_rows=64, linear=torch.nn.functional.linear).chosen
+
+
+def test_a_kernel_that_differs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, calls: list[Kind]) -> None:
+    def fails(*_: object) -> Run:
+        raise RuntimeError("no such layout")
+
+    weight = torch.randn(16, 8)
+    monkeypatch.setitem(linear_dispatch.KINDS, "prefetch", named("prefetch", calls, 1.001))
+    assert plan(weight, "qkv", agree=close, max_rows=64).kinds == ("skinny",)
+    monkeypatch.setitem(linear_dispatch.KINDS, "prefetch", fails)
+    assert plan(weight, "qkv", agree=close, max_rows=64).kinds == ("skinny",)
+
+
+@pytest.mark.parametrize("num_rows", [3, 70])
+def test_a_plan_computes_what_the_layer_does(calls: list[Kind], num_rows: int) -> None:
+    x, weight, residual = torch.randn(num_rows, 8), torch.randn(16, 8), torch.randn(num_rows, 16)
+    expected, norm = x @ weight.T, Norm(torch.ones(16), 1e-5)
+    assert close(plan(weight, "qkv", agree=close, max_rows=64).matmul(x), expected)
+    gate, up = expected.chunk(2, -1)
+    silu = torch.nn.functional.silu(gate) * up
+    calls.clear()
+    assert close(plan(weight, "gate_up", agree=close, max_rows=64).gate_up(x), silu)
+    assert calls[-1] == ("skinny" if num_rows == 3 else "gate_up_silu")
+    total = residual + expected
+    normed = plan(weight, "add", agree=close, max_rows=64).add_norm(x, residual, norm)
+    assert close(residual, total)
+    if num_rows == 3:
+        assert normed is not None and close(normed, torch.nn.functional.rms_norm(total, (16,), eps=1e-5))
+    else:
+        assert normed is None  # torch adds in its epilogue
