@@ -33,6 +33,8 @@ class Options:
     quick: bool = False
     repeats: int = 3
     model: str | None = None
+    folders: tuple[Path, ...] = ()
+    sample: int | None = None
 
     def choose(self, quick: Any, full: Any) -> Any:
         return quick if self.quick else full
@@ -179,6 +181,8 @@ def main(package: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="the smallest run that still shows the effect")
     parser.add_argument("--repeats", type=int, default=3, help="paired runs of each timing (default 3)")
     parser.add_argument("--model", help="a Hugging Face name or local path in place of the case's own models")
+    parser.add_argument("--folder", type=Path, action="append", default=[], help="data of the case `collections`")
+    parser.add_argument("--sample", type=int, help="take about so many files of each folder")
     parser.add_argument("--json", type=Path, dest="output", help="write figures, commit and machine to this file")
     given = parser.parse_args(arguments)
     chosen: list[str] = []
@@ -187,7 +191,7 @@ def main(package: str, arguments: Sequence[str]) -> int:
         if not named:
             parser.error(f"no case {case!r}; known: {', '.join(known)}")
         chosen += named
-    options = Options(given.quick, given.repeats, given.model)
+    options = Options(given.quick, given.repeats, given.model, tuple(given.folder), given.sample)
     console = Console(width=None if sys.stdout.isatty() else 150)
     rows: list[Row] = []
     for name in chosen or known:

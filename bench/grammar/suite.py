@@ -54,7 +54,7 @@ def judge(compile_schema: Compile, draft: str) -> Score:
             score.refusals[place] = str(error)
             continue
         for test in group["tests"]:
-            accepted = accepts(_instance(test["data"]))
+            accepted = accepts(instance(test["data"]))
             score.num_right += accepted == test["valid"]
             score.num_rejected += test["valid"] and not accepted
             if accepted and not test["valid"]:
@@ -95,7 +95,8 @@ def llguidance(schema: Any) -> Accepts:
     return accepts
 
 
-def _instance(value: Any) -> bytes:
+def instance(value: Any) -> bytes:
+    """`value` as the compact JSON that engines are asked about."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 

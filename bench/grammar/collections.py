@@ -1,0 +1,154 @@
+"""Schemas that others wrote, given as a folder: what each engine takes, gets right and lets through, and compile times.
+
+    python -m bench grammar collections --folder DIR [--folder DIR2] [--sample N]
+
+Every `*.json` below the folder is one of: a schema; an object with `schema` and `tests`, or a list of such objects
+(each test has `data` and `valid`). The instances of a schema `.../NAME.json` may also lie in folders named
+`test/NAME` (valid) and `negative_test/NAME` (invalid) above it. Instances are written as compact JSON in the order of
+their file. An engine is right about an instance when it accepts the valid and rejects the invalid; a schema that it
+refuses counts as nothing right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.grammar import suite
+from bench.harness import Options, Row
+from graftlm import GrammarError
+
+
+@dataclass
+class Result:
+    """What one engine did with the schemas of a folder."""
+
+    num_schemas: int = 0
+    num_taken: int = 0
+    num_right: int = 0
+    num_rejected: int = 0
+    num_instances: int = 0
+    let_through: list[str] = field(default_factory=list)
+    refusals: dict[str, str] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    def reasons(self) -> Counter[str]:
+        """Why schemas were refused, without pointers, names and numbers."""
+        return Counter(re.sub(r"'[^']*'|\d[\d,]*", "…", text.partition(": ")[2] or text) for text in self.refusals.values())
+
+
+Group = tuple[str, Any, list[tuple[Any, bool]]]
+"""Name, schema, and instances with whether they are valid."""
+
+
+def groups(folder: Path, sample: int | None = None) -> Iterator[Group]:
+    """The schemas below `folder`; with `sample` every n-th file, so that about so many are left."""
+    paths = sorted(path for path in folder.rglob("*.json") if not {"test", "negative_test"} & set(path.parts))
+    step = max(1, len(paths) // sample) if sample else 1
+    for path in paths[::step]:
+        try:
+            content = json.loads(path.read_text())
+        except ValueError:
+            continue  # comments, merge conflicts: no JSON
+        name = str(path.relative_to(folder))
+        found = content if isinstance(content, list) else [content]
+        if all(isinstance(group, dict) and "tests" in group and "schema" in group for group in found):
+            for i, group in enumerate(found):
+                tests = [(test["data"], test["valid"]) for test in group["tests"]]
+                yield f"{name}[{i}] {group.get('description', '')}", group["schema"], tests
+        elif isinstance(content, dict):
+            yield name, content, list(_instances_beside(path))
+
+
+def _instances_beside(path: Path) -> Iterator[tuple[Any, bool]]:
+    for above in path.parents[:3]:
+        for kind, valid in (("test", True), ("negative_test", False)):
+            for instance in sorted((above / kind / path.stem).glob("*.json")):
+                try:
+                    yield json.loads(instance.read_text()), valid
+                except ValueError:
+                    continue
+
+
+def judge(compile_schema: Callable[[Any], suite.Accepts], found: Sequence[Group]) -> Result:
+    """Ask one engine about every schema and instance."""
+    result = Result()
+    for name, schema, tests in found:
+        result.num_schemas += 1
+        result.num_instances += len(tests)
+        started = time.perf_counter()
+        try:
+            accepts = compile_schema(schema)
+        except (GrammarError, RuntimeError) as error:
+            result.refusals[name] = str(error)
+            continue
+        finally:
+            result.seconds.append(time.perf_counter() - started)
+        result.num_taken += 1
+        for data, valid in tests:
+            accepted = accepts(suite.instance(data))
+            result.num_right += accepted == valid
+            result.num_rejected += valid and not accepted
+            if accepted and not valid:
+                result.let_through.append(name)
+    return result
+
+
+def xgrammar(schema: Any) -> suite.Accepts:
+    """xgrammar alone, with its own reading of schemas."""
+    import xgrammar as xgr
+
+    info = xgr.TokenizerInfo(suite.BYTES.tokens, vocab_type=xgr.VocabType.RAW, stop_token_ids=[256])
+    compiled = xgr.GrammarCompiler(info, max_threads=1, cache_enabled=False).compile_json_schema(
+        json.dumps(schema), any_whitespace=False, separators=(",", ":"), strict_mode=False
+    )
+
+    def accepts(data: bytes) -> bool:
+        matcher = xgr.GrammarMatcher(compiled)
+        return all(matcher.accept_token(byte) for byte in data) and matcher.accept_token(256)
+
+    return accepts
+
+
+def run(options: Options) -> Sequence[Row]:
+    engines: dict[str, Callable[[Any], suite.Accepts]] = {"graftlm": partial(suite.graftlm, strict=False)}
+    engines["llguidance"] = suite.llguidance
+    if find_spec("xgrammar"):
+        engines["xgrammar"] = xgrammar
+    rows: list[Row] = []
+    for folder in options.folders:
+        found = list(groups(folder, options.choose(50, options.sample)))
+        results = {name: judge(compile_schema, found) for name, compile_schema in engines.items()}
+        ours, theirs = results["graftlm"], results["llguidance"]
+        for reason, count in ours.reasons().most_common(15):
+            print(f"{count:5} refused: {reason}")
+        for line in ours.let_through:
+            print("accepted though invalid:", line)
+        for name, result in results.items():
+            times = sorted(result.seconds)
+            shape = {"folder": folder.name, "schemas": result.num_schemas, "instances": result.num_instances}
+            mine = name == "graftlm"
+            rows += [
+                Row("collections", f"{folder.name}: {name} takes", result.num_taken, "schemas",
+                    theirs.num_taken if mine else None, shape=shape),
+                Row("collections", f"{folder.name}: {name} right", result.num_right, "instances",
+                    theirs.num_right if mine else None, shape=shape),
+                Row("collections", f"{folder.name}: {name} valid but rejected", result.num_rejected, "instances",
+                    shape=shape),
+                Row("collections", f"{folder.name}: {name} invalid but accepted", len(result.let_through), "instances",
+                    floor=0 if mine else None, at_most=True, shape=shape),
+                Row("collections", f"{folder.name}: {name} compile p50", 1e3 * statistics.median(times), "ms",
+                    floor=2 if mine else None, at_most=True, shape=shape),
+                Row("collections", f"{folder.name}: {name} compile p99", 1e3 * times[int(0.99 * len(times))], "ms",
+                    floor=100 if mine else None, at_most=True, shape=shape),
+            ]  # fmt: skip
+    return rows
