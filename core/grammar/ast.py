@@ -6,7 +6,7 @@
     Concat(items)               one after the other
     Alternation(items)          any one of them; no items: no text at all
     Repeat(item, min, max)      min to max times; max None: without end
-    Series(items, separator)    any of the items, in order, with a separator between each two
+    Graph(rows, accepting)      a walk over states whose edges are nodes
     Intersection(items)         texts that all of them match
     Difference(item, minus)     texts that `item` matches and `minus` does not
     Automaton(rows, accepting)  a byte automaton, as products of the two above become one
@@ -20,7 +20,7 @@ Build nodes with the functions below; they flatten, merge and simplify.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -72,16 +72,13 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """Any of the items, in order, with `separator` between each two: members of an object that may be left out.
-
-    items     (node, whether it may come more than once)
-    nonempty  whether at least one must be there
+class Graph:
+    """A walk from state 0 to an accepting state: rows[state] are edges (node, target), accepting ones have no cycle of
+    empty edges. Members of an object that may be left out, for one.
     """
 
-    items: tuple[tuple[Node, bool], ...]
-    separator: Node
-    nonempty: bool = False
+    rows: tuple[tuple[tuple[Node, int], ...], ...]
+    accepting: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +112,7 @@ class Rule:
 
 
 Node: TypeAlias = (
-    Empty | Literal | CharSet | Concat | Alternation | Repeat | Series | Intersection | Difference | Automaton | Rule
+    Empty | Literal | CharSet | Concat | Alternation | Repeat | Graph | Intersection | Difference | Automaton | Rule
 )
 
 EMPTY = Empty()
@@ -259,11 +256,72 @@ def map_children(function: Callable[[Node], Node], node: Node) -> Node:
         case Repeat(item, _, _):
             after = function(item)
             return node if after is item else replace(node, item=after)
-        case Series(members, separator, _):
-            pairs = tuple((function(member), endless) for member, endless in members)
-            return replace(node, items=pairs, separator=function(separator))
+        case Graph(rows, _):
+            return replace(node, rows=tuple(tuple((function(item), target) for item, target in row) for row in rows))
         case Difference(item, minus):
             return Difference(function(item), function(minus))
+        case _:
+            return node
+
+
+def graph(rows: Sequence[Sequence[tuple[Node, int]]], accepting: Iterable[int]) -> Node:
+    """A walk from state 0 to an accepting state, without dead ends; states that only pass on are joined."""
+    final = frozenset(accepting)
+    edges = [[(node, target) for node, target in row if node != NOTHING] for row in rows]
+    sources: list[set[int]] = [set() for _ in edges]
+    for state, row in enumerate(edges):
+        for _, target in row:
+            sources[target].add(state)
+    alive, work = set(final), list(final)
+    while work:
+        more = sources[work.pop()] - alive
+        alive |= more
+        work += more
+    if 0 not in alive:
+        return NOTHING
+    edges = [[(node, target) for node, target in row if target in alive] for row in edges]
+    arrivals = [0] * len(edges)
+    for row in edges:
+        for _, target in row:
+            arrivals[target] += 1
+
+    def passes(state: int) -> bool:
+        return state not in final and len(edges[state]) == 1 and (arrivals[state] == 1 or edges[state][0][0] == EMPTY)
+
+    numbers, order = {0: 0}, [0]
+    kept: list[tuple[tuple[Node, int], ...]] = []
+    for state in order:
+        ways: dict[tuple[Node, int], None] = {}
+        for node, target in edges[state]:
+            parts = [node]
+            while target and passes(target) and len(parts) <= len(edges):
+                parts.append(edges[target][0][0])
+                target = edges[target][0][1]
+            if target not in numbers:
+                numbers[target] = len(order)
+                order.append(target)
+            ways[concat(*parts), numbers[target]] = None
+        kept.append(tuple(ways))
+    ends = frozenset(numbers[state] for state in final if state in numbers)
+    if len(kept) == 2 and ends == {1} and not kept[1]:
+        return alternation(*(node for node, _ in kept[0]))
+    return EMPTY if len(kept) == 1 and not kept[0] else Graph(tuple(kept), ends)
+
+
+def without_rules(node: Node, names: Container[str]) -> Node:
+    """`node` with the rules of these names deriving nothing."""
+    match node:
+        case Rule(name):
+            return NOTHING if name in names else node
+        case Concat(items):
+            return concat(*(without_rules(item, names) for item in items))
+        case Alternation(items):
+            found = (without_rules(item, names) for item in items)
+            return alternation(*(item for item in found if item != NOTHING))
+        case Repeat(item, minimum, maximum):
+            return repeat(without_rules(item, names), minimum, maximum)
+        case Graph(rows, accepting):
+            return graph([[(without_rules(item, names), to) for item, to in row] for row in rows], accepting)
         case _:
             return node
 
@@ -281,8 +339,15 @@ def nullable(node: Node) -> bool:
             return any(nullable(item) for item in items)
         case Repeat(item, minimum, _):
             return minimum == 0 or nullable(item)
-        case Series(items, _, nonempty):
-            return not nonempty or any(nullable(item) for item, _ in items)
+        case Graph(rows, accepting):
+            reached = {0}
+            work = [0]
+            while work:
+                for item, target in rows[work.pop()]:
+                    if target not in reached and nullable(item):
+                        reached.add(target)
+                        work.append(target)
+            return bool(reached & accepting)
         case Intersection(items):
             return all(nullable(item) for item in items)
         case Difference(item, minus):

@@ -27,12 +27,12 @@ from graftlm.core.grammar.ast import (
     Concat,
     Difference,
     Empty,
+    Graph,
     Intersection,
     Literal,
     Node,
     Repeat,
     Rule,
-    Series,
     nullable,
 )
 from graftlm.core.grammar.automata.jit import Int32Array
@@ -146,8 +146,8 @@ class NfaBuilder:
                 return self._add_alternation(items, source)
             case Repeat():
                 return self._add_repeat(node, source)
-            case Series():
-                return self._add_series(node, source)
+            case Graph():
+                return self._add_walk(node, source)
             case Automaton():
                 return self._add_automaton(node, source)
             case Intersection() | Difference():
@@ -175,29 +175,17 @@ class NfaBuilder:
         self._targets.extend([n + offset for n in graph.targets])
         return offset + 1
 
-    def _add_series(self, node: Series, source: int) -> int:
-        """Two tracks, so that each item is built once: nothing written yet (`source`), and something (`written`)."""
-        written = None
-        for i, (item, endless) in enumerate(node.items):
-            self._path.append(i)
-            start = self._new()
-            self._epsilons.append((source, start))
-            if written is not None:
-                self._epsilons.append((self._add(node.separator, written), start))
-            end = self._add(item, start)
-            if endless:
-                self._epsilons.append((self._add(node.separator, end), start))
-            after = self._new()
-            self._epsilons.append((end, after))
-            if written is not None:
-                self._epsilons.append((written, after))
-            written = after
-            self._path.pop()
-        end = self._new()
-        if written is not None:
-            self._epsilons.append((written, end))
-        if not node.nonempty:
-            self._epsilons.append((source, end))
+    def _add_walk(self, node: Graph, source: int) -> int:
+        first, end = self._new(len(node.rows)), self._new()
+        self._epsilons.append((source, first))
+        self._epsilons.extend([(first + state, end) for state in node.accepting])
+        for state, row in enumerate(node.rows):
+            for i, (item, target) in enumerate(row):
+                self._path += (state, i)
+                start = self._new()
+                self._epsilons.append((first + state, start))
+                self._epsilons.append((self._add(item, start), first + target))
+                del self._path[-2:]
         return end
 
     def _add_automaton(self, node: Automaton, source: int) -> int:
@@ -319,10 +307,10 @@ class NfaBuilder:
                     size = sum(map(self._size, items))
                 case Repeat(item, minimum, maximum):
                     size = self._size(item) * (minimum + 1 if maximum is None else maximum)
-                case Series(members, separator):
-                    size = sum(self._size(member) + self._size(separator) for member, _ in members)
-                case Automaton(rows):
-                    size = sum(map(len, rows))
+                case Graph(rows):
+                    size = sum(self._size(item) for row in rows for item, _ in row)
+                case Automaton(edges):
+                    size = sum(map(len, edges))
                 case _:
                     size = 0
             self._sizes[key] = size

@@ -32,8 +32,8 @@ class _EbnfWriter(RuleWriter):
                 return " | ".join(f"({self._body(item)})" for item in items)
             case ast.Repeat(item, minimum, maximum):
                 return f"({self._body(item)}){quantifier(minimum, maximum)}"
-            case ast.Series():
-                return self._series(node)
+            case ast.Graph():
+                return self._graph(node)
             case ast.Intersection() | ast.Difference():
                 return self._body(product(node))
             case ast.Automaton() if node.accepting:

@@ -6,13 +6,15 @@ terminals can stand, its lexer takes the longest match and never backtracks.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.product import product
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier, without_surrogates
 
-MAX_SERIES = 400  # each item nests inside the one before it, and llguidance's parser stack is limited
+MAX_STATES = 1_000  # each state of a walk nests inside the one before it, and llguidance's parser stack is limited
 
 
 def to_lark(node: Node, rules: dict[str, Node]) -> str:
@@ -45,9 +47,9 @@ class _LarkWriter(RuleWriter):
                 return " | ".join(f"({self._body(item)})" for item in [*merged, *others])
             case ast.Repeat(item, minimum, maximum):
                 return f"({self._body(item)}){quantifier(minimum, maximum)}"
-            case ast.Series():
+            case ast.Graph():
                 _check_length(node)
-                return self._series(node)
+                return self._graph(node)
             case ast.Automaton():
                 return self._automaton(node)
             case ast.Intersection() | ast.Difference():
@@ -119,7 +121,7 @@ class _LarkWriter(RuleWriter):
         key = id(node)
         if key not in self._regular:
             match node:
-                case ast.Rule() | ast.Automaton() | ast.Series():
+                case ast.Rule() | ast.Automaton() | ast.Graph():
                     found = False
                 case ast.Concat(items) | ast.Alternation(items) | ast.Intersection(items):
                     found = all(map(self._is_regular, items))
@@ -133,11 +135,11 @@ class _LarkWriter(RuleWriter):
         return self._regular[key][1]
 
 
-def _check_length(node: ast.Series) -> None:
-    if len(node.items) > MAX_SERIES:
+def _check_length(node: ast.Graph) -> None:
+    if len(node.rows) > MAX_STATES:
         raise GrammarError(
-            f"{len(node.items)} members that may be left out, the limit of a context-free grammar is {MAX_SERIES}; "
-            "require some of them or nest them"
+            f"an object or array of {len(node.rows):,} places, the limit of a context-free grammar is {MAX_STATES:,}; "
+            "require some of its members or nest them"
         )
 
 
@@ -177,6 +179,7 @@ def _regex(node: Node) -> str:
             raise AssertionError(node)
 
 
+@lru_cache(maxsize=1024)
 def _set(ranges: tuple[ast.Range, ...]) -> str:
     parts = []
     for low, high in without_surrogates(ranges):

@@ -51,19 +51,13 @@ class RuleWriter(ABC):
             raise GrammarError(f"there is no rule {name!r}; give it along with the node that names it (given: {known})")
         return self._names[name]
 
-    def _series(self, node: ast.Series) -> str:
-        """Right-linear rules, two for each item: with nothing written before it, and with something."""
-        separator, last = self._body(node.separator), len(node.items) - 1
-        first_names = [self._fresh() for _ in node.items]
-        later_names = [self._fresh() for _ in node.items]
-        for i, (item, endless) in enumerate(node.items):
-            value = f"({self._body(item)})"
-            many = f"{value} (({separator}) {value})*" if endless else value
-            rest = f" {later_names[i + 1]}" if i < last else ""
-            skip_first = [first_names[i + 1]] if i < last else [] if node.nonempty else ['""']
-            self._define(first_names[i], f"{many}{rest}", *skip_first)
-            self._define(later_names[i], f"({separator}) {many}{rest}", later_names[i + 1] if i < last else '""')
-        return first_names[0]
+    def _graph(self, node: ast.Graph) -> str:
+        """One rule for each state, which says how the walk goes on."""
+        names = [self._fresh() for _ in node.rows]
+        for state, row in enumerate(node.rows):
+            ways = [names[to] if item == ast.EMPTY else f"({self._body(item)}) {names[to]}" for item, to in row]
+            self._define(names[state], *ways, *(['""'] if state in node.accepting else []))
+        return names[0]
 
     def _automaton(self, node: ast.Automaton) -> str:
         """One rule for each state; only for ASCII, since the notations know whole characters and no bytes."""

@@ -1,4 +1,4 @@
-"""Anchors of a regex: at its ends they decide what may surround a match; elsewhere they are refused."""
+"""Anchors and lookaheads of a regex: what may surround a match, and what may follow a place in it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,37 @@ from graftlm.core.grammar.ast import (
     ANY_CHAR,
     EMPTY,
     Alternation,
+    CharSet,
     Concat,
+    Difference,
     Empty,
+    Intersection,
     Node,
     Repeat,
     Rule,
     alternation,
     concat,
+    literal,
+    optional,
+    plus,
+    repeat,
     star,
 )
 
-# While a pattern is parsed, an anchor is a rule named "^" or "$" and its position.
+# While a pattern is parsed, an anchor is a rule named "^" or "$" and its position, and so is a lookahead.
+
+
+class Lookahead(Rule):
+    """A place that a text of `body` must follow or, with `refused`, must not follow."""
+
+    __slots__ = ("body", "refused")
+    body: Node
+    refused: bool
+
+    def __init__(self, body: Node, refused: bool, position: int) -> None:
+        super().__init__(f"?{position}")
+        object.__setattr__(self, "body", body)
+        object.__setattr__(self, "refused", refused)
 
 
 def start_anchor(position: int) -> Node:
@@ -34,20 +54,77 @@ def is_anchor(node: Node) -> bool:
     return isinstance(node, Rule)
 
 
+def sorted_anchors(items: list[Node]) -> list[Node]:
+    """`items` with each `^` before the lookaheads that stand directly before it: neither takes any text."""
+    for i in range(1, len(items)):
+        at = i
+        while at and isinstance(items[at], Rule) and items[at].name[0] == "^" and isinstance(items[at - 1], Lookahead):
+            items[at - 1], items[at] = items[at], items[at - 1]
+            at -= 1
+    return items
+
+
 def anchored(node: Node) -> Node:
     """The texts that `node` matches from end to end."""
-    return alternation(*(body for _, body, _ in _split(node)))
+    return alternation(*(_look(body, EMPTY) for _, body, _ in _split(node)))
 
 
-def found_anywhere(node: Node) -> Node:
-    """The texts that contain a match of `node`, at the ends where anchors say so."""
-    around = star(ANY_CHAR)
+def found_anywhere(node: Node, *, wide: bool = False) -> Node:
+    """The texts that contain a match of `node`, at the ends where anchors say so.
+
+    wide  as in dialects where `$` also matches before a line break that ends the text.
+    """
+    around, end = star(ANY_CHAR), optional(literal("\n")) if wide else EMPTY
     return alternation(
         *(
-            concat(EMPTY if at_start else around, body, EMPTY if at_end else around)
+            concat(EMPTY if at_start else around, _look(body, end if at_end else around))
             for at_start, body, at_end in _split(node)
         )
     )
+
+
+def _look(node: Node, rest: Node) -> Node:
+    """`node` and then `rest`, the end of the text, with the lookaheads in `node` applied to what follows them."""
+    ahead = _lookahead_in(node)
+    if ahead is None:
+        return concat(node, rest)
+    match node:
+        case Lookahead():
+            around = star(ANY_CHAR)
+            wanted = alternation(*(_look(body, EMPTY if ends else around) for _, body, ends in _split(node.body)))
+            return Difference(rest, wanted) if node.refused else Intersection((rest, wanted))
+        case Concat(items):
+            for item in reversed(items):
+                rest = _look(item, rest)
+            return rest
+        case Alternation(items):
+            return alternation(*(_look(item, rest) for item in items))
+        case Repeat(item, 0, 1):
+            return alternation(rest, _look(item, rest))
+        case Repeat(Concat((Lookahead(refused=True) as refused, CharSet() as char)), 0 | 1 as least, None) if (
+            isinstance(rest, Empty) and _lookahead_in(refused.body) is None
+        ):
+            # (?:(?!x).)*$ is free of x, wherever it begins
+            after = alternation(
+                *(_look(body, EMPTY if ends else star(ANY_CHAR)) for _, body, ends in _split(refused.body))
+            )
+            return Difference(repeat(char, least, None), concat(star(char), Intersection((plus(ANY_CHAR), after))))
+    position = int(ahead.name[1:])
+    raise GrammarError(
+        f"regex, position {position}: a lookahead in a repeat is not regular in general; take it out of the repeat",
+        position=position,
+    )
+
+
+def _lookahead_in(node: Node) -> Lookahead | None:
+    match node:
+        case Lookahead():
+            return node
+        case Concat(items) | Alternation(items):
+            return next((found for item in items if (found := _lookahead_in(item)) is not None), None)
+        case Repeat(item, _, _):
+            return _lookahead_in(item)
+    return None
 
 
 def _split(node: Node) -> list[tuple[bool, Node, bool]]:
@@ -105,7 +182,7 @@ def _peel(
 
 def _anchor_in(node: Node) -> Rule | None:
     match node:
-        case Rule():
+        case Rule(name) if name[0] != "?":
             return node
         case Concat(items) | Alternation(items):
             return next((found for item in items if (found := _anchor_in(item)) is not None), None)

@@ -1,11 +1,12 @@
 r"""Regular expressions in the dialect of Python's `re`, as far as it is regular.
 
     a . [a-z^] [^...] \d \D \w \W \s \S \n \t \x41 \u0041 \U00000041 \N{BULLET} \101 \.
-    (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...)
+    (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...) (?=...) (?!...)
     | * + ? {m} {m,} {,n} {m,n} and their lazy forms
     ^ $ \A \Z at the ends
 
-Which text matches does not depend on greediness, so lazy and greedy repeats are the same. Lookarounds,
+Which text matches does not depend on greediness, so lazy and greedy repeats are the same. A lookahead
+is an intersection with what follows it to the end, or a difference; it may stand anywhere but in a repeat. Lookbehinds,
 backreferences, word boundaries, conditionals, atomic groups and possessive repeats are refused, with their position.
 """
 
@@ -30,25 +31,38 @@ from graftlm.core.grammar.ast import (
     repeat,
 )
 from graftlm.core.grammar.automata.charsets import PORTABLE_BREAKS, category, ignore_case, portable_category
-from graftlm.core.grammar.regex.anchors import anchored, end_anchor, found_anywhere, is_anchor, start_anchor
+from graftlm.core.grammar.regex.anchors import (
+    Lookahead,
+    anchored,
+    end_anchor,
+    found_anywhere,
+    is_anchor,
+    sorted_anchors,
+    start_anchor,
+)
 
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
-_LOOKAROUNDS = {"=": "lookahead", "!": "negative lookahead", "<=": "lookbehind", "<!": "negative lookbehind"}
+_REFUSED_GROUPS = {
+    **{"<=": "lookbehind", "<!": "negative lookbehind"},
+    **{">": "atomic group", "(": "conditional", "P=": "backreference"},
+}
 _MAX_COUNT = 1 << 24
 
 
-def parse(pattern: str, *, search: bool = False, portable: bool = False, max_depth: int = 64) -> Node:
+def parse(
+    pattern: str, *, search: bool = False, portable: bool = False, wide: bool = False, max_depth: int = 64
+) -> Node:
     r"""The texts that `pattern` matches as a whole or, with `search`, that contain a match of it.
 
     portable  only texts that match in Python, ECMA-262 and Rust alike: they differ in how much of Unicode \d, \w, \s
               and the dot take.
+    wide      with `portable`: all texts that match in one of them.
 
     Raises GrammarError with the position of what cannot be parsed or kept.
     """
-    parser = _Parser(pattern, max_depth, portable)
-    node = parser.parse()
-    return found_anywhere(node) if search else anchored(node)
+    node = _Parser(pattern, max_depth, portable, wide).parse()
+    return found_anywhere(node, wide=wide) if search else anchored(node)
 
 
 @dataclass(frozen=True)
@@ -64,9 +78,10 @@ _FLAG_NAMES = {"i": "ignore_case", "s": "dot_all", "m": "multiline", "x": "verbo
 
 
 class _Parser:
-    def __init__(self, pattern: str, max_depth: int, portable: bool) -> None:
+    def __init__(self, pattern: str, max_depth: int, portable: bool, wide: bool = False) -> None:
         self._text = pattern
         self._portable = portable
+        self._wide = wide
         self._negated = False  # inside [^...]
         self._at = 0
         self._flags = _Flags()
@@ -99,7 +114,8 @@ class _Parser:
         while True:
             self._skip_blanks()
             if self._at >= len(self._text) or self._text[self._at] in "|)":
-                return concat(*items)
+                # a lookahead and an anchor at the same place may change places
+                return concat(*sorted_anchors(items))
             start = self._at
             items.append(self._repeats(self._atom(), start))
 
@@ -156,7 +172,7 @@ class _Parser:
         if c == "\\":
             return self._escape(start)
         if c == ".":
-            breaks = PORTABLE_BREAKS if self._portable else ((10, 10),)
+            breaks = PORTABLE_BREAKS if self._portable and not self._wide else ((10, 10),)
             return ANY_CHAR if self._flags.dot_all else char_set(complement(breaks))
         if c in "^$":
             if self._flags.multiline:
@@ -183,17 +199,23 @@ class _Parser:
 
     def _group(self, start: int) -> Node:
         outer = self._flags
-        if self._take("?"):
+        ahead = self._take("?=") or self._take("?!")
+        refused = ahead and self._text[self._at - 1] == "!"
+        if refused:
+            self._wide = not self._wide  # less may follow where more is refused
+        if not ahead and self._take("?"):
             self._extension(start)
         node = self._alternatives()
         if not self._take(")"):
             self._fail("the group is not closed; add ) or escape the ( as \\(", start)
         self._flags = outer
-        return node
+        if refused:
+            self._wide = not self._wide
+        return Lookahead(node, refused, start) if ahead else node
 
     def _extension(self, start: int) -> None:
         """Read what stands between `(?` and the body of a group."""
-        for sign, name in (*_LOOKAROUNDS.items(), (">", "atomic group"), ("(", "conditional"), ("P=", "backreference")):
+        for sign, name in _REFUSED_GROUPS.items():
             if self._text.startswith(sign, self._at):
                 self._fail(f"{name} (?{sign}...) is not regular; write the alternatives out", start)
         if self._take("P<") or self._take("<"):
@@ -263,7 +285,7 @@ class _Parser:
         c = self._text[self._at]
         self._at += 1
         if c in "dDwWsS" and self._portable:
-            return portable_category(c, wide=self._negated)
+            return portable_category(c, wide=self._negated != self._wide)
         if c in "dDwWsS":
             return category(c, self._flags.ascii_only)
         if c in _HEX_ESCAPES:

@@ -115,6 +115,20 @@ FORMATS: dict[str, str] = {
 }
 """Format name to a pattern for the whole string."""
 
+WIDE_FORMATS: dict[str, str] = {
+    "date": "(?s:.{4,}-.*|[0-9]{7,})",
+    "time": "(?s:.*:.*)",
+    "date-time": "(?s:.*[0-9].*)",
+    "duration": "(?s:[Pp+-].*)",
+    "email": "(?s:.*@.*)",
+    "ipv4": "(?s:[0-9].*)",
+    "ipv6": "(?s:.*:.*)",
+    "uuid": "(?s:.*[0-9a-fA-F].{8,})",
+    "uri": "(?s:.*:.*)",
+    "json-pointer": "(?s:/.*)?",
+}
+"""Format name to a pattern that covers whatever some reader takes for the format; any text where none is given."""
+
 CONTENT_ENCODINGS = ("base64", "base64url", "base16")
 """Formats that `contentEncoding` names."""
 

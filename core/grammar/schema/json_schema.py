@@ -16,7 +16,7 @@ from graftlm.core.grammar.schema.formats import (
     FORMATS,
     INTEGER_RANGES,
 )
-from graftlm.core.grammar.schema.keywords import KNOWN, OF_TYPE, REFUSED, SILENT, TYPES, implied_types, near_miss
+from graftlm.core.grammar.schema.keywords import KNOWN, OF_TYPE, TYPES, implied_types, near_miss
 from graftlm.core.grammar.schema.references import References, escape, ref_stands_alone
 from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra
 from graftlm.core.grammar.schema.shapes import (
@@ -25,17 +25,22 @@ from graftlm.core.grammar.schema.shapes import (
     NOTHING,
     Array,
     Boolean,
+    Contains,
     ExactlyOne,
     Literals,
+    Not,
     Null,
     Number,
     Object,
     Reference,
     Shape,
     Text,
-    Union,
+    both,
+    negation,
     union,
 )
+from graftlm.core.grammar.schema.unevaluated import unevaluated
+from graftlm.core.grammar.schema.values import parse_value
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 Schema = Mapping[str, Any]
@@ -50,7 +55,7 @@ class SchemaReader:
 
     def __init__(self, spec: JsonSchema, options: Options) -> None:
         self._options = options
-        self._references = References(spec.schema, spec.documents)
+        self.references = References(spec.schema, spec.documents)
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
         self._depth = 0
@@ -69,7 +74,7 @@ class SchemaReader:
                 )
             self._reading.append(target)
             try:
-                self._shapes[target] = self._read(self._references.schema(target), target)
+                self._shapes[target] = self.read(self.references.schema(target), target)
             finally:
                 self._reading.pop()
         return self._shapes[target]
@@ -82,7 +87,7 @@ class SchemaReader:
         if issue not in self.issues:
             self.issues.append(issue)
 
-    def _read(self, schema: Any, pointer: str) -> Shape:
+    def read(self, schema: Any, pointer: str) -> Shape:
         if schema is True:
             return ANYTHING
         if schema is False:
@@ -104,7 +109,7 @@ class SchemaReader:
             self._depth -= 1
 
     def _read_object(self, schema: dict[str, Any], pointer: str) -> Shape:
-        if "$ref" in schema and ref_stands_alone(self._references.draft(pointer)):
+        if "$ref" in schema and ref_stands_alone(self.references.draft(pointer)):
             return self._read_reference(schema, pointer)
         self._check_keywords(schema, pointer)
         parts: list[Shape] = []
@@ -114,22 +119,11 @@ class SchemaReader:
                 parts.append(self._read_types(schema, pointer))
             if keyword in _APPLICATORS:
                 parts.append(_APPLICATORS[keyword](self, schema, pointer))
-        shape: Shape = ANYTHING
-        for part in parts:
-            shape = self._meet(shape, part, pointer)
+        shape = both(*parts)
         shape = self._restrict(shape, schema, pointer)
-        if "unevaluatedProperties" in schema:
-            inner = self._read(schema["unevaluatedProperties"], f"{pointer}/unevaluatedProperties")
-            shape = self.algebra.with_rest(shape, inner)
+        if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+            shape = both(shape, unevaluated(self, schema, pointer))
         return union(shape, Null()) if schema.get("nullable") is True else shape
-
-    def _meet(self, a: Shape, b: Shape, pointer: str) -> Shape:
-        try:
-            return self.algebra.intersect(a, b)
-        except GrammarError as error:
-            if error.pointer is not None:
-                raise
-            raise GrammarError(f"{pointer or '/'}: {error}", pointer=pointer) from error
 
     def _own_position(self, schema: Schema) -> str | None:
         """The keyword at whose place the schema's own properties come among those of its applicators."""
@@ -140,9 +134,7 @@ class SchemaReader:
 
     def _check_keywords(self, schema: Schema, pointer: str) -> None:
         for keyword in schema:
-            if keyword in REFUSED:
-                self.refuse(pointer, keyword, f"{keyword!r} cannot be kept; {REFUSED[keyword]}")
-            elif keyword not in KNOWN:
+            if keyword not in KNOWN:
                 near = near_miss(keyword)
                 if near is not None:
                     self.refuse(
@@ -240,43 +232,45 @@ class SchemaReader:
         if not isinstance(prefix, list):
             raise GrammarError(f"{first}: {prefix!r} is not a list of schemas", pointer=first)
         shape = Array(
-            prefix=tuple(self._read(item, f"{first}/{i}") for i, item in enumerate(prefix)),
-            items=self._read(items, rest),
+            prefix=tuple(self.read(item, f"{first}/{i}") for i, item in enumerate(prefix)),
+            items=self.read(items, rest),
             min_items=low,
             max_items=high,
+            contains=self._read_contains(schema, pointer),
         )
         at_most_one = high is not None and high <= 1
         if schema.get("uniqueItems") and not at_most_one:
             self.refuse(pointer, "uniqueItems", "'uniqueItems' cannot be kept; check the items after parsing")
-        if "contains" in schema and schema.get("minContains") != 0:
-            self.refuse(pointer, "contains", "'contains' cannot be kept; use prefixItems or items")
-        elif "contains" in schema and "maxContains" in schema:
-            self.refuse(pointer, "maxContains", "'maxContains' cannot be kept; use maxItems")
-        if schema.get("unevaluatedItems", True) is not True:
-            self.refuse(pointer, "unevaluatedItems", "'unevaluatedItems' cannot be kept; use items: false")
         return shape
 
-    def _read_members(self, schema: Schema, pointer: str) -> Shape:
+    def _read_contains(self, schema: Schema, pointer: str) -> tuple[Contains, ...]:
+        if "contains" not in schema:
+            return ()
+        least, most = (assertions.count(schema, word, pointer) for word in ("minContains", "maxContains"))
+        wanted = Contains(self.read(schema["contains"], f"{pointer}/contains"), 1 if least is None else least, most)
+        return () if wanted.least == 0 and most is None else (wanted,)
+
+    def _read_members(self, schema: Schema, pointer: str) -> Object:
         low, high = assertions.counts(schema, pointer, "Properties")
         patterns: list[tuple[str, Shape]] = []
         for pattern, item in assertions.mapping(schema, "patternProperties", pointer).items():
             kept = self._pattern(pattern, f"{pointer}/patternProperties", pattern)
             if kept is not None:
-                patterns.append((kept, self._read(item, f"{pointer}/patternProperties/{escape(pattern)}")))
+                patterns.append((kept, self.read(item, f"{pointer}/patternProperties/{escape(pattern)}")))
         properties: list[tuple[str, Shape]] = []
         for name, item in assertions.mapping(schema, "properties", pointer).items():
-            shape = self._read(item, f"{pointer}/properties/{escape(name)}")
+            shape = self.read(item, f"{pointer}/properties/{escape(name)}")
             for pattern, more in patterns:
                 if text_language.contains(pattern, name):
-                    shape = self.algebra.intersect(shape, more)
+                    shape = both(shape, more)
             properties.append((name, shape))
         names = None
         if "propertyNames" in schema:
-            names = self.algebra.intersect(self._read(schema["propertyNames"], f"{pointer}/propertyNames"), Text())
-        members: Shape = Object(
+            names = self.read(schema["propertyNames"], f"{pointer}/propertyNames")
+        return Object(
             properties=tuple(properties),
             patterns=tuple(patterns),
-            additional=self._read(schema.get("additionalProperties", True), f"{pointer}/additionalProperties"),
+            additional=self.read(schema.get("additionalProperties", True), f"{pointer}/additionalProperties"),
             required=assertions.names(schema, "required", pointer),
             min_properties=low,
             max_properties=high,
@@ -284,39 +278,34 @@ class SchemaReader:
             closed="additionalProperties" in schema,
             pointer=pointer,
         )
-        for dependency in self._dependencies(schema, pointer):
-            members = self.algebra.intersect(members, dependency)
-        return members
 
-    def _dependencies(self, schema: Schema, pointer: str) -> list[Shape]:
-        """For each member that needs others: without it, or with it and what it needs."""
+    def _read_dependencies(self, schema: Schema, pointer: str) -> Shape:
+        """For each member that needs others: no object with it, or what it needs."""
         found: list[Shape] = []
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for name, needs in assertions.mapping(schema, keyword, pointer).items():
-                without = Object(properties=((name, NOTHING),))
                 if isinstance(needs, list):
                     others = assertions.names({name: needs}, name, f"{pointer}/{keyword}")
-                    present: Shape = Object(required=(name, *(other for other in others if other != name)))
+                    needed: Shape = Object(required=(name, *(other for other in others if other != name)))
                 else:
-                    inner = self._read(needs, f"{pointer}/{keyword}/{escape(name)}")
-                    present = self.algebra.intersect(Object(required=(name,)), inner)
-                found.append(union(without, present))
-        return found
+                    needed = self.read(needs, f"{pointer}/{keyword}/{escape(name)}")
+                found.append(union(Not(Object(required=(name,))), needed))
+        return both(*found)
 
     def _read_reference(self, schema: Schema, pointer: str) -> Shape:
         reference = schema["$ref"]
         if not isinstance(reference, str):
             raise GrammarError(f"{pointer}/$ref: {reference!r} is not a reference", pointer=f"{pointer}/$ref")
-        if pointer and "$id" in schema and self._references.draft(pointer) is None:
+        if pointer and "$id" in schema and self.references.draft(pointer) is None:
             self.refuse(pointer, "$id", "drafts differ about '$id' beside '$ref'; name the draft in '$schema'")
-        return Reference(self._references.target(reference, f"{pointer}/$ref"))
+        return Reference(self.references.target(reference, f"{pointer}/$ref"))
 
     def _read_dynamic_reference(self, schema: Schema, pointer: str) -> Shape:
         keyword = "$dynamicRef" if "$dynamicRef" in schema else "$recursiveRef"
         reference = schema[keyword]
         if not isinstance(reference, str):
             raise GrammarError(f"{pointer}/{keyword}: {reference!r} is not a reference", pointer=f"{pointer}/{keyword}")
-        target = self._references.dynamic_target(reference, f"{pointer}/{keyword}")
+        target = self.references.dynamic_target(reference, f"{pointer}/{keyword}")
         if target is None:
             message = f"{reference!r} has several targets, and which one holds depends on the way to it; use $ref"
             self.refuse(pointer, keyword, message)
@@ -324,56 +313,27 @@ class SchemaReader:
         return Reference(target)
 
     def _read_all(self, schema: Schema, pointer: str) -> Shape:
-        shape: Shape = ANYTHING
-        for i, item in enumerate(self._list(schema, "allOf", pointer)):
-            shape = self._meet(shape, self._read(item, f"{pointer}/allOf/{i}"), f"{pointer}/allOf/{i}")
-        return shape
+        items = self._list(schema, "allOf", pointer)
+        return both(*(self.read(item, f"{pointer}/allOf/{i}") for i, item in enumerate(items)))
 
     def _read_any(self, schema: Schema, pointer: str) -> Shape:
         items = self._list(schema, "anyOf", pointer)
-        return union(*(self._read(item, f"{pointer}/anyOf/{i}") for i, item in enumerate(items)))
+        return union(*(self.read(item, f"{pointer}/anyOf/{i}") for i, item in enumerate(items)))
 
     def _read_one(self, schema: Schema, pointer: str) -> Shape:
         items = self._list(schema, "oneOf", pointer)
-        shapes = [self._read(item, f"{pointer}/oneOf/{i}") for i, item in enumerate(items)]
-        possible = tuple(shape for shape in shapes if not self._certainly_nothing(shape))
-        return ExactlyOne(possible, f"{pointer}/oneOf") if len(possible) > 1 else union(*possible)
+        shapes = tuple(self.read(item, f"{pointer}/oneOf/{i}") for i, item in enumerate(items))
+        return ExactlyOne(shapes) if len(shapes) > 1 else shapes[0]
 
     def _read_not(self, schema: Schema, pointer: str) -> Shape:
-        shape = self._negate(schema["not"], f"{pointer}/not")
-        if shape is None:
-            self.refuse(pointer, "not", "'not' can be kept for types and required names only; say what is allowed")
-        return ANYTHING if shape is None else shape
+        return negation(self.read(schema["not"], f"{pointer}/not"))
 
-    def _negate(self, schema: Any, pointer: str) -> Shape | None:
-        """Everything that the schema does not admit, where that is a shape."""
-        if isinstance(schema, bool):
-            return NOTHING if schema else ANYTHING
-        words = [keyword for keyword in schema if keyword in KNOWN - SILENT] if isinstance(schema, dict) else ["?"]
-        if not words:
-            return NOTHING
-        if words == ["anyOf"]:
-            return self._negate_all(self._list(schema, "anyOf", pointer), f"{pointer}/anyOf")
-        if words == ["required"]:
-            return union(
-                *(Object(properties=((name, NOTHING),)) for name in assertions.names(schema, "required", pointer))
-            )
-        if words != ["type"]:
-            return None
-        shape = self._read_types(schema, pointer)
-        parts = shape.alternatives if isinstance(shape, Union) else (shape,)
-        if Number(integer=True) in parts:
-            return None
-        return union(*(other for other in EVERY_TYPE if other not in parts))
-
-    def _negate_all(self, schemas: list[Any], pointer: str) -> Shape | None:
-        shape: Shape = ANYTHING
-        for i, schema in enumerate(schemas):
-            negated = self._negate(schema, f"{pointer}/{i}")
-            if negated is None:
-                return None
-            shape = self.algebra.intersect(shape, negated)
-        return shape
+    def _read_if(self, schema: Schema, pointer: str) -> Shape:
+        condition = self.read(schema["if"], f"{pointer}/if")
+        then, otherwise = (self.read(schema.get(word, True), f"{pointer}/{word}") for word in ("then", "else"))
+        if then == otherwise == ANYTHING:
+            return ANYTHING
+        return union(both(condition, then), both(negation(condition), otherwise))
 
     def _restrict(self, shape: Shape, schema: Schema, pointer: str) -> Shape:
         """Apply `enum` and `const`."""
@@ -386,16 +346,14 @@ class SchemaReader:
                     f"{pointer}/enum: {values!r} is not a list of values; give at least one", pointer=f"{pointer}/enum"
                 )
             texts = dict.fromkeys(json.dumps(item, ensure_ascii=False, separators=(",", ":")) for item in values)
-            shape = self.algebra.intersect(Literals(tuple(texts)), shape)
-            if shape == NOTHING:
+            kept = tuple(text for text in texts if self.algebra.admits(shape, parse_value(text)))
+            if not kept:
                 raise GrammarError(
                     f"{pointer}/{keyword}: nothing can satisfy this: no value of {keyword!r} fits the other keywords",
                     pointer=f"{pointer}/{keyword}",
                 )
+            shape = Literals(kept)
         return shape
-
-    def _certainly_nothing(self, shape: Shape) -> bool:
-        return not isinstance(shape, Reference) and self.algebra.is_nothing(shape)
 
     def _list(self, schema: Schema, keyword: str, pointer: str) -> list[Any]:
         items = schema[keyword]
@@ -415,4 +373,8 @@ _APPLICATORS = {
     "anyOf": SchemaReader._read_any,
     "oneOf": SchemaReader._read_one,
     "not": SchemaReader._read_not,
+    "if": SchemaReader._read_if,
+    "dependentRequired": SchemaReader._read_dependencies,
+    "dependentSchemas": SchemaReader._read_dependencies,
+    "dependencies": SchemaReader._read_dependencies,
 }

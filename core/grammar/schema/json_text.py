@@ -60,7 +60,7 @@ def spell(node: Node) -> Node:
             return ast.Difference(spell(item), spell(minus))
         case ast.Empty():
             return node
-        case ast.Automaton() | ast.Rule() | ast.Series():
+        case ast.Automaton() | ast.Rule() | ast.Graph():
             raise AssertionError(f"{type(node).__name__} is not a language of plain text")
 
 
@@ -75,6 +75,13 @@ def string(text: str) -> Node:
         return ast.literal(json.dumps(text, ensure_ascii=False))
     except UnicodeEncodeError as error:
         raise GrammarError(f"{text!r} holds a lone surrogate, which UTF-8 cannot write; remove it") from error
+
+
+def inside(text: str) -> Node:
+    """`text` as it is written inside a JSON string. Raises GrammarError for a lone surrogate."""
+    spelled = string(text)
+    assert isinstance(spelled, ast.Literal)
+    return ast.literal(spelled.data[1:-1])
 
 
 def other_names(names: Iterable[str]) -> Node:

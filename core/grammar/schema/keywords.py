@@ -45,12 +45,7 @@ SILENT = frozenset(
 )
 """Keywords of the standard that restrict no value."""
 
-REFUSED: dict[str, str] = {
-    "if": "write the cases as anyOf",
-}
-"""Keywords that no engine here can keep, and what to write instead."""
-
-KNOWN = frozenset({*GENERAL, *SILENT, *REFUSED, *(word for words in OF_TYPE.values() for word in words)})
+KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for word in words)})
 
 _CONSTRAINING = sorted(KNOWN - SILENT) + ["then", "else"]
 

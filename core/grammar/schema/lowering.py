@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import time
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule, Series
-from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.schema import json_text, numbers, text_language
+from graftlm.core.grammar.schema.items import Items, merged
 from graftlm.core.grammar.schema.json_schema import SchemaReader
+from graftlm.core.grammar.schema.members import Members
 from graftlm.core.grammar.schema.satisfiability import blame, unending
+from graftlm.core.grammar.schema.shape_algebra import KINDS
 from graftlm.core.grammar.schema.shapes import (
     ANYTHING,
     NOTHING as NO_SHAPE,
     Anything,
     Array,
     Boolean,
+    Both,
     ExactlyOne,
     Literals,
+    Not,
     Null,
     Number,
     Object,
@@ -35,11 +38,11 @@ from graftlm.core.grammar.schema.shapes import (
     Shape,
     Text,
     Union,
+    Unkept,
+    both,
 )
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
-MAX_PATTERNS = 4
-MAX_SELECTIONS = 128
 MAX_NODES = 50_000  # a definition that takes more when it is written out wherever it is used becomes a rule
 _BLANKS = ast.repeat(ast.chars(" \t\n\r"), 0, 20)
 
@@ -62,10 +65,16 @@ def lower_schema(spec: JsonSchema, options: Options, *, context_free: bool = Fal
 
     Raises GrammarError for what cannot be kept or satisfied.
     """
-    lowered = Lowering(spec, options, context_free=context_free).lower()
-    if lowered.rules and not context_free:
-        return Lowering(spec, options, context_free=True).lower()
-    return lowered
+    if not context_free:
+        try:
+            return Lowering(spec, options).lower()
+        except _NotRegularError:
+            pass
+    return Lowering(spec, options, context_free=True).lower()
+
+
+class _NotRegularError(Exception):
+    """The schema contains itself, admits any value, or is too large to be written out."""
 
 
 class Lowering:
@@ -75,10 +84,15 @@ class Lowering:
     `{"a":` one of them, it would never see the `{` of `{"b":`.
     """
 
+    names_differ = False
+    """Whether something else keeps the names in an object apart."""
+
     def __init__(self, spec: JsonSchema, options: Options, *, context_free: bool = False) -> None:
         self._reader = SchemaReader(spec, options)
-        self._algebra = self._reader.algebra
+        self.algebra = self._reader.algebra
         self._strict = options.strict
+        self._limits = options.limits
+        self._deadline = time.monotonic() + options.limits.seconds
         digest = hashlib.blake2b(
             (spec.text + spec.documents_text).encode(errors="surrogatepass"), digest_size=8
         ).hexdigest()
@@ -89,28 +103,37 @@ class Lowering:
         self._rules: dict[str, Node] = {}
         self._tokens: dict[Node, Node] = {}
         self._blanks = blanks
-        self._comma = self._token(ast.concat(blanks, ast.literal(","), after))
+        self.comma = self._token(ast.concat(blanks, ast.literal(","), after))
         self._colon = ast.concat(blanks, ast.literal(":"), after)
-        self._targets: dict[str, Node] = {}
-        self._open: list[str] = []
+        self._nodes: dict[Shape, Node] = {}
+        self._open: dict[Shape, bool] = {}  # shapes being lowered, and whether they were met again inside
         self._sizes: dict[int, tuple[Node, int]] = {}
-        self._shapes: dict[Shape, Node] = {}
+        self._shape_numbers: dict[Shape, int] = {}
 
     def lower(self) -> Lowered:
         """The JSON text of the whole document. Raises GrammarError when no value satisfies it."""
-        root = self._reader.shape("")
-        if self._algebra.is_nothing(self._close(root)):
-            pointer, reason = blame(root, "", self._algebra, self._close)
+        node = self.value(Reference(""))
+        barren = unending(self._rules)
+        if barren:
+            node = self._without_rules(node, barren)
+        if node == NOTHING:
+            pointer, reason = blame(self._reader.shape(""), "", self.algebra, self._close)
             raise GrammarError(f"{pointer or '/'}: nothing can satisfy this: {reason}", pointer=pointer)
-        node = self._reference(Reference(""))
-        for name in unending(self._rules):
-            target = name.removeprefix(self._prefix).removeprefix(" ")
+        return Lowered(node, self._rules, tuple(self._reader.issues), tuple(self._reader.annotations))
+
+    def _without_rules(self, node: Node, barren: list[str]) -> Node:
+        """`node` and the rules without those that derive no finite text."""
+        replaced = {name: ast.without_rules(body, barren) for name, body in self._rules.items() if name not in barren}
+        self._rules = replaced
+        found = ast.without_rules(node, barren)
+        if found == NOTHING:
+            target = barren[0].removeprefix(self._prefix).removeprefix(" ")
             raise GrammarError(
                 f"{target or '/'}: nothing can satisfy this: the definition contains itself and has no way to end; "
                 "make the inner reference optional or nullable",
                 pointer=target,
             )
-        return Lowered(node, self._rules, tuple(self._reader.issues), tuple(self._reader.annotations))
+        return found
 
     def _token(self, node: Node) -> Node:
         """`node` as a rule of its own, in a context-free grammar."""
@@ -122,34 +145,42 @@ class Lowering:
             self._tokens[node] = rule
         return self._tokens[node]
 
-    def _value(self, shape: Shape) -> Node:
-        if isinstance(shape, Reference):
-            return self._reference(shape)
-        if shape not in self._shapes:
-            self._shapes[shape] = self._lower(self._close(shape))
-        return self._shapes[shape]
-
-    def _reference(self, shape: Reference) -> Node:
-        target = shape.target
-        if target in self._open:
-            name = self._rule_name(target)
-            self._rules.setdefault(name, NOTHING)  # marks it as one that contains itself; filled in when it is done
+    def value(self, shape: Shape) -> Node:
+        """The JSON text of the values of this shape."""
+        found = self._nodes.get(shape)
+        if found is not None:
+            return found
+        name = self._rule_name(shape)
+        if shape in self._open:
+            self._open[shape] = True
+            self._needs_rules()
+            self._rules.setdefault(name, NOTHING)
             return Rule(name)
-        if target not in self._targets:
-            self._open.append(target)
-            try:
-                node = self._value(self._reader.shape(target))
-            finally:
-                self._open.pop()
-            name = self._rule_name(target)
-            if self._context_free or name in self._rules or self._size(node) > MAX_NODES:
-                self._rules[name] = node
-                node = Rule(name)
-            self._targets[target] = node
-        return self._targets[target]
+        if time.monotonic() > self._deadline:
+            raise GrammarError(
+                f"the schema took longer than {self._limits.seconds:g} s to read; simplify it or raise limits.seconds"
+            )
+        self._open[shape] = False
+        node = self._lower(shape)
+        is_recursive = self._open.pop(shape)
+        is_named = isinstance(shape, (Reference, Both, ExactlyOne)) and self._context_free
+        if is_recursive or (node != NOTHING and (is_named or self._size(node) > MAX_NODES)):
+            self._needs_rules()
+            self._rules[name] = node
+            node = Rule(name)
+        self._nodes[shape] = node
+        return node
 
-    def _rule_name(self, target: str) -> str:
-        return f"{self._prefix} {target}"
+    def _rule_name(self, shape: Shape) -> str:
+        if isinstance(shape, Reference):
+            return f"{self._prefix} {shape.target}"
+        if shape not in self._shape_numbers:
+            self._shape_numbers[shape] = len(self._shape_numbers)
+        return f"{self._prefix} shape {self._shape_numbers[shape]}"
+
+    def _needs_rules(self) -> None:
+        if not self._context_free:
+            raise _NotRegularError
 
     def _size(self, node: Node) -> int:
         """How many nodes there are below `node`, shared ones counted each time."""
@@ -160,29 +191,44 @@ class Lowering:
                     size = 1 + sum(map(self._size, items))
                 case ast.Repeat(item, _, _):
                     size = 1 + self._size(item)
-                case Series(items, separator):
-                    size = 1 + sum(self._size(item) + self._size(separator) for item, _ in items)
+                case ast.Graph(rows):
+                    size = 1 + sum(self._size(item) for row in rows for item, _ in row)
                 case _:
                     size = 1
             self._sizes[key] = (node, size)  # with the node, so that its id stays its own
         return self._sizes[key][1]
 
-    def _close(self, shape: Shape) -> Shape:
+    def _close(self, parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """Strict mode: an object that declares members and says nothing of others has no others."""
-        if self._strict and isinstance(shape, Object) and not shape.closed and (shape.properties or shape.patterns):
-            return replace(shape, additional=NO_SHAPE, closed=True)
-        if isinstance(shape, Union):
-            return Union(tuple(map(self._close, shape.alternatives)))
-        return shape
+        objects = [part for part in parts if isinstance(part, Object)]
+        if not self._strict or any(part.closed for part in objects):
+            return parts
+        names = dict.fromkeys(name for part in objects for name, _ in part.properties)
+        patterns = dict.fromkeys(pattern for part in objects for pattern, _ in part.patterns)
+        if not names and not patterns:
+            return parts
+        if len(parts) == 1:
+            return (replace(objects[0], additional=NO_SHAPE, closed=True),)
+        closing = Object(
+            properties=tuple((name, ANYTHING) for name in names),
+            patterns=tuple((pattern, ANYTHING) for pattern in patterns),
+            additional=NO_SHAPE,
+            closed=True,
+        )
+        return (*parts, closing)
 
     def _lower(self, shape: Shape) -> Node:
         match shape:
-            case Anything():
+            case Anything() | Unkept():
                 return self._any_value()
+            case Reference(target):
+                return self.value(self._reader.shape(target))
             case Union(alternatives):
-                return ast.alternation(*map(self._value, alternatives))
+                return ast.alternation(*map(self.value, alternatives))
             case ExactlyOne():
-                return self._exactly_one(shape)
+                return self.value(self.algebra.expanded(shape))
+            case Both() | Not():
+                return self._combined(shape)
             case Literals(texts):
                 return ast.alternation(*(self._literal(json.loads(text)) for text in texts))
             case Null():
@@ -194,18 +240,32 @@ class Lowering:
             case Text():
                 return self._token(json_text.quoted(text_language.node(shape)))
             case Array():
-                return self._array(shape)
+                return self._arrays((shape,))
             case Object():
-                return self._object(shape)
-            case Reference():
-                return self._reference(shape)
+                return self._objects((shape,))
+
+    def _combined(self, shape: Shape) -> Node:
+        """What several schemas say at once, kind by kind."""
+        narrowed = {kind: self.algebra.narrow(shape, kind) for kind in KINDS}
+        if all(part == ANYTHING for part in narrowed.values()):
+            return self._any_value()
+        ways = [self._token(ast.literal(kind)) for kind in KINDS[:3] if narrowed[kind] == ANYTHING]
+        for kind in ("number", "string"):
+            if narrowed[kind] != NO_SHAPE:
+                ways += map(self.value, self.algebra.pieces(shape, kind))
+        for kind, lower in (("array", self._arrays), ("object", self._objects)):
+            if narrowed[kind] != NO_SHAPE:
+                cases = self.algebra.cases(narrowed[kind])
+                # too many cases: one walk that keeps track of all of them
+                ways += map(lower, [(narrowed[kind],)] if cases is None else cases)
+        return ast.alternation(*(way for way in ways if way != NOTHING))
 
     def _literal(self, value: Any) -> Node:
         match value:
             case list():
                 return self._bracketed("[", self._joined([self._literal(item) for item in value]), "]")
             case dict():
-                pairs = [ast.concat(self._name(name), self._literal(item)) for name, item in value.items()]
+                pairs = [ast.concat(self.name(name), self._literal(item)) for name, item in value.items()]
                 return self._bracketed("{", self._joined(pairs), "}")
             case str():
                 return self._token(json_text.string(value))
@@ -215,7 +275,7 @@ class Lowering:
                 return self._token(ast.literal(json.dumps(value)))
 
     def _joined(self, items: list[Node]) -> Node:
-        return ast.concat(*[part for item in items for part in (self._comma, item)][1:])
+        return ast.concat(*[part for item in items for part in (self.comma, item)][1:])
 
     def _name(self, name: str) -> Node:
         return self._token(ast.concat(json_text.string(name), self._colon))
@@ -223,37 +283,29 @@ class Lowering:
     def _any_value(self) -> Node:
         name = f"{self._prefix} any value"
         if name not in self._rules:
+            self._needs_rules()
             self._rules[name] = NOTHING
             scalars: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null())
             self._rules[name] = ast.alternation(
-                *map(self._value, scalars), self._array(Array()), self._object(Object())
+                *map(self.value, scalars), self._array(Array()), self._objects((Object(),))
             )
         return Rule(name)
 
-    def _exactly_one(self, shape: ExactlyOne) -> Node:
-        closed = [self._close(part) for part in shape.alternatives]
-        for i, j in combinations(range(len(closed)), 2):
-            if not (self._apart(closed[i], shape.excluded[j]) and self._apart(closed[j], shape.excluded[i])):
-                parent, _, keyword = shape.pointer.rpartition("/")
-                self._reader.refuse(
-                    parent, keyword, f"a value may match both alternative {i} and {j} of oneOf; use anyOf, or give "
-                    "each a required property with a different const",
-                )  # fmt: skip
-                break
-        return ast.alternation(*map(self._value, shape.alternatives))
-
-    def _apart(self, a: Shape, b: Shape) -> bool:
-        try:
-            return self._algebra.is_nothing(self._algebra.intersect(a, b))
-        except GrammarError:
-            return False
+    def _arrays(self, parts: tuple[Shape, ...]) -> Node:
+        """Arrays that have all these shapes, each an Array, its Not, or a formula of them."""
+        positive = [part for part in parts if isinstance(part, Array)]
+        shape = merged(positive or [Array()])
+        others = [part for part in parts if not isinstance(part, Array)]
+        if not others and not shape.contains:
+            return self._array(shape)
+        return self._bracketed("[", Items(self, both(shape, *others)).node(), "]")
 
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
-        if self._algebra.is_nothing(shape.items):
+        if self.algebra.is_nothing(shape.items):
             high = len(prefix) if high is None else min(high, len(prefix))
         for i, item in enumerate(prefix):
-            if self._algebra.is_nothing(item):
+            if self.algebra.is_nothing(item):
                 high = i if high is None else min(high, i)
                 break
         if high is not None:
@@ -263,139 +315,54 @@ class Lowering:
         tail: Node = EMPTY
         if high is None or high > len(prefix):
             most = None if high is None else high - len(prefix)
-            rest = self._value(shape.items)
+            rest = self.value(shape.items)
             if not prefix:
-                return self._bracketed("[", ast.separated(rest, self._comma, low, high), "]")
-            tail = ast.repeat(ast.concat(self._comma, rest), max(low - len(prefix), 0), most)
+                return self._bracketed("[", ast.separated(rest, self.comma, low, high), "]")
+            tail = ast.repeat(ast.concat(self.comma, rest), max(low - len(prefix), 0), most)
         for i in range(len(prefix) - 1, -1, -1):
-            tail = ast.concat(*([self._comma] if i else []), self._value(prefix[i]), tail)
+            tail = ast.concat(*([self.comma] if i else []), self.value(prefix[i]), tail)
             if i >= low:
                 tail = ast.optional(tail)
         return self._bracketed("[", tail, "]")
 
-    def _object(self, shape: Object) -> Node:
-        declared: list[tuple[str, bool, Node]] = []
-        required = set(shape.required)
-        names = list(dict.fromkeys([*(name for name, _ in shape.properties), *shape.required]))
-        for name in names:
-            member = self._algebra.member(shape, name)
-            if self._algebra.is_nothing(member):
-                if name in required:
-                    return NOTHING
-                continue
-            pair = ast.concat(self._name(name), self._value(member))
-            declared.append((name, name in required, pair))
-        others = self._other_members(shape, names)
-        return self._bracketed("{", self._members(shape, declared, others), "}")
+    def _objects(self, parts: tuple[Shape, ...]) -> Node:
+        """Objects that have all these shapes, each an Object, its Not, or a formula of them."""
+        closed = self._close(tuple(self._countable(part) for part in parts or (Object(),)))
+        try:
+            return self._bracketed("{", Members(self, both(*closed)).node(), "}")
+        except GrammarError as error:
+            if error.pointer is not None:
+                raise
+            pointer = next((part.pointer for part in parts if isinstance(part, Object)), "")
+            raise GrammarError(f"{pointer or '/'}: {error}", pointer=pointer) from error
 
-    def _members(self, shape: Object, declared: list[tuple[str, bool, Node]], others: Node) -> Node:
-        """Members in order, then any number of others, as many in all as the shape allows."""
-        low, high = shape.min_properties, shape.max_properties
-        pairs = [(pair, int(needed), 1) for _, needed, pair in declared]
-        num_required = sum(needed for _, needed, _ in pairs)
-        open_end = others != NOTHING
-        if low <= num_required and (high is None or (not open_end and high >= len(pairs))):
-            return self._series([*pairs, *([(others, 0, None)] if open_end else [])])
-        if high is not None and high < max(num_required, low):
-            return NOTHING
-        if num_required == 0 and low == 1 and (high is None or (not open_end and high >= len(pairs))):
-            return self._series([*pairs, *([(others, 0, None)] if open_end else [])], nonempty=True)
-        if open_end and low > num_required + 1:
-            # two members of one name count once, and nothing regular tells names apart
-            message = f"minProperties {low} over names that the schema does not list cannot be kept"
-            self._reader.refuse(shape.pointer, "minProperties", f"{message}; declare and require the properties")
-            low = num_required
-        return self._selections(shape, pairs, others, low)
+    def _countable(self, part: Shape) -> Shape:
+        """`part` unless it wants more members than can be told apart: names that it does not list may come twice."""
+        if not isinstance(part, Object) or self.names_differ or part.min_properties <= 1:
+            return part
+        listed = {name for name, _ in part.properties} | set(part.required)
+        if part.min_properties <= len(listed) + (part.additional != NO_SHAPE or bool(part.patterns)):
+            return part
+        message = f"minProperties {part.min_properties} over names that the schema does not list cannot be kept"
+        self._reader.refuse(part.pointer, "minProperties", f"{message}; declare and require the properties")
+        return replace(part, min_properties=0)
 
-    def _selections(self, shape: Object, pairs: list[tuple[Node, int, int]], others: Node, low: int) -> Node:
-        """Each admissible choice of optional members on its own."""
-        high = shape.max_properties
-        num_required = sum(needed for _, needed, _ in pairs)
-        num_optional = len(pairs) - num_required
-        optional = [i for i, (_, needed, _) in enumerate(pairs) if not needed]
-        if 2**num_optional > MAX_SELECTIONS:
-            keyword = "minProperties" if high is None else "maxProperties"
-            message = f"bounds on the number of properties with {num_optional} optional ones cannot be kept"
-            self._reader.refuse(shape.pointer, keyword, f"{message}; require more of them or drop the bounds")
-            return self._series([*pairs, *([(others, 0, None)] if others != NOTHING else [])])
-        ways = []
-        for size in range(num_optional + 1):
-            count = num_required + size
-            most = None if high is None else high - count
-            least = max(low - count, 0)
-            if (most is not None and most < 0) or (others == NOTHING and least > 0):
-                continue
-            for chosen in combinations(optional, size):
-                items = [(pair, 1, 1) for i, (pair, needed, _) in enumerate(pairs) if needed or i in chosen]
-                more = [] if others == NOTHING or most == 0 else [(others, least, most)]
-                ways.append(self._series([*items, *more]))
-        return ast.alternation(*ways)
+    def name(self, name: str) -> Node:
+        """The name of a member and the colon."""
+        return self._token(ast.concat(json_text.string(name), self._colon))
 
-    def _series(self, items: Iterable[tuple[Node, int, int | None]], nonempty: bool = False) -> Node:
-        """Members with commas between, each as often as it says; plain concatenation once one must be there."""
-        parts = list(items)
-        first = next((i for i, (_, low, _) in enumerate(parts) if low), None)
-        if first is None:
-            if not parts:
-                return NOTHING if nonempty else EMPTY
-            if len(parts) == 1:
-                return ast.separated(parts[0][0], self._comma, int(nonempty), parts[0][2])
-            return Series(tuple((item, high is None) for item, _, high in parts), self._comma, nonempty)
-        nodes = [ast.optional(ast.concat(item, self._comma)) for item, _, _ in parts[:first]]
-        nodes.append(ast.separated(parts[first][0], self._comma, parts[first][1], parts[first][2]))
-        nodes += [ast.repeat(ast.concat(self._comma, item), low, high) for item, low, high in parts[first + 1 :]]
-        return ast.concat(*nodes)
+    def key(self, name: Node) -> Node:
+        """The same of any name in `name`, a language of names as they are written."""
+        return self._token(ast.concat(json_text.quoted(name), self._colon))
 
-    def _other_members(self, shape: Object, names: list[str]) -> Node:
-        """One member whose name is not declared: each set of patterns that it may fit, or none of them."""
-        if len(shape.patterns) > MAX_PATTERNS:
-            message = f"{len(shape.patterns)} patterns in one object, the limit is {MAX_PATTERNS}"
-            self._reader.refuse(shape.pointer, "patternProperties", f"{message}; join patterns with equal schemas")
-            return NOTHING
-        if not shape.patterns and self._algebra.is_nothing(shape.additional):
-            return NOTHING
-        free = json_text.other_names(names)
-        spelled = [json_text.spell(text_language.pattern_node(pattern)) for pattern, _ in shape.patterns]
-        ways = []
-        for size in range(len(spelled), -1, -1):
-            for chosen in combinations(range(len(spelled)), size):
-                member: Shape = ANYTHING if chosen else shape.additional
-                for i in chosen:
-                    member = self._algebra.intersect(member, shape.patterns[i][1])
-                if self._algebra.is_nothing(member):
-                    continue
-                inside = [spelled[i] for i in chosen] + ([free] if names or not chosen else [])
-                name = self._restricted(inside, [s for i, s in enumerate(spelled) if i not in chosen], shape.names)
-                if name != NOTHING:
-                    key = self._token(ast.concat(json_text.quoted(name), self._colon))
-                    ways.append(ast.concat(key, self._value(member)))
-        return ast.alternation(*ways)
-
-    def _restricted(self, inside: list[Node], outside: list[Node], names: Shape | None) -> Node:
-        if names is not None:
-            inside = [*inside, self._names(names)]
-        node = inside[0] if len(inside) == 1 else ast.Intersection(tuple(inside))
-        if outside:
-            node = ast.Difference(node, ast.alternation(*outside))
-        if isinstance(node, (ast.Intersection, ast.Difference)) and product.is_empty(node):
-            return NOTHING
-        return node
-
-    def _names(self, shape: Shape) -> Node:
-        """Names as they are written, one spelling each, without quotation marks."""
-        match shape:
-            case Union(alternatives):
-                return ast.alternation(*map(self._names, alternatives))
-            case Literals(texts):
-                return ast.alternation(*(ast.literal(text[1:-1]) for text in texts))
-            case Text(low, high, (), ()):
-                return ast.repeat(json_text.NAME_CHAR, low, high)
-            case Text():
-                return text_language.node(shape)
-            case Reference(target):
-                return self._names(self._reader.shape(target))
-            case _:
-                raise AssertionError(f"{shape} is not a shape of names")
+    def other_names(self, names: list[str]) -> Node:
+        """Any name but these, as it is written."""
+        if not self._context_free or not names:
+            return json_text.other_names(names)
+        # llguidance follows a difference faster than a trie; but then a name must have one spelling
+        one_spelling = all(name.isprintable() and "/" not in name for name in names)
+        anything = ast.star(json_text.TEXT_CHAR if one_spelling else json_text.NAME_CHAR)
+        return ast.Difference(anything, ast.alternation(*map(json_text.inside, names)))
 
     def _bracketed(self, left: str, inside: Node, right: str) -> Node:
         if inside == NOTHING:

@@ -6,6 +6,7 @@ exponent and without "-0": with an exponent the language would not be regular.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from math import ceil, floor, lcm
@@ -31,6 +32,9 @@ MAX_RESIDUES = 2_000
 
 def number(shape: Number) -> Node:
     """All texts of numbers of this shape (see above for what bounds leave out); NOTHING when there is none."""
+    if shape.no_multiple_of:
+        allowed = number(replace(shape, no_multiple_of=())) if shape.multiple_of else _in_bounds(shape)
+        return ast.Difference(allowed, ast.alternation(*(_multiples((step,), False) for step in shape.no_multiple_of)))
     bounded = shape.minimum is not None or shape.maximum is not None
     if not bounded and not shape.multiple_of:
         return INTEGER if shape.integer else NUMBER

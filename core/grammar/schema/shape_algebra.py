@@ -1,24 +1,26 @@
-"""Intersect shapes, ask whether anything is left of one, and whether one admits a value."""
+"""Boolean operations on shapes: reduce one to a kind of JSON value, list its cases, ask whether it is empty."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from decimal import Decimal
+from functools import lru_cache
+from itertools import combinations
+from math import prod
 from typing import Any
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema import text_language
+from graftlm.core.grammar.schema import scalars, text_language
 from graftlm.core.grammar.schema.shapes import (
     ANYTHING,
-    EVERY_TYPE,
     NOTHING,
     Anything,
     Array,
     Boolean,
+    Both,
     ExactlyOne,
     Literals,
+    Not,
     Null,
     Number,
     Object,
@@ -26,122 +28,196 @@ from graftlm.core.grammar.schema.shapes import (
     Shape,
     Text,
     Union,
+    Unkept,
+    both,
+    negation,
     union,
 )
+from graftlm.core.grammar.schema.values import constant, number_has, parse_value, same_value
 
-Resolve = Callable[[str], Shape]
-MAX_ALTERNATIVES = 2_000
+KINDS = ("null", "true", "false", "number", "string", "array", "object")
+MAX_CASES = 64
+_KINDS_OF: dict[type, tuple[str, ...]] = {
+    Null: ("null",),
+    Boolean: ("true", "false"),
+    Number: ("number",),
+    Text: ("string",),
+    Array: ("array",),
+    Object: ("object",),
+}
+_FREE: dict[str, Number | Text] = {"number": Number(), "string": Text()}
 
 
 class ShapeAlgebra:
-    """Set operations on shapes; `resolve` reads the target of a reference.
+    """Set operations on shapes; `resolve` reads the target of a reference."""
 
-    Exact: a value is in `intersect(a, b)` when it is in both. `is_nothing` may say False of an empty
-    shape, never True of one that admits a value.
-    """
-
-    def __init__(self, resolve: Resolve) -> None:
+    def __init__(self, resolve: Callable[[str], Shape]) -> None:
         self.resolve = resolve
-        self._meeting: set[tuple[Shape, Shape]] = set()
-        self._known_empty: dict[str, bool] = {}
+        self._narrowed: dict[tuple[Shape, str, bool], Shape | None] = {}
+        self._empty: dict[Shape, bool] = {}
+        self._expanded: dict[ExactlyOne, Shape] = {}
 
-    def intersect(self, a: Shape, b: Shape) -> Shape:
-        """The values in both. Raises GrammarError where no finite shape says so."""
-        if a == b or isinstance(b, Anything):
-            return a
-        if isinstance(a, Anything):
-            return b
-        if isinstance(a, Reference) or isinstance(b, Reference):
-            return self._intersect_reference(a, b)
-        if isinstance(a, Union) or isinstance(b, Union):
-            return self._distribute(a, b)
-        if isinstance(a, ExactlyOne):
-            return self._narrow(a, b)
-        if isinstance(b, ExactlyOne):
-            return self._narrow(b, a)
-        if isinstance(a, Literals):
-            return self._filter(a, b)
-        if isinstance(b, Literals):
-            return self._filter(b, a)
-        if isinstance(a, Number) and isinstance(b, Number):
-            return _intersect_numbers(a, b)
-        if isinstance(a, Text) and isinstance(b, Text):
-            return _intersect_texts(a, b)
-        if isinstance(a, Array) and isinstance(b, Array):
-            return self._intersect_arrays(a, b)
-        if isinstance(a, Object) and isinstance(b, Object):
-            return self._intersect_objects(a, b)
-        return NOTHING  # of different types; equal Null and Boolean met above
+    def narrow(self, shape: Shape, kind: str, positive: bool = True) -> Shape:
+        """The values of one kind in `shape` or, unless `positive`, outside of it.
+
+        -> Union and Both of shapes of that kind and of Not of these; ANYTHING and NOTHING stand for all and no values
+        of the kind.
+        """
+        key = (shape, kind, positive)
+        if key not in self._narrowed:
+            self._narrowed[key] = None
+            try:
+                self._narrowed[key] = self._narrow(shape, kind, positive)
+            finally:
+                if self._narrowed[key] is None:
+                    del self._narrowed[key]
+        found = self._narrowed[key]
+        if found is None:
+            target = shape.target if isinstance(shape, Reference) else ""
+            raise GrammarError(
+                f"{target or '/'}: this definition is part of itself without anything between, so it says nothing; "
+                "remove the $ref",
+                pointer=target,
+            )
+        return found
+
+    def _narrow(self, shape: Shape, kind: str, positive: bool) -> Shape:
+        match shape:
+            case Anything():
+                return ANYTHING if positive else NOTHING
+            case Unkept():
+                return ANYTHING
+            case Reference(target):
+                return self.narrow(self.resolve(target), kind, positive)
+            case Not(inner):
+                return self.narrow(inner, kind, not positive)
+            case ExactlyOne():
+                return self.narrow(self.expanded(shape), kind, positive)
+            case Union(parts) | Both(parts):
+                join = union if isinstance(shape, Union) == positive else both
+                return join(*(self.narrow(part, kind, positive) for part in parts))
+            case Literals(texts):
+                return _narrow_literals(texts, kind, positive)
+        if kind not in _KINDS_OF[type(shape)]:
+            return NOTHING if positive else ANYTHING
+        if kind in ("null", "true", "false"):
+            return ANYTHING if positive else NOTHING
+        if not positive and isinstance(shape, Array) and shape.unique:
+            raise GrammarError("'uniqueItems' under 'not', 'if' or an overlapping 'oneOf' cannot be kept; remove it")
+        return shape if positive else Not(shape)
+
+    def cases(self, narrowed: Shape) -> list[tuple[Shape, ...]] | None:
+        """A narrowed shape as alternatives, each of several shapes (or Not) at once; None if they are too many."""
+        match narrowed:
+            case Anything():
+                return [()]
+            case Union(parts):
+                joined = [self.cases(part) for part in parts]
+                if any(found is None for found in joined):
+                    return None
+                return list(dict.fromkeys(case for found in joined if found is not None for case in found))
+            case Both(parts):
+                factors = [self.cases(part) for part in parts]
+                sizes = [0 if factor is None else len(factor) for factor in factors]
+                if prod(sizes) > MAX_CASES and prod(sizes) > max(sizes) or 0 in sizes:
+                    return None
+                product: list[tuple[Shape, ...]] = [()]
+                for found in factors:
+                    pairs = (_combined(case, more) for case in product for more in found or ())
+                    product = list(dict.fromkeys(case for case in pairs if case is not None))
+                return product
+            case _:
+                return [(narrowed,)]
+
+    def pieces(self, shape: Shape, kind: str) -> list[scalars.Scalar]:
+        """The numbers or strings of `shape`, as alternatives without Not."""
+        return self._pieces(self.narrow(shape, kind), kind)
+
+    def pieces_outside(self, shape: Shape, kind: str) -> list[scalars.Scalar]:
+        """The numbers or strings that `shape` lacks, likewise."""
+        return self._pieces(self.narrow(shape, kind, positive=False), kind)
+
+    def _pieces(self, narrowed: Shape, kind: str) -> list[scalars.Scalar]:
+        match narrowed:
+            case Union(parts):
+                return list(dict.fromkeys(piece for part in parts for piece in self._pieces(part, kind)))
+            case Both(parts):
+                found: list[scalars.Scalar] = [_FREE[kind]]
+                for part in sorted(parts, key=lambda part: isinstance(part, Union)):
+                    others = self._pieces(part, kind) if isinstance(part, Union) else [part]
+                    if len(found) * len(others) > scalars.MAX_PIECES:
+                        raise GrammarError(
+                            f"combining {len(found)} with {len(others)} alternatives gives more than "
+                            f"{scalars.MAX_PIECES:,}; nest fewer anyOf under allOf"
+                        )
+                    found = [
+                        piece for one in found for other in others for piece in scalars.meet([one, other], _FREE[kind])
+                    ]
+                return list(dict.fromkeys(found))
+            case Anything():
+                return [_FREE[kind]]
+            case _:
+                return scalars.meet([narrowed], _FREE[kind])
+
+    def expanded(self, shape: ExactlyOne) -> Shape:
+        """`shape` as a union; an alternative excludes only those that it may share values with."""
+        if shape not in self._expanded:
+            parts = [part for part in shape.alternatives if not self.is_nothing(part)]
+            rivals: list[list[Shape]] = [[] for _ in parts]
+            for i, j in combinations(range(len(parts)), 2):
+                if not self._apart(parts[i], parts[j]):
+                    rivals[i].append(negation(parts[j]))
+                    rivals[j].append(negation(parts[i]))
+            self._expanded[shape] = union(*(both(part, *others) for part, others in zip(parts, rivals, strict=True)))
+        return self._expanded[shape]
+
+    def _apart(self, a: Shape, b: Shape) -> bool:
+        return a != b and self.is_nothing(both(a, b))
 
     def is_nothing(self, shape: Shape) -> bool:
         """Whether it is certain that no value has this shape."""
-        match shape:
-            case Union(alternatives) | ExactlyOne(alternatives):
-                return all(self.is_nothing(part) for part in alternatives)
-            case Literals(texts):
-                return not texts
-            case Reference(target):
-                if target not in self._known_empty:
-                    self._known_empty[target] = False  # what contains itself: not certain
-                    self._known_empty[target] = self.is_nothing(self.resolve(target))
-                return self._known_empty[target]
-            case Number():
-                return _no_number(shape)
-            case Text():
-                return text_language.is_empty(shape)
-            case Array():
-                return _crossed(shape.min_items, shape.max_items) or any(
-                    self.is_nothing(shape.prefix[i] if i < len(shape.prefix) else shape.items)
-                    for i in range(min(shape.min_items, len(shape.prefix) + 1))
-                )
-            case Object():
-                return self._no_object(shape)
-            case _:
-                return False
+        if shape not in self._empty:
+            self._empty[shape] = False  # what contains itself: not certain
+            self._empty[shape] = all(self._none_of(shape, kind) for kind in _possible_kinds(shape))
+        return self._empty[shape]
 
-    def admits(self, shape: Shape, value: Any) -> bool:
-        """Whether `value` (as `json.loads` gives it, numbers as int or Decimal) has this shape."""
-        match shape:
-            case Anything():
-                return True
-            case Union(alternatives):
-                return any(self.admits(part, value) for part in alternatives)
-            case ExactlyOne():
-                found = [i for i, part in enumerate(shape.excluded) if self.admits(part, value)]
-                return len(found) == 1 and self.admits(shape.alternatives[found[0]], value)
-            case Reference(target):
-                return self.admits(self.resolve(target), value)
-            case Literals(texts):
-                return any(same_value(parse_value(text), value) for text in texts)
-            case Null():
-                return value is None
-            case Boolean():
-                return isinstance(value, bool)
-            case Number():
-                return isinstance(value, (int, Decimal)) and not isinstance(value, bool) and _has(shape, value)
-            case Text():
-                return isinstance(value, str) and text_language.admits(shape, value)
-            case Array():
-                return isinstance(value, list) and self._admits_array(shape, value)
-            case Object():
-                return isinstance(value, dict) and self._admits_object(shape, value)
+    def reduced(self, shape: Shape) -> Shape:
+        """`shape`, as pieces where it is of one scalar kind; NOTHING where it is certain that no value has it."""
+        if self.is_nothing(shape):
+            return NOTHING
+        kinds = _possible_kinds(shape) if isinstance(shape, Both) else ()
+        if len(kinds) == 1 and kinds[0] in _FREE:
+            return union(*self.pieces(shape, kinds[0]))
+        return shape
 
-    def with_rest(self, shape: Shape, rest: Shape) -> Shape:
-        """Let members that nothing spoke of be `rest`, in each alternative."""
-        match shape:
-            case Reference(target):
-                return self.with_rest(self.resolve(target), rest)
-            case Union(alternatives):
-                return union(*(self.with_rest(part, rest) for part in alternatives))
-            case ExactlyOne(alternatives, pointer):
-                narrowed = tuple(self.with_rest(part, rest) for part in alternatives)
-                return ExactlyOne(narrowed, pointer, rivals=shape.excluded)
-            case Object() if not shape.closed:
-                return replace(shape, additional=rest, closed=True)
-            case Anything():
-                return union(*(self.with_rest(part, rest) for part in EVERY_TYPE))
-            case _:
-                return shape
+    def _none_of(self, shape: Shape, kind: str) -> bool:
+        narrowed = self.narrow(shape, kind)
+        if narrowed in (NOTHING, ANYTHING):
+            return narrowed == NOTHING
+        if kind in _FREE:
+            return not self._pieces(narrowed, kind)
+        found = self.cases(narrowed)
+        return found is not None and all(self._no_case(case) for case in found)
+
+    def _no_case(self, case: tuple[Shape, ...]) -> bool:
+        """Whether it is certain that no array or object has all of these shapes."""
+        objects = tuple(part for part in case if isinstance(part, Object))
+        arrays = tuple(part for part in case if isinstance(part, Array))
+        return bool(objects) and self._no_object(objects) or bool(arrays) and self._no_array(arrays)
+
+    def _no_object(self, parts: tuple[Object, ...]) -> bool:
+        required = dict.fromkeys(name for part in parts for name in part.required)
+        low = max(len(required), *(part.min_properties for part in parts))
+        if any(part.max_properties is not None and low > part.max_properties for part in parts):
+            return True
+        return any(self.is_nothing(both(*(self.member(part, name) for part in parts))) for name in required)
+
+    def _no_array(self, parts: tuple[Array, ...]) -> bool:
+        low = max(part.min_items for part in parts)
+        if any(part.max_items is not None and low > part.max_items for part in parts):
+            return True
+        positions = range(min(low, 1 + max(len(part.prefix) for part in parts)))
+        return any(self.is_nothing(both(*(item_at(part, i) for part in parts))) for i in positions)
 
     def member(self, shape: Object, name: str) -> Shape:
         """What the value of member `name` must be in `shape`; NOTHING where it may not occur."""
@@ -149,215 +225,128 @@ class ShapeAlgebra:
             return NOTHING
         declared = shape.property(name)
         if declared is not None:
-            return declared  # reading a schema already met it with the patterns that its name fits
+            return declared  # reading a schema already combined it with the patterns that its name fits
         fitting = [item for pattern, item in shape.patterns if text_language.contains(pattern, name)]
-        if not fitting:
-            return shape.additional
-        result: Shape = ANYTHING
-        for item in fitting:
-            result = self.intersect(result, item)
-        return result
+        return both(*fitting) if fitting else shape.additional
 
-    def _intersect_reference(self, a: Shape, b: Shape) -> Shape:
-        if (a, b) in self._meeting:
-            target = a.target if isinstance(a, Reference) else b.target if isinstance(b, Reference) else ""
-            raise GrammarError(
-                f"{target}: a definition that contains itself cannot be combined with other keywords; "
-                "move the keywords beside its $ref into the definition",
-                pointer=target.removeprefix("#"),
-            )
-        self._meeting.add((a, b))
-        try:
-            return self.intersect(
-                self.resolve(a.target) if isinstance(a, Reference) else a,
-                self.resolve(b.target) if isinstance(b, Reference) else b,
-            )
-        finally:
-            self._meeting.discard((a, b))
+    def admits(self, shape: Shape, value: Any) -> bool:
+        """Whether `value` (as `json.loads` gives it, numbers as int or Decimal) may have this shape."""
+        return self._truth(shape, value) is not False
 
-    def _distribute(self, a: Shape, b: Shape) -> Shape:
-        left = a.alternatives if isinstance(a, Union) else (a,)
-        right = b.alternatives if isinstance(b, Union) else (b,)
-        if len(left) * len(right) > MAX_ALTERNATIVES:
-            raise GrammarError(
-                f"combining {len(left)} with {len(right)} alternatives gives more than {MAX_ALTERNATIVES}; "
-                "nest fewer anyOf under allOf"
-            )
-        parts = [self.intersect(x, y) for x in left for y in right]
-        return union(*(part for part in parts if part != NOTHING))
+    def _truth(self, shape: Shape, value: Any) -> bool | None:
+        """None where a keyword that cannot be kept decides."""
+        match shape:
+            case Anything():
+                return True
+            case Unkept():
+                return None
+            case Union(parts):
+                return _any(self._truth(part, value) for part in parts)
+            case Both(parts):
+                return _all(self._truth(part, value) for part in parts)
+            case Not(inner):
+                found = self._truth(inner, value)
+                return None if found is None else not found
+            case ExactlyOne(parts):
+                found_all = [self._truth(part, value) for part in parts]
+                if found_all.count(True) > 1:
+                    return False
+                return None if None in found_all else True in found_all
+            case Reference(target):
+                return self._truth(self.resolve(target), value)
+            case Literals(texts):
+                return any(same_value(parse_value(text), value) for text in texts)
+            case Null():
+                return value is None
+            case Boolean():
+                return isinstance(value, bool)
+            case Number():
+                return isinstance(value, (int, Decimal)) and not isinstance(value, bool) and number_has(shape, value)
+            case Text():
+                return isinstance(value, str) and text_language.admits(shape, value)
+            case Array():
+                return isinstance(value, list) and self._array_has(shape, value)
+            case Object():
+                return isinstance(value, dict) and self._object_has(shape, value)
 
-    def _narrow(self, one: ExactlyOne, shape: Shape) -> Shape:
-        alternatives = tuple(self.intersect(part, shape) for part in one.alternatives)
-        rivals = None if one.rivals is None else tuple(self.intersect(part, shape) for part in one.rivals)
-        return ExactlyOne(alternatives, one.pointer, rivals)
-
-    def _filter(self, literals: Literals, shape: Shape) -> Shape:
-        kept = tuple(text for text in literals.texts if self.admits(shape, parse_value(text)))
-        return Literals(kept) if kept else NOTHING
-
-    def _intersect_arrays(self, a: Array, b: Array) -> Array:
-        length = max(len(a.prefix), len(b.prefix))
-        return Array(
-            prefix=tuple(self.intersect(_item(a, i), _item(b, i)) for i in range(length)),
-            items=self.intersect(a.items, b.items),
-            min_items=max(a.min_items, b.min_items),
-            max_items=_least(a.max_items, b.max_items),
-        )
-
-    def _intersect_objects(self, a: Object, b: Object) -> Object:
-        names = list(dict.fromkeys([name for name, _ in a.properties] + [name for name, _ in b.properties]))
-        patterns, additional = self._intersect_patterns(a, b)
-        if a.names is None or b.names is None:
-            allowed = a.names if b.names is None else b.names
-        else:
-            allowed = self.intersect(a.names, b.names)
-        return Object(
-            properties=tuple((name, self.intersect(self.member(a, name), self.member(b, name))) for name in names),
-            patterns=patterns,
-            additional=additional,
-            required=tuple(dict.fromkeys(a.required + b.required)),
-            min_properties=max(a.min_properties, b.min_properties),
-            max_properties=_least(a.max_properties, b.max_properties),
-            names=allowed,
-            closed=a.closed or b.closed,
-            pointer=a.pointer or b.pointer,
-        )
-
-    def _intersect_patterns(self, a: Object, b: Object) -> tuple[tuple[tuple[str, Shape], ...], Shape]:
-        if not b.patterns:
-            return self._pattern_meets(a, b.additional)
-        if not a.patterns:
-            return self._pattern_meets(b, a.additional)
-        if [p for p, _ in a.patterns] == [p for p, _ in b.patterns]:
-            both = tuple((p, self.intersect(x, y)) for (p, x), (_, y) in zip(a.patterns, b.patterns, strict=True))
-            return both, self.intersect(a.additional, b.additional)
-        if a.additional == ANYTHING and b.additional == ANYTHING:
-            return a.patterns + b.patterns, ANYTHING
-        raise GrammarError(
-            "allOf combines objects with different patternProperties of which one restricts additionalProperties; "
-            "write the patterns into one object"
-        )
-
-    def _pattern_meets(self, shape: Object, additional: Shape) -> tuple[tuple[tuple[str, Shape], ...], Shape]:
-        # a name that fits several patterns meets `additional` once for each: the same as once
-        patterns = tuple((pattern, self.intersect(item, additional)) for pattern, item in shape.patterns)
-        return patterns, self.intersect(shape.additional, additional)
-
-    def _no_object(self, shape: Object) -> bool:
-        if _crossed(shape.min_properties, shape.max_properties):
-            return True
-        if shape.max_properties is not None and len(shape.required) > shape.max_properties:
-            return True
-        return any(self.is_nothing(self.member(shape, name)) for name in shape.required)
-
-    def _admits_array(self, shape: Array, value: list[Any]) -> bool:
+    def _array_has(self, shape: Array, value: list[Any]) -> bool | None:
         if len(value) < shape.min_items or (shape.max_items is not None and len(value) > shape.max_items):
             return False
-        return all(self.admits(_item(shape, i), item) for i, item in enumerate(value))
+        if shape.unique and any(same_value(a, b) for a, b in combinations(value, 2)):
+            return False
+        for wanted in shape.contains:
+            found = [self._truth(wanted.shape, item) for item in value]
+            least, most = found.count(True), len(found) - found.count(False)
+            if most < wanted.least or (wanted.most is not None and least > wanted.most):
+                return False
+        return _all(self._truth(item_at(shape, i), item) for i, item in enumerate(value))
 
-    def _admits_object(self, shape: Object, value: dict[str, Any]) -> bool:
-        if len(value) < shape.min_properties or (
-            shape.max_properties is not None and len(value) > shape.max_properties
-        ):
+    def _object_has(self, shape: Object, value: dict[str, Any]) -> bool | None:
+        high = shape.max_properties
+        if len(value) < shape.min_properties or (high is not None and len(value) > high):
             return False
         if any(name not in value for name in shape.required):
             return False
-        return all(self.admits(self.member(shape, name), item) for name, item in value.items())
+        return _all(self._truth(self.member(shape, name), item) for name, item in value.items())
 
 
-def parse_value(text: str) -> Any:
-    """The value of JSON text, with numbers exact."""
-    return json.loads(text, parse_float=Decimal)
-
-
-def same_value(a: Any, b: Any) -> bool:
-    """Equality as JSON Schema has it: 1 equals 1.0, true does not equal 1, the order of members is free."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same_value(a[key], b[key]) for key in a)
-    return bool(a == b)
-
-
-def _item(shape: Array, index: int) -> Shape:
+def item_at(shape: Array, index: int) -> Shape:
+    """What the item at `index` must be."""
     return shape.prefix[index] if index < len(shape.prefix) else shape.items
 
 
-def _least(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else min(a, b)
+def _narrow_literals(texts: tuple[str, ...], kind: str, positive: bool) -> Shape:
+    mine = tuple(text for text in texts if _kind_of(text) == kind)
+    if not mine:
+        found: Shape = NOTHING
+    elif kind in ("null", "true", "false"):
+        found = ANYTHING
+    elif kind in _FREE:
+        return Literals(mine) if positive else Not(Literals(mine))
+    else:
+        constants = [constant(text) for text in mine]
+        return union(*constants) if positive else both(*map(Not, constants))
+    return found if positive else negation(found)
 
 
-def _crossed(lowest: int, highest: int | None) -> bool:
-    return highest is not None and lowest > highest
+def _kind_of(text: str) -> str:
+    return {'"': "string", "[": "array", "{": "object", "n": "null", "t": "true", "f": "false"}.get(text[0], "number")
 
 
-def _intersect_numbers(a: Number, b: Number) -> Number:
-    low, high = a, a
-    if b.minimum is not None and (
-        a.minimum is None or (b.minimum, b.exclusive_minimum) > (a.minimum, a.exclusive_minimum)
-    ):
-        low = b
-    if b.maximum is not None and (
-        a.maximum is None or (b.maximum, not b.exclusive_maximum) < (a.maximum, not a.exclusive_maximum)
-    ):
-        high = b
-    return Number(
-        integer=a.integer or b.integer,
-        minimum=low.minimum,
-        maximum=high.maximum,
-        exclusive_minimum=low.exclusive_minimum,
-        exclusive_maximum=high.exclusive_maximum,
-        multiple_of=tuple(dict.fromkeys(a.multiple_of + b.multiple_of)),
-    )
+def _possible_kinds(shape: Shape) -> tuple[str, ...]:
+    match shape:
+        case Both(parts):
+            found = [_possible_kinds(part) for part in parts]
+            return tuple(kind for kind in KINDS if all(kind in kinds for kinds in found))
+        case Union(parts):
+            joined = {kind for part in parts for kind in _possible_kinds(part)}
+            return tuple(kind for kind in KINDS if kind in joined)
+        case Literals(texts):
+            return tuple({_kind_of(text) for text in texts})
+        case _:
+            return _KINDS_OF.get(type(shape), KINDS)
 
 
-def _intersect_texts(a: Text, b: Text) -> Text:
-    return replace(
-        a,
-        min_length=max(a.min_length, b.min_length),
-        max_length=_least(a.max_length, b.max_length),
-        patterns=tuple(dict.fromkeys(a.patterns + b.patterns)),
-        formats=tuple(dict.fromkeys(a.formats + b.formats)),
-    )
+@lru_cache(maxsize=4096)
+def _combined(case: tuple[Shape, ...], more: tuple[Shape, ...]) -> tuple[Shape, ...] | None:
+    """Both cases at once; None if one holds what the other excludes."""
+    joined = tuple(dict.fromkeys(case + more))
+    return None if any(isinstance(part, Not) and part.shape in joined for part in joined) else joined
 
 
-def _no_number(shape: Number) -> bool:
-    low, high = shape.minimum, shape.maximum
-    if low is None or high is None:
-        return False
-    if low > high or (low == high and (shape.exclusive_minimum or shape.exclusive_maximum)):
-        return True
-    steps = [*shape.multiple_of, *([Decimal(1)] if shape.integer else [])]
-    return any(_no_multiple(step, shape) for step in steps)
+def _any(found: Iterator[bool | None]) -> bool | None:
+    unknown: bool | None = False
+    for one in found:
+        if one:
+            return True
+        unknown = None if one is None else unknown
+    return unknown
 
 
-def _no_multiple(step: Decimal, shape: Number) -> bool:
-    from fractions import Fraction
-    from math import ceil
-
-    assert shape.minimum is not None and shape.maximum is not None
-    unit = Fraction(step)
-    first = ceil(Fraction(shape.minimum) / unit)
-    if shape.exclusive_minimum and first * unit == Fraction(shape.minimum):
-        first += 1
-    last = Fraction(shape.maximum)
-    return first * unit > last or (shape.exclusive_maximum and first * unit == last)
-
-
-def _has(shape: Number, value: int | Decimal) -> bool:
-    from fractions import Fraction
-
-    number = Fraction(value)
-    if shape.integer and number.denominator != 1:
-        return False
-    if shape.minimum is not None and (
-        number < shape.minimum or (shape.exclusive_minimum and number == Fraction(shape.minimum))
-    ):
-        return False
-    if shape.maximum is not None and (
-        number > shape.maximum or (shape.exclusive_maximum and number == Fraction(shape.maximum))
-    ):
-        return False
-    return all((number / Fraction(step)).denominator == 1 for step in shape.multiple_of)
+def _all(found: Iterator[bool | None]) -> bool | None:
+    unknown: bool | None = True
+    for one in found:
+        if one is False:
+            return False
+        unknown = None if one is None else unknown
+    return unknown

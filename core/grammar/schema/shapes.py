@@ -1,72 +1,107 @@
-"""What a JSON schema means, one type at a time: the values that it admits, without its keywords."""
+"""What a JSON schema means: sets of values, without the schema's keywords.
+
+A shape is either of one type (Null to Object, and Literals) or put together from others: Union, Both, ExactlyOne, Not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
+def _shape(cls: type[T]) -> type[T]:
+    """A frozen dataclass that computes its hash once: shapes nest deep and are keys of many tables."""
+    made = dataclass(frozen=True)(cls)
+    compute: Callable[[Any], int] = made.__hash__
+
+    def cached(self: Any) -> int:
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = compute(self)
+        return found
+
+    made.__hash__ = cached  # type: ignore[assignment]
+    return made
+
+
+@_shape
 class Anything:
     """Every JSON value."""
 
 
-@dataclass(frozen=True)
+@_shape
+class Unkept:
+    """What a keyword that cannot be kept would admit: unknown, so it and its complement are taken for everything."""
+
+
+@_shape
 class Union:
     """Any of the alternatives. Without one, nothing at all."""
 
     alternatives: tuple[Shape, ...]
 
 
-@dataclass(frozen=True)
-class ExactlyOne:
-    """One of the alternatives and none of the others.
+@_shape
+class Both:
+    """All of the parts; at least two."""
 
-    pointer  where the schema has it
-    rivals   what a value must not match beside its alternative, where that is more than the alternatives: keywords
-             that narrow them afterwards do not make them exclude each other
-    """
+    parts: tuple[Shape, ...]
+
+
+@_shape
+class ExactlyOne:
+    """One of the alternatives and none of the others."""
 
     alternatives: tuple[Shape, ...]
-    pointer: str = field(default="", compare=False)
-    rivals: tuple[Shape, ...] | None = None
-
-    @property
-    def excluded(self) -> tuple[Shape, ...]:
-        return self.alternatives if self.rivals is None else self.rivals
 
 
-@dataclass(frozen=True)
+@_shape
+class Not:
+    """Every JSON value but those of `shape`."""
+
+    shape: Shape
+
+
+@_shape
 class Reference:
     """The shape of the schema at `target`, read when it is needed, so that it may contain itself."""
 
     target: str
 
 
-@dataclass(frozen=True)
+@_shape
 class Literals:
     """One of these values, each as compact JSON text."""
 
     texts: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@_shape
 class Null:
     """null"""
 
 
-@dataclass(frozen=True)
+@_shape
 class Boolean:
     """true or false"""
 
 
 ANYTHING = Anything()
 NOTHING = Union(())
+UNKEPT = Unkept()
 
 
-@dataclass(frozen=True)
+@_shape
 class Number:
-    """A number within bounds (None is none); `integer` keeps whole ones, `multiple_of` keeps multiples of each."""
+    """A number within bounds (None is none), a multiple of each of `multiple_of` and of none of `no_multiple_of`.
+
+    integer  only whole numbers, which are written without a fraction.
+    """
 
     integer: bool = False
     minimum: Decimal | None = None
@@ -74,29 +109,50 @@ class Number:
     exclusive_minimum: bool = False
     exclusive_maximum: bool = False
     multiple_of: tuple[Decimal, ...] = ()
+    no_multiple_of: tuple[Decimal, ...] = ()
 
 
-@dataclass(frozen=True)
+@_shape
 class Text:
-    """A string of `min_length` to `max_length` characters that contains a match of each pattern and has each format."""
+    """A string of `min_length` to `max_length` characters that contains a match of each pattern and has each format.
+
+    The fields that begin with `no_` name what it must not match, have or be.
+    """
 
     min_length: int = 0
     max_length: int | None = None
     patterns: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
+    no_patterns: tuple[str, ...] = ()
+    no_formats: tuple[str, ...] = ()
+    no_texts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@_shape
+class Contains:
+    """`least` to `most` items of an array have this shape; `most` None is without bound."""
+
+    shape: Shape
+    least: int = 1
+    most: int | None = None
+
+
+@_shape
 class Array:
-    """Items by position, then `items` for the rest; `min_items` to `max_items` of them in all."""
+    """Items by position, then `items` for the rest; `min_items` to `max_items` of them in all.
+
+    unique  whether no two items may be equal.
+    """
 
     prefix: tuple[Shape, ...] = ()
     items: Shape = ANYTHING
     min_items: int = 0
     max_items: int | None = None
+    contains: tuple[Contains, ...] = ()
+    unique: bool = False
 
 
-@dataclass(frozen=True)
+@_shape
 class Object:
     """Members by name in this order, then any number whose names fit `patterns`, else `additional`.
 
@@ -116,10 +172,28 @@ class Object:
     pointer: str = field(default="", compare=False)
 
     def property(self, name: str) -> Shape | None:
-        return next((shape for key, shape in self.properties if key == name), None)
+        if "_declared" not in self.__dict__:
+            self.__dict__["_declared"] = dict(self.properties)
+        declared: dict[str, Shape] = self.__dict__["_declared"]
+        return declared.get(name)
 
 
-Shape = Anything | Union | ExactlyOne | Reference | Literals | Null | Boolean | Number | Text | Array | Object
+Shape = (
+    Anything
+    | Unkept
+    | Union
+    | Both
+    | ExactlyOne
+    | Not
+    | Reference
+    | Literals
+    | Null
+    | Boolean
+    | Number
+    | Text
+    | Array
+    | Object
+)
 EVERY_TYPE: tuple[Shape, ...] = (Null(), Boolean(), Number(), Text(), Array(), Object())
 
 
@@ -132,3 +206,32 @@ def union(*shapes: Shape) -> Shape:
     if ANYTHING in flat:
         return ANYTHING
     return next(iter(flat)) if len(flat) == 1 else Union(tuple(flat))
+
+
+def both(*shapes: Shape) -> Shape:
+    """The values in all of the shapes: flat, without repeats, in the order given."""
+    flat: dict[Shape, None] = {}
+    for shape in shapes:
+        for part in shape.parts if isinstance(shape, Both) else (shape,):
+            flat[part] = None
+    if NOTHING in flat:
+        return NOTHING
+    flat.pop(ANYTHING, None)
+    if not flat:
+        return ANYTHING
+    return next(iter(flat)) if len(flat) == 1 else Both(tuple(flat))
+
+
+def negation(shape: Shape) -> Shape:
+    """Every value but those of `shape`."""
+    match shape:
+        case Anything():
+            return NOTHING
+        case Union(()):
+            return ANYTHING
+        case Not(inner):
+            return inner
+        case Unkept():
+            return shape
+        case _:
+            return Not(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
@@ -10,14 +11,17 @@ from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.regex import regex
 from graftlm.core.grammar.schema import json_text
-from graftlm.core.grammar.schema.formats import FORMATS
+from graftlm.core.grammar.schema.formats import FORMATS, WIDE_FORMATS
 from graftlm.core.grammar.schema.shapes import Text
 
 
 @lru_cache(maxsize=1024)
-def pattern_node(pattern: str) -> Node:
-    """Plain texts that contain a match of `pattern` in every common dialect. Raises GrammarError with a position."""
-    return regex.parse(pattern, search=True, portable=True)
+def pattern_node(pattern: str, wide: bool = False) -> Node:
+    """Plain texts that contain a match of `pattern` in every common dialect or, with `wide`, in one of them.
+
+    Raises GrammarError with a position.
+    """
+    return regex.parse(pattern, search=True, portable=True, wide=wide)
 
 
 @lru_cache(maxsize=64)
@@ -33,20 +37,19 @@ def contains(pattern: str, text: str) -> bool:
 
 def node(shape: Text) -> Node:
     """The texts of `shape` as they are written inside a JSON string, without the quotation marks."""
-    parts = _parts(shape)
-    if not parts:
+    parts, refused = _parts(shape), _refused(shape)
+    if not parts and not refused:
         return ast.repeat(json_text.TEXT_CHAR, shape.min_length, shape.max_length)
-    return json_text.spell(_combined(parts, shape))
+    return json_text.spell(_combined(parts, refused, shape))
 
 
 def is_empty(shape: Text) -> bool:
     """Whether it is certain that no text has this shape."""
-    parts = _parts(shape)
-    if not parts:
-        return shape.max_length is not None and shape.min_length > shape.max_length
-    combined = _combined(parts, shape)
+    if shape.max_length is not None and shape.min_length > shape.max_length:
+        return True
+    combined = _combined(_parts(shape), _refused(shape), shape)
     try:
-        return isinstance(combined, ast.Intersection) and product.is_empty(combined)
+        return isinstance(combined, (ast.Intersection, ast.Difference)) and product.is_empty(combined)
     except GrammarError:  # too large to say
         return False
 
@@ -55,25 +58,49 @@ def admits(shape: Text, text: str) -> bool:
     """Whether `text` has this shape."""
     if len(text) < shape.min_length or (shape.max_length is not None and len(text) > shape.max_length):
         return False
-    return all(product.matches(part, text) for part in _parts(shape))
+    return all(product.matches(part, text) for part in _parts(shape)) and not any(
+        product.matches(part, text) for part in _refused(shape)
+    )
 
 
 def _parts(shape: Text) -> list[Node]:
     return [*(pattern_node(pattern) for pattern in shape.patterns), *(format_node(name) for name in shape.formats)]
 
 
-def _combined(parts: list[Node], shape: Text) -> Node:
+def _refused(shape: Text) -> list[Node]:
+    """What a text of `shape` must not match: all that any dialect matches, and any reader takes for the format."""
+    found = [pattern_node(pattern, wide=True) for pattern in shape.no_patterns]
+    found += [wide_format_node(name) for name in shape.no_formats]
+    if shape.no_texts:
+        found.append(ast.alternation(*(ast.literal(json.loads(text)) for text in shape.no_texts)))
+    return found
+
+
+@lru_cache(maxsize=64)
+def wide_format_node(name: str) -> Node:
+    """Plain texts that some reader takes for format `name`."""
+    return regex.parse(WIDE_FORMATS.get(name, "(?s:.*)"))
+
+
+def _combined(parts: list[Node], refused: list[Node], shape: Text) -> Node:
+    whole = _all_of(parts, shape)
+    return ast.Difference(whole, ast.alternation(*refused)) if refused else whole
+
+
+def _all_of(parts: list[Node], shape: Text) -> Node:
     low, high = shape.min_length, shape.max_length
     if high is not None and low > high:
         return ast.NOTHING
     parts = list(dict.fromkeys(parts))
+    if not parts:
+        return ast.repeat(ast.ANY_CHAR, low, high)
     if len(parts) == 1:
         fitted = _fit(parts[0], low, high)
         if fitted is not None:
             return fitted
     if (low, high) != (0, None):
         parts.append(ast.repeat(ast.ANY_CHAR, low, high))
-    return ast.Intersection(tuple(parts))
+    return ast.Intersection(tuple(parts)) if len(parts) > 1 else parts[0]
 
 
 def _fit(part: Node, low: int, high: int | None) -> Node | None:

@@ -30,7 +30,9 @@ def test_a_product_accepts_what_both_or_only_the_first_accepts(left: str, right:
 
 def test_a_product_is_part_of_a_larger_language() -> None:
     middle = ast.Difference(ast.star(ast.ANY_CHAR), parse("(?s:.*)END(?s:.*)"))
-    whole = ast.concat(ast.literal("<"), ast.Series(((middle, False),), ast.EMPTY), ast.literal("END>"))
+    whole = ast.concat(
+        ast.literal("<"), ast.Graph((((middle, 1), (ast.EMPTY, 1)), ()), frozenset({1})), ast.literal("END>")
+    )
     dfa = Dfa.compile(product.without_products(whole))
     assert dfa.matches("<é ENEND>".encode())
     assert not dfa.matches(b"<END END>")

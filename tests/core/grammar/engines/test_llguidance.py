@@ -186,7 +186,7 @@ def test_free_text_before_a_context_free_part_does_not_swallow_it() -> None:
 
 def test_lark_text_holds_what_terminals_cannot_confuse() -> None:
     node = ast.concat(parse("[a-c]{2}"), ast.Rule("inner"), ast.literal('"/\\'))
-    text = to_lark(node, {"inner": ast.Series(((ast.literal("x"), True),), ast.literal(","))})
+    text = to_lark(node, {"inner": ast.graph([[(ast.literal("x"), 1)], [(ast.literal(","), 0)]], [1])})
     grammar = LlguidanceGrammar.from_lark(text, BYTES)
     matcher = grammar.matcher()
     assert matcher.advance(list(b'abx,x"/\\')) == 8 and matcher.accepting

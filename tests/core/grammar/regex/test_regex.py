@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.regex.regex import parse
 
@@ -123,8 +125,8 @@ def test_details_of_the_dialect(pattern: str, text: str, expected: bool) -> None
 @pytest.mark.parametrize(
     ("pattern", "position", "reason"),
     [
-        ("ab(?=c)", 2, "lookahead"),
-        ("ab(?!c)", 2, "negative lookahead"),
+        ("(?:a(?=b)|b)*c", 4, "lookahead in a repeat"),
+        ("(?:a(?!b)){2}", 4, "lookahead in a repeat"),
         ("(?<=a)b", 0, "lookbehind"),
         (r"(a)\1", 3, "backreference"),
         ("(?P<x>a)(?P=x)", 8, "backreference"),
@@ -171,3 +173,25 @@ def test_what_re_refuses_is_refused_and_nothing_else_is_raised(pattern: str) -> 
         return
     assert expected is not None, pattern
     assert node is not None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("^(?!a).+", "(?!a)^.+$", "^(?=.*a)(?=.*1).{2,}$", "a(?!b)", "(?=ab)a", "^(?!ab$|ba$)[ab]+$", "x|^(?!a)b"),
+        *("^(?:a(?!b)|b)x?", "^(?!.*aa)[ab]*$", "^(?!(?!a)b).", "^((?!ab).)*$", "^((?!ab).)+$", "^(?:(?!ab$).)*$"),
+    ],
+)
+def test_a_lookahead_restricts_what_follows_to_the_end_of_the_text(pattern: str) -> None:
+    words = ["".join(letters) for length in range(6) for letters in itertools.product("ab1", repeat=length)]
+    found, whole = parse(pattern, search=True, portable=True), parse(pattern)
+    assert [word for word in words if product.matches(found, word) != bool(re.search(pattern, word))] == []
+    assert [word for word in words if product.matches(whole, word) != bool(re.fullmatch(pattern, word))] == []
+
+
+def test_a_wide_reading_matches_whatever_some_dialect_matches() -> None:
+    for text, pattern in [("٤", r"^\d$"), ("a\n", "^a$"), ("\u2028", "^.$"), ("\u00e9", r"^\w$")]:
+        assert product.matches(parse(pattern, search=True, portable=True, wide=True), text)
+        assert not product.matches(parse(pattern, search=True, portable=True), text)
+    refused = parse(r"^(?!\d)", search=True, portable=True)
+    assert not product.matches(refused, "٤")  # a digit in some dialect

@@ -1,0 +1,147 @@
+"""Formulas of shapes, decided step by step: while a container is read, each value decides some of its shapes.
+
+A formula is a narrowed shape: Union and Both of shapes of one kind (its leaves) and of Not of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import EMPTY, Node
+from graftlm.core.grammar.schema.shapes import ANYTHING, NOTHING, Both, Not, Shape, Union, both, negation, union
+
+MAX_PLACES = 4_000
+
+Formula = Shape
+
+
+@lru_cache(maxsize=1 << 15)
+def leaves(formula: Formula) -> tuple[Shape, ...]:
+    """The shapes that a formula depends on, in order."""
+    match formula:
+        case Union(parts) | Both(parts):
+            return tuple(dict.fromkeys(leaf for part in parts for leaf in leaves(part)))
+        case Not(inner):
+            return (inner,)
+        case _:
+            return () if formula == ANYTHING else (formula,)
+
+
+@lru_cache(maxsize=1 << 15)
+def decide(formula: Formula, leaf: Shape, holds: bool) -> Formula:
+    """`formula` once it is known whether `leaf` holds."""
+    if leaf not in leaves(formula):
+        return formula
+    match formula:
+        case Union(parts):
+            return union(*(decide(part, leaf, holds) for part in parts))
+        case Both(parts):
+            return both(*(decide(part, leaf, holds) for part in parts))
+        case Not():
+            return NOTHING if holds else ANYTHING
+        case _:
+            return ANYTHING if holds else NOTHING
+
+
+def accepts(formula: Formula, certain: Callable[[Shape, bool], bool]) -> bool:
+    """Whether `formula` holds; `certain(leaf, holds)` says whether a leaf certainly holds, or certainly does not."""
+    match formula:
+        case Union(parts):
+            return any(accepts(part, certain) for part in parts)
+        case Both(parts):
+            return all(accepts(part, certain) for part in parts)
+        case Not(inner):
+            return certain(inner, False)
+        case _:
+            return formula == ANYTHING or certain(formula, True)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether the value at hand has `shape`: if not, the leaves `fails` do not hold; if so, counters `counts` go up."""
+
+    shape: Shape
+    fails: tuple[Shape, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+Outcome = tuple[Formula, tuple[int, ...]]
+"""What is left to hold, and the counters that went up."""
+
+
+def branch(
+    formula: Formula, questions: Sequence[Question], reduced: Callable[[Shape], Shape]
+) -> Iterator[tuple[Shape, Outcome]]:
+    """What the value at hand may be, and what follows for each case; `reduced` simplifies shapes, empty ones to NOTHING."""
+    found: dict[Outcome, list[Shape]] = {}
+    work: list[tuple[Formula, int, Shape, tuple[int, ...]]] = [(formula, 0, ANYTHING, ())]
+    while work:
+        left, i, value, counts = work.pop()
+        if left == NOTHING or value == NOTHING:
+            continue
+        if i == len(questions):
+            found.setdefault((left, counts), []).append(value)
+            if len(found) > MAX_PLACES:
+                raise GrammarError("too many combinations of anyOf, oneOf, not and if; combine fewer of them")
+            continue
+        question = questions[i]
+        failed = left
+        for leaf in question.fails:
+            failed = decide(failed, leaf, False)
+        if failed == left and not question.counts:
+            work.append((left, i + 1, value, counts))
+            continue
+        if failed != NOTHING:
+            work.append((failed, i + 1, reduced(both(value, negation(question.shape))), counts))
+        work.append((left, i + 1, reduced(both(value, question.shape)), counts + question.counts))
+    for outcome, values in found.items():
+        yield union(*values), outcome
+
+
+class Walk:
+    """Members or items one after the other with commas between, as a graph under construction.
+
+    A place is where a walk stands between two of them, and whether one was written already.
+    """
+
+    def __init__(self, comma: Node) -> None:
+        self._comma = comma
+        self._numbers: dict[object, int] = {}
+        self._rows: list[list[tuple[Node, int]]] = []
+        self._accepting: set[int] = set()
+
+    def place(self, key: object, written: bool) -> int:
+        """The number of a place."""
+        return self._number((key, written))
+
+    def accept(self, place: int) -> None:
+        self._accepting.add(place)
+
+    def skip(self, place: int, target: int) -> None:
+        self._rows[place].append((EMPTY, target))
+
+    def write(self, key: object, written: bool, node: Node, target: int, label: object) -> None:
+        """From a place, one more member or item; `label` tells those of one place apart."""
+        way = ("way", key, label)
+        first = way not in self._numbers
+        middle = self._number(way)
+        self._rows[self.place(key, written)].append((self._comma if written else EMPTY, middle))
+        if first:
+            self._rows[middle].append((node, target))
+
+    def node(self) -> Node:
+        return ast.graph(self._rows, self._accepting)
+
+    def _number(self, key: object) -> int:
+        if key not in self._numbers:
+            if len(self._numbers) > 4 * MAX_PLACES:
+                raise GrammarError(
+                    f"an object or array needs more than {MAX_PLACES:,} places; allow fewer combinations"
+                )
+            self._numbers[key] = len(self._rows)
+            self._rows.append([])
+        return self._numbers[key]

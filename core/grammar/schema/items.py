@@ -1,0 +1,117 @@
+"""Arrays as a walk over their items, which counts those that `contains` asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.schema.branches import MAX_PLACES, Formula, Question, Walk, accepts, branch, decide, leaves
+from graftlm.core.grammar.schema.shape_algebra import item_at
+from graftlm.core.grammar.schema.shapes import ANYTHING, NOTHING, Array, Shape, both
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.schema.lowering import Lowering
+
+State = tuple[int, Formula, tuple[int, ...]]
+"""How many items there are (as far as it matters), what is left to hold, how many items each `contains` has met."""
+
+
+class Items:
+    """The text between the brackets of an array for which `formula`, whose leaves are Arrays, holds."""
+
+    def __init__(self, lowering: Lowering, formula: Formula) -> None:
+        self._lowering = lowering
+        self._formula = formula
+        self._walk = Walk(lowering.comma)
+        self._arrays = [leaf for leaf in leaves(formula) if isinstance(leaf, Array)]
+        self._wanted = [(leaf, wanted) for leaf in self._arrays for wanted in leaf.contains]
+        self._last = max(
+            max(len(leaf.prefix), leaf.min_items, 0 if leaf.max_items is None else leaf.max_items + 1)
+            for leaf in self._arrays
+        )
+        if self._last > MAX_PLACES:
+            raise GrammarError(
+                f"bounds of {self._last - 1:,} items beside 'contains' or 'not' cannot be kept, the limit is "
+                f"{MAX_PLACES:,}; lower them"
+            )
+
+    def node(self) -> Node:
+        start: State = (0, self._formula, (0,) * len(self._wanted))
+        work, seen = [start], {start}
+        self._walk.place(start, False)
+        while work:
+            state = work.pop()
+            for target in self._steps(state):
+                if target not in seen:
+                    seen.add(target)
+                    work.append(target)
+        return self._walk.node()
+
+    def _steps(self, state: State) -> list[State]:
+        position, formula, counts = state
+        written = position > 0
+        if accepts(formula, lambda leaf, holds: self._holds(leaf, position, counts) == holds):
+            self._walk.accept(self._walk.place(state, written))
+        questions: dict[Shape, tuple[list[Shape], list[int]]] = {}
+        for leaf in leaves(formula):
+            assert isinstance(leaf, Array)
+            full = leaf.max_items is not None and position >= leaf.max_items
+            item = NOTHING if full else item_at(leaf, position)
+            if item == NOTHING:
+                formula = decide(formula, leaf, False)
+            elif item != ANYTHING:
+                questions.setdefault(item, ([], []))[0].append(leaf)
+        for i, (leaf, wanted) in enumerate(self._wanted):
+            if leaf in leaves(formula) and counts[i] < _enough(wanted.least, wanted.most):
+                questions.setdefault(wanted.shape, ([], []))[1].append(i)
+        asked = [Question(shape, tuple(fails), tuple(ups)) for shape, (fails, ups) in questions.items()]
+        found = []
+        for i, (value, (after, ups)) in enumerate(branch(formula, asked, self._lowering.algebra.reduced)):
+            node = self._lowering.value(value)
+            if node == ast.NOTHING:
+                continue
+            grown = tuple(count + ups.count(k) for k, count in enumerate(counts))
+            target = self._next(position + 1, after, grown)
+            self._walk.write(state, written, node, self._walk.place(target, True), i)
+            found.append(target)
+        return found
+
+    def _next(self, position: int, formula: Formula, counts: tuple[int, ...]) -> State:
+        """A state in which nothing is told apart that makes no difference any more."""
+        for i, (leaf, wanted) in enumerate(self._wanted):
+            if wanted.most is not None and counts[i] > wanted.most:
+                formula = decide(formula, leaf, False)
+        alive = leaves(formula)
+        kept = tuple(count if leaf in alive else 0 for count, (leaf, _) in zip(counts, self._wanted, strict=True))
+        return min(position, max(self._last, 1)), formula, kept
+
+    def _holds(self, leaf: Shape, position: int, counts: tuple[int, ...]) -> bool:
+        assert isinstance(leaf, Array)
+        if position < leaf.min_items or (leaf.max_items is not None and position > leaf.max_items):
+            return False
+        return all(
+            counts[i] >= wanted.least and (wanted.most is None or counts[i] <= wanted.most)
+            for i, (array, wanted) in enumerate(self._wanted)
+            if array == leaf
+        )
+
+
+def _enough(least: int, most: int | None) -> int:
+    """From here on more matches change nothing."""
+    return least if most is None else most + 1
+
+
+def merged(parts: list[Array]) -> Array:
+    """The arrays that have all these shapes."""
+    length = max(len(part.prefix) for part in parts)
+    highs = [part.max_items for part in parts if part.max_items is not None]
+    return Array(
+        prefix=tuple(both(*(item_at(part, i) for part in parts)) for i in range(length)),
+        items=both(*(part.items for part in parts)),
+        min_items=max(part.min_items for part in parts),
+        max_items=min(highs, default=None),
+        contains=tuple(dict.fromkeys(wanted for part in parts for wanted in part.contains)),
+        unique=any(part.unique for part in parts),
+    )

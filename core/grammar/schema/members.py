@@ -1,0 +1,219 @@
+"""Objects as a walk over their members: declared ones in order, each there or left out, then any number of others."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.schema import json_text, text_language
+from graftlm.core.grammar.schema.branches import Formula, Question, Walk, accepts, branch, decide, leaves
+from graftlm.core.grammar.schema.shapes import ANYTHING, NOTHING, Literals, Object, Shape, Text, both
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.schema.lowering import Lowering
+
+MAX_PATTERNS = 6
+
+Counts = tuple[int, int]
+"""Declared and other members so far, as far as bounds on their number need it."""
+
+
+class Members:
+    """The text between the braces of an object for which `formula`, whose leaves are Objects, holds."""
+
+    def __init__(self, lowering: Lowering, formula: Formula) -> None:
+        self._lowering = lowering
+        self._algebra = lowering.algebra
+        self._objects = [leaf for leaf in leaves(formula) if isinstance(leaf, Object)]
+        self._names = list(
+            dict.fromkeys(
+                [name for leaf in self._objects for name, _ in leaf.properties]
+                + [name for leaf in self._objects for name in leaf.required]
+            )
+        )
+        self._formula = formula
+        self._walk = Walk(lowering.comma)
+        bounds = [leaf.min_properties for leaf in self._objects]
+        bounds += [leaf.max_properties + 1 for leaf in self._objects if leaf.max_properties is not None]
+        self._cap = max(bounds, default=0)
+        self._members = [{leaf: self._algebra.member(leaf, name) for leaf in self._objects} for name in self._names]
+        self._last = {leaf: self._last_position(leaf) for leaf in self._objects}
+        self._name_nodes: dict[tuple[tuple[str | Shape, ...], tuple[str | Shape, ...]], Node] = {}
+
+    def node(self) -> Node:
+        start = (0, self._settle(self._formula, 0), (0, 0))
+        work = [(start, False)]
+        seen = set(work)
+        self._walk.place(start, False)
+        while work:
+            state, written = work.pop()
+            for target in self._steps(state, written):
+                if target not in seen:
+                    seen.add(target)
+                    work.append(target)
+        return self._walk.node()
+
+    def _steps(
+        self, state: tuple[int, Formula, Counts], written: bool
+    ) -> list[tuple[tuple[int, Formula, Counts], bool]]:
+        position, formula, counts = state
+        here = self._walk.place(state, written)
+        found = []
+        if position == len(self._names):
+            if accepts(formula, lambda leaf, holds: self._certain(leaf, holds, counts)):
+                self._walk.accept(here)
+            ways = self._others(formula)
+        else:
+            ways = self._declared(position, formula)
+            absent = self._settle(self._without(position, formula), position + 1)
+            if absent != NOTHING:
+                target = (position + 1, absent, self._kept(absent, counts))
+                self._walk.skip(here, self._walk.place(target, written))
+                found.append((target, written))
+        is_other = position == len(self._names)
+        for i, (key, value, after) in enumerate(ways):
+            node = self._lowering.value(value)
+            if node == ast.NOTHING:
+                continue
+            grown = (counts[0], counts[1] + 1) if is_other else (counts[0] + 1, counts[1])
+            left = after if is_other else self._settle(after, position + 1)
+            target = (position if is_other else position + 1, left, self._kept(left, grown))
+            self._walk.write(state, written, ast.concat(key, node), self._walk.place(target, True), i)
+            found.append((target, True))
+        return found
+
+    def _declared(self, position: int, formula: Formula) -> list[tuple[Node, Shape, Formula]]:
+        members = self._members[position]
+        shapes = {leaf: members[leaf] for leaf in leaves(formula) if isinstance(leaf, Object)}
+        key = self._lowering.name(self._names[position])
+        return [(key, value, after) for value, after in self._branch(formula, shapes)]
+
+    def _branch(self, formula: Formula, shapes: dict[Object, Shape]) -> list[tuple[Shape, Formula]]:
+        fails: dict[Shape, list[Shape]] = {}
+        for leaf, shape in shapes.items():
+            if shape == NOTHING:
+                formula = decide(formula, leaf, False)
+            elif shape != ANYTHING:
+                fails.setdefault(shape, []).append(leaf)
+        questions = [Question(shape, tuple(failing)) for shape, failing in fails.items()]
+        return [(value, after) for value, (after, _) in branch(formula, questions, self._algebra.reduced)]
+
+    def _without(self, position: int, formula: Formula) -> Formula:
+        name = self._names[position]
+        for leaf in leaves(formula):
+            if isinstance(leaf, Object) and name in leaf.required:
+                formula = decide(formula, leaf, False)
+        return formula
+
+    def _last_position(self, leaf: Object) -> int:
+        """After so many names nothing can make `leaf` fail; one more than there are names if only the end decides."""
+        free = leaf.additional == ANYTHING and leaf.names is None and all(s == ANYTHING for _, s in leaf.patterns)
+        if not free or leaf.min_properties or leaf.max_properties is not None:
+            return len(self._names) + 1
+        positions = [
+            i
+            for i, name in enumerate(self._names, 1)
+            if self._members[i - 1][leaf] != ANYTHING or name in leaf.required
+        ]
+        return max(positions, default=0)
+
+    def _settle(self, formula: Formula, position: int) -> Formula:
+        for leaf in leaves(formula):
+            if isinstance(leaf, Object) and self._last[leaf] <= position:
+                formula = decide(formula, leaf, True)
+        return formula
+
+    def _kept(self, formula: Formula, counts: Counts) -> Counts:
+        """`counts` as far as they matter for what is left of the formula."""
+        if not self._cap or not any(
+            isinstance(leaf, Object) and (leaf.min_properties or leaf.max_properties is not None)
+            for leaf in leaves(formula)
+        ):
+            return (0, 0)
+        return min(counts[0], self._cap), min(counts[1], self._cap)
+
+    def _certain(self, leaf: Shape, holds: bool, counts: Counts) -> bool:
+        """Whether the number of members surely lets `leaf` hold, or fail: names not declared may come twice."""
+        assert isinstance(leaf, Object)
+        most = counts[0] + counts[1]
+        least = most if self._lowering.names_differ else counts[0] + min(counts[1], 1)
+        high = leaf.max_properties
+        if holds:
+            return least >= leaf.min_properties and (high is None or most <= high)
+        return most < leaf.min_properties or (high is not None and least > high)
+
+    def _others(self, formula: Formula) -> list[tuple[Node, Shape, Formula]]:
+        """One member whose name is not declared: the name, what it may be, and what that leaves of the formula."""
+        alive = tuple(leaf for leaf in leaves(formula) if isinstance(leaf, Object))
+        tests: list[str | Shape] = list(dict.fromkeys(pattern for leaf in alive for pattern, _ in leaf.patterns))
+        tests += list(dict.fromkeys(leaf.names for leaf in alive if leaf.names is not None))
+        if len(tests) > MAX_PATTERNS:
+            raise GrammarError(
+                f"{len(tests)} patterns and propertyNames in one object, the limit is {MAX_PATTERNS}; join patterns "
+                "with equal schemas",
+                pointer=next((leaf.pointer for leaf in alive if leaf.patterns), ""),
+            )
+        found = []
+        for size in range(len(tests), -1, -1):
+            for chosen in combinations(range(len(tests)), size):
+                passed = tuple(tests[i] for i in chosen)
+                ways = list(self._branch(formula, {leaf: _other_member(leaf, passed) for leaf in alive}))
+                name = self._name(passed, tuple(test for test in tests if test not in passed)) if ways else ast.NOTHING
+                if name != ast.NOTHING:
+                    found += [(self._lowering.key(name), value, after) for value, after in ways]
+        return found
+
+    def _name(self, passed: tuple[str | Shape, ...], failed: tuple[str | Shape, ...]) -> Node:
+        if (passed, failed) not in self._name_nodes:
+            self._name_nodes[passed, failed] = self._name_node(passed, failed)
+        return self._name_nodes[passed, failed]
+
+    def _name_node(self, passed: tuple[str | Shape, ...], failed: tuple[str | Shape, ...]) -> Node:
+        """Names that are not declared, pass some tests and fail the others, as they are written."""
+        inside = [self._test_node(test, wide=False) for test in passed]
+        outside = [self._test_node(test, wide=True) for test in failed]
+        if not passed and not failed:
+            return self._lowering.other_names(self._names)
+        if self._names:
+            outside.append(ast.alternation(*(json_text.inside(name) for name in self._names)))
+        if not inside:
+            inside = [ast.star(json_text.NAME_CHAR)]
+        node: Node = inside[0] if len(inside) == 1 else ast.Intersection(tuple(inside))
+        if outside:
+            node = ast.Difference(node, ast.alternation(*outside))
+        if isinstance(node, (ast.Intersection, ast.Difference)) and product.is_empty(node):
+            return ast.NOTHING
+        return node
+
+    def _test_node(self, test: str | Shape, *, wide: bool) -> Node:
+        if isinstance(test, str):
+            return json_text.spell(text_language.pattern_node(test, wide))
+        pieces = self._algebra.pieces(test, "string")
+        if wide:  # everything but what surely fails
+            failing = self._algebra.pieces_outside(test, "string")
+            return ast.Difference(ast.star(json_text.NAME_CHAR), ast.alternation(*map(_spelled, failing)))
+        return ast.alternation(*map(_spelled, pieces))
+
+
+def _spelled(piece: Shape) -> Node:
+    """Names as they are written, one spelling each, without quotation marks."""
+    match piece:
+        case Literals(texts):
+            return ast.alternation(*(ast.literal(text[1:-1]) for text in texts))
+        case Text(low, high, (), (), (), (), ()):
+            return ast.repeat(json_text.NAME_CHAR, low, high)
+        case Text():
+            return text_language.node(piece)
+        case _:
+            raise AssertionError(piece)
+
+
+def _other_member(leaf: Object, passed: tuple[str | Shape, ...]) -> Shape:
+    if leaf.names is not None and leaf.names not in passed:
+        return NOTHING
+    fitting = [shape for pattern, shape in leaf.patterns if pattern in passed]
+    return both(*fitting) if fitting else leaf.additional

@@ -1,0 +1,62 @@
+"""JSON values, with numbers exact: reading them, comparing them, and whether a number has a shape."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from graftlm.core.grammar.schema.shapes import Array, Literals, Number, Object, Shape
+
+
+def parse_value(text: str) -> Any:
+    """The value of JSON text, with numbers exact."""
+    return json.loads(text, parse_float=Decimal)
+
+
+def compact(value: Any) -> str:
+    """The JSON text of `value` without blanks."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Equality as JSON Schema has it: 1 equals 1.0, true does not equal 1, the order of members is free."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same_value(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def number_has(shape: Number, value: int | Decimal) -> bool:
+    """Whether `value` has this shape."""
+    number = Fraction(value)
+    if shape.integer and number.denominator != 1:
+        return False
+    if shape.minimum is not None and (
+        number < shape.minimum or (shape.exclusive_minimum and number == Fraction(shape.minimum))
+    ):
+        return False
+    if shape.maximum is not None and (
+        number > shape.maximum or (shape.exclusive_maximum and number == Fraction(shape.maximum))
+    ):
+        return False
+    if any((number / Fraction(step)).denominator == 1 for step in shape.no_multiple_of):
+        return False
+    return all((number / Fraction(step)).denominator == 1 for step in shape.multiple_of)
+
+
+def constant(text: str) -> Shape:
+    """The array or object with the JSON text `text`, as a shape of its members; other values as Literals."""
+    value = json.loads(text)
+    if isinstance(value, list):
+        items = tuple(constant(compact(item)) for item in value)
+        return Array(prefix=items, min_items=len(items), max_items=len(items))
+    if isinstance(value, dict):
+        members = tuple((name, constant(compact(item))) for name, item in value.items())
+        limit = len(members)
+        return Object(properties=members, required=tuple(value), max_properties=limit, closed=True)
+    return Literals((text,))
