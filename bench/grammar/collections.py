@@ -43,7 +43,9 @@ class Result:
 
     def reasons(self) -> Counter[str]:
         """Why schemas were refused, without pointers, names and numbers."""
-        return Counter(re.sub(r"'[^']*'|\d[\d,]*", "…", text.partition(": ")[2] or text) for text in self.refusals.values())
+        return Counter(
+            re.sub(r"'[^']*'|\d[\d,]*", "…", text.partition(": ")[2] or text) for text in self.refusals.values()
+        )
 
 
 Group = tuple[str, Any, list[tuple[Any, bool]]]
