@@ -76,7 +76,7 @@ Outcome = tuple[Formula, tuple[int, ...]]
 def branch(
     formula: Formula, questions: Sequence[Question], reduced: Callable[[Shape], Shape]
 ) -> Iterator[tuple[Shape, Outcome]]:
-    """What the value at hand may be, and what follows for each case; `reduced` simplifies shapes, empty ones to NOTHING."""
+    """What the value at hand may be, and what follows for each case; `reduced` simplifies shapes."""
     found: dict[Outcome, list[Shape]] = {}
     work: list[tuple[Formula, int, Shape, tuple[int, ...]]] = [(formula, 0, ANYTHING, ())]
     while work:
