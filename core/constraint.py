@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 import warnings
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -15,16 +18,37 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 _vocabularies: WeakKeyDictionary[Any, Vocabulary] = WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     """The grammar vocabulary of a tokenizer, built once."""
     from graftlm.core.grammar.vocabulary import Vocabulary
 
-    vocabulary = _vocabularies.get(tokenizer)
-    if vocabulary is None:
-        vocabulary = _vocabularies[tokenizer] = Vocabulary.from_tokenizer(tokenizer)
-    return vocabulary
+    with _lock:
+        vocabulary = _vocabularies.get(tokenizer)
+        if vocabulary is None:
+            vocabulary = _vocabularies[tokenizer] = Vocabulary.from_tokenizer(tokenizer)
+        return vocabulary
+
+
+def prepare_constraints(tokenizer: Tokenizer) -> None:
+    """Get ready what the first constraint needs, in threads beside the loading of a model; returns at once.
+
+    These are the grammar modules, their compiled loops and the trie over the vocabulary. Nothing depends on it but the
+    time that the first constrained request takes.
+    """
+    threading.Thread(target=_prepare, args=(tokenizer,), name="graftlm grammar", daemon=True).start()
+
+
+def _prepare(tokenizer: Tokenizer) -> None:
+    from graftlm.core.grammar.automata import jit
+
+    jit.prepare()
+    for name in ("compile", "cache", "regex.regex", "schema.lowering"):
+        importlib.import_module(f"graftlm.core.grammar.{name}")
+    with suppress(Exception):  # the request that needs it meets the error
+        vocabulary_of(tokenizer).prepare()
 
 
 def spec_of(sampling: SamplingParams) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from graftlm.core.config import EngineConfig
+from graftlm.core.constraint import prepare_constraints
 from graftlm.core.errors import EngineError, GraftError
 from graftlm.core.kv.memory import give_back
 from graftlm.core.kv.prefix_cache import PrefixCache
@@ -364,6 +365,7 @@ def build_local(
     from graftlm.plugins import manager
 
     registry = manager.load()
+    prepare_constraints(tokenizer)
     lease = ModelLease(model)
     try:
         loaded = registry.models[config.loader](model, config, tokenizer)

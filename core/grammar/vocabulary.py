@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from graftlm.core.grammar.masks.slices import Slices
-    from graftlm.core.grammar.masks.trie import SortedTokens, Trie
+    from graftlm.core.grammar.masks.token_index import TokenIndex
+    from graftlm.core.grammar.masks.trie import Trie
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -51,6 +53,8 @@ class Vocabulary:
         for token_id in self.eos_token_ids:
             self.tokens[token_id] = b""
         self._encode = encode
+        self._index: TokenIndex | None = None
+        self._lock = threading.Lock()
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, vocab_size: int | None = None) -> Vocabulary:
@@ -83,31 +87,30 @@ class Vocabulary:
         found[[token[0] for token in self.tokens if len(token) == 1]] = True
         return found
 
-    @cached_property
-    def sorted_tokens(self) -> SortedTokens:
-        """The tokens in the order of their bytes."""
-        from graftlm.core.grammar.masks.trie import SortedTokens
-
-        return SortedTokens.of(self.tokens)
-
-    @cached_property
+    @property
     def trie(self) -> Trie:
         """The trie over all tokens."""
-        from graftlm.core.grammar.masks.trie import Trie
-
-        return Trie.build(self.sorted_tokens)
+        return self._indexed().trie
 
     @cached_property
     def slices(self) -> Slices:
         """Tokens that stay inside a class of characters."""
         from graftlm.core.grammar.masks.slices import Slices
 
-        return Slices(self.sorted_tokens, self.vocab_size)
+        return Slices(self._indexed().tokens, self.vocab_size)
 
     def prepare(self) -> None:
-        """Build what every grammar needs now (about half a second for 128k tokens) rather than at its first use."""
-        assert self.trie and self.fingerprint
+        """Build now what every grammar needs: about a second for 128k tokens, at the first time on a machine."""
         self.slices.prepare()
+
+    def _indexed(self) -> TokenIndex:
+        if self._index is None:
+            from graftlm.core.grammar.masks.token_index import TokenIndex
+
+            with self._lock:  # a request that comes while the index is being built waits for it
+                if self._index is None:
+                    self._index = TokenIndex.of(self.tokens, self.fingerprint)
+        return self._index
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
         """The bytes of `token_ids`, special ids left out."""

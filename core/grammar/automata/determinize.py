@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from graftlm.core.grammar.automata.jit import Int32Array, jit
+from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,7 +30,7 @@ LOOP_MINIMUM, LOOP_MAXIMUM, LOOP_REGISTER, LOOP_PARENT, LOOP_BODY, LOOP_EXIT = r
 STAYS, TICKS, ENTERS = 0, 1, 2  # how a place in a loop came to its count
 
 
-@jit
+@inner
 def _close(
     stack: Int32Array,
     height: int,
@@ -101,7 +101,7 @@ def _close(
     return num_found, ticking
 
 
-@jit
+@inner
 def _owners(
     found: Int32Array,
     num_found: int,
@@ -131,7 +131,7 @@ def _owners(
     return True
 
 
-@jit
+@inner
 def _sort(values: Int32Array, count: int) -> None:
     """Sort the first `count` values (shell sort: short to compile, and sets are small)."""
     gap = 1
@@ -148,7 +148,7 @@ def _sort(values: Int32Array, count: int) -> None:
         gap //= 3
 
 
-@jit
+@inner
 def _intern(
     found: Int32Array,
     num_found: int,
@@ -197,7 +197,7 @@ def _intern(
     return int(state)
 
 
-@jit
+@loop("void(i4[::1], i8[::1], i8, i4[::1])")
 def rehash(pool: Int32Array, set_ptr: Int64Array, num_states: int, slots: Int32Array) -> None:
     """Enter all states into a new, empty table."""
     size = len(slots) - 1
@@ -212,7 +212,10 @@ def rehash(pool: Int32Array, set_ptr: Int64Array, num_states: int, slots: Int32A
         slots[slot] = state
 
 
-@jit
+@loop(
+    "i8(i8, i8, i4[::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], b1[::1], i4[:,::1], i4[:,::1], "
+    "b1[::1], i4[:,::1], i4[:,::1], i4[::1], i8[::1], i4[::1], i4[::1], i4[::1], i8[::1], i8)"
+)
 def explore(
     start: int,
     final: int,

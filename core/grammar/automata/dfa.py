@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Literal, Node
+from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import determinize
-from graftlm.core.grammar.automata.jit import Int32Array, jit
+from graftlm.core.grammar.automata.jit import Int32Array, loop
 from graftlm.core.grammar.automata.nfa import Loop, Nfa, NfaBuilder, Path
 from graftlm.core.grammar.spec import Limits
 
@@ -26,6 +25,7 @@ Place: TypeAlias = tuple[int, ...]
 START = 1
 UNREACHABLE = np.iinfo(np.int32).max
 _SLICE = 4_000_000  # places of the sets explored between two looks at the clock, at most
+_SLICE_IN_PYTHON = 4_000
 _MAX_CONFLICTS = 12  # conflicts settled one by one; after that every repeat is unrolled
 
 
@@ -57,7 +57,6 @@ class Dfa:
         Raises GrammarError when nothing can match, or when it costs more than `limits`.
         """
         limits = limits or Limits()
-        warm_up()
         deadline = time.monotonic() + limits.seconds
         unrolled: set[Path] = set()
         while True:
@@ -206,15 +205,6 @@ class Dfa:
 _LONGEST_RUN = 1 << 16
 
 
-@cache
-def warm_up() -> None:
-    """Load the compiled loops: their first use on a machine takes seconds, which no constraint is charged for."""
-    nfa = NfaBuilder(8).build(Literal(b"a"))
-    exploration = _Exploration(nfa, Limits(), deadline=math.inf)
-    exploration.run()
-    exploration.finish()
-
-
 class _Exploration:
     """One subset construction: arrays that grow, and a clock."""
 
@@ -241,8 +231,9 @@ class _Exploration:
         loops = np.array(
             [(k.minimum, k.maximum, k.register, k.parent, k.body, k.exit) for k in nfa.loops], np.int32
         ).reshape(-1, 6)
-        budget = max(1, _SLICE // nfa.num_states)
         while True:
+            compiled = determinize.explore.machine_code is not None
+            budget = max(1, (_SLICE if compiled else _SLICE_IN_PYTHON) // nfa.num_states)
             status = determinize.explore(
                 nfa.start, nfa.final, nfa.edge_ptr, nfa.edges, nfa.epsilon_ptr, nfa.epsilons, nfa.mark, nfa.region,
                 nfa.relevant, important, loops, self._table, self._accepting, self._owners, self._actions,
@@ -342,7 +333,7 @@ def _drop_dead_ends(table: Int32Array, actions: Int32Array, distance: Int32Array
     table[(table < 0) & ~alive[np.maximum(-table, 0)]] = 0
 
 
-@jit
+@loop("void(i4[:,::1], b1[::1], i4[:,::1], i4[::1])")
 def _relax(table: Int32Array, accepting: npt.NDArray[np.bool_], actions: Int32Array, distance: Int32Array) -> None:
     """Fill `distance` with the fewest bytes to an accepting state, taking every target of an action as open."""
     far = 2147483647

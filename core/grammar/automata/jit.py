@@ -1,29 +1,199 @@
-"""Compile the hot loops with numba where it is installed; elsewhere the same functions run as plain Python."""
+"""The hot loops: machine code by numba as soon as it is there, the same functions in Python until then.
+
+Compiling takes many seconds, which no request waits for. At the first use in a process, or earlier when `prepare` is
+called, a thread loads the machine code that this machine keeps on disk. Where there is none, a process of its own
+compiles all loops and keeps them there; meanwhile, and where numba is not installed, the functions run as Python.
+
+    @inner            a function that loops call
+    @loop("signature")   a loop that Python calls
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import logging
+import os
+import platform
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
+
+from graftlm.kernels import disk_cache
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 Int32Array: TypeAlias = "npt.NDArray[np.int32]"
-F = TypeVar("F", bound=Callable[..., object])
+P = ParamSpec("P")
+T = TypeVar("T")
 
-COMPILED = importlib.util.find_spec("numba") is not None
+_GRAMMAR = "graftlm.core.grammar"
+_MODULES = tuple(
+    f"{_GRAMMAR}.{name}"
+    for name in (
+        *("automata.determinize", "automata.dfa"),
+        *("masks.trie", "masks.trie_walk", "masks.slices", "masks.spelling"),
+    )
+)
+_KEPT_VERSIONS = 4
+_COMPILE_S = 300.0
+
+log = logging.getLogger("graftlm.grammar")
+
+_loops: list[Loop[..., Any]] = []
+_inner: list[Callable[..., object]] = []
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
 
 
-def jit(function: F) -> F:
-    """Compile `function` at its first call; the machine code is kept on disk for later processes where that can be."""
-    if not COMPILED:
-        return function
-    njit = importlib.import_module("numba").njit
+class Loop(Generic[P, T]):
+    """A function that is replaced by its machine code once that is loaded."""
+
+    def __init__(self, function: Callable[P, T], signature: str) -> None:
+        self.python = function
+        self.signature = signature
+        self.machine_code: Callable[P, T] | None = None
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self.machine_code is not None:
+            return self.machine_code(*args, **kwargs)
+        prepare()
+        return self.python(*args, **kwargs)
+
+    def compile(self, *, cache: bool) -> None:
+        """Compile, or load the machine code from numba's cache."""
+        self.machine_code = importlib.import_module("numba").njit(self.signature, cache=cache, nogil=True)(self.python)
+
+
+def inner(function: Callable[P, T]) -> Callable[P, T]:
+    """Let loops call `function`; in Python it stays what it is."""
+    _inner.append(function)
+    return function
+
+
+def loop(signature: str) -> Callable[[Callable[P, T]], Loop[P, T]]:
+    """Compile the function for arguments of these numba types."""
+
+    def wrap(function: Callable[P, T]) -> Loop[P, T]:
+        found = Loop(function, signature)
+        _loops.append(found)
+        return found
+
+    return wrap
+
+
+def prepare() -> None:
+    """Start to load the machine code, and to compile it where it is missing; returns at once."""
+    global _thread
+    if _thread is None:
+        with _lock:
+            if _thread is None:
+                _thread = threading.Thread(target=_load, name="graftlm grammar loops", daemon=True)
+                _thread.start()
+
+
+def wait() -> None:
+    """Wait until the loops are machine code, or will not be."""
+    prepare()
+    assert _thread is not None
+    _thread.join()
+
+
+def _load() -> None:
+    if not _has_numba():
+        return
     try:
-        return cast(F, njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # no folder to keep compiled code in: neither beside the source nor the user's cache
-        return cast(F, njit(nogil=True)(function))
+        folder = _folder()
+        if folder is not None and not disk_cache.is_intact(folder) and not _compile_elsewhere(folder):
+            folder = None
+        _compile_all(folder)
+    except Exception:
+        log.warning("the loops of grammars cannot be compiled, and run as Python: slowly", exc_info=True)
+
+
+def _has_numba() -> bool:
+    with suppress(ImportError, ValueError):
+        return importlib.util.find_spec("numba") is not None
+    return False
+
+
+def _folder() -> Path | None:
+    """Where this version of the loops, compiled for this processor, is kept."""
+    parent = disk_cache.private_folder("loops")
+    if parent is None:
+        return None
+    digest = hashlib.sha256(repr((sys.version, metadata.version("numba"), metadata.version("llvmlite"))).encode())
+    digest.update(repr((platform.machine(), platform.node(), _processor())).encode())
+    for name in _MODULES:
+        path = Path(__file__).parents[1].joinpath(*name.removeprefix(f"{_GRAMMAR}.").split(".")).with_suffix(".py")
+        found = path.stat()
+        digest.update(repr((str(path), found.st_mtime_ns, found.st_size)).encode())
+    return parent / digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The kind of processor: machine code for one may not run on another that shares the home folder."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = ("model name", "flags", "Features", "CPU ")
+        return "\n".join(sorted({line for line in lines if line.startswith(named)}))
+    return platform.processor()
+
+
+def _compile_elsewhere(folder: Path) -> bool:
+    """Compile in a process of its own, at low priority. -> whether `folder` is there now"""
+    if not sys.executable:
+        return False
+    code = f"from {__name__} import compile_into; compile_into({str(folder)!r})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_COMPILE_S,
+        )
+    return disk_cache.is_intact(folder)
+
+
+def compile_into(folder: str) -> None:
+    """Compile all loops and publish them as `folder`; one process of this machine at a time does so."""
+    path = Path(folder)
+    with suppress(AttributeError, OSError):
+        os.nice(5)
+    with open(path.with_name(".lock"), "w") as lock:
+        with suppress(ImportError, OSError):
+            importlib.import_module("fcntl").flock(lock, 2)
+        if not disk_cache.is_intact(path):
+            disk_cache.publish(path, _compile_all)
+            disk_cache.trim(path.parent, _KEPT_VERSIONS + 1)  # and the lock
+
+
+def _compile_all(folder: Path | None) -> None:
+    """Compile all loops, or load them from `folder`."""
+    for name in _MODULES:
+        importlib.import_module(name)
+    config = importlib.import_module("numba.core.config")
+    register_jitable = importlib.import_module("numba.extending").register_jitable
+    for function in _inner:
+        register_jitable(function)
+    before = config.CACHE_DIR
+    try:
+        if folder is not None:
+            config.CACHE_DIR = str(folder)
+        for one in _loops:
+            one.compile(cache=folder is not None)
+    finally:
+        config.CACHE_DIR = before

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from graftlm.core.errors import ConfigError, GrammarError
-from graftlm.core.grammar.ast import Node, concat, literal, not_chars, repeat
+from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.endings import shortest_ending
 from graftlm.core.grammar.automata.product import without_products
@@ -120,23 +118,6 @@ def _remember(memo: dict[K, V], key: K, value: V) -> None:
     if len(memo) >= _MAX_REMEMBERED:
         memo.clear()
     memo[key] = value
-
-
-def warm_up(vocabulary: Vocabulary) -> None:
-    """Load the compiled loops, and build what all grammars over `vocabulary` share.
-
-    Half a second for 128k tokens, and some seconds at the first use on a machine: for a thread beside the loading of
-    a model. Nothing depends on it but the time that the first request takes.
-    """
-    vocabulary.prepare()
-    node = concat(literal('"'), repeat(not_chars('"\\'), 1, 100), literal('"'))
-    matcher = FsmGrammar.compile(node, vocabulary).matcher()
-    row = np.zeros(vocabulary.num_words, np.int32)
-    for token_id in vocabulary.encode(b'"a'):
-        matcher.forced([])
-        matcher.fill_mask(row)
-        matcher.advance([token_id])
-    matcher.ending([])
 
 
 class FsmMatcher:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.jit import Int32Array, jit
+from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 from graftlm.core.grammar.masks.trie import SortedTokens, Trie
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def self_loop(dfa: Dfa, state: int) -> SelfLoop | None:
     return SelfLoop(chars, None if register < 0 else int(register), int(maximum))
 
 
-@jit
+@loop("Tuple((b1, b1, b1, i8, i8))(i4[:,::1], u1[::1], i4[:,::1], i8, u1[::1], u1[::1])")
 def _self_loop(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
@@ -197,7 +197,7 @@ def _self_loop(
     return True, wide_first, wide_rest, register, maximum
 
 
-@jit
+@inner
 def _same(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, low: int, high: int) -> int:
     """What all bytes from `low` to `high` do in `state`, or 0 where they differ."""
     value = table[state, classes[low]]
@@ -207,7 +207,7 @@ def _same(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, low: in
     return int(value)
 
 
-@jit
+@inner
 def _wide(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, effect: int) -> bool:
     """Whether every character beyond ASCII has the same effect in `state`."""
     # lead bytes first to last, the range of the second byte, and how many bytes follow that

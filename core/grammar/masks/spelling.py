@@ -14,7 +14,7 @@ import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import START, Dfa
-from graftlm.core.grammar.automata.jit import Int32Array, jit
+from graftlm.core.grammar.automata.jit import Int32Array, loop
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Spelling:
         return ids
 
 
-@jit
+@loop("b1(i4[:,::1], i4[:,::1], u1[::1], i4[::1], i4[::1], i4[::1])")
 def _relax_tokens(
     nodes: Int32Array,
     table: Int32Array,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.grammar.automata.jit import Int32Array, jit
+from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 class SortedTokens:
     """All tokens that have bytes, in the order of their bytes: token `ids[i]` is `data[offsets[i] : offsets[i + 1]]`.
 
-    ids      int32 [num_tokens]
-    data     uint8 [num_bytes]
-    offsets  int64 [num_tokens + 1]
+    ids               int32 [num_tokens]
+    data              uint8 [num_bytes]
+    offsets           int64 [num_tokens + 1]
+    num_characters    int64 [num_tokens]: UTF-8 characters that begin in the token
+    whole_characters  bool [num_tokens]: the token is UTF-8 that begins and ends between characters
     """
 
     ids: Int32Array
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[np.int64]
+    num_characters: npt.NDArray[np.int64]
+    whole_characters: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, tokens: Sequence[bytes]) -> SortedTokens:
@@ -34,27 +38,15 @@ class SortedTokens:
         offsets = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(np.fromiter((len(tokens[i]) for i in ids), np.int64, len(ids)), out=offsets[1:])
         data = np.frombuffer(b"".join([tokens[i] for i in ids]), np.uint8).copy()
-        return cls(np.array(ids, np.int32), data, offsets)
-
-    @cached_property
-    def whole_characters(self) -> npt.NDArray[np.bool_]:
-        """[num_tokens]: the token is UTF-8 that begins and ends between characters."""
-        pieces = self.data.tobytes()
-        whole = np.ones(len(self.ids), bool)
-        wide = np.add.reduceat(self.data >= 0x80, self.offsets[:-1]) if len(self.ids) else np.zeros(0, int)
-        for i in np.nonzero(wide)[0].tolist():
+        begins = np.append(0, np.cumsum((data & 0xC0) != 0x80))[offsets]
+        wide = np.append(0, np.cumsum(data >= 0x80))[offsets]
+        whole = np.ones(len(ids), bool)
+        for i in np.flatnonzero(np.diff(wide)).tolist():
             try:
-                pieces[self.offsets[i] : self.offsets[i + 1]].decode()
+                tokens[ids[i]].decode()
             except UnicodeDecodeError:
                 whole[i] = False
-        return whole
-
-    @cached_property
-    def num_characters(self) -> npt.NDArray[np.int64]:
-        """[num_tokens]: characters that begin in the token."""
-        if not len(self.ids):
-            return np.zeros(0, np.int64)
-        return np.add.reduceat((self.data & 0xC0) != 0x80, self.offsets[:-1], dtype=np.int64)
+        return cls(np.array(ids, np.int32), data, offsets, np.diff(begins), whole)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,19 +67,35 @@ class Trie:
     @classmethod
     def build(cls, tokens: SortedTokens, keep: npt.NDArray[np.bool_] | None = None) -> Trie:
         """The trie of all tokens, or of those whose place in `tokens` is set in `keep`."""
-        if keep is None:
-            keep = np.ones(len(tokens.ids), bool)
-        lengths = np.diff(tokens.offsets)[keep]
+        ids, starts, lengths = tokens.ids, tokens.offsets[:-1], np.diff(tokens.offsets)
+        if keep is not None:
+            ids, starts, lengths = ids[keep], starts[keep], lengths[keep]
         max_depth = int(lengths.max(initial=0))
-        nodes = np.empty((int(lengths.sum()), 4), np.int32)
-        twins = np.empty((len(lengths), 2), np.int32)
-        path = np.empty(max_depth, np.int64)
-        num_nodes, num_twins = _fill(tokens.data, tokens.offsets, tokens.ids, keep, nodes, twins, path)
-        nodes = nodes[:num_nodes].copy()
+        shared = _shared_bytes(tokens.data, starts, lengths, max_depth)
+        # each token adds a node for every byte that it does not share with the token before it
+        num_new = lengths - shared
+        last = np.cumsum(num_new) - 1
+        num_nodes = int(num_new.sum())
+        owner = np.repeat(np.arange(len(ids)), num_new)
+        depth = np.arange(num_nodes) - (last - lengths + 1)[owner]
+        nodes = np.empty((num_nodes, 4), np.int32)
+        nodes[:, 0] = tokens.data[starts[owner] + depth]
+        nodes[:, 1] = depth + 1
+        nodes[:, 2] = _subtree_ends(depth.astype(np.int16), max_depth)
+        nodes[:, 3] = -1
+        is_new = num_new > 0
+        nodes[last[is_new], 3] = ids[is_new]
+        first = np.maximum.accumulate(np.where(is_new, np.arange(len(ids)), 0))  # of tokens with equal bytes
+        twins = np.stack([ids[first[~is_new]], ids[~is_new]], axis=1)
+        return cls.of(nodes, twins)
+
+    @classmethod
+    def of(cls, nodes: Int32Array, twins: Int32Array) -> Trie:
+        """The trie that has these nodes."""
         roots = np.full(256, -1, np.int32)
         firsts = np.flatnonzero(nodes[:, 1] == 1)
         roots[nodes[firsts, 0]] = firsts
-        return cls(nodes, twins[:num_twins].copy(), roots, max_depth)
+        return cls(nodes, twins, roots, int(nodes[:, 1].max(initial=0)))
 
     def find(self, data: bytes) -> int:
         """The node that `data` leads to, or -1."""
@@ -117,49 +125,30 @@ class Trie:
         return [(self.nodes[level, 0], parent[level], self.nodes[level, 3]) for level in order]
 
 
-@jit
-def _fill(
-    data: npt.NDArray[np.uint8],
-    offsets: npt.NDArray[np.int64],
-    ids: Int32Array,
-    keep: npt.NDArray[np.bool_],
-    nodes: Int32Array,
-    twins: Int32Array,
-    path: npt.NDArray[np.int64],
-) -> tuple[int, int]:
-    """Lay out sorted tokens. -> number of nodes, number of twins"""
-    num_nodes, num_twins, open_nodes = 0, 0, 0
-    for i in range(len(ids)):
-        if not keep[i]:
-            continue
-        start, length = offsets[i], offsets[i + 1] - offsets[i]
-        shared = 0
-        while shared < open_nodes and shared < length and nodes[path[shared], 0] == data[start + shared]:
-            shared += 1
-        while open_nodes > shared:
-            open_nodes -= 1
-            nodes[path[open_nodes], 2] = num_nodes
-        for depth in range(shared, length):
-            nodes[num_nodes, 0] = data[start + depth]
-            nodes[num_nodes, 1] = depth + 1
-            nodes[num_nodes, 3] = -1
-            path[depth] = num_nodes
-            num_nodes += 1
-        open_nodes = length
-        last = path[length - 1]
-        if nodes[last, 3] < 0:
-            nodes[last, 3] = ids[i]
-        else:
-            twins[num_twins, 0] = nodes[last, 3]
-            twins[num_twins, 1] = ids[i]
-            num_twins += 1
-    while open_nodes > 0:
-        open_nodes -= 1
-        nodes[path[open_nodes], 2] = num_nodes
-    return num_nodes, num_twins
+def _shared_bytes(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], max_depth: int
+) -> npt.NDArray[np.int64]:
+    """How many bytes each token shares with the one before it."""
+    shared = np.zeros(len(starts), np.int64)
+    alike = np.arange(1, len(starts))
+    for depth in range(max_depth):
+        alike = alike[np.minimum(lengths[alike], lengths[alike - 1]) > depth]
+        alike = alike[data[starts[alike] + depth] == data[starts[alike - 1] + depth]]
+        shared[alike] += 1
+    return shared
 
 
-@jit
+def _subtree_ends(depth: npt.NDArray[np.int16], max_depth: int) -> npt.NDArray[np.int64]:
+    """For nodes in preorder, the next node that is not below each: the next of the same or a smaller depth."""
+    ends = np.full(len(depth), len(depth), np.int64)
+    for d in range(max_depth):
+        upper = np.flatnonzero(depth <= d)
+        here = np.flatnonzero(depth[upper[:-1]] == d)
+        ends[upper[here]] = upper[here + 1]
+    return ends
+
+
+@inner
 def _child(nodes: Int32Array, first: int, end: int, byte: int) -> int:
     """The sibling that carries `byte` among those from `first` up to `end`, or -1."""
     node = first
@@ -170,7 +159,7 @@ def _child(nodes: Int32Array, first: int, end: int, byte: int) -> int:
     return -1
 
 
-@jit
+@loop("i8(i4[:,::1], u1[::1])")
 def _find(nodes: Int32Array, data: npt.NDArray[np.uint8]) -> int:
     node, first, end = -1, 0, len(nodes)
     for byte in data:
@@ -181,7 +170,7 @@ def _find(nodes: Int32Array, data: npt.NDArray[np.uint8]) -> int:
     return node
 
 
-@jit
+@loop("i8(i4[:,::1], u1[::1])")
 def _longest_prefix(nodes: Int32Array, data: npt.NDArray[np.uint8]) -> int:
     found, first, end = -1, 0, len(nodes)
     for byte in data:

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
 from graftlm.core.grammar.masks.trie import Trie
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_NO_ROW = np.zeros(0, np.int32)
 _NO_COUNTS = np.zeros(0, np.int32)
 
 
@@ -23,7 +21,8 @@ def allow_tokens(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
 
     row  int32 [num_words] -> a 64-bit hash of the tokens found, 0 for none
     """
-    if not jit.COMPILED:
+    if _walk_all.machine_code is None:
+        prepare()
         return allow_tokens_by_level(trie, dfa, place, row)
     counts = np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
     found = _walk_all(
@@ -39,11 +38,10 @@ def continues(trie: Trie, node: int, dfa: Dfa, place: Place) -> bool:
     depth, end = int(trie.nodes[node, 1]), int(trie.nodes[node, 2])
     states, counts = np.empty(trie.max_depth + 1, np.int32), np.empty((trie.max_depth + 1, len(place) - 1), np.int32)
     states[0], counts[0] = place[0], place[1:]
-    found = _walk(trie.nodes, node + 1, end, depth, dfa.table, dfa.classes, dfa.actions, states, counts, _NO_ROW, True)
-    return bool(found)
+    return bool(_any_token(trie.nodes, node + 1, end, depth, dfa.table, dfa.classes, dfa.actions, states, counts))
 
 
-@jit.jit
+@loop("i8(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], i4[::1])")
 def _walk_all(
     nodes: Int32Array,
     roots: Int32Array,
@@ -69,7 +67,7 @@ def _walk_all(
     return found
 
 
-@jit.jit
+@inner
 def _walk(
     nodes: Int32Array,
     first: int,
@@ -132,7 +130,23 @@ def _walk(
     return found
 
 
-@jit.jit
+@loop("b1(i4[:,::1], i8, i8, i8, i4[:,::1], u1[::1], i4[:,::1], i4[::1], i4[:,::1])")
+def _any_token(
+    nodes: Int32Array,
+    first: int,
+    last: int,
+    above: int,
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    actions: Int32Array,
+    states: Int32Array,
+    counts: Int32Array,
+) -> bool:
+    """Whether a token in nodes `first` to `last` can be read; the arguments are those of `_walk`."""
+    return _walk(nodes, first, last, above, table, classes, actions, states, counts, counts[0], True) != 0
+
+
+@loop("void(i4[:,::1], i4[::1])")
 def _copy_twins(twins: Int32Array, row: Int32Array) -> None:
     for i in range(len(twins)):
         token, twin = twins[i, 0], twins[i, 1]

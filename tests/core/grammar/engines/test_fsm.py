@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.engines.fsm import FsmGrammar, FsmMatcher, warm_up
+from graftlm.core.grammar.engines.fsm import FsmGrammar, FsmMatcher
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -130,9 +130,3 @@ def test_an_ending_leaves_an_open_string_at_once() -> None:
     ending = bytes(matcher.ending([]))
     assert ending[2:] == b'","n":0}' and len(ending) == matcher.min_tokens_to_accept()
     assert matcher.advance([*ending, *vocabulary.eos_token_ids]) == len(ending) + 1
-
-
-def test_warming_up_changes_no_answer() -> None:
-    vocabulary = Vocabulary([*byte_vocabulary().tokens], eos_token_id=256)
-    warm_up(vocabulary)
-    assert mask(matcher_of('"[^"]{1,100}"', vocabulary), vocabulary) == {ord('"')}

@@ -1,0 +1,106 @@
+"""The first constrained token after a model was loaded: on a fresh machine, and in a second process.
+
+Each row is a process of its own, on sprout and on a small Llama with 128,000 synthetic tokens. The baseline is a
+process that gets nothing ready beside the loading of the model. Compiled kernels of the CPU are kept throughout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench.harness import ROOT, Options, Row
+
+CHILD = """
+import json, sys, time
+import graftlm as gl
+model, prepared = sys.argv[1], sys.argv[2] == "prepared"
+if not prepared:
+    import graftlm.core.engine as engine
+    engine.prepare_constraints = lambda tokenizer: None
+started = time.perf_counter()
+runtime = gl.Runtime(model, device="cpu")
+runtime.load()
+loaded = time.perf_counter()
+runtime.generate("Mara is", max_tokens=1, temperature=0)
+free = time.perf_counter()
+runtime.generate("Mara is", regex=r"a (baker|doctor), \\\\d{1,3} years old", max_tokens=1, temperature=0)
+regex = time.perf_counter()
+schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}}}
+runtime.generate("Mara is", json_schema=schema, max_tokens=1, temperature=0, close_on_length=False)
+print(json.dumps({"load": loaded - started, "free": free - loaded, "regex": regex - free,
+                  "schema": time.perf_counter() - regex}))
+runtime.close()
+"""
+
+WAIT = "from graftlm.core.grammar.automata import jit; jit.wait()"
+
+
+def run(options: Options) -> Sequence[Row]:
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        models = {"sprout": "sprout"}
+        if not options.quick:
+            models["128k tokens"] = model_of_many_tokens(Path(folder) / "model")
+        for name, model in models.items():
+            for machine, floor in (("fresh machine", 0.3), ("second process", 0.1)):
+                found = {
+                    prepared: _measure(model, prepared, Path(folder) / f"{name}-{prepared}")
+                    for prepared in ("unprepared", "prepared")
+                }
+                ours, theirs = found["prepared"], found["unprepared"]
+                what = f"{name}, {machine}"
+                rows.append(Row("first", f"load: {what}", ours["load"], "s", theirs["load"]))
+                for key in ("regex", "schema"):
+                    limit = floor if key == "regex" else None
+                    label = f"first {key}: {what}"
+                    rows.append(Row("first", label, ours[key], "s", theirs[key], floor=limit, at_most=True))
+    return rows
+
+
+def _measure(model: str, prepared: str, caches: Path) -> dict[str, float]:
+    """Seconds of one process whose caches on disk are in `caches`: load, a free token, a constrained one."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "GRAFTLM_CACHE_DIR": str(caches / "graftlm"),
+    }
+    command = [sys.executable, "-c", CHILD, model, prepared]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    subprocess.run([sys.executable, "-c", WAIT], env=environment, check=True)  # for what a later process finds on disk
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"  {prepared}: {measured}", file=sys.stderr, flush=True)
+    return measured
+
+
+def model_of_many_tokens(folder: Path, num_tokens: int = 128_000) -> str:
+    """Save a tiny Llama with a byte-level BPE tokenizer of `num_tokens` random merges."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.models import tiny_model
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    rng, merges, seen = np.random.default_rng(0), [], set(letters)
+    tokens = list(letters)
+    for x, y in rng.random((4 * num_tokens, 2)):
+        if len(tokens) == num_tokens - 1:
+            break
+        left, right = tokens[int(x * x * len(tokens))], tokens[int(y * y * len(tokens))]
+        if len(left + right) <= 20 and left + right not in seen:
+            seen.add(left + right)
+            tokens.append(left + right)
+            merges.append((left, right))
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>").save_pretrained(folder)
+    tiny_model("llama", vocab_size=num_tokens, eos_token_id=num_tokens - 1).save_pretrained(folder)
+    return str(folder)

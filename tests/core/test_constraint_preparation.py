@@ -1,0 +1,48 @@
+"""What the first constraint needs is got ready beside the loading of a model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from graftlm.core.constraint import prepare_constraints
+from graftlm.core.text.tokenizer import Tokenizer
+from tests.models import byte_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+LOADED_RUNTIME = """
+import sys, threading
+import graftlm as gl
+
+with gl.Runtime("sprout", device="cpu") as runtime:
+    runtime.load()
+    for thread in threading.enumerate():
+        if thread.name.startswith("graftlm grammar"):
+            thread.join()
+    from graftlm.core.constraint import _vocabularies
+    from graftlm.core.grammar.automata import jit
+    assert "graftlm.core.grammar.schema.lowering" in sys.modules
+    assert all(loop.machine_code is not None for loop in jit._loops)
+    assert _vocabularies[runtime.tokenizer]._index is not None
+    assert runtime.generate("Mara is", regex="yes", max_tokens=4).text == "yes"
+"""
+
+
+def prepared(tokenizer: Tokenizer) -> None:
+    before = set(threading.enumerate())
+    prepare_constraints(tokenizer)
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+
+
+def test_a_loaded_runtime_has_compiled_loops_and_the_trie_of_its_vocabulary() -> None:
+    subprocess.run([sys.executable, "-c", LOADED_RUNTIME], check=True, cwd=ROOT)
+
+
+def test_a_tokenizer_that_fails_ends_no_load() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.__dict__["token_bytes"] = None
+    prepared(tokenizer)
