@@ -16,9 +16,21 @@ Each message names the value, the limit and the remedy.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GraftError(Exception):
-    """Base of all errors raised by GraftLM."""
+    """Base of all errors raised by GraftLM. They can be pickled, whatever their constructors take."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[GraftError], args: tuple[Any, ...], attributes: dict[str, Any]) -> GraftError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class ConfigError(GraftError, ValueError):
@@ -42,7 +54,7 @@ class GrammarError(GraftError, ValueError):
         self.position = position
 
 
-class RequestTooLong(GraftError, ValueError):
+class RequestTooLong(GraftError):
     """A request exceeds the context or the KV pool. `length` and `limit` are in tokens."""
 
     def __init__(self, message: str, *, length: int, limit: int) -> None:

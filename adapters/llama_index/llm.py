@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal
 
+from graftlm.adapters.llama_index.errors import GraftCallError, call_errors
 from graftlm.adapters.llama_index.messages import (
     ChatReader,
     CompletionReader,
@@ -14,6 +15,7 @@ from graftlm.adapters.llama_index.messages import (
     native_messages,
 )
 from graftlm.adapters.llama_index.structured import StructuredPrediction
+from graftlm.adapters.llama_index.token_counting import count_tokens_with
 from graftlm.core import call_options, loop_batching
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import tool_constraint
@@ -108,6 +110,7 @@ class GraftLLM(StructuredPrediction):
     @property
     def metadata(self) -> LLMMetadata:
         runtime = self.runtime_for()
+        count_tokens_with(self)
         return LLMMetadata(
             context_window=self.context_window or _context_window(runtime),
             num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
@@ -166,21 +169,24 @@ class GraftLLM(StructuredPrediction):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        request, form = self._chat_request(messages, kwargs)
-        return chat_response(self.model, _wait(self.runtime_for(), request), form)
+        with call_errors():
+            request, form = self._chat_request(messages, kwargs)
+            return chat_response(self.model, _wait(self.runtime_for(), request), form)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        request, form = self._chat_request(messages, kwargs)
-        return chat_response(self.model, await loop_batching.complete(self.runtime_for(), request), form)
+        with call_errors():
+            request, form = self._chat_request(messages, kwargs)
+            return chat_response(self.model, await loop_batching.complete(self.runtime_for(), request), form)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        request, form = self._chat_request(messages, kwargs)
+        with call_errors():
+            request, form = self._chat_request(messages, kwargs)
         reader = ChatReader(self.model, form)
 
         def read() -> ChatResponseGen:
-            with self.runtime_for().submit_stream(request) as chunks:
+            with call_errors(), self.runtime_for().submit_stream(request) as chunks:
                 for chunk in chunks:
                     yield reader.read(chunk)
 
@@ -188,33 +194,38 @@ class GraftLLM(StructuredPrediction):
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        request, form = self._chat_request(messages, kwargs)
+        with call_errors():
+            request, form = self._chat_request(messages, kwargs)
         reader = ChatReader(self.model, form)
 
         async def read() -> ChatResponseAsyncGen:
-            async with aclosing(self.runtime_for().submit_astream(request)) as chunks:
-                async for chunk in chunks:
-                    yield reader.read(chunk)
+            with call_errors():
+                async with aclosing(self.runtime_for().submit_astream(request)) as chunks:
+                    async for chunk in chunks:
+                        yield reader.read(chunk)
 
         return read()
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        request = self._text_request(prompt, formatted, kwargs)
-        return completion_response(self.model, _wait(self.runtime_for(), request))
+        with call_errors():
+            request = self._text_request(prompt, formatted, kwargs)
+            return completion_response(self.model, _wait(self.runtime_for(), request))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        request = self._text_request(prompt, formatted, kwargs)
-        return completion_response(self.model, await loop_batching.complete(self.runtime_for(), request))
+        with call_errors():
+            request = self._text_request(prompt, formatted, kwargs)
+            return completion_response(self.model, await loop_batching.complete(self.runtime_for(), request))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        request = self._text_request(prompt, formatted, kwargs)
+        with call_errors():
+            request = self._text_request(prompt, formatted, kwargs)
         reader = CompletionReader(self.model)
 
         def read() -> CompletionResponseGen:
-            with self.runtime_for().submit_stream(request) as chunks:
+            with call_errors(), self.runtime_for().submit_stream(request) as chunks:
                 for chunk in chunks:
                     yield reader.read(chunk)
 
@@ -222,13 +233,15 @@ class GraftLLM(StructuredPrediction):
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        request = self._text_request(prompt, formatted, kwargs)
+        with call_errors():
+            request = self._text_request(prompt, formatted, kwargs)
         reader = CompletionReader(self.model)
 
         async def read() -> CompletionResponseAsyncGen:
-            async with aclosing(self.runtime_for().submit_astream(request)) as chunks:
-                async for chunk in chunks:
-                    yield reader.read(chunk)
+            with call_errors():
+                async with aclosing(self.runtime_for().submit_astream(request)) as chunks:
+                    async for chunk in chunks:
+                        yield reader.read(chunk)
 
         return read()
 
@@ -284,7 +297,7 @@ def _wait(runtime: Runtime, request: Request) -> Any:
 
 def _openai_tool(tool: Any) -> dict[str, Any]:
     if not hasattr(tool, "metadata"):
-        raise ConfigError(f"{tool!r} is no tool; give a BaseTool, such as FunctionTool.from_defaults(a_function)")
+        raise GraftCallError(f"{tool!r} is no tool; give a BaseTool, such as FunctionTool.from_defaults(a_function)")
     described: dict[str, Any] = tool.metadata.to_openai_tool(skip_length_check=True)
     return described
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from llama_index_instrumentation import get_dispatcher
 
-from graftlm.core.errors import ConfigError
+from graftlm.adapters.llama_index.errors import GraftCallError
 from llama_index.core.base.llms.types import ChatResponse
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
@@ -113,7 +113,7 @@ class StructuredPrediction(FunctionCallingLLM):
         prompt_args: dict[str, Any],
     ) -> dict[str, Any]:
         if not hasattr(output_cls, "model_json_schema"):
-            raise ConfigError(f"output_cls is {output_cls!r}; give a pydantic class")
+            raise GraftCallError(f"output_cls is {output_cls!r}; give a pydantic class")
         schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
         response_format = {"type": "json_schema", "json_schema": schema}
         messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))

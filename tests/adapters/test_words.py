@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import graftlm as gl
 from graftlm.adapters import dspy, guidance, langchain, llama_index
+from graftlm.adapters.langchain.errors import as_langchain_error
 
 ADAPTERS: dict[str, Callable[..., Any]] = {
     "ChatGraftLM": langchain.ChatGraftLM,
@@ -52,3 +55,17 @@ def test_a_misspelt_keyword_names_the_one_that_was_meant(name: str, wrong: str, 
 def test_a_misspelt_name_of_the_framework_is_recognised(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "GraftModel"])
+def test_model_objects_can_be_pickled_and_share_the_runtime(name: str) -> None:
+    again = pickle.loads(pickle.dumps(ADAPTERS[name](model="sprout", temperature=0.5)))
+    assert "sprout" in repr(again)
+    runtime = again.runtime if name == "GraftLM" else again.runtime_for()
+    assert runtime is gl.Runtime.shared("sprout")
+
+
+def test_errors_of_langchain_survive_pickling() -> None:
+    error = as_langchain_error(gl.RequestTooLong("x", length=9, limit=8))
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.length) == (type(error), "x", 9)

@@ -15,8 +15,8 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel, Field
 
-from graftlm.adapters.llama_index import GraftLLM
-from graftlm.core.errors import ConfigError, GraftError
+from graftlm.adapters.llama_index import GraftCallError, GraftLLM
+from graftlm.core.errors import GraftError
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, tiny_model
 
@@ -139,9 +139,9 @@ def test_a_pydantic_selector_gets_a_number(llm: GraftLLM) -> None:  # its schema
 
 
 def test_a_response_format_of_another_kind_raises(llm: GraftLLM) -> None:
-    with pytest.raises(ConfigError, match="response_format is"):
+    with pytest.raises(GraftCallError, match="response_format is"):
         llm.chat([ChatMessage("x")], response_format={"type": "yaml"})
-    with pytest.raises(ConfigError, match="output_cls is <class 'dict'>; give a pydantic class"):
+    with pytest.raises(GraftCallError, match="output_cls is <class 'dict'>; give a pydantic class"):
         llm.structured_predict(dict, PROMPT, text="x")
 
 
@@ -158,7 +158,7 @@ def test_a_required_tool_is_always_called(llm: GraftLLM) -> None:
 
 
 def test_a_function_that_is_no_tool_raises(llm: GraftLLM) -> None:
-    with pytest.raises(ConfigError, match="is no tool; give a BaseTool, such as FunctionTool.from_defaults"):
+    with pytest.raises(GraftCallError, match="is no tool; give a BaseTool, such as FunctionTool.from_defaults"):
         llm.chat_with_tools([add], "go")
 
 
