@@ -1,0 +1,262 @@
+"""What a process does around a runtime: signals, forks, workers, an end with work in flight. Nothing may hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 240
+"""How long a script may take before it counts as hung: many times what it takes on a busy machine."""
+
+PRELUDE = """
+import os, sys, threading
+import graftlm as gl
+from graftlm.testing import byte_tokenizer, random_model
+
+PROMPT = list(range(97, 117))
+
+
+def new_runtime():
+    return gl.Runtime(random_model(), tokenizer=byte_tokenizer(), dtype="float32", max_model_len=512)
+
+
+def answer(runtime):
+    return runtime.generate(PROMPT, max_tokens=6, temperature=0, ignore_eos=True).token_ids
+
+
+def endless(runtime, count=8):
+    params = gl.SamplingParams(max_tokens=None, ignore_eos=True, temperature=0)
+    return runtime.submit_many([gl.Request([*PROMPT, i], params) for i in range(count)])
+"""
+
+
+def start(script: str) -> subprocess.Popen[str]:
+    """A script in a session of its own, so that a signal reaches it alone."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
+    """-> exit status, lines of stdout, stderr"""
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        pytest.fail(f"the script hung; it had written\n{out}\n{err}")
+    return process.returncode, out.splitlines(), err
+
+
+def run(script: str) -> list[str]:
+    status, lines, err = finish(start(script))
+    assert status == 0, err
+    assert "Traceback" not in err, err
+    return lines
+
+
+def signalled(script: str, number: int) -> tuple[int, str]:
+    """Send a signal while the script, which has written "ready", is at work. -> exit status, stderr"""
+    process = start(script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.2)  # into the call that follows; earlier or later must not matter
+    process.send_signal(number)
+    status, _, err = finish(process)
+    return status, err
+
+
+def test_an_interpreter_ends_with_work_in_flight() -> None:
+    assert run("runtime = new_runtime().load(); endless(runtime); print('left')") == ["left"]
+
+
+def test_an_interpreter_ends_while_a_model_is_loading() -> None:
+    assert run("runtime = new_runtime(); endless(runtime); print('left')") == ["left"]
+
+
+def test_control_c_in_a_batch_raises_keyboard_interrupt_and_frees_its_requests() -> None:
+    status, err = signalled(
+        """
+        runtime = new_runtime().load()
+        expected = answer(runtime)
+        print("ready", flush=True)
+        try:
+            while True:
+                runtime.generate([PROMPT] * 8, max_tokens=400, ignore_eos=True)
+        except KeyboardInterrupt:
+            assert answer(runtime) == expected
+            runtime.close()
+        """,
+        signal.SIGINT,
+    )
+    assert (status, err) == (0, "")
+
+
+def test_control_c_that_nobody_catches_shows_one_traceback() -> None:
+    status, err = signalled(
+        """
+        runtime = new_runtime().load()
+        print("ready", flush=True)
+        while True:
+            runtime.generate([PROMPT] * 8, max_tokens=400, ignore_eos=True)
+        """,
+        signal.SIGINT,
+    )
+    assert status in (-signal.SIGINT, 130)
+    assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_terminated_script_is_gone() -> None:
+    status, err = signalled(
+        """
+        runtime = new_runtime().load()
+        print("ready", flush=True)
+        while True:
+            runtime.generate([PROMPT] * 8, max_tokens=400, ignore_eos=True)
+        """,
+        signal.SIGTERM,
+    )
+    assert (status, err) == (-signal.SIGTERM, "")
+
+
+def test_sys_exit_in_a_handler_of_sigterm_ends_the_runtime_in_order() -> None:
+    status, err = signalled(
+        """
+        import signal
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        with new_runtime().load() as runtime:
+            print("ready", flush=True)
+            while True:
+                runtime.generate([PROMPT] * 8, max_tokens=400, ignore_eos=True)
+        """,
+        signal.SIGTERM,
+    )
+    assert (status, err) == (3, "")
+
+
+FORKED = """
+def child_answers():
+    '''Fork; the child makes a runtime of its own and says what it answers. -> what the child wrote'''
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        runtime = new_runtime()
+        schema = runtime.generate(PROMPT, max_tokens=40, choices=["yes", "no"]).text
+        os.write(writer, repr((answer(runtime), schema in ("yes", "no"))).encode())
+        runtime.close()
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return text
+"""
+
+
+def test_a_child_forked_before_the_load_answers_as_its_parent_does() -> None:
+    script = "print(child_answers() == repr((answer(new_runtime()), True)))"
+    assert run(FORKED + script) == ["True"]
+
+
+def test_a_child_forked_after_the_load_answers_as_its_parent_does_and_leaves_it_unhurt() -> None:
+    script = """
+runtime = new_runtime()
+expected = answer(runtime)
+runtime.generate(PROMPT, choices=["yes", "no"])  # compiles a constraint, so that its threads exist
+print(child_answers() == repr((expected, True)), answer(runtime) == expected)
+"""
+    assert run(FORKED + script) == ["True True"]
+
+
+def test_a_child_forked_while_its_parent_computes_answers() -> None:
+    script = """
+runtime = new_runtime()
+expected = answer(runtime)
+futures = endless(runtime)
+print(child_answers() == repr((expected, True)), [len(f.result().token_ids) for f in futures] == [491] * 8)
+"""
+    assert run(FORKED + script) == ["True True"]
+
+
+def test_workers_that_are_spawned_have_one_runtime_each(tmp_path: Path) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(
+        PRELUDE
+        + textwrap.dedent(
+            """
+            from torch.utils.data import DataLoader, Dataset
+
+            class Answers(Dataset):
+                runtime = None
+
+                def __len__(self):
+                    return 4
+
+                def __getitem__(self, index):
+                    if Answers.runtime is None:
+                        Answers.runtime = new_runtime()
+                    return answer(Answers.runtime)
+
+            if __name__ == "__main__":
+                loader = DataLoader(Answers(), num_workers=2, multiprocessing_context="spawn", batch_size=None)
+                found = list(loader)
+                print(all(ids == answer(new_runtime()) for ids in found), len(found))
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "True 4\n"), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_two_runtimes_compute_side_by_side() -> None:
+    script = """
+first, second = new_runtime(), new_runtime()
+expected = answer(first)
+found = {}
+def work(name, runtime):
+    found[name] = [answer(runtime) for _ in range(10)]
+threads = [threading.Thread(target=work, args=item) for item in (("first", first), ("second", second))]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(found == {"first": [expected] * 10, "second": [expected] * 10})
+"""
+    assert run(script) == ["True"]
+
+
+def test_a_cell_that_is_run_again_makes_no_second_engine_thread() -> None:
+    script = """
+import gc
+for _ in range(3):  # the name is bound anew, as in a notebook
+    runtime = new_runtime()
+    answer(runtime)
+    gc.collect()
+names = [thread.name for thread in threading.enumerate() if thread.name.startswith("graftlm ")]
+import time
+limit = time.monotonic() + 30
+while len(names) > 1 and time.monotonic() < limit:  # a thread ends after its step
+    time.sleep(0.01)
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("graftlm ")]
+print(names)
+"""
+    assert run(script) == ["['graftlm LlamaForCausalLM']"]
