@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from difflib import get_close_matches
+from pathlib import Path
 
 TIMEOUT_S = 5.0
 """How long the hub has to answer."""
@@ -36,7 +38,9 @@ def unreachable(model_id: str) -> str | None:
 
 def why_not(source: str, error: Exception) -> str:
     """What to say of a model's files that could not be read."""
-    said = f"{type(error).__name__}: {str(error)[:500]}"
+    near = [] if os.path.isdir(source) else near_names(source)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    said = f"{type(error).__name__}: {str(error)[:500]}{hint}"
     reason = None if os.path.isdir(source) else unreachable(source)
     if reason is None:
         return said
@@ -44,6 +48,16 @@ def why_not(source: str, error: Exception) -> str:
         f"the Hugging Face hub cannot be reached ({reason}), and the files in its cache do not suffice; connect, or "
         f"give a local folder ({said})"
     )
+
+
+def near_names(model: str) -> list[str]:
+    """Names like `model`, nearest first: the embedded model's, and those of the models in the hub's cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cached = [
+        folder.name.removeprefix("models--").replace("--", "/") for folder in Path(HF_HUB_CACHE).glob("models--*")
+    ]
+    return [] if model in cached else get_close_matches(model, ["sprout", *cached], cutoff=0.75)
 
 
 def _ask(model_id: str) -> str | None:

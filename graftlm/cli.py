@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +26,25 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
-    from graftlm.ab.compare import Comparison
+    from graftlm.ab import Comparison
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import graftlm
+
+        typer.echo(f"graftlm {graftlm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A fast language-model runtime under the frameworks you already write in."""
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print figures as JSON and nothing else.")]
 Model = Annotated[str, typer.Option(help="Hugging Face name, local path, or 'sprout', the embedded model.")]
@@ -63,37 +83,68 @@ def demo(
     if as_json:
         print_json(report.to_json(comparisons))
     else:
-        print_table(report.table(comparisons, f"The same pipelines and weights ({model}), before and after"))
+        report.print_table(comparisons, f"The same pipelines and weights ({model}), before and after")
         typer.echo("\n".join(show.notes(comparisons)))
     raise typer.Exit(_failed(comparisons))
 
 
 @app.command()
 def ab(
-    pipeline: Annotated[Path, typer.Argument(help="A Python file that defines run(llm, inputs) and its engines.")],
+    pipeline: Annotated[Path, typer.Argument(help="A Python file that defines run(llm, inputs).")],
     engines: Annotated[str, typer.Option(help="Comma-separated; the first is the baseline.")] = "hf,graftlm",
     model: Model = "sprout",
-    report_to: Annotated[
-        Path | None, typer.Option("--report", help="Folder for report.json, report.md, chart.png.")
+    rounds: Annotated[int, typer.Option(help="Measured rounds of each engine, in turns; at least so many.")] = 3,
+    minutes: Annotated[float, typer.Option(help="Begin no further round after so many minutes.")] = 5.0,
+    threads: Annotated[
+        int | None, typer.Option(help="Compute threads of each engine; one per core if not given.")
     ] = None,
-    with_chart: Annotated[bool, typer.Option("--chart/--no-chart", help="Whether the report has a chart.")] = True,
+    report_to: Annotated[
+        Path | None, typer.Option("--report", help="Folder for report.html, report.json, report.csv, chart.png.")
+    ] = None,
+    with_chart: Annotated[bool, typer.Option("--chart/--no-chart", help="Whether to write chart.png.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds files already.")] = False,
+    with_check: Annotated[
+        bool, typer.Option("--check", help="Plant faults into the first engine and show that each is found.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare engines on a pipeline of your own: answers, time, tokens."""
-    from graftlm.ab import report
-    from graftlm.ab.compare import compare
-    from graftlm.ab.pipeline import Pipeline
+    from graftlm.ab import compare, report
 
     names = [name.strip() for name in engines.split(",") if name.strip()]
-    comparison = compare(Pipeline.load(pipeline), names, model, Progress(as_json))
+    if report_to is not None:
+        report.check_folder(report_to, force=force, with_chart=with_chart)
+    options: dict[str, Any] = {"rounds": rounds, "minutes": minutes, "threads": threads, "progress": Progress(as_json)}
+    if with_check:
+        _check_faults(pipeline, names[:1], model, options, as_json)
+        return
+    comparison = compare(pipeline, names, model, **options)
     if as_json:
         print_json(report.to_json([comparison]))
     else:
-        print_table(report.table([comparison], comparison.pipeline.title))
+        report.print_table([comparison])
     if report_to is not None:
-        for path in report.write([comparison], report_to, with_chart):
+        command = shlex.join(["graftlm", *sys.argv[1:]])
+        for path in report.write([comparison], report_to, command, with_chart):
             typer.echo(f"wrote {path}", err=True)
-    raise typer.Exit(_failed([comparison]))
+    raise typer.Exit(130 if comparison.interrupted else _failed([comparison]))
+
+
+def _check_faults(pipeline: Path, names: list[str], model: str, options: dict[str, Any], as_json: bool) -> None:
+    """`graftlm ab --check`: exit status 1 if a planted fault was not found."""
+    from graftlm.ab.plants import check
+
+    if not names:
+        raise ConfigError("--engines is empty; name the engine to check")
+    findings = check(pipeline, names[0], model, **options)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        table = Table("planted fault", "found", "the comparison says", title=f"{names[0]} against itself")
+        for finding in findings:
+            table.add_row(finding.plant, "yes" if finding.found else "NO", finding.evidence)
+        print_table(table)
+    raise typer.Exit(int(not all(finding.found for finding in findings)))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -113,13 +164,13 @@ def generate(
     model: Model = "sprout",
     chat: Annotated[bool, typer.Option("--chat", help="Send it as a user message through the chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(help="At most this many new tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0, the default, is greedy; above 0 the text is sampled.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="For temperatures above 0.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
     regex: Annotated[str | None, typer.Option(help="Answer in text that this matches.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text, printed as it comes."""
+    """Generate text, printed as it comes. Greedy unless --temperature is above 0."""
     from graftlm import Runtime
 
     text = sys.stdin.read() if prompt == "-" else prompt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,39 +10,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, Spinn
 
 
 class Progress:
-    """One bar per engine: how many calls it has answered, polled while it runs.
+    """A bar per step of an engine: how many model calls it has answered.
 
-    The first engine of a pipeline shows how many calls there are; the others then count up to that number.
+    The first round of an engine shows how many calls there are; the bars of its later rounds then have that length.
     """
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._num_calls: dict[str, int] = {}
+        self._num_calls: dict[tuple[str, str], int] = {}
 
     @contextmanager
-    def watch(self, pipeline: str, engine: str, num_answered: Callable[[], int]) -> Iterator[Callable[[str], None]]:
-        """Show one engine's run. Yields a function that says what the engine is doing now."""
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Bars(*columns, console=Console(stderr=True), disable=self._quiet) as bars:
-            task = bars.add_task(f"{pipeline} on {engine}: loading", total=self._num_calls.get(pipeline))
-            ended = threading.Event()
+    def watch(self, pipeline: str, engine: str, doing: str) -> Iterator[Callable[[int], None]]:
+        """Show one step. Yields a function that takes the number of calls so far."""
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=self._quiet) as bars:
+            total = self._num_calls.get((pipeline, engine)) if doing.startswith("round") else None
+            task = bars.add_task(f"{pipeline} on {engine}: {doing}", total=total)
+            seen = 0
 
-            def poll() -> None:
-                while not ended.wait(0.1):
-                    bars.update(task, completed=num_answered())
+            def on_calls(calls: int) -> None:
+                nonlocal seen
+                seen = calls
+                bars.update(task, completed=calls)
 
-            poller = threading.Thread(target=poll, daemon=True)
-            poller.start()
-            try:
-                yield lambda what: bars.update(task, description=f"{pipeline} on {engine}: {what}")
-            finally:
-                ended.set()
-                poller.join()
-                self._num_calls.setdefault(pipeline, num_answered())
-                bars.update(task, completed=num_answered(), total=num_answered())
+            yield on_calls
+            if seen:
+                self._num_calls[pipeline, engine] = max(seen, self._num_calls.get((pipeline, engine), 0))
+            bars.update(task, completed=seen or 1, total=seen or 1)

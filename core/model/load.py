@@ -15,7 +15,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fusion.cpu_layers import fuse_cpu
 from graftlm.core.fusion.linears import Fusions, fuse
-from graftlm.core.hub import only_local, why_not
+from graftlm.core.hub import near_names, only_local, why_not
 from graftlm.core.kv.kv_format import may_be_compact
 from graftlm.core.kv.memory import check_weights_fit, give_back
 from graftlm.core.loaded_model import LoadedModel, text_config
@@ -247,6 +247,8 @@ def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
         return os.fspath(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
         raise ModelError(f"there is no model folder {name!r}; give a folder, a Hugging Face id or 'sprout'")
+    if "/" not in name and "sprout" in (near := near_names(name)):
+        raise ModelError(f"there is no model {name!r}; did you mean {' or '.join(map(repr, near))}?")
     return name
 
 

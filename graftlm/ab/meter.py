@@ -1,11 +1,14 @@
-"""What an engine really computed: counted at plain transformers models, read from GraftLM's runtimes."""
+"""Meter: the work that one engine did, counted at transformers models, GraftLM runtimes and HTTP clients."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
-import weakref
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -19,82 +22,126 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Work:
-    """Counts over one run.
+    """Counts over one round. None: this engine gives no such count.
 
-    calls            answers written
-    prompt_tokens    tokens of all prompts, as asked for
-    computed_tokens  those of them that were run through the model
-    largest_batch    the most sequences in one forward
+    calls              model calls
+    prompt_tokens      tokens of all prompts, as asked for
+    computed_tokens    those of them that were run through the model
+    completion_tokens  generated tokens
+    largest_batch      the most sequences in one forward pass
     """
 
-    calls: int = 0
-    prompt_tokens: int = 0
-    computed_tokens: int = 0
-    largest_batch: int = 0
+    calls: int | None = None
+    prompt_tokens: int | None = None
+    computed_tokens: int | None = None
+    completion_tokens: int | None = None
+    largest_batch: int | None = None
 
     @property
-    def hit_rate(self) -> float:
+    def hit_rate(self) -> float | None:
         """The share of prompt tokens that was not computed."""
-        return 1 - self.computed_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+        if self.computed_tokens is None or not self.prompt_tokens:
+            return None
+        return 1 - self.computed_tokens / self.prompt_tokens
 
     def __add__(self, other: Work) -> Work:
+        def total(a: int | None, b: int | None) -> int | None:
+            return a if b is None else b if a is None else a + b
+
+        batches = [batch for batch in (self.largest_batch, other.largest_batch) if batch is not None]
         return Work(
-            self.calls + other.calls,
-            self.prompt_tokens + other.prompt_tokens,
-            self.computed_tokens + other.computed_tokens,
-            max(self.largest_batch, other.largest_batch),
+            total(self.calls, other.calls),
+            total(self.prompt_tokens, other.prompt_tokens),
+            total(self.computed_tokens, other.computed_tokens),
+            total(self.completion_tokens, other.completion_tokens),
+            max(batches, default=None),
         )
 
 
 class Meter:
-    """Counts the work of one engine: make it before the engine, `attach` when the engine has loaded all it needs.
+    """Counts the work of the one engine of this process. `attach` once the engine has loaded all it needs.
 
-    GraftLM's runtimes count for themselves. Where the engine has none, transformers models are counted by their
-    forwards: a pass over several tokens is a prompt, whose tokens before that pass came from a cache; a pass over one
-    token behind a past is decoding.
+    GraftLM's runtimes count for themselves. Without any, the transformers models of the process are counted by their
+    forward passes: a pass over several tokens is a prompt, whose tokens before that pass came from a KV cache; a pass
+    over one token after cached ones is a decode step. Requests of HTTP clients to an OpenAI-compatible API are counted
+    by the usage in their responses.
     """
 
     def __init__(self) -> None:
-        from graftlm.core.runtime import Runtime
-
         self._lock = threading.Lock()
-        self._forwards = Work()
-        self._others = weakref.WeakSet(alive(Runtime))
+        self._counted = Work()
+        self._spans: list[tuple[float, float]] = []
         self._runtimes: list[Runtime] = []
         self._hooks: list[RemovableHandle] = []
+        self._count_http()
 
     def attach(self) -> None:
-        """Find the engine's models and runtimes and start counting; what the runtimes cached so far is forgotten."""
-        from transformers import GenerationMixin
+        """Find the engine's runtimes and models. May be called again: what was found before is counted once."""
+        if "graftlm.core.runtime" in sys.modules:
+            from graftlm.core.runtime import Runtime
 
-        self._runtimes = self._new_runtimes()
+            known = {id(runtime) for runtime in self._runtimes}
+            for runtime in alive(Runtime):
+                if id(runtime) not in known and not runtime.closed:
+                    self._runtimes.append(runtime)
+                    self._time_runtime(runtime)
+        if "transformers" in sys.modules and not self._runtimes and not self._hooks:
+            from transformers import GenerationMixin
+
+            for model in alive(GenerationMixin):
+                self._hooks.append(model.register_forward_pre_hook(self._count_forward, with_kwargs=True))
+                model.generate = self._timed(model.generate)
+
+    def start(self) -> None:
+        """Begin a round: set every count to zero and empty the prefix caches of GraftLM's runtimes."""
         for runtime in self._runtimes:
             runtime.clear_cache()
             runtime.reset_stats()
-        models: list[Any] = [] if self._runtimes else alive(GenerationMixin)
-        self._hooks = [model.register_forward_pre_hook(self._count, with_kwargs=True) for model in models]
-
-    def _new_runtimes(self) -> list[Runtime]:
-        from graftlm.core.runtime import Runtime
-
-        return [runtime for runtime in alive(Runtime) if runtime not in self._others and not runtime.closed]
+        with self._lock:
+            self._counted = Work(0, 0, 0, None, 0) if self._hooks else Work()
+            self._spans = []
 
     def work(self) -> Work:
-        """The counts so far; any thread may ask."""
-        total = self._forwards
+        """The counts since `start`; any thread may ask."""
+        total = self._counted
         for runtime in self._runtimes:
-            stats = runtime.stats()
-            total += Work(stats.requests, stats.prompt_tokens, stats.computed_tokens, stats.largest_batch)
+            s = runtime.stats()
+            total += Work(s.requests, s.prompt_tokens, s.computed_tokens, s.completion_tokens, s.largest_batch)
         return total
 
-    def close(self) -> None:
-        """Stop counting and close the engine's runtimes."""
-        for hook in self._hooks:
-            hook.remove()
-        for runtime in self._new_runtimes():
-            runtime.close()
+    def spans(self, started: float) -> list[tuple[float, float]]:
+        """Start and end of each call, in seconds after `started` (of `time.perf_counter`)."""
+        with self._lock:
+            return sorted((begin - started, end - started) for begin, end in self._spans)
 
-    def _count(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _span(self, begin: float) -> None:
+        with self._lock:
+            self._spans.append((begin, time.perf_counter()))
+
+    def _timed(self, function: Callable[..., T]) -> Callable[..., T]:
+        @wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> T:
+            begin = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._span(begin)
+
+        return timed
+
+    def _time_runtime(self, runtime: Runtime) -> None:
+        submit_many = runtime.submit_many
+
+        def timed(requests: Any) -> Any:
+            begin = time.perf_counter()
+            futures = submit_many(requests)
+            for future in futures:
+                future.add_done_callback(lambda _: self._span(begin))
+            return futures
+
+        runtime.submit_many = timed  # type: ignore[method-assign]
+
+    def _count_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         if ids is None:
             return
@@ -103,13 +150,49 @@ class Meter:
         num_past = past.get_seq_length() if past is not None else 0
         mask = kwargs.get("attention_mask")
         if num_past > 0:
-            prompt = width > 1
-            step = Work(rows * prompt, rows * (num_past + width) * prompt, rows * width * prompt, rows)
+            prompt = int(width > 1)
+            step = Work(rows * prompt, rows * (num_past + width) * prompt, rows * width * prompt, None, rows)
         else:
             num_tokens = int(mask.sum()) if mask is not None and mask.shape == ids.shape else rows * width
-            step = Work(rows, num_tokens, num_tokens, rows)
+            step = Work(rows, num_tokens, num_tokens, None, rows)
         with self._lock:
-            self._forwards += step
+            self._counted += step
+
+    def _count_http(self) -> None:
+        """Let httpx, which the OpenAI clients use, report each completed request."""
+        try:
+            import httpx
+        except ImportError:
+            return
+        send, asend = httpx.Client.send, httpx.AsyncClient.send
+
+        def counted(client: Any, request: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            response = send(client, request, **options)
+            self._count_response(request, response, begin)
+            return response
+
+        async def acounted(client: Any, request: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            response = await asend(client, request, **options)
+            self._count_response(request, response, begin)
+            return response
+
+        httpx.Client.send, httpx.AsyncClient.send = counted, acounted  # type: ignore[method-assign]
+
+    def _count_response(self, request: Any, response: Any, begin: float) -> None:
+        if not request.url.path.endswith(("/completions", "/responses", "/messages")) or response.status_code >= 400:
+            return
+        usage: dict[str, Any] = {}
+        if response.is_closed:  # a stream is still being read: its usage is not known yet
+            body = response.json()
+            usage = body.get("usage") or {} if isinstance(body, dict) else {}
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        prompt = usage.get("prompt_tokens")
+        computed = prompt - cached if prompt is not None and cached is not None else None
+        with self._lock:
+            self._counted += Work(1, prompt, computed, usage.get("completion_tokens"))
+        self._span(begin)
 
 
 def alive(kind: type[T]) -> list[T]:

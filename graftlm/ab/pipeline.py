@@ -1,4 +1,4 @@
-"""A pipeline to compare engines on: a Python file of a user's own."""
+"""Pipeline: a Python file of the user's own, on which engines are compared."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from graftlm.ab.engines import MAX_TOKENS, framework_of, known_or_raise, named_engines
 from graftlm.core.errors import ConfigError
 
-NOT_ENGINES = {"run", "inputs", "right"}
+NOT_ENGINES = {"run", "inputs", "warm_up", "right"}
 
 
 @dataclass(frozen=True)
@@ -28,45 +29,53 @@ class Engine:
 class Pipeline:
     """A file that defines
 
-    run(llm, inputs) -> list      the pipeline: one answer per input, in order
-    hf(model), graftlm(model) ... one function per engine: the constructor line; `name:argument` on the command
-                                  line calls name(model, argument)
-    inputs() -> list              what to run on; one input, None, if it is missing
+    run(llm, inputs) -> list      the pipeline: a list with one answer per input, in order
+    inputs() -> list              the inputs; without it there is one, None
+    warm_up() -> list             inputs to run before the measurement; without it, the first input is held out
     right(input, answer) -> bool  whether an answer is right, where that can be told
+    framework = "dspy"            where the file's imports do not tell; each framework knows its engines by name
+    max_tokens = 256              generated tokens per call at most, for engines by name
+    name(model), ...              one function per engine that is not known by name, or is to be built otherwise;
+                                  `name:argument` on the command line calls name(model, argument)
     """
 
     name: str
     title: str
     run: Callable[[Any, Sequence[Any]], list[Any]]
     inputs: Sequence[Any]
+    held_out: Sequence[Any]
     right: Callable[[Any, Any], bool] | None
     constructors: Mapping[str, Callable[..., Any]]
+    framework: str | None = None
 
     @classmethod
     def load(cls, path: Path) -> Pipeline:
-        """Import the file and take what it defines. ConfigError if it is no pipeline."""
+        """Import the file and read what it defines. Raises: ConfigError if it is no pipeline."""
         names = vars(_import(path))
         functions = {
             name: value
             for name, value in names.items()
             if inspect.isfunction(value) and value.__module__ == names["__name__"] and not name.startswith("_")
         }
-        constructors = {name: value for name, value in functions.items() if name not in NOT_ENGINES}
-        if "run" not in functions or not constructors:
-            missing = "run(llm, inputs)" if "run" not in functions else "an engine function such as graftlm(model)"
-            raise ConfigError(f"pipeline {str(path)!r} defines no {missing}")
-        inputs = functions["inputs"]() if "inputs" in functions else [None]
-        if not inputs:
-            raise ConfigError(f"inputs() of pipeline {str(path)!r} is empty; it must give at least one input")
+        if "run" not in functions:
+            raise ConfigError(f"pipeline {str(path)!r} defines no run(llm, inputs)")
+        framework = names.get("framework") or framework_of(path.read_text())
+        constructors = dict(named_engines(framework, int(names.get("max_tokens", MAX_TOKENS))))
+        constructors |= {name: value for name, value in functions.items() if name not in NOT_ENGINES}
+        if not constructors:
+            raise ConfigError(
+                f"pipeline {str(path)!r} defines no engine function such as graftlm(model), and imports no framework "
+                "whose engines are known by name"
+            )
+        inputs, held_out = _inputs(path, functions)
         title = (names.get("__doc__") or path.stem).strip().partition("\n")[0]
-        return cls(path.stem, title, functions["run"], inputs, functions.get("right"), constructors)
+        right = functions.get("right")
+        return cls(path.stem, title, functions["run"], inputs, held_out, right, constructors, framework)
 
     def engine(self, spec: str) -> Engine:
-        """The engine called `name` or `name:argument`. ConfigError, listing the known ones, if there is none."""
+        """The engine called `name` or `name:argument`. Raises: ConfigError, listing the known ones."""
         name, colon, argument = spec.partition(":")
-        if name not in self.constructors:
-            known = ", ".join(self.constructors)
-            raise ConfigError(f"pipeline {self.name!r} has no engine {name!r}; it defines: {known}")
+        known_or_raise(self.constructors, name, self.name, self.framework)
         constructor = self.constructors[name]
         arguments = (argument,) if colon else ()
         try:
@@ -74,6 +83,31 @@ class Pipeline:
         except TypeError as error:
             raise ConfigError(f"engine {spec!r} of pipeline {self.name!r}: {error}") from error
         return Engine(spec, lambda model: constructor(model, *arguments))
+
+    def answer(self, llm: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Call `run`. Raises: ConfigError unless it returns a list or tuple with one answer per input."""
+        answers = self.run(llm, inputs)
+        if not isinstance(answers, list | tuple):
+            raise ConfigError(
+                f"run() of pipeline {self.name!r} returned a {type(answers).__name__}; "
+                f"return a list with one answer per input"
+            )
+        if len(answers) != len(inputs):
+            raise ConfigError(
+                f"run() of pipeline {self.name!r} gave {len(answers)} answers to {len(inputs)} inputs; "
+                "return one answer per input, in order"
+            )
+        return list(answers)
+
+
+def _inputs(path: Path, functions: Mapping[str, Callable[..., Any]]) -> tuple[list[Any], list[Any]]:
+    """The inputs to measure, and those to warm up with."""
+    inputs = list(functions["inputs"]()) if "inputs" in functions else [None]
+    if not inputs:
+        raise ConfigError(f"inputs() of pipeline {str(path)!r} is empty; it must give at least one input")
+    if "warm_up" in functions:
+        return inputs, list(functions["warm_up"]())
+    return (inputs[1:], inputs[:1]) if len(inputs) > 1 else (inputs, [])
 
 
 def _import(path: Path) -> ModuleType:

@@ -1,17 +1,22 @@
-"""A comparison as a table, JSON, markdown and a chart."""
+"""A comparison as a terminal table, JSON, CSV, PNG and one HTML page."""
 
 from __future__ import annotations
 
-import importlib
+import csv
+import dataclasses
+import importlib.util
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
-from graftlm.ab.compare import Comparison, EngineRun
+from graftlm.ab import html_page
+from graftlm.ab.comparison import Comparison, EngineResult
 from graftlm.core.errors import ConfigError
 
 COLUMNS = (
@@ -21,145 +26,197 @@ COLUMNS = (
     "answers equal",
     "wall time",
     "ratio",
+    "95 % interval",
     "prompt tokens",
     "tokens computed",
     "hit rate",
     "largest batch",
 )
+FILES = ("report.html", "report.json", "report.csv", "chart.png")
 
 
-def figures(comparison: Comparison, run: EngineRun) -> dict[str, Any]:
-    """The figures of one engine, as JSON takes them. Times in seconds, None where a figure does not exist."""
-    return {
-        "engine": run.engine,
-        "answers": comparison.num_inputs,
-        "right": comparison.num_right(run),
-        "equal": comparison.num_equal(run),
-        "wall_s": round(run.wall_s, 4),
-        "speedup": comparison.speedup(run),
-        "calls": run.work.calls,
-        "prompt_tokens": run.work.prompt_tokens,
-        "computed_tokens": run.work.computed_tokens,
-        "hit_rate": round(run.work.hit_rate, 4),
-        "largest_batch": run.work.largest_batch,
-        "error": run.error,
+def figures(comparison: Comparison, result: EngineResult) -> dict[str, Any]:
+    """The figures of one engine, as JSON takes them. Times are seconds; None where a figure does not exist."""
+    row: dict[str, Any] = {"engine": result.engine, "error": result.error, "answers": len(comparison.inputs)}
+    if not result.rounds:
+        return row
+    found, work = comparison.ratio(result), result.work
+    normalised = comparison.differing(result, normalised=True)
+    return row | {
+        "right": comparison.num_right(result),
+        "equal": comparison.num_equal(result),
+        "equal_normalised": None if normalised is None else len(comparison.inputs) - len(normalised),
+        "varying": result.num_varying,
+        "rounds": len(result.rounds),
+        "wall_s": round(result.wall_s, 4),
+        "ratio": None if found is None else found.value,
+        "ratio_low": None if found is None else found.low,
+        "ratio_high": None if found is None else found.high,
+        "calls_per_s": None if work.calls is None else work.calls / result.wall_s,
+        **dataclasses.asdict(work),
+        "hit_rate": work.hit_rate,
+        "peak_bytes": max(one.peak_bytes for one in result.rounds),
+        "peak_gpu_bytes": max(one.peak_gpu_bytes for one in result.rounds),
     }
 
 
 def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Every figure and every answer."""
+    """Every figure, every answer and every round."""
     return [
         {
-            "pipeline": c.pipeline.name,
-            "title": c.pipeline.title,
+            "pipeline": c.name,
+            "title": c.title,
             "model": c.model,
-            "runs": [figures(c, run) | {"texts": [str(answer) for answer in run.answers]} for run in c.runs],
+            "differences": c.differences(),
+            "notes": c.notes,
+            "interrupted": c.interrupted,
+            "inputs": c.inputs,
+            "runs": [
+                figures(c, result)
+                | {
+                    "texts": result.answers if result.rounds else [],
+                    "wall_s_of_rounds": [one.wall_s for one in result.rounds],
+                    "left_out": result.left_out,
+                }
+                for result in c.results
+            ],
         }
         for c in comparisons
     ]
 
 
-def rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """One row of text per engine, under COLUMNS."""
-    return [(comparison.pipeline.name, *_cells(figures(comparison, run))) for run in comparison.runs]
+def cells(comparison: Comparison, result: EngineResult) -> tuple[str, ...]:
+    """One row of text, under COLUMNS."""
+    row = figures(comparison, result)
+    if not result.rounds:
+        return (comparison.name, result.engine, "failed" if result.error else "–", *["–"] * (len(COLUMNS) - 3))
 
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    if row["error"]:
-        return (row["engine"], "failed", *["–"] * (len(COLUMNS) - 3))
+    def number(value: int | None) -> str:
+        return "–" if value is None else f"{value:,}"
 
     def share(count: int | None) -> str:
         return "–" if count is None else f"{count}/{row['answers']}"
 
+    is_baseline = result is comparison.baseline
+    interval = "–" if row["ratio_low"] is None or is_baseline else f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
     return (
-        row["engine"],
+        comparison.name,
+        result.engine,
         share(row["right"]),
         share(row["equal"]),
         f"{row['wall_s']:.2f} s",
-        "–" if row["speedup"] is None else f"{row['speedup']:.1f}x",
-        f"{row['prompt_tokens']:,}",
-        f"{row['computed_tokens']:,}",
-        f"{row['hit_rate']:.0%}",
-        str(row["largest_batch"]),
+        "–" if row["ratio"] is None else f"{row['ratio']:.1f}x",
+        interval,
+        number(row["prompt_tokens"]),
+        number(row["computed_tokens"]),
+        "–" if row["hit_rate"] is None else f"{row['hit_rate']:.0%}",
+        number(row["largest_batch"]),
     )
 
 
+def headline(comparisons: Sequence[Comparison]) -> str:
+    """The first line of every table: each way in which the engines did not do the same work."""
+    names = len(comparisons) > 1
+    found = [f"{c.name}: {said}" if names else said for c in comparisons for said in (*c.differences(), *c.notes)]
+    return " ".join(found) or "Same calls, same prompts, same answers."
+
+
 def table(comparisons: Sequence[Comparison], title: str) -> Table:
-    """All comparisons as one table for the terminal."""
-    drawn = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    """All comparisons as one table for the terminal; the differences stand in its first line."""
+    drawn = Table(title=f"{headline(comparisons)}\n{title}", box=SIMPLE_HEAD, pad_edge=False, title_justify="left")
     for i, column in enumerate(COLUMNS):
-        drawn.add_column(column.replace(" ", "\n"), justify="left" if i < 2 else "right", no_wrap=True)
+        drawn.add_column(column.replace(" ", "\n", 1), justify="left" if i < 2 else "right", no_wrap=True)
     for comparison in comparisons:
-        for row in rows(comparison):
-            drawn.add_row(*row)
+        for result in comparison.results:
+            drawn.add_row(*cells(comparison, result))
         drawn.add_section()
     return drawn
 
 
+def print_table(comparisons: Sequence[Comparison], title: str = "") -> None:
+    """Print to a terminal as wide as that is, elsewhere as wide as the table needs."""
+    width = None if sys.stdout.isatty() else 140
+    Console(width=width).print(table(comparisons, title or " ".join(c.title for c in comparisons)))
+
+
 def failures(comparisons: Sequence[Comparison]) -> list[str]:
-    """One line for each engine that failed."""
-    return [
-        f"{c.pipeline.name} on {run.engine} failed: {run.error}" for c in comparisons for run in c.runs if run.error
-    ]
-
-
-def markdown(comparisons: Sequence[Comparison]) -> str:
-    """The same table, and under it every input on which an engine's answer differs from the baseline's."""
-    lines = [" | ".join(("", *COLUMNS, "")).strip(), "|" + "---|" * len(COLUMNS)]
-    lines += [" | ".join(("", *row, "")).strip() for c in comparisons for row in rows(c)]
-    lines += [f"\n{line}" for line in failures(comparisons)]
+    """One line for each engine that failed and each input that was left out."""
+    lines = []
     for c in comparisons:
-        for run in c.runs[1:]:
-            if run.error is None and c.baseline.error is None:
-                pairs = zip(c.baseline.answers, run.answers, strict=True)
-                differing = [(i, a, b) for i, (a, b) in enumerate(pairs) if a != b]
-                if differing:
-                    lines += ["", f"## {c.pipeline.name}: {run.engine} answers otherwise than {c.baseline.engine}", ""]
-                    lines += [f"- input {i}: `{a}` became `{b}`" for i, a, b in differing]
-    return "\n".join(lines) + "\n"
+        for result in c.results:
+            lines += [f"{c.name} on {result.engine} failed: {result.error}"] * bool(result.error)
+            lines += [f"{c.name} on {result.engine}: input {i} raised {text}" for i, text in result.left_out.items()]
+    return lines
+
+
+def check_folder(folder: Path, *, force: bool, with_chart: bool) -> None:
+    """Check, before anything is run, that a report can be written.
+
+    Raises: ConfigError if the folder exists and is not empty (unless `force`), cannot be written to, or if the chart
+    is wanted and matplotlib is not installed.
+    """
+    if with_chart and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("chart.png needs matplotlib: pip install matplotlib, or leave it out with --no-chart")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--report {str(folder)!r} is a file; give the name of a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise ConfigError(f"--report {str(folder)!r} holds files already; name another folder, or add --force")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"--report {str(folder)!r} cannot be written: {error.strerror}; name another") from error
+
+
+def write(comparisons: Sequence[Comparison], folder: Path, command: str, with_chart: bool = True) -> list[Path]:
+    """Write report.html, report.json, report.csv and, if asked for, chart.png; returns their paths.
+
+    command  how the comparison can be repeated
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    page, data, sheet, image = (folder / name for name in FILES)
+    data.write_text(json.dumps(to_json(comparisons), indent=2, ensure_ascii=False) + "\n")
+    rows = [{"pipeline": c.name} | figures(c, result) for c in comparisons for result in c.results]
+    with sheet.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    tables = [(c, [cells(c, result) for result in c.results]) for c in comparisons]
+    page.write_text(html_page.render(tables, COLUMNS, headline(comparisons), command))
+    if not with_chart:
+        return [page, data, sheet]
+    chart(comparisons, image)
+    return [page, data, sheet, image]
 
 
 def chart(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Bars of wall time and of prompt tokens computed, by pipeline and engine, as a PNG.
+    """Draw each engine's ratio with its interval, and the prompt tokens that it computed, as a PNG."""
+    import matplotlib
 
-    Raises: ConfigError if matplotlib is not installed.
-    """
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise ConfigError(
-            "the chart needs matplotlib: pip install matplotlib, or leave it out with --no-chart"
-        ) from error
     matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    from matplotlib import pyplot
 
-    figure, (wall, computed) = pyplot.subplots(1, 2, figsize=(9, 1.2 + 0.9 * len(comparisons)), layout="constrained")
-    engines = list(dict.fromkeys(run.engine for c in comparisons for run in c.runs))
-    height = 0.8 / len(engines)
-    values: dict[str, Callable[[EngineRun], float]] = {
-        "wall time, s": lambda run: run.wall_s,
-        "prompt tokens computed": lambda run: run.work.computed_tokens,
-    }
-    for axis, (title, value) in zip((wall, computed), values.items(), strict=True):
-        for i, engine in enumerate(engines):
-            found = [(y, run) for y, c in enumerate(comparisons) for run in c.runs if run.engine == engine]
-            axis.barh([y + i * height for y, _ in found], [value(run) for _, run in found], height, label=engine)
-        axis.set_yticks([y + 0.4 - height / 2 for y in range(len(comparisons))], [c.pipeline.name for c in comparisons])
-        axis.invert_yaxis()
-        axis.set_title(title, loc="left")
+    bars = [
+        (f"{c.name}: {r.engine}" if len(comparisons) > 1 else r.engine, c, r) for c in comparisons for r in c.results
+    ]
+    bars = [bar for bar in bars if bar[2].rounds]
+    size = (9, 1.2 + 0.4 * max(len(bars), 1))
+    figure, (ratios, computed) = pyplot.subplots(1, 2, figsize=size, layout="constrained", sharey=True)
+    for y, (_, comparison, result) in enumerate(bars):
+        found = comparison.ratio(result)
+        if found is not None:
+            low, high = found.low or found.value, found.high or found.value
+            ratios.plot([low, high], [y, y], color="tab:blue", linewidth=2)
+            ratios.plot([found.value], [y], "o", color="tab:blue")
+        computed.barh([y], [result.work.computed_tokens or 0], 0.6, color="tab:blue")
+    ratios.axvline(1, color="grey", linewidth=0.8)
+    ratios.set_yticks(range(len(bars)), [label for label, _, _ in bars])
+    ratios.invert_yaxis()
+    ratios.set_title("speed-up over the baseline, 95 % interval", loc="left")
+    computed.set_title("prompt tokens computed", loc="left")
+    for axis in (ratios, computed):
         axis.spines[["top", "right"]].set_visible(False)
-    wall.legend(frameon=False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
-
-
-def write(comparisons: Sequence[Comparison], folder: Path, with_chart: bool = True) -> list[Path]:
-    """Write report.json, report.md and, if asked for, chart.png into `folder`; it is made if missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "report.json", folder / "report.md"]
-    paths[0].write_text(json.dumps(to_json(comparisons), indent=2, ensure_ascii=False) + "\n")
-    paths[1].write_text(markdown(comparisons))
-    if with_chart:
-        paths.append(folder / "chart.png")
-        chart(comparisons, paths[-1])
-    return paths

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from graftlm import cli
+from graftlm.core.errors import ConfigError
 from tests.models import byte_tokenizer, tiny_model
 
 
@@ -55,7 +57,7 @@ def test_generate_reads_the_prompt_from_standard_input(model: str) -> None:
     )
 
 
-def test_ab_prints_a_table_and_writes_a_report(model: str, tmp_path: Path) -> None:
+def test_ab_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
     pipeline = tmp_path / "shout.py"
     pipeline.write_text(
         "def low(model): return str.lower\n"
@@ -63,9 +65,19 @@ def test_ab_prints_a_table_and_writes_a_report(model: str, tmp_path: Path) -> No
         "def run(llm, inputs): return [llm(text) for text in inputs]\n"
         "def inputs(): return ['a', 'B']\n"
     )
-    out = call("ab", str(pipeline), "--engines", "low,high", "--model", model, "--report", str(tmp_path / "out"))
-    assert "0/2" in out
+    out = call("ab", str(pipeline), "--engines", "low,high", "--minutes", "0.01", "--report", str(tmp_path / "out"))
+    assert "0/1" in out and "high answers 1 of 1 inputs differently." in out
     assert (tmp_path / "out/chart.png").is_file()
+
+
+def test_ab_looks_at_the_report_folder_before_it_runs_anything(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ConfigError, match="holds files already"):
+        call("ab", "no_such_file.py", "--report", str(tmp_path))
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert call("--version") == f"graftlm {version('graftlm')}\n"
 
 
 def test_an_error_is_one_line_and_exit_status_1(

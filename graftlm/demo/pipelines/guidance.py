@@ -56,5 +56,9 @@ def inputs() -> list[dict[str, Any]]:
     return items
 
 
+def warm_up() -> list[dict[str, Any]]:
+    return [{"passage": "The job of Ada Holt is baker.", "name": "Ada Holt", "answer": {"Job": "baker"}}]
+
+
 def right(item: dict[str, Any], answer: dict[str, str]) -> bool:
     return answer == item["answer"]

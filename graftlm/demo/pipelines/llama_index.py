@@ -49,5 +49,9 @@ def inputs() -> list[dict[str, Any]]:
     return items
 
 
+def warm_up() -> list[dict[str, Any]]:
+    return [{"passage": "The job of Ada Holt is baker.", "question": "What is the job of Ada Holt?", "answer": "baker"}]
+
+
 def right(item: dict[str, str], answer: str) -> bool:
     return answer.strip() == item["answer"]

@@ -1,4 +1,4 @@
-"""Engines on one pipeline: answers, counts, failures, reports."""
+"""Real engines in processes of their own; `idle` engines stand for an endpoint that answers after a while."""
 
 from __future__ import annotations
 
@@ -7,39 +7,52 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.ab import report
-from graftlm.ab.compare import Comparison, compare
-from graftlm.ab.pipeline import Pipeline
+from graftlm.ab import Comparison, compare, report
+from graftlm.ab.plants import check
 from graftlm.core.errors import ConfigError
 from tests.models import byte_tokenizer, tiny_model
 
-PIPELINE = '''"""Goes on with a text."""
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from graftlm import Runtime
+CONTINUE = '''"""Continues a text."""
 
 def hf(model):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(model)
     loaded = AutoModelForCausalLM.from_pretrained(model)
-    def answer(texts):
-        out = []
-        for text in texts:
-            given = tokenizer(text, return_tensors="pt")
-            new = loaded.generate(**given, max_new_tokens=4, do_sample=False)[0, given["input_ids"].shape[1]:]
-            out.append(tokenizer.decode(new, skip_special_tokens=True))
-        return out
-    return answer
+    def answer(text):
+        given = tokenizer(text, return_tensors="pt")
+        new = loaded.generate(**given, max_new_tokens=4, do_sample=False)[0, given["input_ids"].shape[1]:]
+        return tokenizer.decode(new, skip_special_tokens=True)
+    return lambda texts: [answer(text) for text in texts]
 
 def graftlm(model):
+    from graftlm import Runtime
+
     runtime = Runtime(model)
     return lambda texts: [c.text for c in runtime.generate(list(texts), max_tokens=4, temperature=0)]
 
 def broken(model): raise OSError("no such device")
-def short(model): return lambda texts: []
+def missing(model): import a_package_that_nobody_has
 def run(llm, inputs): return llm(inputs)
 def inputs(): return ["The same forty characters at the beginning " + end for end in ("one", "two", "six")]
+def warm_up(): return ["Something else"]
 def right(text, answer): return text.endswith("one")
 '''
+IDLE = """import itertools, time
+times = itertools.count()
+def low(model): return str.lower
+def high(model): return str.upper
+def slow(model): return lambda text: time.sleep(0.05) or text
+def choosy(model):
+    def answer(text):
+        if text == "bad": raise ValueError(f"cannot read {text}")
+        return text.lower()
+    return answer
+def moody(model): return lambda text: f"{text} {next(times)}"
+def dying(model): import os; return lambda text: os._exit(7)
+def run(llm, inputs): return [llm(text) for text in inputs]
+def inputs(): return ["warm-up", "A", "bad", "c"]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,53 +64,145 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pipeline") / "goes_on.py"
-    path.write_text(PIPELINE)
-    return Pipeline.load(path)
+    path.write_text(CONTINUE)
+    return path
 
 
 @pytest.fixture(scope="module")
-def compared(pipeline: Pipeline, model: str) -> Comparison:
-    return compare(pipeline, ["hf", "graftlm", "broken"], model)
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pipeline") / "idle.py"
+    path.write_text(IDLE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def compared(path: Path, model: str) -> Comparison:
+    return compare(path, ["hf", "graftlm", "broken", "missing"], model, rounds=3, minutes=0.5)
+
+
+def quick(path: Path, *engines: str) -> Comparison:
+    return compare(path, engines, rounds=2, minutes=0.01)
 
 
 def test_both_engines_give_the_same_answers(compared: Comparison) -> None:
-    hf, ours, _ = compared.runs
+    hf, ours = compared.results[:2]
     assert (compared.num_equal(ours), compared.num_right(ours)) == (3, 1)
-    assert hf.answers == ours.answers
+    assert hf.answers == ours.answers and hf.num_varying == ours.num_varying == 0
 
 
-def test_the_prompts_are_the_same_and_fewer_tokens_are_computed(compared: Comparison) -> None:
-    hf, ours, _ = compared.runs
-    assert hf.work.prompt_tokens == ours.work.prompt_tokens == 3 * 46
-    assert (hf.work.computed_tokens, ours.work.computed_tokens) == (138, 46 + 2 * 3)
-    assert (hf.work.calls, ours.work.calls) == (3, 3)
-    assert (hf.work.largest_batch, ours.work.largest_batch) == (1, 3)
+def test_the_prompts_are_the_same_and_fewer_tokens_are_computed_in_every_round(compared: Comparison) -> None:
+    hf, ours = compared.results[:2]
+    assert len(hf.rounds) == len(ours.rounds) >= 1
+    assert {one.work.prompt_tokens for one in (*hf.rounds, *ours.rounds)} == {3 * 46}
+    assert {one.work.computed_tokens for one in hf.rounds} == {138}
+    assert {one.work.computed_tokens for one in ours.rounds} == {46 + 2 * 3}
+    assert (hf.work.calls, ours.work.calls, hf.work.largest_batch, ours.work.largest_batch) == (3, 3, 1, 3)
 
 
-def test_an_engine_that_fails_is_reported_and_the_others_ran(compared: Comparison) -> None:
-    broken = compared.runs[2]
-    assert broken.error == "OSError: no such device"
-    assert (compared.num_equal(broken), compared.num_right(broken), compared.speedup(broken)) == (None, None, None)
+def test_every_call_has_a_place_in_time(compared: Comparison) -> None:
+    for result in compared.results[:2]:
+        for one in result.rounds:
+            assert len(one.spans) == 3
+            assert all(0 <= begin <= end <= one.wall_s for begin, end in one.spans)
 
 
-def test_a_report_has_figures_answers_table_and_chart(compared: Comparison, tmp_path: Path) -> None:
-    paths = report.write([compared], tmp_path / "out")
-    assert [path.name for path in paths] == ["report.json", "report.md", "chart.png"]
-    figures = json.loads(paths[0].read_text())[0]["runs"][1]
+def test_an_engine_that_fails_is_reported_with_the_remedy_and_the_others_ran(compared: Comparison) -> None:
+    assert compared.results[2].error == "OSError: no such device"
+    missing = compared.results[3].error or ""
+    assert missing.endswith("; pip install a-package-that-nobody-has")
+    assert report.failures([compared])[0] == "goes_on on broken failed: OSError: no such device"
+
+
+def test_a_report_has_page_figures_sheet_and_chart(compared: Comparison, tmp_path: Path) -> None:
+    paths = report.write([compared], tmp_path / "out", "graftlm ab goes_on.py")
+    assert [path.name for path in paths] == list(report.FILES)
+    page, data, sheet, image = paths
+    figures = json.loads(data.read_text())[0]["runs"][1]
     assert (figures["equal"], figures["computed_tokens"], len(figures["texts"])) == (3, 52, 3)
-    assert "| goes_on | graftlm | 1/3 | 3/3 |" in paths[1].read_text()
-    assert "goes_on on broken failed: OSError: no such device" in paths[1].read_text()
-    assert paths[2].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in page.read_text() and "graftlm ab goes_on.py" in page.read_text()
+    assert "http" not in page.read_text().replace("http-equiv", "")  # nothing is loaded from elsewhere
+    assert len(sheet.read_text().splitlines()) == 5
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
-def test_too_few_answers_are_an_error_of_the_pipeline(pipeline: Pipeline, model: str) -> None:
-    with pytest.raises(ConfigError, match="gave 0 answers to 1 inputs"):
-        compare(pipeline, ["short"], model)
+def test_the_warm_up_input_is_not_measured(idle: Path) -> None:
+    assert quick(idle, "low").inputs == ["A", "bad", "c"]
 
 
-@pytest.mark.parametrize("engines", [[], ["hf", "hf"]])
-def test_no_engine_or_one_twice_is_an_error(pipeline: Pipeline, model: str, engines: list[str]) -> None:
-    with pytest.raises(ConfigError, match="each once"):
-        compare(pipeline, engines, model)
+def test_different_answers_are_said_in_the_first_line(idle: Path) -> None:
+    comparison = quick(idle, "low", "high")
+    assert comparison.differences() == ["high answers 3 of 3 inputs differently."]
+    assert report.headline([comparison]).startswith("high answers 3 of 3 inputs differently.")
+
+
+def test_an_input_on_which_the_pipeline_raises_is_left_out_for_all(idle: Path) -> None:
+    comparison = quick(idle, "low", "choosy")
+    assert comparison.inputs == ["A", "c"]
+    assert comparison.results[1].left_out == {1: "ValueError: cannot read bad"}
+    assert [result.answers for result in comparison.results] == [["a", "c"], ["a", "c"]]
+    assert "Left out: 1 inputs on which the pipeline raised an error." in comparison.differences()
+
+
+def test_answers_that_vary_by_themselves_are_said(idle: Path) -> None:
+    assert "moody answers 3 of 3 inputs differently each round." in quick(idle, "moody").differences()
+
+
+def test_a_process_that_dies_is_a_failed_engine(idle: Path) -> None:
+    assert "ended with status 7" in (quick(idle, "low", "dying").results[1].error or "")
+
+
+def test_a_planted_slow_down_is_found(idle: Path) -> None:
+    (finding,) = check(idle, "slow", "sprout", rounds=5, minutes=1, plants=["slow"])
+    assert finding.found, finding
+
+
+def test_a_planted_answer_and_a_planted_cached_call_are_found(path: Path, model: str) -> None:
+    findings = check(path, "hf", model, rounds=1, minutes=0.02, plants=["changed answer", "cached call"])
+    assert [(f.plant, f.found, f.evidence) for f in findings] == [
+        ("changed answer", True, "1 of 3 answers differ"),
+        ("cached call", True, "3 calls against 2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def run(llm, inputs): return []", "gave 0 answers to 1 inputs"),
+        ("def run(llm, inputs): return 'one text'", "returned a str; return a list with one answer per input"),
+        ("def run(llm, inputs): return {'a': 1}", "returned a dict"),
+        ("def inputs(): return []\ndef run(llm, inputs): return inputs", "is empty"),
+        ("import a_package_that_nobody_has\ndef run(llm, inputs): ...", "cannot be imported.*; pip install a-package"),
+    ],
+)
+def test_a_mistake_in_the_pipeline_file_is_an_error(tmp_path: Path, body: str, message: str) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(f"def low(model): return str.lower\n{body}\n")
+    with pytest.raises(ConfigError, match=message):
+        quick(path, "low")
+
+
+@pytest.mark.parametrize(
+    ("engines", "options", "message"),
+    [
+        ([], {}, "each once"),
+        (["low", "low"], {}, "each once"),
+        (["low"], {"rounds": 0}, "rounds is 0"),
+        (["low"], {"minutes": -1}, "minutes is -1"),
+        (["fast"], {}, "has no engine 'fast'; known: low, high"),
+    ],
+)
+def test_wrong_arguments_are_errors(idle: Path, engines: list[str], options: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compare(idle, engines, **options)  # type: ignore[arg-type]
+
+
+def test_a_report_folder_is_kept_unless_forced(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="holds files already; name another folder, or add --force"):
+        report.check_folder(tmp_path, force=False, with_chart=True)
+    report.check_folder(tmp_path, force=True, with_chart=True)
+    assert (tmp_path / "notes").read_text() == "mine"
+    with pytest.raises(ConfigError, match="is a file"):
+        report.check_folder(tmp_path / "notes", force=True, with_chart=True)

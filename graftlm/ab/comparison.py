@@ -1,0 +1,170 @@
+"""Comparison: what every engine answered, how long it took and what it computed, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from graftlm.ab.meter import Work
+from graftlm.ab.statistics import Ratio, ratio
+from graftlm.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Round:
+    """One measured run of the pipeline over all inputs.
+
+    answers     as JSON values, one per input
+    right       whether each answer is right; None where the pipeline cannot tell
+    spans       start and end of each model call, in seconds from the start of the round
+    peak_bytes  the engine process's peak memory so far: host, and GPU where it uses one
+    """
+
+    wall_s: float
+    answers: list[Any]
+    right: list[bool] | None
+    work: Work
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    peak_bytes: int = 0
+    peak_gpu_bytes: int = 0
+
+
+@dataclass
+class EngineResult:
+    """All rounds of one engine. `error` says why it has none; `left_out` maps inputs on which the pipeline raised."""
+
+    engine: str
+    rounds: list[Round] = field(default_factory=list)
+    error: str | None = None
+    left_out: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> list[Any]:
+        return self.rounds[0].answers
+
+    @property
+    def wall_s(self) -> float:
+        return median(one.wall_s for one in self.rounds)
+
+    @property
+    def work(self) -> Work:
+        return self.rounds[-1].work
+
+    @property
+    def num_varying(self) -> int:
+        """Inputs that this engine answered differently in different rounds."""
+        return sum(any(other != first for other in others) for first, *others in zip(*self._all_answers, strict=True))
+
+    @property
+    def _all_answers(self) -> list[list[Any]]:
+        return [one.answers for one in self.rounds]
+
+
+@dataclass
+class Comparison:
+    """Several engines on one pipeline; the first is the baseline.
+
+    inputs       the measured inputs, as text
+    notes        what a reader must know to read the figures
+    interrupted  whether the run was stopped before its end
+    """
+
+    name: str
+    title: str
+    model: str
+    inputs: list[str]
+    results: list[EngineResult]
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def baseline(self) -> EngineResult:
+        return self.results[0]
+
+    def result(self, engine: str) -> EngineResult:
+        """The result of one engine. ConfigError, listing the engines, if it was not compared."""
+        for result in self.results:
+            if result.engine == engine:
+                return result
+        raise ConfigError(f"engine {engine!r} was not compared; compared: {', '.join(r.engine for r in self.results)}")
+
+    def ratio(self, result: EngineResult) -> Ratio | None:
+        """The baseline's wall time over this engine's; None if one of the two has no round."""
+        num_rounds = min(len(self.baseline.rounds), len(result.rounds))
+        if not num_rounds:
+            return None
+        return ratio(*([one.wall_s for one in r.rounds[:num_rounds]] for r in (self.baseline, result)))
+
+    def num_right(self, result: EngineResult) -> int | None:
+        """Right answers; None where the pipeline cannot tell or the engine has no answers."""
+        right = result.rounds[0].right if result.rounds else None
+        return None if right is None else sum(right)
+
+    def differing(self, result: EngineResult, *, normalised: bool = False) -> list[int] | None:
+        """Positions in `inputs` whose answer differs from the baseline's; None if one of the two has no answers.
+
+        normalised  ignore case and white space in texts
+        """
+        if not result.rounds or not self.baseline.rounds:
+            return None
+        same = _same_words if normalised else _equal
+        pairs = enumerate(zip(self.baseline.answers, result.answers, strict=True))
+        return [i for i, (a, b) in pairs if not same(a, b)]
+
+    def num_equal(self, result: EngineResult) -> int | None:
+        differing = self.differing(result)
+        return None if differing is None else len(self.inputs) - len(differing)
+
+    def differences(self) -> list[str]:
+        """Every way in which the engines did not do the same work, one sentence each. Empty: the same work."""
+        said: list[str] = []
+        if self.interrupted:
+            said.append("The run was interrupted: these are partial figures.")
+        said += [f"{r.engine} failed." for r in self.results if r.error]
+        measured = [result for result in self.results if result.rounds]
+        for result in measured:
+            said += [
+                f"{result.engine} answers {result.num_varying} of {len(self.inputs)} inputs differently each round."
+            ] * bool(result.num_varying)
+            said += [f"{result.engine}: {what} vary between rounds." for what in _varying_counts(result)]
+        for result in measured[1:] if self.baseline.rounds else ():
+            said += self._against_baseline(result)
+        left_out = sorted({i for result in self.results for i in result.left_out})
+        if left_out:
+            said.append(f"Left out: {len(left_out)} inputs on which the pipeline raised an error.")
+        return said
+
+    def _against_baseline(self, result: EngineResult) -> list[str]:
+        said: list[str] = []
+        differing = self.differing(result)
+        if differing:
+            said.append(f"{result.engine} answers {len(differing)} of {len(self.inputs)} inputs differently.")
+        for what in ("calls", "prompt_tokens", "completion_tokens"):
+            ours, theirs = getattr(result.work, what), getattr(self.baseline.work, what)
+            if ours is not None and theirs is not None and ours != theirs:
+                counted = what.replace("_", " ")
+                said.append(f"{counted} differ: {theirs:,} with {self.baseline.engine}, {ours:,} with {result.engine}.")
+        return said
+
+
+def _varying_counts(result: EngineResult) -> list[str]:
+    return [
+        what.replace("_", " ")
+        for what in ("calls", "prompt_tokens")
+        if len({getattr(one.work, what) for one in result.rounds}) > 1
+    ]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return bool(a == b)
+
+
+def _same_words(a: Any, b: Any) -> bool:
+    return words(a) == words(b)
+
+
+def words(answer: Any) -> Sequence[str]:
+    """The words of an answer, without regard to case."""
+    return str(answer).casefold().split()

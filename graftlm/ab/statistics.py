@@ -1,0 +1,57 @@
+"""Ratio of two engines' wall times with its confidence interval."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+NUM_RESAMPLES = 4000
+Z_95 = 1.96
+T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of wall times, above 1 where the engine is faster than the baseline, and its 95 % confidence interval.
+
+    `low` and `high` are None where one round was measured: there is no interval then.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def width(self) -> float:
+        """The interval's width relative to the ratio; infinite without an interval."""
+        return math.inf if self.low is None or self.high is None else (self.high - self.low) / self.value
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None or self.high is None else f" ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.value:.2f}x{interval}"
+
+
+def ratio(baseline_s: Sequence[float], engine_s: Sequence[float]) -> Ratio:
+    """The median ratio over interleaved rounds, with a bootstrap interval over the rounds.
+
+    baseline_s, engine_s  wall times of the same rounds, in order
+
+    Percentile intervals of a few rounds are too narrow, so the interval is stretched around the median, on a log
+    scale, by t / z * sqrt(n / (n - 1)). Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015).
+    """
+    logs = [math.log(a / b) for a, b in zip(baseline_s, engine_s, strict=True)]
+    center, n = median(logs), len(logs)
+    if n < 2:
+        return Ratio(math.exp(center), None, None)
+    rng = random.Random(0)  # the same rounds always give the same interval
+    medians = sorted(median(rng.choices(logs, k=n)) for _ in range(NUM_RESAMPLES))
+    tail = int(0.025 * NUM_RESAMPLES)
+    t = T_95[n - 2] if n - 2 < len(T_95) else Z_95
+    stretch = t / Z_95 * math.sqrt(n / (n - 1))
+    low = center - stretch * (center - medians[tail])
+    high = center + stretch * (medians[-tail - 1] - center)
+    return Ratio(math.exp(center), math.exp(low), math.exp(high))

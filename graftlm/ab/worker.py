@@ -1,0 +1,221 @@
+"""Worker: the process of one engine. It reads one JSON command per line and writes one JSON reply per line.
+
+Standard output carries the replies alone; what the pipeline prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from graftlm.ab.engines import pip_command
+from graftlm.ab.meter import Meter
+from graftlm.ab.pipeline import Pipeline
+from graftlm.core.errors import ConfigError
+
+Plant = Literal["slow", "changed answer", "cached call"]
+"""A fault that `graftlm ab --check` plants, to show that the comparison finds it."""
+
+
+class Worker:
+    """Runs one pipeline on one engine, round by round."""
+
+    def __init__(self, path: Path, engine: str, model: str, plant: Plant | None) -> None:
+        self._meter = Meter()
+        self._pipeline = Pipeline.load(path)
+        self._engine = self._pipeline.engine(engine)
+        self._model = model
+        self._plant = plant
+        self._llm: Any = None
+        self._left_out: set[int] = set()
+        self._remembered: list[Any] = []
+        disable_framework_caches()
+
+    def describe(self) -> dict[str, Any]:
+        """Name, title and inputs of the pipeline."""
+        pipeline = self._pipeline
+        return {
+            "name": pipeline.name,
+            "title": pipeline.title,
+            "inputs": [as_text(one) for one in pipeline.inputs],
+            "held_out": len(pipeline.held_out),
+        }
+
+    def open(self) -> None:
+        """Build the engine, and run the warm-up inputs so that weights and packages are loaded.
+
+        A pipeline with a single input warms up on that one.
+        """
+        # An endpoint knows the model by the name that the user gave.
+        is_endpoint = ":" in self._engine.label
+        self._llm = self._engine.open(self._model if is_endpoint else local_name(self._model))
+        self._meter.attach()
+        self._pipeline.answer(self._llm, self._pipeline.held_out or self._pipeline.inputs)
+        self._meter.attach()
+        if self._plant == "cached call":
+            self._remembered = self._pipeline.answer(self._llm, self._pipeline.inputs[-1:])
+
+    def leave_out(self, inputs: Sequence[int]) -> None:
+        """Skip these inputs from now on."""
+        self._left_out |= set(inputs)
+
+    def probe(self) -> dict[str, str]:
+        """Run every input alone; which inputs raise, and what. Not measured."""
+        failed: dict[str, str] = {}
+        for i, one in enumerate(self._pipeline.inputs):
+            if i not in self._left_out:
+                try:
+                    self._pipeline.answer(self._llm, [one])
+                except ConfigError:
+                    raise
+                except Exception as error:
+                    failed[str(i)] = f"{type(error).__name__}: {error}"
+        return failed
+
+    def round(self) -> dict[str, Any]:
+        """Run all inputs once and measure. The prefix caches of GraftLM's runtimes are empty at the start."""
+        inputs = [one for i, one in enumerate(self._pipeline.inputs) if i not in self._left_out]
+        asked = inputs[:-1] if self._remembered else inputs
+        self._meter.start()
+        started = time.perf_counter()
+        answers = self._pipeline.answer(self._llm, asked) + self._remembered
+        wall_s = time.perf_counter() - started
+        if self._plant == "slow":
+            time.sleep(wall_s)
+            wall_s *= 2
+        if self._plant == "changed answer":
+            answers[0] = f"{as_text(answers[0])} (changed)"
+        right = self._pipeline.right
+        return {
+            "wall_s": wall_s,
+            "answers": [as_json(answer) for answer in answers],
+            "right": None if right is None else [bool(right(i, a)) for i, a in zip(inputs, answers, strict=True)],
+            "work": dataclasses.asdict(self._meter.work()),
+            "spans": self._meter.spans(started),
+            **peak_memory(),
+        }
+
+    def calls(self) -> int:
+        return self._meter.work().calls or 0
+
+
+def local_name(model: str) -> str:
+    """The folder or Hugging Face id that a model name stands for. Raises: ModelError if it cannot be one."""
+    if (Path(model).expanduser() / "config.json").is_file():
+        return str(Path(model).expanduser())
+    if model == "sprout":
+        from graftlm.core.model.embedded import sprout_path
+
+        return str(sprout_path())
+    from graftlm.core.model.load import resolve
+
+    return resolve(model)
+
+
+def disable_framework_caches() -> None:
+    """Let every call reach the engine: switch off the response caches of the frameworks that are loaded."""
+    if "dspy" in sys.modules:
+        sys.modules["dspy"].configure_cache(enable_disk_cache=False, enable_memory_cache=False)
+    if "langchain_core" in sys.modules:
+        from langchain_core.globals import set_llm_cache  # type: ignore[import-not-found, unused-ignore]
+
+        set_llm_cache(None)
+
+
+def peak_memory() -> dict[str, int]:
+    import resource
+
+    torch = sys.modules.get("torch")
+    gpu = torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_available() else 0
+    return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "peak_gpu_bytes": gpu}
+
+
+def as_json(value: Any) -> Any:
+    """An answer as a JSON value that can be compared. Ids and metadata of messages are left out."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): as_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    if hasattr(value, "content") and hasattr(value, "tool_calls"):  # a message of LangChain
+        calls = [{"name": call["name"], "args": call["args"]} for call in value.tool_calls]
+        return {"content": as_json(value.content), "tool_calls": as_json(calls)} if calls else as_json(value.content)
+    if hasattr(value, "model_dump"):
+        return as_json(value.model_dump(mode="json"))
+    if hasattr(value, "toDict"):  # a prediction of DSPy
+        return as_json(value.toDict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return as_json(dataclasses.asdict(value))
+    return str(value)
+
+
+def as_text(value: Any) -> str:
+    value = as_json(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@contextlib.contextmanager
+def _reporting(worker: Worker | None, say: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Say how many calls the engine has answered, five times a second."""
+    ended = threading.Event()
+
+    def report() -> None:
+        while worker is not None and not ended.wait(0.2):
+            say({"calls": worker.calls()})
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def serve(commands: TextIO, replies: TextIO) -> None:
+    """Answer commands until there are no more."""
+    lock = threading.Lock()
+
+    def say(reply: dict[str, Any]) -> None:
+        with lock:
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+
+    worker: Worker | None = None
+    for line in commands:
+        command = json.loads(line)
+        name = command.pop("do")
+        try:
+            if name == "load":
+                worker = Worker(Path(command["path"]), command["engine"], command["model"], command["plant"])
+                value: Any = worker.describe()
+            else:
+                with _reporting(worker if name == "round" else None, say):
+                    value = getattr(worker, name)(**command)
+            reply = {"value": value}
+        except ConfigError as error:
+            reply = {"config_error": str(error)}
+        except BaseException as error:
+            reply = {"error": f"{type(error).__name__}: {error}", "remedy": pip_command(error)}
+        say(reply)
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(sys.stdin, replies)
+    replies.flush()
+    os._exit(0)  # without waiting for threads that a framework may have left behind
+
+
+if __name__ == "__main__":
+    main()

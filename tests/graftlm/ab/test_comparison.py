@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from graftlm.ab import Comparison, EngineResult, Round, assert_faster, assert_same_answers
+from graftlm.ab.meter import Work
+from graftlm.core.errors import ConfigError
+
+
+def measured(engine: str, walls: list[float], answers: list[str], calls: int = 2, prompt: int = 20) -> EngineResult:
+    work = Work(calls=calls, prompt_tokens=prompt)
+    return EngineResult(engine, [Round(wall, answers, None, work) for wall in walls])
+
+
+def compared(*results: EngineResult) -> Comparison:
+    return Comparison("city", "Which city?", "sprout", ["one", "two"], list(results))
+
+
+HF = measured("hf", [2.0, 2.1, 2.0], ["a", "b"])
+
+
+def test_the_same_work_has_no_differences() -> None:
+    assert compared(HF, measured("graftlm", [1.0, 1.0, 1.0], ["a", "b"])).differences() == []
+
+
+def test_every_difference_is_said() -> None:
+    other = measured("graftlm", [1.0, 1.0, 1.0], ["a", "c"], calls=1, prompt=11)
+    assert compared(HF, other).differences() == [
+        "graftlm answers 1 of 2 inputs differently.",
+        "calls differ: 2 with hf, 1 with graftlm.",
+        "prompt tokens differ: 20 with hf, 11 with graftlm.",
+    ]
+
+
+def test_an_engine_that_answers_differently_each_round_is_said_to() -> None:
+    varying = measured("graftlm", [1.0, 1.0], ["a", "b"])
+    varying.rounds[1].answers[:] = ["a", "b"]
+    varying.rounds[1] = Round(1.0, ["a", "z"], None, Work(calls=2, prompt_tokens=20))
+    assert compared(varying).differences() == ["graftlm answers 1 of 2 inputs differently each round."]
+
+
+def test_white_space_and_case_are_ignored_where_answers_are_normalised() -> None:
+    comparison = compared(HF, measured("graftlm", [1.0], [" A\n", "b"]))
+    assert comparison.differing(comparison.results[1]) == [0]
+    assert comparison.differing(comparison.results[1], normalised=True) == []
+
+
+def test_failed_and_interrupted_runs_are_said_first() -> None:
+    comparison = compared(HF, EngineResult("vllm", error="no such package"))
+    comparison.interrupted = True
+    assert comparison.differences() == ["The run was interrupted: these are partial figures.", "vllm failed."]
+    assert (comparison.ratio(comparison.results[1]), comparison.num_equal(comparison.results[1])) == (None, None)
+
+
+def test_assert_faster_wants_the_whole_interval_above() -> None:
+    comparison = compared(HF, measured("graftlm", [1.0, 1.0, 1.0], ["a", "b"]))
+    assert_faster(comparison, by=1.5)
+    with pytest.raises(AssertionError, match=r"graftlm is 2\.00x .* must lie above 3\.00x"):
+        assert_faster(comparison, by=3)
+    with pytest.raises(AssertionError, match="must lie above"):
+        assert_faster(compared(HF, measured("graftlm", [1.0], ["a", "b"])), by=1.5)  # one round: no interval
+
+
+def test_assert_same_answers_shows_the_first_that_differs() -> None:
+    comparison = compared(HF, measured("graftlm", [1.0], ["a", "c"]))
+    assert_same_answers(comparison, share=0.5)
+    with pytest.raises(AssertionError, match="1 of 2 answers of hf.* On 'two': 'b' became 'c'"):
+        assert_same_answers(comparison)
+
+
+def test_an_engine_that_was_not_measured_fails_an_assertion_with_its_reason() -> None:
+    with pytest.raises(AssertionError, match="vllm was not measured: no such package"):
+        assert_faster(compared(HF, EngineResult("vllm", error="no such package")))
+    with pytest.raises(ConfigError, match="compared: hf"):
+        assert_faster(compared(HF), "sglang")

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from graftlm.ab.engines import framework_of, named_engines, pip_command
+
+
+@pytest.mark.parametrize(
+    ("source", "framework"),
+    [
+        ("import dspy", "dspy"),
+        ("import json\nfrom langchain_core.prompts import ChatPromptTemplate", "langchain"),
+        ("from llama_index.core import Document", "llama_index"),
+        ("from guidance import gen", "guidance"),
+        ("import graftlm as gl", "native"),
+        ("import json\ndef f():\n    import dspy", None),
+    ],
+)
+def test_the_framework_is_told_from_the_imports(source: str, framework: str | None) -> None:
+    assert framework_of(source) == framework
+
+
+@pytest.mark.parametrize("framework", ["langchain", "dspy", "llama_index", "guidance"])
+def test_every_framework_knows_transformers_graftlm_and_endpoints(framework: str) -> None:
+    assert {"hf", "graftlm", "openai"} <= set(named_engines(framework, 16))
+
+
+def test_the_pip_command_names_the_package_that_is_missing() -> None:
+    assert pip_command(ModuleNotFoundError("x", name="langchain_openai.chat")) == "pip install langchain-openai"
+    assert pip_command(ValueError("x")) == ""
