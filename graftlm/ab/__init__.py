@@ -11,6 +11,7 @@ A file "city.py" defines the pipeline; see `graftlm.ab.pipeline.Pipeline`. Impor
 
 from graftlm.ab.checks import assert_faster, assert_same_answers
 from graftlm.ab.compare import compare
-from graftlm.ab.comparison import Comparison, EngineResult, Ratio, Round
+from graftlm.ab.comparison import Comparison, EngineResult, Round
+from graftlm.ab.statistics import Ratio
 
 __all__ = ["Comparison", "EngineResult", "Ratio", "Round", "assert_faster", "assert_same_answers", "compare"]

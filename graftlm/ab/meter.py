@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 import threading
 import time
@@ -88,7 +89,8 @@ class Meter:
         if "transformers" in sys.modules and not self._runtimes and not self._hooks:
             from transformers import GenerationMixin
 
-            for model in alive(GenerationMixin):
+            models: list[Any] = alive(GenerationMixin)
+            for model in models:
                 self._hooks.append(model.register_forward_pre_hook(self._count_forward, with_kwargs=True))
                 model.generate = self._timed(model.generate)
 
@@ -129,7 +131,7 @@ class Meter:
 
         return timed
 
-    def _time_runtime(self, runtime: Runtime) -> None:
+    def _time_runtime(self, runtime: Any) -> None:
         submit_many = runtime.submit_many
 
         def timed(requests: Any) -> Any:
@@ -139,7 +141,7 @@ class Meter:
                 future.add_done_callback(lambda _: self._span(begin))
             return futures
 
-        runtime.submit_many = timed  # type: ignore[method-assign]
+        runtime.submit_many = timed
 
     def _count_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
@@ -160,10 +162,9 @@ class Meter:
 
     def _count_http(self) -> None:
         """Let httpx, which the OpenAI clients use, report each completed request."""
-        try:
-            import httpx
-        except ImportError:
+        if importlib.util.find_spec("httpx") is None:
             return
+        httpx: Any = importlib.import_module("httpx")
         send, asend = httpx.Client.send, httpx.AsyncClient.send
 
         def counted(client: Any, request: Any, **options: Any) -> Any:
@@ -178,7 +179,7 @@ class Meter:
             self._count_response(request, response, begin)
             return response
 
-        httpx.Client.send, httpx.AsyncClient.send = counted, acounted  # type: ignore[method-assign]
+        httpx.Client.send, httpx.AsyncClient.send = counted, acounted
 
     def _count_response(self, request: Any, response: Any, begin: float) -> None:
         if not request.url.path.endswith(("/completions", "/responses", "/messages")) or response.status_code >= 400:
