@@ -163,7 +163,6 @@ def decide(
         cut = ends[limit - 1]
         if cut <= len(head):
             return None, "token limit undecided"
-        cut = min(cut, at) if end else cut
         return _after(surplus, cut, 0), Taken(rest[len(head) : cut], "length")
     left = 0 if over else limit - num
     value = rest[len(head) : at]
