@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from graftlm.core.config import SamplingParams
 from graftlm.core.program.branch import Branch, Fork, Variable, read_value
 from graftlm.core.program.expression import Expression, Gen, RoleBegin, RoleEnd, Select, Text
 from graftlm.core.program.transcript import Transcript
+from graftlm.core.remote.layout import placeholder
 from graftlm.core.remote.speculation import Ahead
 from graftlm.core.remote.text import RemoteText
 from graftlm.core.remote.transcript import RemoteTranscript
@@ -86,7 +87,7 @@ class RemoteBranch(Branch):
             values = [read_value(part, text) for text in value.texts]
             self._resolve(variable, values if sampling.n > 1 else values[0])
 
-        self._run(self._values.gen(remote.remote, sampling, self._look_ahead, part.name), on_done, part, variable)
+        self._run(self._values.gen(remote.remote, sampling, self._look_ahead, part), on_done, part, variable)
 
     def _select(self, part: Select, variable: Variable | None, transcript: Transcript) -> None:
         remote = self._remote
@@ -102,7 +103,7 @@ class RemoteBranch(Branch):
                 self.run.on_chunk(chunk)
             self._resolve(variable, selection.choice)
 
-        call = self._values.select(remote.remote, part.choices, part.method, sampling, self._look_ahead, part.name)
+        call = self._values.select(remote.remote, part, sampling, self._look_ahead)
         self._run(call, on_done, part, variable)
 
     def _run(
@@ -134,24 +135,38 @@ class RemoteBranch(Branch):
             waited_s += _PAUSE_S
 
     def _queued(self) -> Ahead:
-        num_tokens, generates = 0, False
+        parts: list[Text | Gen | Select] = []
         for part, _ in self._queue:
+            match part:
+                case Text() | Gen() | Select():
+                    parts.append(part)
+                case RoleEnd() | RoleBegin():
+                    return self._ahead(parts, complete=True)
+                case Fork(children):
+                    ahead = self._ahead(parts, complete=True)
+                    each = [child._queued() for child in children if isinstance(child, RemoteBranch)]
+                    return replace(
+                        ahead,
+                        num_tokens=ahead.num_tokens + max(child.num_tokens for child in each),
+                        generates=ahead.generates or any(child.generates for child in each),
+                        complete=all(child.complete for child in each),
+                    )
+        return self._ahead(parts, complete=self.run.returned)
+
+    def _ahead(self, parts: Sequence[Text | Gen | Select], *, complete: bool) -> Ahead:
+        num_tokens = 0
+        for part in parts:
             match part:
                 case Text(text):
                     num_tokens += len(text.encode())
                 case Gen():
                     num_tokens += part.sampling(self.run.defaults).max_tokens or 0
-                    generates = True
                 case Select(_, choices):
                     num_tokens += max(len(choice.encode()) for choice in choices)
-                    generates = True
-                case RoleEnd() | RoleBegin():
-                    return Ahead(num_tokens, generates, complete=True)
-                case Fork(children):
-                    each = [child._queued() for child in children if isinstance(child, RemoteBranch)]
-                    return Ahead(
-                        num_tokens + max(ahead.num_tokens for ahead in each),
-                        generates or any(ahead.generates for ahead in each),
-                        all(ahead.complete for ahead in each),
-                    )
-        return Ahead(num_tokens, generates, complete=self.run.returned)
+        return Ahead(
+            num_tokens,
+            any(not isinstance(part, Text) for part in parts),
+            complete,
+            "".join(part.text if isinstance(part, Text) else placeholder(part) for part in parts),
+            tuple(part.text for part in parts if isinstance(part, Text)),
+        )

@@ -86,11 +86,14 @@ class Ahead:
     num_tokens  at most so many.
     generates   whether a gen or a select is among it.
     complete    whether nothing else can follow.
+    form        it, as it is shown to an endpoint that cannot continue a turn;  literals: the given texts of it.
     """
 
     num_tokens: int = 0
     generates: bool = False
     complete: bool = False
+    form: str = ""
+    literals: tuple[str, ...] = ()
 
 
 def shape_of(sampling: SamplingParams) -> SamplingParams:

@@ -69,6 +69,8 @@ class RemoteText(GrowingText):
         self._num_tokens_of = num_tokens_of
         self.messages: tuple[Mapping[str, Any], ...] | None = None
         self.start = 0
+        self.value_end = 0  # of the last value, or where the turn begins
+        self.num_values = 0  # in the turn
         self.surplus: Surplus | None = None
         self._held = ""  # blanks at the end of the given text: matched when it is known what follows
 
@@ -118,6 +120,7 @@ class RemoteText(GrowingText):
         """Begin a turn of the assistant after these; a surplus never crosses a turn."""
         self.end_turn()
         self.messages, self.start = messages, len(self.text)
+        self.value_end, self.num_values = self.start, 0
 
     def end_turn(self) -> None:
         self._keep(None, "end of turn")
@@ -205,6 +208,7 @@ class RemoteText(GrowingText):
     def append(self, value: str, taken: str | None = None) -> None:
         """Append a value. `taken` is what `generate` gave, where the value is only the beginning of it."""
         self.text += value
+        self.value_end, self.num_values = len(self.text), self.num_values + 1
         self._held = ""
         if taken is not None and self.surplus is not None and len(value) < len(taken):
             back = len(taken) - len(value)

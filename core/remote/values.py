@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from graftlm.core.config import SamplingParams
+from graftlm.core.errors import RemoteError
+from graftlm.core.program.expression import Gen, Select
 from graftlm.core.program.select import Selection
 from graftlm.core.remote.answer import Answer, first_stop
 from graftlm.core.remote.checking import Language, checked
+from graftlm.core.remote.layout import Form, after_tail, after_text, continued, hinted, placeholder, with_blanks
 from graftlm.core.remote.prompt import RemotePrompt
 from graftlm.core.remote.scoring import score_choices
 from graftlm.core.remote.speculation import Ahead
@@ -51,6 +54,7 @@ class Values:
         self._outer_count = count
         self._sink = sink
         self._spent = RemoteUsage()  # by the value that is being asked for
+        self._form = _NO_FORM
         self._deadline_s: float | None = None
 
     def count(self, usage: RemoteUsage) -> None:
@@ -61,17 +65,46 @@ class Values:
         self, prompt: RemotePrompt, sampling: SamplingParams, *, stops: tuple[str, ...], tokens: bool = False
     ) -> Answer:
         """One answer. With `tokens` it is asked with what tells where its tokens end, if the endpoint does."""
-        sent = await self._endpoint.extend(prompt, self.count)
-        if tokens and await self._endpoint.probes.logprobs(sent.messages is not None, self.count):
+        if tokens and await self._endpoint.probes.logprobs(prompt.messages is not None, self.count):
             sampling = replace(sampling, logprobs=True)
+        open_turn = prompt.messages is not None and (prompt.text != "" or self._form.rest_generates)
+        if open_turn and await self._endpoint.probes.continue_turn(self.count) == "none":
+            return await self._ask_for_turn(prompt, sampling, stops)
+        sent = await self._endpoint.extend(prompt, self.count)
         (answer,) = await self._endpoint.ask(sent, sampling, self.count, self._deadline_s, stops=stops)
         return answer
 
+    async def _ask_for_turn(self, prompt: RemotePrompt, sampling: SamplingParams, stops: tuple[str, ...]) -> Answer:
+        """The answer of an endpoint that cannot go on with a turn: the whole turn, or what it adds when told to."""
+        config, form = self._endpoint.config, self._form
+        hint = form.first and config.layout_hint
+        for _ in range(config.max_attempts):
+            if hint or not prompt.text:
+                sent, num_given = hinted(prompt, form), len(prompt.text.encode())
+            else:
+                sent, num_given = continued(prompt, form), len(form.tail.encode())
+            longer = replace(sampling, max_tokens=(sampling.max_tokens or 0) + num_given) if num_given else sampling
+            sent_stops = () if prompt.text else stops  # they may stand in the given text
+            (found,) = await self._endpoint.ask(sent, longer, self.count, self._deadline_s, stops=sent_stops)
+            rest = after_text(found, prompt.text) if hint else after_tail(found, prompt.text, form.tail)
+            if rest is not None:
+                return with_blanks(_limited(rest, sampling), prompt.text, form.tail)
+            self.count(RemoteUsage(misses={"layout not followed": 1}))
+            if sampling.greedy and not hint:
+                break  # it would write the same again
+            hint = False
+        raise RemoteError(
+            f"{_where(form.name)}: the answer of {config.base_url}, which cannot continue a turn, was to begin with "
+            f"{form.tail or prompt.text!r} and begins with {found.text[:80]!r}; show the form in an earlier turn, "
+            "or end the turn after each gen"
+        )
+
     # -- generating --------------------------------------------------------------------------------------------
 
-    async def gen(self, text: RemoteText, sampling: SamplingParams, look_ahead: LookAhead, name: str | None) -> Value:
+    async def gen(self, text: RemoteText, sampling: SamplingParams, look_ahead: LookAhead, part: Gen | None) -> Value:
         """The value of a gen; it is appended to the text."""
-        value = await self._gen(text, sampling, look_ahead, name)
+        name = part.name if part is not None else None
+        value = await self._gen(text, sampling, look_ahead, part)
         if self._sink is not None:
             for index, one in enumerate(value.completion.completions or [value.completion]):
                 self._sink(
@@ -79,11 +112,11 @@ class Values:
                 )
         return value
 
-    async def _gen(self, text: RemoteText, sampling: SamplingParams, look_ahead: LookAhead, name: str | None) -> Value:
-        self._begin(sampling)
+    async def _gen(self, text: RemoteText, sampling: SamplingParams, look_ahead: LookAhead, part: Gen | None) -> Value:
+        ahead = await self._begin(text, sampling, look_ahead, part)
+        name = self._form.name
         if sampling.n > 1:
             return await self._several(text, sampling, name)
-        ahead = await look_ahead() if text.speculates else Ahead(complete=True)
         if not sampling.constrained:
             written = await text.generate(sampling, ahead)
             text.append(written.text)
@@ -172,29 +205,23 @@ class Values:
     # -- choosing ----------------------------------------------------------------------------------------------
 
     async def select(
-        self,
-        text: RemoteText,
-        choices: tuple[str, ...],
-        method: str,
-        sampling: SamplingParams,
-        look_ahead: LookAhead,
-        name: str | None,
+        self, text: RemoteText, part: Select, sampling: SamplingParams, look_ahead: LookAhead
     ) -> Selection:
         """Choose, by the best that the endpoint can do; `Selection.how` says what that was."""
-        self._begin(sampling)
+        choices = part.choices
+        ahead = await self._begin(text, sampling, look_ahead, part)
         found = text.take_choice(choices)
         if found is not None:
             text.append(found)
             return self._selection(choices, found, "generated")
-        sent = await self._endpoint.extend(text.prompt, self.count)
-        if sent.messages is None and await self._endpoint.probes.echo(self.count):
-            selection = await score_choices(self._endpoint, sent.text, choices, method, self.count, self._deadline_s)
+        if text.messages is None and await self._endpoint.probes.echo(self.count):
+            prompt = text.open_text
+            selection = await score_choices(self._endpoint, prompt, choices, part.method, self.count, self._deadline_s)
             text.append(selection.choice)
             return replace(selection, usage=self._spent)
         sampling = replace(sampling, choices=choices, max_tokens=max(len(choice.encode()) for choice in choices))
-        field = await self._constraint_field(sampling, sent)
-        ahead = await look_ahead() if text.speculates and field is None else Ahead(complete=True)
-        value = await self._constrained(text, sampling, ahead, name)
+        field = await self._constraint_field(sampling, text.prompt)
+        value = await self._constrained(text, sampling, ahead, part.name)
         return self._selection(choices, value.text, "asked" if field is None else "constrained")
 
     def _selection(self, choices: tuple[str, ...], choice: str, how: How) -> Selection:
@@ -203,9 +230,25 @@ class Values:
 
     # -- parts -------------------------------------------------------------------------------------------------
 
-    def _begin(self, sampling: SamplingParams) -> None:
+    async def _begin(
+        self, text: RemoteText, sampling: SamplingParams, look_ahead: LookAhead, part: Gen | Select | None
+    ) -> Ahead:
+        """Start the account of a value, and look at what follows it where that matters."""
         self._spent = RemoteUsage()
         self._deadline_s = None if sampling.timeout is None else time.monotonic() + sampling.timeout
+        known = text.speculates or text.messages is not None
+        ahead = await look_ahead() if known else Ahead(complete=True)
+        tail = text.text[text.value_end :]
+        self._form = Form(
+            part.name if part is not None else None,
+            text.num_values == 0,
+            placeholder(part) if part is not None else "<text>",
+            ahead.form,
+            tuple(literal for literal in (tail, *ahead.literals) if literal),
+            tail,
+            ahead.generates,
+        )
+        return ahead
 
     async def _constraint_field(self, sampling: SamplingParams, prompt: RemotePrompt) -> str | None:
         """The field in which the endpoint takes the constraint; None if it takes it in none."""
@@ -219,6 +262,17 @@ class Values:
         each = [Completion(one.text, [], one.finish_reason, self._spent, text_complete=complete) for one in written]
         completion = replace(each[0], completions=each) if len(each) > 1 else each[0]
         return Value([one.text for one in each], completion)
+
+
+_NO_FORM = Form(None, True, "<text>", "", (), "", False)
+
+
+def _limited(answer: Answer, sampling: SamplingParams) -> Answer:
+    """The answer within the limit of tokens, which was raised for given text, where its tokens are known."""
+    ends, limit = answer.token_ends, sampling.max_tokens
+    if ends is None or limit is None or len(ends) <= limit:
+        return answer
+    return replace(answer, text=answer.text[: ends[limit - 1]], token_ends=ends[:limit], finish_reason="length")
 
 
 def _where(name: str | None) -> str:

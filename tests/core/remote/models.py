@@ -61,3 +61,32 @@ def babbles(vocabulary: list[str], seed: int, *, end: int = 12, memory: int = 5)
         return None if state % end == 0 else vocabulary[state // end % len(vocabulary)]
 
     return model
+
+
+def follows_layout(values: Mapping[str, str], preamble: str = "") -> Model:
+    """Chats as one that cannot continue a turn: fills in the form it is shown, or goes on where it is told to.
+
+    preamble  is written before a form.
+    """
+
+    def answer(prompt: str) -> str:
+        asked = prompt.rpartition("<assistant>")[0]
+        user = asked.rpartition("<user>")[2]
+        if user.startswith("Continue exactly where you stopped, begin with: "):
+            begin = re.sub(r" \(then.*\)$", "", user.partition("begin with: ")[2], flags=re.DOTALL)
+            form = asked.rpartition("<user>")[0].rpartition("<user>")[2]
+            whole = fill(form)
+            return whole[whole.index(begin) :]
+        return preamble + fill(user)
+
+    def fill(user: str) -> str:
+        form = user.partition("replace each <...>:\n")[2] or "".join(f"{k.title()}: {v}\n" for k, v in values.items())
+        return re.sub(r"<(\w+)[^>]*>", lambda found: values[found[1]], form)
+
+    def model(prompt: str, _: float | None) -> str | None:
+        asked, mark, written = prompt.rpartition("<assistant>")
+        whole = answer(asked + mark)
+        rest = tokenise(whole[len(written) :]) if whole.startswith(written) else []
+        return rest[0] if rest else None
+
+    return model

@@ -9,7 +9,7 @@ import pytest
 import graftlm as gl
 from graftlm.core.errors import ConfigError, RemoteError
 from graftlm.core.program.state import ProgramState
-from tests.core.remote.models import answers, continues, writes
+from tests.core.remote.models import answers, continues, follows_layout, writes
 from tests.core.remote.server import Server
 
 KNOWN = {"continue_turn": "continue_final_message", "logprobs": False, "echo": False, "regex": "none"}
@@ -148,6 +148,74 @@ def test_cancelling_a_program_closes_its_connections() -> None:
         server.wait_until(lambda s: s.requests[0].closed_by_client)
         with pytest.raises(gl.RequestCancelled):
             _ = state["name"]
+
+
+# -- chat endpoints that cannot continue a turn ----------------------------------------------------------------------
+
+FIELDS = {"name": "Ann", "age": "31", "city": "Bonn"}
+
+
+def form(s: ProgramState) -> None:
+    s += gl.user("Ann, 31, of Bonn.")
+    with s.assistant():
+        fill(s)
+
+
+@pytest.mark.parametrize(("num_spec_tokens", "calls"), [(None, 3), (64, 1)])
+def test_a_form_is_shown_and_filled_in(num_spec_tokens: int | None, calls: int) -> None:
+    program = gl.program(temperature=0, num_api_spec_tokens=num_spec_tokens)(form)
+    with Server(follows_layout(FIELDS)) as server, runtime(server, continue_turn="none") as rt:
+        state = program.run(runtime=rt)
+        assert state.variables == VALUES
+        assert state.messages[1]["content"] == FORM
+        assert (len(server.calls), state.usage.api_calls, state.usage.calls_saved) == (calls, calls, 3 - calls)
+        asked = server.calls[0].body["messages"][-1]["content"]
+        assert asked.startswith("Ann, 31, of Bonn.\n\nReply with exactly this form, nothing before or after it;")
+        assert asked.endswith("Name: <name>\nAge: <age: an integer>\nCity: <city>\n")
+
+
+def test_examples_make_the_hint_unnecessary() -> None:
+    @gl.program(temperature=0, num_api_spec_tokens=64)
+    def program(s: ProgramState) -> None:
+        s += gl.user("Bob, 40, of Rome.") + gl.assistant("Name: Bob\nAge: 40\nCity: Rome\n")
+        form(s)
+
+    with Server(answers({"Ann": FORM})) as server, runtime(server, continue_turn="none") as rt:
+        assert program.run(runtime=rt).variables == VALUES
+        assert [m["content"] for m in server.calls[0].body["messages"]][-1] == "Ann, 31, of Bonn."
+        assert len(server.calls) == 1
+
+
+@pytest.mark.parametrize("preamble", ["\n", "```text\n"])
+def test_blanks_and_a_fence_before_the_form_are_let_pass(preamble: str) -> None:
+    program = gl.program(temperature=0, num_api_spec_tokens=64)(form)
+    with Server(follows_layout(FIELDS, preamble)) as server, runtime(server, continue_turn="none") as rt:
+        assert program.run(runtime=rt).variables == VALUES
+        assert len(server.calls) == 1
+
+
+def test_a_preamble_is_asked_about_once_and_never_taken_for_a_value() -> None:
+    program = gl.program(temperature=0, num_api_spec_tokens=64)(form)
+    with Server(follows_layout(FIELDS, "Sure! ")) as server, runtime(server, continue_turn="none") as rt:
+        state = program.run(runtime=rt)
+        assert (state.variables, state.usage.misses) == (VALUES, {"layout not followed": 1})
+        assert len(server.calls) == 2
+    with Server(answers({"Ann": "Sure! Name: Ann"})) as server, runtime(server, continue_turn="none") as rt:
+        state = program.run(runtime=rt)
+        with pytest.raises(RemoteError, match=r"gen 'name'.*was to begin with 'Name: ' and begins with 'Sure! Name"):
+            _ = state["name"]
+        assert len(server.calls) == 2
+
+
+def test_a_lone_gen_of_a_turn_is_a_plain_call() -> None:
+    @gl.program(temperature=0, num_api_spec_tokens=64)
+    def program(s: ProgramState) -> None:
+        s += gl.user("Hi") + gl.assistant(gl.gen("a", stop="."))
+
+    with Server(answers({"Hi": "Hello. You."})) as server, runtime(server, continue_turn="none") as rt:
+        assert program.run(runtime=rt)["a"] == "Hello"
+        assert server.calls[0].body["messages"] == [{"role": "user", "content": "Hi"}]
+        assert server.calls[0].body["stop"] == ["."]
 
 
 # -- constraints -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Speculation against a model by rule: values are those of a program without it, sampled ones have the same law.
 
-`SPECULATED_PROGRAMS=10000 SPECULATED_DRAWS=20000 python -m pytest tests/core/remote/test_speculation.py` compares as many.
+SPECULATED_PROGRAMS=10000 SPECULATED_DRAWS=20000 in the environment compares as many.
 """
 
 from __future__ import annotations

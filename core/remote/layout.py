@@ -1,0 +1,146 @@
+"""Turns of several parts on chat endpoints that cannot continue a turn: one answer has to hold the whole turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graftlm.core.program.expression import Gen, Select
+from graftlm.core.remote.answer import Answer
+from graftlm.core.remote.prompt import RemotePrompt
+
+_KINDS = {int: ": an integer", float: ": a number", bool: ": True or False", str: ": text in double quotes"}
+_FENCE = "```"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is known of a turn from its next value on.
+
+    name      of the value;  first: whether it is the first value of the turn.
+    value     how the value is shown in a hint;  rest: what follows it, shown likewise.
+    literals  the given texts of the turn, in order.
+    tail      the given text since the last value.
+    rest_generates  whether another value follows.
+    """
+
+    name: str | None
+    first: bool
+    value: str
+    rest: str
+    literals: tuple[str, ...]
+    tail: str
+    rest_generates: bool
+
+
+def placeholder(part: Gen | Select) -> str:
+    """How a value is shown in a hint."""
+    name = part.name or "text"
+    if isinstance(part, Select):
+        return f"<{name}: one of {', '.join(part.choices)}>"
+    choices = part.options.get("choices")
+    if choices is not None:
+        return f"<{name}: one of {', '.join(choices)}>"
+    return f"<{name}{_KINDS.get(part.dtype, '') if part.dtype is not None else ''}>"
+
+
+def hinted(prompt: RemotePrompt, form: Form) -> RemotePrompt:
+    """The chat with a hint at the form of the answer at the end, after all that a prefix cache can keep.
+
+    Examples in earlier turns that have the same given texts in the same order make it unnecessary.
+    """
+    messages = list(prompt.messages or ())
+    if any(turn.get("role") == "assistant" and _in_order(form.literals, turn.get("content")) for turn in messages):
+        return replace(prompt, text="")
+    hint = (
+        "Reply with exactly this form, nothing before or after it; replace each <...>:\n"
+        f"{form.tail}{form.value}{form.rest}"
+    )
+    last: Mapping[str, Any] = messages[-1] if messages else {}
+    if last.get("role") == "user" and isinstance(last.get("content"), str):
+        messages[-1] = {**last, "content": f"{last['content']}\n\n{hint}"}
+    else:
+        messages.append({"role": "user", "content": hint})
+    return replace(prompt, messages=tuple(messages), text="")
+
+
+def continued(prompt: RemotePrompt, form: Form) -> RemotePrompt:
+    """The chat with the turn so far, and the request to go on with it."""
+    begin = f", begin with: {form.tail.strip()}" if form.tail.strip() else ""
+    kind = f" {form.value[1:-1]}" if ":" in form.value else ""
+    return prompt.with_turns(
+        {"role": "assistant", "content": prompt.text},
+        {"role": "user", "content": f"Continue exactly where you stopped{begin}{kind and f' (then{kind})'}"},
+    )
+
+
+def after_text(answer: Answer, text: str) -> Answer | None:
+    """What follows the turn's given beginning in an answer that has the whole turn; None if it begins otherwise.
+
+    Blanks and a code fence before it are let pass.
+    """
+    bare = text.strip()
+    for skipped in _beginnings(answer.text):
+        if answer.text.startswith(text, skipped):
+            return cut_before(answer, skipped + len(text))
+        if answer.text.startswith(bare, skipped) and not text[len(text.rstrip()) :]:
+            return cut_before(answer, skipped + len(bare))
+    return None
+
+
+def after_tail(answer: Answer, text: str, tail: str) -> Answer | None:
+    """What follows in an answer that goes on: with the whole turn, with the given text, or with the value itself."""
+    whole = after_text(answer, text)
+    if whole is not None:
+        return whole
+    tail = tail if text.endswith(tail) else tail.rstrip()  # blanks that were not sent are expected in the answer
+    bare = tail.strip()
+    if not bare:
+        return cut_before(answer, len(answer.text) - len(answer.text.lstrip()))
+    for skipped in _beginnings(answer.text):
+        if answer.text.startswith(bare, skipped):
+            end = skipped + len(bare)
+            blanks = tail[len(tail.rstrip()) :]
+            return cut_before(answer, end + len(blanks) if answer.text.startswith(blanks, end) else end)
+    return None if bare in answer.text else cut_before(answer, len(answer.text) - len(answer.text.lstrip()))
+
+
+def cut_before(answer: Answer, at: int) -> Answer:
+    """The answer from a character on."""
+    if at == 0:
+        return answer
+    ends = answer.token_ends
+    if ends is not None:
+        ends = tuple(end - at for end in ends if end > at)
+    return replace(answer, text=answer.text[at:], num_tokens=None, token_ends=ends, logprobs=None)
+
+
+def with_blanks(answer: Answer, text: str, tail: str) -> Answer:
+    """The answer with the blanks before it that were not sent: here nothing is gone on with, so it may lack them."""
+    blanks = "" if text.endswith(tail) else tail[len(tail.rstrip()) :]
+    if answer.text.startswith(blanks):
+        return answer
+    ends = answer.token_ends
+    ends = tuple(end + len(blanks) for end in ends) if ends is not None else None
+    return replace(answer, text=blanks + answer.text, token_ends=ends)
+
+
+def _beginnings(text: str) -> Sequence[int]:
+    """Where an answer may be taken to begin."""
+    start = len(text) - len(text.lstrip())
+    found = [0, start]
+    if text.startswith(_FENCE, start) and "\n" in text[start:]:
+        found.append(text.index("\n", start) + 1)
+    return found
+
+
+def _in_order(literals: Sequence[str], content: Any) -> bool:
+    """Whether all texts stand in an earlier answer, one after the other."""
+    position = 0
+    for literal in literals:
+        position = content.find(literal, position) if isinstance(content, str) else -1
+        if position < 0:
+            return False
+        position += len(literal)
+    return bool(literals)
