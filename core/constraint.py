@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import reprlib
 import threading
 import warnings
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from graftlm.core.config import SamplingParams
+from graftlm.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.compile import Grammar
@@ -72,15 +74,22 @@ def compile_constraint(sampling: SamplingParams, tokenizer: Tokenizer, engine: s
 
     engine  the grammar engine's name; None takes the fastest that keeps the constraint.
 
-    A constraint that brings its own matchers (an object with `matcher()`) is taken as it is.
+    A constraint that brings its own matchers (an object with `matcher()`) is taken as it is. ConfigError for an object
+    that is no constraint.
     """
     spec = spec_of(sampling)
-    if hasattr(spec, "matcher"):
+    if callable(getattr(spec, "matcher", None)):
         ready: Future[Any] = Future()
         ready.set_result(spec)
         return ready
     from graftlm.core.grammar.cache import submit_compile
+    from graftlm.core.grammar.spec import Choices, Composite, JsonSchema, Lark, Regex
 
+    if not isinstance(spec, Choices | Composite | JsonSchema | Lark | Regex):
+        raise ConfigError(
+            f"constraint is {reprlib.repr(spec)}; give gl.Regex, gl.Choices, gl.JsonSchema, gl.Lark, a compiled "
+            "Grammar or an object whose matcher() makes the matcher of one sequence"
+        )
     vocabulary = vocabulary_of(tokenizer)
     future = submit_compile(spec, vocabulary, engine=engine, on_unsupported=sampling.on_unsupported)
     if sampling.on_unsupported == "warn":

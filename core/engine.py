@@ -21,7 +21,6 @@ from graftlm.core.scheduling.output_writer import OutputWriter
 from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
 from graftlm.core.scheduling.speculation import Drafter, DraftVerifier
-from graftlm.core.sequence import SequenceGroup
 from graftlm.core.step_plan import StepPlan, build_plan
 
 if TYPE_CHECKING:
@@ -34,15 +33,16 @@ if TYPE_CHECKING:
 class Engine(Protocol):
     """What a Runtime drives: it answers requests, in this process or elsewhere. All calls come from one thread.
 
-    add    takes the requests of one hand-over, so that their prompts can be ordered together
-    unpin  takes `Completion.pin`
+    add     takes the requests of one hand-over, so that their prompts can be ordered together
+    cancel  takes `Submission.id`; unknown or finished ones are ignored
+    unpin   takes `Completion.pin`
     """
 
     @property
     def idle(self) -> bool: ...
     def add(self, submissions: Seq[Submission]) -> None: ...
     def step(self) -> bool: ...
-    def cancel(self, request_id: int) -> None: ...
+    def cancel(self, submission_id: int) -> None: ...
     def fail_all(self, error: BaseException) -> None: ...
     def stats(self) -> Stats: ...
     def reset_stats(self) -> None: ...
@@ -133,7 +133,7 @@ class LocalEngine:
     def add(self, submissions: Seq[Submission]) -> None:
         """Queue requests; one that can never run is refused to its listener."""
         for submission in submissions:
-            self.requests.add(SequenceGroup.of(submission))
+            self.requests.add(submission)
 
     def step(self) -> bool:
         """Run one step; False if nothing could run."""
@@ -154,9 +154,9 @@ class LocalEngine:
         assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
         return True
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, submission_id: int) -> None:
         """Drop a request and free its slots; unknown or finished ids are ignored."""
-        self.requests.cancel(request_id)
+        self.requests.cancel(submission_id)
 
     def fail_all(self, error: BaseException) -> None:
         """End every request with `error`."""
@@ -202,10 +202,15 @@ class LocalEngine:
         for sequence, error in self.scheduler.failures:
             self.requests.fail(sequence, error)
         self.scheduler.failures.clear()
-        if not scheduled:
-            return None
         if self.drafter is not None:
             scheduled = self.drafter.extend(scheduled)
+            for sequence, failure in self.drafter.failures:
+                self.requests.fail(sequence, failure)
+            if self.drafter.failures:
+                self.drafter.failures.clear()
+                scheduled = [row for row in scheduled if row.sequence.progress.status == "running"]
+        if not scheduled:
+            return None
         plan = build_plan(scheduled, share_decode=self.config.shared_prefix_decode)
         self.counters.schedule_s += time.perf_counter() - started
         return plan
@@ -299,7 +304,7 @@ class LocalEngine:
             sequence = plan.rows[index].sequence
             if sequence.progress.status == "running" and sequence.remaining <= 1:
                 self.cache.publish(sequence)
-                self.writer.spell(sequence)
+                self.requests.spell(sequence)
 
     def _commit(self, launched: InFlightStep, outcomes: list[Outcome]) -> None:
         """Append what was sampled, end what has ended."""

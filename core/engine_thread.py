@@ -1,14 +1,15 @@
-"""The one thread that owns an engine, and the door through which others hand it work."""
+"""EngineThread: the one thread that owns an engine, and the queue of tasks that other threads post to it."""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import EngineError, GraftError, ModelError
@@ -22,13 +23,17 @@ Task = Callable[["Engine"], object]
 BuildEngine = Callable[[Callable[[], None]], "Engine"]
 """Makes the engine on its thread; is given a function that wakes the thread from anywhere."""
 
-_PATIENCE_S = 0.02  # how long to sleep when work waits for something outside, such as a grammar being compiled
+POLL_S = 0.02
+"""How often to look again, in seconds, when all requests wait for something outside, such as a grammar."""
+
+log = logging.getLogger("graftlm.engine")
 
 
 class EngineThread:
     """Builds an engine, runs its steps, and runs tasks between them.
 
-    It knows nothing of the runtime in front of it, so that a runtime which nobody holds any more can be freed.
+    A task that raises ends alone: the engine and the tasks behind it go on. The thread does not refer to the runtime
+    in front of it, so a runtime that nobody holds is freed.
     """
 
     def __init__(self, name: str, build: BuildEngine) -> None:
@@ -56,6 +61,7 @@ class EngineThread:
 
     def wait_loaded(self) -> None:
         """Wait until the engine is built; raises why it could not be."""
+        self.check_may_wait("load")
         self.start()
         self._loaded.wait()
         if self.failure is not None:
@@ -71,8 +77,26 @@ class EngineThread:
                 return
         task(_EndedEngine(self._end()))
 
-    def call(self, task: Callable[[Engine], Any]) -> Any:
-        """Run `task` between two steps and return what it returns."""
+    def add(self, submissions: Sequence[Submission]) -> None:
+        """Hand requests to the engine, all at once. If it fails to take them, each listener is told why."""
+
+        def run(engine: Engine) -> None:
+            try:
+                engine.add(submissions)
+            except Exception as error:
+                for submission in submissions:
+                    with _logged("cancelling a request that was not taken"):
+                        engine.cancel(submission.id)
+                    failure = EngineError(f"the engine did not take the request: {type(error).__name__}: {error}")
+                    failure.__cause__ = error
+                    with _logged("a listener"):
+                        submission.listener.on_error(failure)
+
+        self.post(run)
+
+    def call(self, task: Callable[[Engine], Any], name: str = "call") -> Any:
+        """Run `task` between two steps and return what it returns. `name` is the caller's, for `check_may_wait`."""
+        self.check_may_wait(name)
         future: Future[Any] = Future()
 
         def run(engine: Engine) -> None:
@@ -83,6 +107,14 @@ class EngineThread:
 
         self.post(run)
         return future.result()
+
+    def check_may_wait(self, name: str) -> None:
+        """Raise EngineError on the engine's own thread, where the call `name` would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise EngineError(
+                f"{name} was called in on_chunk, a future's callback or a plugin's hook, which run on the engine's own "
+                "thread, so it would wait for itself; use submit() there, or call it on another thread"
+            )
 
     def wake(self) -> None:
         with self._changed:
@@ -121,9 +153,10 @@ class EngineThread:
                 self._await_work(engine, progressed)
                 if self.closed:
                     return
-                tasks, self._tasks = self._tasks, deque()
-            while tasks:
-                tasks.popleft()(engine)
+                num_tasks = len(self._tasks)
+            for _ in range(num_tasks):
+                with _logged("a task between two steps"):
+                    self._tasks.popleft()(engine)
             progressed = engine.idle or engine.step()
 
     def _await_work(self, engine: Engine, progressed: bool) -> None:
@@ -131,7 +164,7 @@ class EngineThread:
             if engine.idle:
                 self._changed.wait()
             else:
-                self._changed.wait(_PATIENCE_S)
+                self._changed.wait(POLL_S)
                 return
 
     def _finish(self, engine: Engine) -> None:
@@ -150,24 +183,36 @@ class EngineThread:
     def _answer(self, tasks: Iterable[Task], error: BaseException) -> None:
         self.engine = None
         for task in tasks:
-            task(_EndedEngine(error))
+            with _logged("a task after the end"):
+                task(_EndedEngine(error))
 
     def _end(self) -> BaseException:
         return self.failure or EngineError("the runtime was closed before the request finished")
 
 
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Log what one caller's code raises instead of letting it reach the others."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s failed", what)
+
+
 _started: weakref.WeakSet[EngineThread] = weakref.WeakSet()
-_PATIENCE_AT_EXIT_S = 10.0  # for a step, or a load, that is under way when the process ends
+
+EXIT_WAIT_S = 10.0
+"""How long the interpreter's exit waits for a step or a load that is under way, in seconds."""
 
 
 @atexit.register
 def _end_all() -> None:
-    """Let no thread be inside torch when the interpreter goes away: the process would abort."""
+    """End all engines at exit: the process would abort if a thread were inside torch then."""
     threads = list(_started)
     for thread in threads:
         thread.stop()
     for thread in threads:
-        thread.join(_PATIENCE_AT_EXIT_S)
+        thread.join(EXIT_WAIT_S)
 
 
 class _EndedEngine:
@@ -185,7 +230,7 @@ class _EndedEngine:
     def step(self) -> bool:
         return False
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, submission_id: int) -> None:
         """Nothing runs."""
 
     def fail_all(self, error: BaseException) -> None:

@@ -99,3 +99,12 @@ class RemoteError(GraftError):
 
 class PluginError(GraftError):
     """A plugin is broken, or a name it offers is taken or unknown."""
+
+
+def failure_of(error: BaseException) -> GraftError:
+    """The error that a request ends with: one of ours as it is, any other as the cause of an EngineError."""
+    if isinstance(error, GraftError):
+        return error
+    failure = EngineError(f"the request's own grammar, matcher or tokenizer failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

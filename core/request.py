@@ -1,4 +1,4 @@
-"""What goes in and what comes out: Request, Completion, Usage, and the sequence that runs between them."""
+"""What a caller gives and gets: Request, Listener, Chunk, Completion, Usage, Score."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
 Prompt = "str | Seq[int] | Seq[Message] | Seq[dict[str, Any]]"
 
 _request_ids = itertools.count(1)
+_submission_ids = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -149,3 +150,5 @@ class Submission:
     prompt_ids: np.ndarray | None = None
     grammar: Future[Grammar] | None = None
     arrived_s: float = field(default_factory=time.monotonic)
+    id: int = field(default_factory=lambda: next(_submission_ids))
+    """What `Engine.cancel` takes. A request that is submitted twice has two of them."""

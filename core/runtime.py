@@ -1,4 +1,4 @@
-"""Runtime: owns an engine and the one thread that runs it; any thread and any event loop may submit."""
+"""Runtime: a model and the thread that runs its engine. Any thread and any event loop may submit requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import reprlib
-import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -22,9 +21,11 @@ from graftlm.core.engine_thread import EngineThread
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
 from graftlm.core.model.source import ModelSource
+from graftlm.core.pin import Pin
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.source import EndpointSource
 from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage
+from graftlm.core.shared_runtimes import SharedRuntimes
 from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class Runtime:
     Construction reads nothing; the first request or `load()` does. Copies are the same runtime.
     """
 
-    _shared: ClassVar[dict[tuple[Any, ...], Runtime]] = {}
-    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+    _shared: ClassVar[SharedRuntimes] = SharedRuntimes()
 
     def __init__(
         self,
@@ -86,17 +86,12 @@ class Runtime:
         **options: Any,
     ) -> Runtime:
         """The one runtime of this process for `model` and `options`; closed ones are replaced."""
-        name = model if isinstance(model, str) else id(model)
+        name = os.fspath(model) if isinstance(model, str | os.PathLike) else id(model)
         key: tuple[Any, ...] = (name, None if tokenizer is None else id(tokenizer))
         remote = base_url is not None or api_key is not None
         key += (EndpointConfig.key_of(base_url, api_key, options) if remote else EngineConfig.from_options(**options),)
-        with cls._shared_lock:
-            runtime = cls._shared.get(key)
-            if runtime is None or runtime.closed or runtime._pid != os.getpid():
-                runtime = cls._shared[key] = cls(
-                    model, tokenizer=tokenizer, base_url=base_url, api_key=api_key, **options
-                )
-            return runtime
+        given = {"tokenizer": tokenizer, "base_url": base_url, "api_key": api_key}
+        return cls._shared.get(key, lambda: cls(model, **given, **options))
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -113,7 +108,7 @@ class Runtime:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not isinstance(self.model, str) or self._source.given_tokenizer is not None:
+        if not isinstance(self.model, str | os.PathLike) or self._source.given_tokenizer is not None:
             raise TypeError("a runtime over a loaded model cannot be pickled; pass the model's name or folder instead")
         if "headers" in self.options:
             raise TypeError(
@@ -121,7 +116,7 @@ class Runtime:
             )
         # A key stays here: where it is unpickled, it is read from the environment.
         remote = {} if self.base_url is None else {"base_url": self.base_url}
-        return partial(Runtime.shared, **remote, **self.options), (self.model,)
+        return partial(Runtime.shared, **remote, **self.options), (os.fspath(self.model),)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "loaded" if self._thread.loaded else "not loaded"
@@ -136,6 +131,7 @@ class Runtime:
     def close(self) -> None:
         """End waiting and running requests with an EngineError and free the model. Closing twice is fine."""
         self._thread.stop()
+        self._shared.forget(self)
         if self._pid == os.getpid():
             self._thread.join()
 
@@ -174,6 +170,7 @@ class Runtime:
 
         prompt  text taken as is, token ids, or messages; or a list of these.
         """
+        self._thread.check_may_wait("generate()")
         params = SamplingParams.from_options(**sampling)
         if not _is_batch(prompt):
             return self._wait([self.submit(Request(prompt, params))])[0]
@@ -205,12 +202,14 @@ class Runtime:
 
     def select(self, prompt: Any, choices: Sequence[str], method: str = "token_length_normalized") -> Selection:
         """Choose among texts by their likelihood after the prompt."""
+        self._thread.check_may_wait("select()")
         from graftlm.core.program.select import select
 
         return select(self, prompt, choices, method=method)
 
     def score(self, prompt: Any, continuation: str | Sequence[int]) -> Score:
         """Log-probabilities (natural log) of given text or token ids after the prompt."""
+        self._thread.check_may_wait("score()")
         ids = (
             self.tokenizer.encode_continuation(continuation)
             if isinstance(continuation, str)
@@ -225,32 +224,26 @@ class Runtime:
         """The logits after given token ids, float32 [vocab_size]; the ids' KV is cached."""
         future: Future[np.ndarray] = Future()
         inner = self.submit(Request(list(token_ids), want_logits=True))
+        future.add_done_callback(lambda outer: outer.cancelled() and inner.cancel())
         inner.add_done_callback(partial(_pass_logits, future))
         return future
 
     def warm(self, prefix: Any) -> Pin:
         """Compute a prefix and keep it from eviction until `unpin()`."""
+        self._thread.check_may_wait("warm()")
         if isinstance(prefix, list | tuple) and prefix and not isinstance(prefix[0], int):
             prefix = self.tokenizer.render(prefix, add_generation_prompt=False)
         (done,) = self._wait([self.submit(Request(prefix, want_logits=True, pin=True))])
-        return Pin(self, done.pin, done.usage.prompt_tokens)
+        return Pin(self._thread, done.pin, done.usage.prompt_tokens)
 
     def explain(self, completion: Completion) -> CacheReport:
         """Say how much of a request's prompt was cached, and where and why it left the cache."""
-        usage = completion.usage
-        computed = usage.prompt_tokens - usage.cached_tokens
-        miss = completion.miss
-        if miss is None or not miss.cached_next:
-            return CacheReport(usage.prompt_tokens, usage.cached_tokens, computed)
-        decode = self.tokenizer.decode
-        return CacheReport(
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            computed,
-            decode(miss.shared_tail),
-            decode(miss.cached_next),
-            decode(miss.prompt_next),
-        )
+        usage, miss = completion.usage, completion.miss
+        num_computed = usage.prompt_tokens - usage.cached_tokens
+        texts: list[str] = []
+        if miss is not None and miss.cached_next:
+            texts = [self.tokenizer.decode(ids) for ids in (miss.shared_tail, miss.cached_next, miss.prompt_next)]
+        return CacheReport(usage.prompt_tokens, usage.cached_tokens, num_computed, *texts)
 
     def stats(self) -> Stats:
         """A snapshot of the engine's counters; all zero before the model is loaded."""
@@ -266,12 +259,12 @@ class Runtime:
 
     def reset_stats(self) -> None:
         if self._thread.engine is not None:
-            self._thread.call(lambda engine: engine.reset_stats())
+            self._thread.call(lambda engine: engine.reset_stats(), "reset_stats()")
 
     def clear_cache(self) -> None:
         """Forget every cached prefix that is neither in use nor pinned."""
         if self._thread.engine is not None:
-            self._thread.call(lambda engine: engine.clear_cache())
+            self._thread.call(lambda engine: engine.clear_cache(), "clear_cache()")
 
     # -- submission --------------------------------------------------------------------------------------------
 
@@ -287,49 +280,48 @@ class Runtime:
         self._check_open()
         futures: list[Future[Completion]] = [Future() for _ in requests]
         listeners = [FutureListener(f, _checked(r).on_chunk) for f, r in zip(futures, requests, strict=True)]
-        for future, error in zip(futures, self._hand_over(requests, listeners), strict=True):
-            if error is not None:
-                future.set_exception(error)
-        for future, request in zip(futures, requests, strict=True):
-            if not future.done():
-                future.add_done_callback(partial(_cancel_with, weakref.ref(self), request.id))
+        for future, given in zip(futures, self._hand_over(requests, listeners), strict=True):
+            if isinstance(given, GraftError):
+                future.set_exception(given)
+            elif not future.done():
+                future.add_done_callback(partial(_cancel_with, weakref.ref(self), given.id))
         return futures
 
     def submit_stream(self, request: Request) -> ChunkStream:
         """Queue a request and iterate over its chunks from this thread."""
+        self._thread.check_may_wait("stream()")
         listener = StreamListener()
-        self._hand_over_stream(request, listener)
-        return ChunkStream(listener, partial(self._cancel, request.id))
+        return ChunkStream(listener, partial(self._cancel, self._hand_over_stream(request, listener)))
 
     async def submit_astream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Queue a request and iterate over its chunks on the running event loop."""
         listener = StreamListener(asyncio.get_running_loop())
-        self._hand_over_stream(request, listener)
+        submission_id = self._hand_over_stream(request, listener)
         try:
             async for chunk in listener.chunks():
                 yield chunk
         finally:
             if not listener.ended:
-                self._cancel(request.id)
+                self._cancel(submission_id)
 
-    def _hand_over_stream(self, request: Request, listener: Listener) -> None:
+    def _hand_over_stream(self, request: Request, listener: Listener) -> int:
         self._check_open()
-        (error,) = self._hand_over([replace_stream(_checked(request))], [listener])
-        if error is not None:
-            raise error
+        (given,) = self._hand_over([replace_stream(_checked(request))], [listener])
+        if isinstance(given, GraftError):
+            raise given
+        return given.id
 
-    def _hand_over(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[GraftError | None]:
-        """Give the engine what can be prepared, all at once. -> for each request why it could not be"""
+    def _hand_over(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[Submission | GraftError]:
+        """Give the engine the requests that can be prepared, all at once. -> for the others why they could not be"""
         arrived_s = time.monotonic()
         prepared = self._source.prepare(requests)
-        submissions = [
-            Submission(request, listener, *inputs, arrived_s)
+        given = [
+            inputs if isinstance(inputs, GraftError) else Submission(request, listener, *inputs, arrived_s)
             for request, listener, inputs in zip(requests, listeners, prepared, strict=True)
-            if not isinstance(inputs, GraftError)
         ]
-        if submissions:
-            self._thread.post(lambda engine: engine.add(submissions))
-        return [inputs if isinstance(inputs, GraftError) else None for inputs in prepared]
+        if submissions := [one for one in given if isinstance(one, Submission)]:
+            self._thread.add(submissions)
+        return given
 
     def _wait(self, futures: list[Future[Completion]]) -> list[Completion]:
         try:
@@ -344,9 +336,9 @@ class Runtime:
                 future.cancel()
             raise
 
-    def _cancel(self, request_id: int) -> None:
+    def _cancel(self, submission_id: int) -> None:
         if not self._thread.closed:
-            self._thread.post(lambda engine: engine.cancel(request_id))
+            self._thread.post(lambda engine: engine.cancel(submission_id))
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
@@ -368,26 +360,6 @@ def _check_model(model: Any, config: EngineConfig) -> None:
     loaded = callable(getattr(model, "named_parameters", None))
     if not (of_plugin or loaded or isinstance(model, str | os.PathLike)):
         raise ConfigError(f"model is {reprlib.repr(model)}; {wanted}")
-
-
-class Pin:
-    """A warmed prefix of `num_tokens` tokens; evictable again after `unpin()`."""
-
-    def __init__(self, runtime: Runtime, pin: int | None, num_tokens: int) -> None:
-        self._runtime = runtime
-        self._pin = pin
-        self.num_tokens = num_tokens
-
-    def unpin(self) -> None:
-        pin, self._pin = self._pin, None
-        if pin is not None and not self._runtime.closed:
-            self._runtime._thread.call(lambda engine: engine.unpin(pin))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.unpin()
 
 
 def _checked(request: Request) -> Request:
@@ -412,16 +384,16 @@ def _is_batch(prompt: Any) -> bool:
     return isinstance(first, str) or (isinstance(first, Sequence | np.ndarray) and not isinstance(first, Mapping))
 
 
-def _cancel_with(runtime: weakref.ref[Runtime], request_id: int, future: Future[Completion]) -> None:
+def _cancel_with(runtime: weakref.ref[Runtime], submission_id: int, future: Future[Completion]) -> None:
     """Tell the engine when a caller has cancelled the future."""
     owner = runtime()
     if future.cancelled() and owner is not None:
         with contextlib.suppress(GraftError):
-            owner._cancel(request_id)
+            owner._cancel(submission_id)
 
 
 def _pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
-    if inner.cancelled():
+    if outer.cancelled() or inner.cancelled():
         outer.cancel()
     elif (error := inner.exception()) is not None:
         outer.set_exception(error)

@@ -225,8 +225,9 @@ class Sequence:
 
 @dataclass(eq=False)
 class SequenceGroup:
-    """The n sequences of one request and what has become of them."""
+    """The n sequences of one request and what has become of them. `id` is the submission's."""
 
+    id: int
     request: Request
     listener: Listener
     sequences: list[Sequence] = field(default_factory=list)
@@ -240,7 +241,7 @@ class SequenceGroup:
         assert ids is not None, "a local engine takes token ids"
         if request.score_ids is not None and len(request.score_ids) > 1:
             ids = np.concatenate([ids, np.asarray(request.score_ids[:-1], np.int32)])
-        group = cls(request, submission.listener)
+        group = cls(submission.id, request, submission.listener)
         arrived_s = submission.arrived_s
         group.sequences.append(Sequence(request, ids, grammar=submission.grammar, arrived_s=arrived_s, group=group))
         return group

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +17,9 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 
 MAX_BYTES = 512 << 20
 NUM_WORKERS = 2
+
+
+_caches: weakref.WeakSet[GrammarCache] = weakref.WeakSet()
 
 
 class GrammarCache:
@@ -36,11 +41,19 @@ class GrammarCache:
             raise ConfigError(f"max_bytes is {max_bytes}; it must be 0 (keep nothing) or more")
         self.max_bytes = max_bytes
         self._compiler = compiler
-        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="graftlm-grammar")
+        self._num_workers = num_workers
         self._futures: OrderedDict[Hashable, Future[Grammar]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._start()
         self.num_hits = 0
         self.num_misses = 0
+        _caches.add(self)
+
+    def _start(self) -> None:
+        """Begin with workers and a lock of this process; what is compiled stays, what was being compiled goes."""
+        self._workers = ThreadPoolExecutor(self._num_workers, thread_name_prefix="graftlm-grammar")
+        self._lock = threading.Lock()
+        for key in [key for key, future in self._futures.items() if not future.done()]:
+            del self._futures[key]
 
     def submit(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:
         """The grammar, or the promise of it; equal constraints share one future. Cancelling it does nothing."""
@@ -109,6 +122,14 @@ class GrammarCache:
 def _is_ready(future: Future[Grammar]) -> bool:
     return future.done() and future.exception() is None
 
+
+def _start_all() -> None:
+    for cache in list(_caches):
+        cache._start()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_all)  # a fork has none of its parent's threads
 
 _shared = GrammarCache()
 

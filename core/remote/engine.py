@@ -41,16 +41,15 @@ class RemoteEngine:
 
     def add(self, submissions: Sequence[Submission]) -> None:
         for submission in submissions:
-            request = submission.request
-            running = self._running[request.id] = self._endpoint.start(self._serve(submission))
-            running.add_done_callback(partial(self._ended, request.id))
+            running = self._running[submission.id] = self._endpoint.start(self._serve(submission))
+            running.add_done_callback(partial(self._ended, submission.id))
 
     def step(self) -> bool:
         return False
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, submission_id: int) -> None:
         """Close the request's connection."""
-        running = self._running.get(request_id)
+        running = self._running.get(submission_id)
         if running is not None:
             running.cancel()
 
@@ -83,8 +82,8 @@ class RemoteEngine:
     def close(self) -> None:
         self.fail_all(EngineError("the runtime was closed before the request finished"))
 
-    def _ended(self, request_id: int, running: Future[None]) -> None:
-        self._running.pop(request_id, None)
+    def _ended(self, submission_id: int, running: Future[None]) -> None:
+        self._running.pop(submission_id, None)
 
     # -- one request -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graftlm.core.errors import GraftError
+from graftlm.core.errors import GraftError, failure_of
 from graftlm.core.sampling.sampler import Sampled, Sampler, SampleRow, score_logprobs
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.transfer import send
@@ -27,11 +27,13 @@ Outcome = int | list[Sampled] | GraftError | None
 class PendingTokens(NamedTuple):
     """Tokens of some rows of a plan that the device samples.
 
-    rows   their indices, in the order of the tokens
+    rows      their indices, in the order of the tokens
+    failures  errors of rows whose own matcher raised, by place among `rows`
     """
 
     rows: tuple[int, ...]
     drawn: Drawn
+    failures: dict[int, GraftError]
 
 
 class StepSampler:
@@ -69,8 +71,8 @@ class StepSampler:
     def results(self, plan: StepPlan, pending: PendingTokens) -> list[Outcome]:
         """Per plan row, what was drawn on the device; None where nothing was. Waits for it."""
         outcomes: list[Outcome] = [None] * len(plan.rows)
-        for index, outcome in zip(pending.rows, pending.drawn.result(), strict=True):
-            outcomes[index] = outcome
+        for place, (index, outcome) in enumerate(zip(pending.rows, pending.drawn.result(), strict=True)):
+            outcomes[index] = pending.failures.get(place, outcome)
         return outcomes
 
     def _draw_on_device(self, plan: StepPlan, logits: torch.Tensor, members: list[int]) -> PendingTokens | None:
@@ -80,26 +82,33 @@ class StepSampler:
         sequences = [plan.rows[i].sequence for i in members]
         if not all(map(self.device_sampler.takes, sequences)):
             return None
-        masks = self._masks_of(sequences)
+        masks, failures = self._masks_of(sequences)
         if len(members) < len(logits):
             offsets = np.cumsum(plan.num_logits_per_row)[members] - 1  # a row that is drawn has one logit row
             logits = logits.index_select(0, send(offsets, logits.device))
-        return PendingTokens(tuple(members), self.device_sampler.draw(logits, sequences, masks))
+        return PendingTokens(tuple(members), self.device_sampler.draw(logits, sequences, masks), failures)
 
-    def _masks_of(self, sequences: list[Sequence]) -> dict[int, np.ndarray]:
-        """Prepare sequences for their next token. -> the masks of those that may not get every one, by place"""
+    def _masks_of(self, sequences: list[Sequence]) -> tuple[dict[int, np.ndarray], dict[int, GraftError]]:
+        """Prepare sequences for their next token.
+
+        -> by place: the masks of those that may not get every token, and the errors of those whose own matcher raised
+        """
         constrained = sum(sequence.constrained for sequence in sequences)
         if constrained > len(self._masks):
             self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
         masks: dict[int, np.ndarray] = {}
+        failures: dict[int, GraftError] = {}
         for place, sequence in enumerate(sequences):
-            self.writer.begin(sequence)
-            if sequence.output.matcher is not None:
-                row = self._masks[len(masks)]
-                row[:] = 0
-                if sequence.output.matcher.fill_mask(row[: self._mask_words]):
-                    masks[place] = row
-        return masks
+            try:
+                self.writer.begin(sequence)
+                if sequence.output.matcher is not None:
+                    row = self._masks[len(masks)]
+                    row[:] = 0
+                    if sequence.output.matcher.fill_mask(row[: self._mask_words]):
+                        masks[place] = row
+            except Exception as error:  # its token is drawn with the others, and dropped
+                failures[place] = failure_of(error)
+        return masks, failures
 
     def sample(self, plan: StepPlan, logits: torch.Tensor) -> list[Outcome]:
         """Per plan row, its outcome. Rows whose sequence ended meanwhile, or has tokens to compute, get None."""
@@ -125,12 +134,15 @@ class StepSampler:
         return outcomes
 
     def _draw(self, logits: torch.Tensor, sequences: list[Sequence]) -> Seq[Outcome]:
-        masks = self._masks_of(sequences)
+        masks, failures = self._masks_of(sequences)
         counts = [sequence.sampling.n if sequence.forks else 1 for sequence in sequences]
+        outcomes: Seq[Outcome]
         if self.device_sampler is not None and max(counts) == 1 and all(map(self.device_sampler.takes, sequences)):
-            return self.device_sampler.draw(logits, sequences, masks).result()
-        rows = zip(sequences, counts, strict=True)
-        return self.sampler.sample(logits, [SampleRow(one, masks.get(i), num) for i, (one, num) in enumerate(rows)])
+            outcomes = self.device_sampler.draw(logits, sequences, masks).result()
+        else:
+            rows = zip(sequences, counts, strict=True)
+            outcomes = self.sampler.sample(logits, [SampleRow(s, masks.get(i), num) for i, (s, num) in enumerate(rows)])
+        return [failures.get(i, outcome) for i, outcome in enumerate(outcomes)] if failures else outcomes
 
 
 def _waiting(plan: StepPlan) -> list[int]:

@@ -1,14 +1,15 @@
-"""The requests that are being answered: from their arrival to the last word that their listener gets."""
+"""RequestTracker: the life of each request, from its arrival to the one result that its listener gets."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from graftlm.core.errors import EngineError, GraftError, RequestCancelled, RequestTimeout
-from graftlm.core.request import Completion, Request
+from graftlm.core.errors import EngineError, RequestCancelled, RequestTimeout, failure_of
+from graftlm.core.request import Completion, Listener, Request, Submission
 from graftlm.core.scheduling.admission import Limits, admit
 from graftlm.core.scheduling.choice import Choice
 from graftlm.core.sequence import Sequence, SequenceGroup
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
     from graftlm.core.scheduling.speculation import Drafter
 
 
+log = logging.getLogger("graftlm.engine")
+
+
 class RequestTracker:
     """Every request ends here, once: with a completion, or with an error that names its cause.
+
+    What a request's own grammar, matcher, listener or text raises ends that request and no other.
 
     wake      called from any thread when a grammar has been compiled
     clock     seconds, as those of deadlines
@@ -59,19 +65,20 @@ class RequestTracker:
 
     # -- they arrive -------------------------------------------------------------------------------------------
 
-    def add(self, group: SequenceGroup) -> None:
+    def add(self, submission: Submission) -> None:
         """Queue a request; one that can never run is refused to its listener."""
-        (sequence,) = group.sequences
         try:
+            group = SequenceGroup.of(submission)
+            (sequence,) = group.sequences
             sequence.bounds = admit(sequence, self.limits, self._seeds)
-        except GraftError as error:
-            group.listener.on_error(error)
+        except Exception as error:
             self.counters.failed += 1
+            self._tell_error(submission.listener, failure_of(error))
             return
         self.counters.requests += 1
-        self._groups[group.request.id] = group
+        self._groups[group.id] = group
         if sequence.bounds.deadline_s is not None:
-            self._timed[group.request.id] = group
+            self._timed[group.id] = group
         if sequence.grammar is not None:
             self._unopened.append(sequence)
             sequence.grammar.add_done_callback(lambda _: self.wake())
@@ -88,8 +95,8 @@ class RequestTracker:
                 continue
             try:
                 self.writer.open(sequence)
-            except GraftError as error:
-                self.fail(sequence, error)
+            except Exception as error:
+                self.fail(sequence, failure_of(error))
                 continue
             self._choose_or_finish(sequence)
 
@@ -103,7 +110,11 @@ class RequestTracker:
         group, members = sequence.group, [sequence]
         assert group is not None
         if len(samples) > 1:
-            siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
+            try:
+                siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
+            except Exception as error:
+                self.fail(sequence, failure_of(error))
+                return
             group.sequences.extend(siblings)
             self.scheduler.add(siblings)
             members += siblings
@@ -116,8 +127,8 @@ class RequestTracker:
         place = len(sequence.tokens)
         try:
             self.writer.write(sequence, token_id, sampled)
-        except GraftError as error:
-            self.fail(sequence, error)
+        except Exception as error:
+            self.fail(sequence, failure_of(error))
             return
         replaced = len(sequence.tokens) <= place or sequence.tokens[place] != token_id
         if replaced and sequence.progress.num_computed > place:
@@ -140,30 +151,51 @@ class RequestTracker:
         self.scheduler.remove(sequence, publish=True)
         if self.drafter is not None:
             self.drafter.remember(sequence)
-        group.completions[sequence.index] = self.writer.completion(sequence, pin)
+        try:
+            group.completions[sequence.index] = self.writer.completion(sequence, pin)
+        except Exception as error:
+            self.fail(sequence, failure_of(error))
+            return
         if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
-            self._groups.pop(group.request.id, None)
+            self._groups.pop(group.id, None)
             group.end()
             completion = group.completion
-            group.listener.on_finish(completion)
+            try:
+                group.listener.on_finish(completion)
+            except Exception:
+                log.exception("the listener of request %d raised when it was given the completion", group.request.id)
             self.finished(group.request, completion)
 
     def _emit(self, sequence: Sequence) -> None:
         group = sequence.group
         assert group is not None
-        if group.request.stream and (chunk := self.writer.chunk(sequence)) is not None:
+        if group.request.stream:
             try:
-                group.listener.on_chunk(chunk)
-            except Exception as error:  # what a caller's own function raises ends its request, not those of others
+                if (chunk := self.writer.chunk(sequence)) is not None:
+                    group.listener.on_chunk(chunk)
+            except Exception as error:
                 self.fail(sequence, error)
                 return
         self._choose_or_finish(sequence)
+
+    def spell(self, sequence: Sequence) -> None:
+        """Bring a sequence's text up to date."""
+        try:
+            self.writer.spell(sequence)
+        except Exception as error:
+            self.fail(sequence, failure_of(error))
 
     def _choose_or_finish(self, sequence: Sequence) -> None:
         """End a sequence that is complete; let one that stands before a choice wait until its options are scored."""
         if sequence.output.finish_reason is not None:
             self.finish(sequence)
-        elif (choice := Choice.at(sequence)) is not None:
+            return
+        try:
+            choice = Choice.at(sequence)
+        except Exception as error:
+            self.fail(sequence, failure_of(error))
+            return
+        if choice is not None:
             assert sequence.group is not None
             self.scheduler.hold(sequence)
             sequence.group.sequences.extend(choice.scoring)
@@ -178,17 +210,21 @@ class RequestTracker:
         if not choice.scored():
             return
         self.scheduler.resume(chooser, choice.num_reused)
-        self.writer.choose(chooser, choice.best())
+        try:
+            self.writer.choose(chooser, choice.best())
+        except Exception as error:
+            self.fail(chooser, failure_of(error))
+            return
         self._emit(chooser)
 
     # -- they fail ---------------------------------------------------------------------------------------------
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, submission_id: int) -> None:
         """Drop a request and free its slots; unknown or finished ids are ignored."""
-        group = self._groups.get(request_id)
+        group = self._groups.get(submission_id)
         if group is not None:
             self.counters.cancelled += 1
-            self._end(group, RequestCancelled(f"request {request_id} was cancelled"))
+            self._end(group, RequestCancelled(f"request {group.request.id} was cancelled"))
 
     def expire(self) -> None:
         """End those whose time is up."""
@@ -198,7 +234,7 @@ class RequestTracker:
         for group in list(self._timed.values()):
             deadline = group.sequences[0].bounds.deadline_s
             if group.done:
-                del self._timed[group.request.id]
+                del self._timed[group.id]
             elif deadline is not None and now > deadline:
                 timeout = group.request.sampling.timeout
                 self._end(group, RequestTimeout(f"the request did not finish within its {timeout} s timeout"))
@@ -219,11 +255,17 @@ class RequestTracker:
         if group.done:
             return
         group.end()
-        self._groups.pop(group.request.id, None)
+        self._groups.pop(group.id, None)
         if not isinstance(error, RequestCancelled):
             self.counters.failed += 1
         try:
             for sequence in group.sequences:
                 self.scheduler.remove(sequence, publish=not isinstance(error, EngineError))
         finally:
-            group.listener.on_error(error)
+            self._tell_error(group.listener, error)
+
+    def _tell_error(self, listener: Listener, error: BaseException) -> None:
+        try:
+            listener.on_error(error)
+        except Exception:
+            log.exception("a listener raised when it was told of %r", error)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from graftlm.core.errors import GraftError, failure_of
 from graftlm.core.scheduling.ngram_lookup import Recent, find
 from graftlm.core.scheduling.step_times import StepTimes
 from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan
@@ -103,6 +104,7 @@ class Drafter:
         self._eos = frozenset(eos_token_ids)
         self._max_step = min(MAX_STEP, max_step_tokens)
         self._recent: OrderedDict[str, Recent] = OrderedDict()
+        self.failures: list[tuple[Sequence, GraftError]] = []
 
     def extend(self, scheduled: list[ScheduledRow]) -> list[ScheduledRow]:
         """The rows of a step with the drafts that shorten the expected time of a token.
@@ -121,8 +123,11 @@ class Drafter:
             return scheduled  # a further token costs about as much as it could ever give
         chances: list[tuple[float, int]] = []
         for i, row in enumerate(scheduled):
-            if self._takes(row) and self._due(row.sequence, len(scheduled)):
-                chances += [(chance, i) for chance in self._guess(row)]
+            try:
+                if self._takes(row) and self._due(row.sequence, len(scheduled)):
+                    chances += [(chance, i) for chance in self._guess(row)]
+            except Exception as error:
+                self.failures.append((row.sequence, failure_of(error)))
         counts = [0] * len(scheduled)
         # a draft is worth it if it adds a greater share of tokens than of time; the likeliest come first
         for chance, i in sorted(chances, key=_chance, reverse=True)[: self._max_step - num_tokens]:

@@ -153,8 +153,9 @@ def queue(rt: Runtime, engine: Any, prompt: list[int], **sampling: Any) -> tuple
     listener = Listener()
     request = Request(prompt, SamplingParams(**sampling))
     (prepared,) = rt._source.prepare([request])
-    engine.add([Submission(request, listener, *prepared)])  # type: ignore[misc]
-    return listener, engine.requests._groups[request.id]
+    submission = Submission(request, listener, *prepared)  # type: ignore[misc]
+    engine.add([submission])
+    return listener, engine.requests._groups[submission.id]
 
 
 def test_a_step_makes_few_objects_that_the_garbage_collector_counts() -> None:
@@ -365,7 +366,7 @@ def test_cancelling_while_a_token_is_on_its_way_frees_the_slots_and_others_go_on
             for _ in range(5):
                 engine.step()
             assert group.sequences[0].progress.num_in_flight == 1
-            engine.cancel(group.request.id)
+            engine.cancel(group.id)
             engine.check_integrity()
             while not engine.idle:
                 engine.step()

@@ -226,8 +226,9 @@ def test_a_request_that_is_cancelled_among_its_drafts_gets_no_further_token() ->
 
         def run(engine: Any) -> Collected:
             request = Request(prompt, SamplingParams(**GREEDY), stream=True)
-            listener = Collected(4, lambda: engine.cancel(request.id))
-            engine.add([Submission(request, listener, np.array(prompt, np.int32))])
+            listener = Collected(4, lambda: engine.cancel(submission.id))
+            submission = Submission(request, listener, np.array(prompt, np.int32))
+            engine.add([submission])
             while not engine.idle:
                 engine.step()
             engine.check_integrity()
