@@ -17,7 +17,7 @@ from torch.nn.functional import linear as torch_linear
 from graftlm.kernels.bits12.weight_codec import INPUTS, compacted
 from graftlm.kernels.gpu.elementwise import add_norm, silu_mul
 from graftlm.kernels.gpu.gemv import gemv
-from graftlm.kernels.gpu.pdl import can_chain
+from graftlm.kernels.gpu.pdl import supports_pdl
 from graftlm.kernels.gpu.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
 from graftlm.kernels.hopper.support import gluon_kernel, takes
 from graftlm.kernels.rms_norm import Norm
@@ -178,7 +178,7 @@ def max_rows_of(weight: torch.Tensor) -> int:
     """Up to how many rows kernels for few rows are faster: 64 where dependent launches overlap, else 1."""
     if weight.dtype not in (torch.bfloat16, torch.float16):
         return 0
-    return FEW_ROWS if can_chain(weight.device) else 1
+    return FEW_ROWS if supports_pdl(weight.device) else 1
 
 
 def plan(

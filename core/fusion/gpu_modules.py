@@ -1,5 +1,5 @@
 """Fusions for GPUs: parallel projections as one product, norm, activation and rotary embedding as one kernel each,
-and whole layers on top of these (fuse_layers.py).
+and whole layers on top of these (gpu_layers.py).
 
 Each replacement is run beside what it replaces on random input and left out if they differ, so a model with other
 arithmetic under the same names (Gemma's norm, say) keeps its own. Modules that a quantizer put in place are left alone.
@@ -36,7 +36,7 @@ def fuse_gpu(
 
     max_rows  up to how many rows products take in what is around them; None takes the measured rule.
     strict    all plain linear layers give each row to the last bit what they would give it alone.
-    compact   weights of layers and of the head are held in 12 bits too, where they can be (compact_gpu.py).
+    compact   weights of layers and of the head are held in 12 bits too, where they can be (compact_weights.py).
     dry       take every replacement for an equal one, to see what is launched; `model` is then void. What it shares
               with other models of its kind stays as it is.
     """

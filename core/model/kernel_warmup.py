@@ -67,7 +67,7 @@ def rehearse(
     The model stays as it is. Nothing is to be launched on behalf of it, but for its own forward, before the kernels
     are waited for.
 
-    compact  whether its layers will have compact weights too (compact_gpu.py)
+    compact  whether its layers will have compact weights too (compact_weights.py)
     server   what compiles, until the kernels have been waited for; None: threads
     """
     if triton_problem(loaded.device) is not None:

@@ -1,4 +1,4 @@
-"""Decode attention over keys and values in 12 bits a number (compact_kv.py).
+"""Decode attention over keys and values in 12 bits a number (bits12/kv_codec.py).
 
 As in gpu/decode.py a program has a row, a KV head and a part of the row's tokens, and the last part to end joins
 them. Here a program is one warp, whose threads copy what they will read into shared memory some blocks ahead, and turn
@@ -18,7 +18,7 @@ from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import DIM, EIGHT, WORDS
 from graftlm.kernels.gpu.decode import DecodeRows, Workspace, num_sms
 from graftlm.kernels.gpu.online_softmax import LOG2E, softcapped
-from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import barrier, halves
 
 copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
@@ -129,10 +129,10 @@ def _decode(
     scale, softcap, window, q_row, q_head, slot_words, head_words, e_head, table_row, out_row, out_head,
     num_splits, num_prefix, num_parts,
     GROUP: gl.constexpr, STAGES: gl.constexpr, WIDE: gl.constexpr, SPLIT: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, CHAINED: gl.constexpr,
+    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split): tokens [first, last) of this row's part of the table."""
-    announce(CHAINED)
+    launch_dependents(PDL)
     tokens: gl.constexpr = gl.SliceLayout(1, _MMA)
     columns: gl.constexpr = gl.SliceLayout(0, _MMA)
     factor: gl.constexpr = gl.DotOperandLayout(0, _MMA, 2)
@@ -151,7 +151,7 @@ def _decode(
     last = gl.minimum(first + per_split, length)
     early = _early_slots(slots, first, last, one_each, STAGES, WIDE)
     e_slots = _slots(slots, first, last, tokens, False)
-    wait(CHAINED)
+    grid_wait(PDL)
     if s < used:
         shared = (
             gl.allocate_shared_memory(gl.int32, [STAGES, _TOKENS, 32], _SHARED_LOW),
@@ -363,6 +363,6 @@ def compact_decode_attention(
         splits, num_prefix, num_parts,
         GROUP=num_heads // num_kv_heads, STAGES=stages, WIDE=records.numel() >= 1 << 31, SPLIT=num_parts > 1,
         WINDOW=params.window is not None, SOFTCAP=params.softcap is not None, SINKS=params.sinks is not None,
-        num_warps=1, maxnreg=_REGISTERS, **chain(q),
+        num_warps=1, maxnreg=_REGISTERS, **pdl_options(q),
     )  # fmt: skip
     return out

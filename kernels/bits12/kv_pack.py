@@ -1,4 +1,4 @@
-"""Keys and values put into 12 bits a number where they are computed; the format is that of compact_kv.py."""
+"""Keys and values put into 12 bits a number where they are computed; the format is that of bits12/kv_codec.py."""
 
 from __future__ import annotations
 

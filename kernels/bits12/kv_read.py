@@ -1,4 +1,4 @@
-"""Attention over cached tokens whose K and V are kept in 12 bits a number; see compact_kv.py.
+"""Attention over cached tokens whose K and V are kept in 12 bits a number; see bits12/kv_codec.py.
 
 A number is made in registers: its sixteen bits, taken as bfloat16, are a number whose exponent counts from 0, perhaps a
 subnormal one, which one product with a power of two turns into what it stands for. That is left 2^-64 too small, so

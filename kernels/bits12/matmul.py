@@ -1,4 +1,4 @@
-"""The product of few rows with a weight in 12 bits (compact_weight.py) on Hopper.
+"""The product of few rows with a weight in 12 bits (bits12/weight_codec.py) on Hopper.
 
 As in prefetch_matmul.py one warp fills shared memory with the weight before it waits for earlier kernels. Two groups of
 warps take the stages in turn: each turns codes into the first factor in its registers, while the other one's products
@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight
-from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.prefetch_matmul import num_parts
 from graftlm.kernels.hopper.tiles import K, barrier, gated, halves, load, tiled
 
@@ -65,7 +65,7 @@ def _factor(bytes_of, rest, layout: gl.constexpr):
         is_pure=True,
         pack=1,
     )
-    # [16, 32, half, output, input], then by what compact_weight.py calls these places; nothing moves between threads
+    # [16, 32, half, output, input], then by what bits12/weight_codec.py calls these places; nothing moves between threads
     w = gl.join(gl.join(halves(a), halves(b)), gl.join(halves(c), halves(d)))
     w = w.reshape([4, 4, 2, 4, 2, 2, 2, 2, 2]).permute((0, 7, 1, 2, 4, 5, 8, 3, 6)).reshape([64, 64])
     return gl.convert_layout(w.to(gl.bfloat16, bitcast=True), gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
@@ -80,7 +80,7 @@ def _read_codes(codes, shared, s, tile, pred):
 
 
 @gluon.jit
-def _read(x, codes, shared, sizes, tiles, CHAINED: gl.constexpr):
+def _read(x, codes, shared, sizes, tiles, PDL: gl.constexpr):
     """Fill the stages in turn, as they become free, with what this program's items need."""
     xs, _, ready, free = shared
     _, _, num_blocks, num_items, steps = sizes
@@ -88,12 +88,12 @@ def _read(x, codes, shared, sizes, tiles, CHAINED: gl.constexpr):
     K: gl.constexpr = xs.shape[2]
     BYTES: gl.constexpr = xs.shape[1] * 2 * K * 2 + _LINES * 128
     first, num_programs = gl.program_id(0), gl.num_programs(0)
-    announce(CHAINED)
+    launch_dependents(PDL)
     for stage in gl.static_range(STAGES):  # no kernel before writes the weight
         mbarrier.expect(ready.index(stage), BYTES)
         tile = first % num_blocks * tiles + first // num_blocks * steps + stage
         _read_codes(codes, shared, stage, tile, True)
-    wait(CHAINED)
+    grid_wait(PDL)
     at = 0
     for item in range(first, num_items, num_programs):
         block, begin = item % num_blocks, item // num_blocks * steps
@@ -121,7 +121,7 @@ def _one_of_each(inputs, values, at, end):
 
 
 @gluon.jit
-def _add_listed(x, given, handed, starts, most, inputs, values, k, sizes, CHAINED: gl.constexpr):
+def _add_listed(x, given, handed, starts, most, inputs, values, k, sizes, PDL: gl.constexpr):
     """Give what the listed weights add to each of the program's items; what lists say is read ahead."""
     num_rows, _, num_blocks, num_items, steps = sizes
     ROWS: gl.constexpr = given.shape[1]
@@ -132,7 +132,7 @@ def _add_listed(x, given, handed, starts, most, inputs, values, k, sizes, CHAINE
     first, num_programs = gl.program_id(0), gl.num_programs(0)
     at, end = _listed(starts, first % num_blocks, output, True)
     column, value = _one_of_each(inputs, values, at, end)
-    wait(CHAINED)
+    grid_wait(PDL)
     for item in range(first, num_items, num_programs):
         begin, after = item // num_blocks * steps * _INPUTS, item + num_programs
         next_at, next_end = _listed(starts, after % num_blocks, output, after < num_items)
@@ -220,7 +220,7 @@ def _compact(
     x, x_tiles, codes, starts, most, inputs, values, scales, bias, out,
     num_rows, k, n, num_blocks, num_items, steps, tiles,
     ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
-    REGISTERS: gl.constexpr, CHAINED: gl.constexpr,
+    REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the items: a block of outputs, a part of the inputs)."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -245,8 +245,8 @@ def _compact(
         [
             (_multiply, (shared, given, handed, scales, bias, out, sizes, 0, BIAS, GATE)),
             (_multiply, (shared, given, handed, scales, bias, out, sizes, 1, BIAS, GATE)),
-            (_add_listed, (x, from_lists, by_lists, starts, most, inputs, values, k, sizes, CHAINED)),
-            (_read, (x_tiles, codes, shared, sizes, tiles, CHAINED)),
+            (_add_listed, (x, from_lists, by_lists, starts, most, inputs, values, k, sizes, PDL)),
+            (_read, (x_tiles, codes, shared, sizes, tiles, PDL)),
         ],
         [4, 4, 1],  # warps
         [REGISTERS, REGISTERS, 24],  # registers of a thread
@@ -281,7 +281,7 @@ def launch(
         x, tiled(x, rows, K), codes, weight.starts, weight.most, weight.inputs, weight.values, weight.scales,
         bias if bias is not None else x, out, num_rows, k, n, num_blocks, num_items, steps, tiles,
         ROWS=rows, K=K, STAGES=min(stages_of(rows), steps // 2 * 2), BIAS=bias is not None, GATE=gate,
-        REGISTERS=_REGISTERS, num_warps=4, maxnreg=_REGISTERS, **chain(x),
+        REGISTERS=_REGISTERS, num_warps=4, maxnreg=_REGISTERS, **pdl_options(x),
     )  # fmt: skip
 
 

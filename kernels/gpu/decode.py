@@ -18,7 +18,7 @@ import triton.language as tl
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_read import slots_of
 from graftlm.kernels.gpu.online_softmax import LOG2E, add_sink, attend_block, precision
-from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 
 MAX_SPLITS = 32
 JOINED = 64  # parts of all heads of a group that are weighed at once when they are joined
@@ -65,13 +65,13 @@ def _decode(
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, GROUP_JOIN: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     E: tl.constexpr, E_PAD: tl.constexpr, BLOCK: tl.constexpr, JOINED: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split): tokens [first, last) of this row's part of the table.
 
     Programs of one row, whose K and V lie side by side, run side by side. Where the tokens lie is read early.
     """
-    announce(CHAINED)
+    launch_dependents(PDL)
     h, b, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + b)
     covered = tl.load(starts + b)
@@ -84,7 +84,7 @@ def _decode(
     first = start + s * per_split
     last = tl.minimum(first + per_split, length)
     slot = slots_of(slots, first, last, BLOCK)
-    wait(CHAINED)
+    grid_wait(PDL)
     if s < used:
         g, d, e = tl.arange(0, GROUP_PAD), tl.arange(0, D_PAD), tl.arange(0, E_PAD)
         g_ok, e_ok = g < GROUP, e < E
@@ -293,7 +293,7 @@ def sizes(q: torch.Tensor, k_dim: int, v_dim: int) -> dict[str, int | str | bool
     """Options of a launch that both kernels take."""
     return {
         "D": k_dim, "D_PAD": triton.next_power_of_2(k_dim), "E": v_dim, "E_PAD": triton.next_power_of_2(v_dim),
-        "PRECISION": precision(q.dtype), **chain(q),
+        "PRECISION": precision(q.dtype), **pdl_options(q),
     }  # fmt: skip
 
 

@@ -8,19 +8,19 @@ import triton.language as tl
 
 from graftlm.kernels.bits12 import kv_codec
 from graftlm.kernels.bits12.kv_pack import store_packed
-from graftlm.kernels.gpu.pdl import announce, begin, chain, wait
+from graftlm.kernels.gpu.pdl import grid_wait, launch_and_wait, launch_dependents, pdl_options
 
 
 @triton.jit
 def _rms_norm(
-    x, residual, weight, out, x_row, x_part, n, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+    x, residual, weight, out, x_row, x_part, n, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    announce(CHAINED)
+    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     ok = i < n
     scale = tl.load(weight + i, mask=ok, other=0.0)  # read early
-    wait(CHAINED)
+    grid_wait(PDL)
     value = tl.load(x + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
     if PARTS:
         for part in tl.static_range(1, PARTS):
@@ -62,13 +62,13 @@ def _launch_norm(
     most = 8 if not num_parts else 16 if num_rows > 32 else 32
     _rms_norm[(num_rows,)](
         x, residual, weight, out, x.stride(0), x.stride(0) * num_rows, n, eps, PARTS=num_parts,
-        BLOCK=triton.next_power_of_2(n), num_warps=most if n > 2048 else 4, **chain(x),
+        BLOCK=triton.next_power_of_2(n), num_warps=most if n > 2048 else 4, **pdl_options(x),
     )  # fmt: skip
 
 
 @triton.jit
-def _silu_mul(x, out, n, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
-    begin(CHAINED)
+def _silu_mul(x, out, n, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    launch_and_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = i < n
@@ -85,7 +85,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     num_rows = rows.shape[0]
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
     block = 4096 if num_rows > 256 else 2048 if num_rows > 64 else 1024  # small steps want many programs
-    _silu_mul[(num_rows, triton.cdiv(n, block))](rows, out, n, BLOCK=block, num_warps=block // 256, **chain(rows))
+    _silu_mul[(num_rows, triton.cdiv(n, block))](rows, out, n, BLOCK=block, num_warps=block // 256, **pdl_options(rows))
     return out.view(*x.shape[:-1], n)
 
 

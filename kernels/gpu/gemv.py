@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def _take(w, w_up, x, first, k_total, acc, acc_up, K: tl.constexpr, GATED: tl.co
 def _gemv(
     x, weight, bias, out, n_total, k_total, weight_row,
     N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs): all of their weights."""
     n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
@@ -39,13 +39,13 @@ def _gemv(
     there = here + n_total.to(tl.int64) * weight_row  # of the factor that a gate is for
     acc = tl.zeros([N, K], tl.float32)
     acc_up = tl.zeros([N, K], tl.float32)
-    announce(CHAINED)
+    launch_dependents(PDL)
     ok = n_ok[:, None] & (k < k_total)[None, :]
     w = tl.load(here, mask=ok, other=0.0, eviction_policy="evict_first")
     w_up = w
     if GATED:
         w_up = tl.load(there, mask=ok, other=0.0, eviction_policy="evict_first")
-    wait(CHAINED)  # the first weights are on their way before the inputs are there
+    grid_wait(PDL)  # the first weights are on their way before the inputs are there
     acc, acc_up = _take(w, w_up, x, 0, k_total, acc, acc_up, K, GATED)
     for first in tl.range(K, k_total, K, num_stages=STAGES):
         ok = n_ok[:, None] & (first + k < k_total)[None, :]
@@ -97,7 +97,7 @@ def gemv(
     tile = tile or tile_of(n, k, gated)
     _gemv[(triton.cdiv(n, tile.outputs),)](
         x, weight, bias if bias is not None else x, out, n, k, weight.stride(0), N=tile.outputs, K=tile.inputs,
-        STAGES=tile.stages, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, **chain(x),
+        STAGES=tile.stages, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, **pdl_options(x),
     )  # fmt: skip
     return out
 

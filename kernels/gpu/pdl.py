@@ -1,14 +1,14 @@
-"""Launches that begin before the kernel before them has ended, where the card and Triton can.
+"""Programmatic dependent launch (PDL): a kernel is launched before the kernel before it has ended.
 
-A kernel that is launched so lets the next one set itself up (`announce`), reads what depends on none before it, and
-waits until those have ended (`wait`). Only then does it read anything else, or write. In steps of few rows that saves
-about half a microsecond a launch, and the latency of what is read early.
+A kernel launched so calls `launch_dependents`, which lets the next kernel start, reads what no earlier kernel writes,
+and calls `grid_wait`, which returns when all earlier kernels have ended. Only then does it read anything else, or
+write. In steps of few rows this saves about half a microsecond a launch, and the latency of what is read early.
 
-What may be read early is what no kernel launched so ever writes: weights, the tables and lengths of a step, cosines and
-sines. More than one kernel before may still be running then, as each lets the next one begin before it waits itself.
-Behind a kernel launched the ordinary way, as all of torch are and those that write tables, the next one begins when it
-has ended; so what it has written is there. Every program waits, one with nothing to do as well: that a kernel has ended
-has to mean that all before it have.
+What may be read early is what no kernel launched with PDL ever writes: weights, the tables and lengths of a step,
+cosines and sines. More than one earlier kernel may still be running then. A kernel behind an ordinary launch (all of
+torch's are, and those that write tables) starts when that has ended, and sees what it wrote.
+
+Every program calls `grid_wait`, even an idle one, so that a kernel's end implies the end of all kernels before it.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ import triton
 import triton.language as tl
 
 MAX_ROWS = 512
+"""Steps of more rows are launched the ordinary way."""
 
 
 @triton.jit
-def announce(CHAINED: tl.constexpr):
-    """Let the next kernel set itself up."""
-    if CHAINED:
+def launch_dependents(PDL: tl.constexpr):
+    """Let the next kernel start."""
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def wait(CHAINED: tl.constexpr):
-    """Wait for the kernels before."""
-    if CHAINED:
+def grid_wait(PDL: tl.constexpr):
+    """Wait until all earlier kernels have ended."""
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def begin(CHAINED: tl.constexpr):
-    """Both, for a kernel that reads nothing early."""
-    announce(CHAINED)
-    wait(CHAINED)
+def launch_and_wait(PDL: tl.constexpr):
+    """Do both, in a kernel that reads nothing early."""
+    launch_dependents(PDL)
+    grid_wait(PDL)
 
 
 @functools.cache
-def can_chain(device: torch.device) -> bool:
-    """Whether launches on `device` may be chained: from Hopper on."""
+def supports_pdl(device: torch.device) -> bool:
+    """Whether `device` has programmatic dependent launch: from Hopper on."""
     if device.type != "cuda" or not hasattr(tl.extra.cuda, "gdc_wait"):
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def chain(x: torch.Tensor) -> dict[str, bool]:
-    """Options of a launch over rows `x` [num_rows, ...] of a kernel that announces and waits."""
-    chained = len(x) <= MAX_ROWS and can_chain(x.device)
-    return {"CHAINED": True, "launch_pdl": True} if chained else {"CHAINED": False}
+def pdl_options(x: torch.Tensor) -> dict[str, bool]:
+    """Options for the launch over rows `x` [num_rows, ...] of a kernel that calls `grid_wait`."""
+    pdl = len(x) <= MAX_ROWS and supports_pdl(x.device)
+    return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}

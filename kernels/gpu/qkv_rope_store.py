@@ -10,7 +10,7 @@ from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.bits12 import kv_codec
 from graftlm.kernels.bits12.kv_pack import store_packed
 from graftlm.kernels.gpu.elementwise import saturate, store_kv
-from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 
 
 @triton.jit
@@ -24,13 +24,13 @@ def _rotate_store(
     qkv_token, table_token, ks_slot, ks_head, vs_slot, vs_head, e_head,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr,
-    STORES: tl.constexpr, COMPACT: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    STORES: tl.constexpr, COMPACT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of tokens, head): q is turned where it lies; k too, and stored; v is stored.
 
     Cosines, sines, slots and the weights of norms are read early, whatever the head takes of them.
     """
-    announce(CHAINED)
+    launch_dependents(PDL)
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1)
     t_ok = token < num_tokens
@@ -47,7 +47,7 @@ def _rotate_store(
         wa = tl.load(weight + d, mask=d < HALF, other=0.0)
         wb = tl.load(weight + HALF + d, mask=d < HALF, other=0.0)
         wr = tl.load(weight + 2 * HALF + r, mask=r < REST, other=0.0)
-    wait(CHAINED)
+    grid_wait(PDL)
     here = qkv + token[:, None] * qkv_token + head * D
     a = tl.load(here + d[None, :], mask=ok, other=0.0).to(tl.float32)
     b = tl.load(here + HALF + d[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -137,7 +137,7 @@ def rotate_store(
         BLOCK=block,
         num_warps=4 if block > 4 else 1,
         enable_fp_fusion=False,  # a product and a sum in one instruction would leave out the rounding between them
-        **chain(qkv),
+        **pdl_options(qkv),
     )  # fmt: skip
     q, k, v = packed.split()
     if not stores:

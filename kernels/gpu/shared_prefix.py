@@ -26,7 +26,7 @@ from graftlm.kernels.gpu.decode import (
     tile_of,
 )
 from graftlm.kernels.gpu.online_softmax import LOG2E
-from graftlm.kernels.gpu.pdl import announce, wait
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents
 
 PREFIX_QUERIES = 64  # of one program
 
@@ -37,14 +37,14 @@ def _decode_prefix(
     q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, num_members, num_splits, num_parts,
     exponents, exponents_head,
     GROUP: tl.constexpr, M: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
     COMPACT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries, KV head, split): tokens of a prefix that all `members` share, read once.
 
     Who they are and where the tokens lie is read early.
     """
-    announce(CHAINED)
+    launch_dependents(PDL)
     i, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(num_members)
     length = tl.load(prefix_lens)
@@ -56,7 +56,7 @@ def _decode_prefix(
     query = i * M + tl.arange(0, M)  # a query is (member, head of the group)
     q_ok = query < count * GROUP
     b = tl.load(members + query // GROUP, mask=q_ok, other=0)
-    wait(CHAINED)
+    grid_wait(PDL)
     if i * M < count * GROUP:
         head = h * GROUP + query % GROUP
         d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)

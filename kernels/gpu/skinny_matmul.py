@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from graftlm.kernels.gpu.online_softmax import precision
-from graftlm.kernels.gpu.pdl import begin, chain
+from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
 
 MAX_PARTS = 8
 
@@ -25,10 +25,10 @@ MAX_PARTS = 8
 def _skinny(
     x, weight, bias, out, num_rows, n_total, k_total, x_row, weight_row,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs). The weight is the first factor, so that the rows may be few."""
-    begin(CHAINED)
+    launch_and_wait(PDL)
     n, m, kk = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, M), tl.arange(0, K)
     split = tl.program_id(1)
     n_ok, m_ok = n < n_total, m < num_rows
@@ -97,7 +97,7 @@ def _launch(
         x, weight, bias if bias is not None else x, out, num_rows, n, k, x.stride(0), weight.stride(0),
         M=rows, N=tile.outputs, K=tile.inputs, SPLITS=tile.splits,
         STAGES=max(min(tile.stages, _card(x.device).shared_memory // one_read), 1), GATED=gated, BIAS=bias is not None,
-        PRECISION=precision(x.dtype), num_warps=4, **chain(x),
+        PRECISION=precision(x.dtype), num_warps=4, **pdl_options(x),
     )  # fmt: skip
 
 

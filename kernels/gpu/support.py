@@ -10,7 +10,7 @@ OLDEST = (8, 0)
 """Ampere: the first to compute in bfloat16, and the first that the kernels' block sizes fit."""
 
 OLDEST_TRITON = (3, 4)
-"""Comes with PyTorch 2.8: the first with chained launches, and with `triton.knobs`."""
+"""Comes with PyTorch 2.8: the first with programmatic dependent launch, and with `triton.knobs`."""
 
 
 def triton_problem(device: torch.device) -> str | None:

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, barrier, gated, load, rounds, store, tiled
 
 
@@ -40,7 +40,7 @@ def _read_weight(weight, shared, s, tile, step, pred):
 @gluon.jit
 def _read(
     x, more_x, weight, shared, num_tiles,
-    MORE: gl.constexpr, STEPS: gl.constexpr, CHAINED: gl.constexpr,
+    MORE: gl.constexpr, STEPS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Fill the stages in turn, as they become free, with what this program's tiles need."""
     xs, more_xs, ws, ready, free = shared
@@ -48,11 +48,11 @@ def _read(
     ROWS: gl.constexpr = xs.shape[1]
     BYTES: gl.constexpr = (ROWS + MORE + 128) * xs.shape[2] * 2
     first, num_programs = gl.program_id(0), gl.num_programs(0)
-    announce(CHAINED)
+    launch_dependents(PDL)
     for stage in gl.static_range(STAGES):  # no kernel before writes the weight
         mbarrier.expect(ready.index(stage), BYTES)
         _read_weight(weight, shared, stage, first, stage, True)
-    wait(CHAINED)
+    grid_wait(PDL)
     for at in range((num_tiles - first + num_programs - 1) // num_programs * STEPS):
         s, step, later = at % STAGES, at % STEPS, at >= STAGES
         mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
@@ -124,7 +124,7 @@ def _multiply(
 def _gated(
     x, more_x, weight, out, more_out, num_tiles,
     ROWS: gl.constexpr, MORE: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr, CHAINED: gl.constexpr,
+    REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the tiles of 64 gates and the 64 outputs that they are for)."""
     kind: gl.constexpr = x.dtype
@@ -146,7 +146,7 @@ def _gated(
         [
             (_multiply, (shared, to, more_to, out, more_out, num_tiles, 0, MORE, STEPS)),
             (_multiply, (shared, to, more_to, out, more_out, num_tiles, 1, MORE, STEPS)),
-            (_read, (x, more_x, weight, shared, num_tiles, MORE, STEPS, CHAINED)),
+            (_read, (x, more_x, weight, shared, num_tiles, MORE, STEPS, PDL)),
         ],
         [4, 1],  # warps
         [REGISTERS, 24],  # registers of a thread
@@ -198,7 +198,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         tiled(x, rows, K), tiled(x, more or rows, K), tiled(beside, 4, 2, 8, K),
         tiled(out, rows, 32), tiled(out, more or rows, 32), num_tiles,
         ROWS=rows, MORE=more, K=K, STEPS=k // K, STAGES=min(stages, k // K), REGISTERS=registers,
-        num_warps=4, maxnreg=at_start, **chain(x),
+        num_warps=4, maxnreg=at_start, **pdl_options(x),
     )  # fmt: skip
 
 

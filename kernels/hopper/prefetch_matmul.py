@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from graftlm.kernels.gpu.pdl import announce, chain, wait
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, load, tiled
 
 OUTPUTS = 64
@@ -36,7 +36,7 @@ _REGISTERS = 64
 
 
 @gluon.jit
-def _read(x, weight, shared, num_tiles, num_items, steps, CHAINED: gl.constexpr):
+def _read(x, weight, shared, num_tiles, num_items, steps, PDL: gl.constexpr):
     """Fill the stages in turn, as they become free, with what this program's items need."""
     xs, ws, ready, free = shared
     STAGES: gl.constexpr = ready.shape[0]
@@ -45,14 +45,14 @@ def _read(x, weight, shared, num_tiles, num_items, steps, CHAINED: gl.constexpr)
     BYTES: gl.constexpr = (xs.shape[1] + ws.shape[1]) * BOXES * K * 2
     OUTPUTS: gl.constexpr = ws.shape[1]
     first, num_programs = gl.program_id(0), gl.num_programs(0)
-    announce(CHAINED)
+    launch_dependents(PDL)
     for stage in gl.static_range(STAGES):  # no kernel before writes the weight
         mbarrier.expect(ready.index(stage), BYTES)
         for box in gl.static_range(BOXES):
             i = stage * BOXES + box
             place = [first % num_tiles * OUTPUTS, (first // num_tiles * steps * BOXES + i) * K]
             load(weight, place, ready.index(stage), ws.index(i))
-    wait(CHAINED)
+    grid_wait(PDL)
     at = 0
     for item in range(first, num_items, num_programs):
         tile, begin = item % num_tiles, item // num_tiles * steps
@@ -106,7 +106,7 @@ def _multiply(shared, bias, out, num_rows, n, num_tiles, num_items, steps, BIAS:
 def _prefetch(
     x, weight, bias, out, num_rows, n, num_tiles, num_items, steps,
     ROWS: gl.constexpr, OUTPUTS: gl.constexpr, K: gl.constexpr, BOXES: gl.constexpr, STAGES: gl.constexpr,
-    BIAS: gl.constexpr, CHAINED: gl.constexpr,
+    BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the items: a tile of outputs, a part of the inputs)."""
     xs = gl.allocate_shared_memory(x.dtype, [STAGES * BOXES, ROWS, K], x.layout)
@@ -121,7 +121,7 @@ def _prefetch(
     gl.warp_specialize(
         [
             (_multiply, (shared, bias, out, num_rows, n, num_tiles, num_items, steps, BIAS)),
-            (_read, (x, weight, shared, num_tiles, num_items, steps, CHAINED)),
+            (_read, (x, weight, shared, num_tiles, num_items, steps, PDL)),
         ],
         [1],  # warps
         [24],  # registers of a thread
@@ -147,7 +147,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch
         tiled(x, rows, K), tiled(weight, OUTPUTS, K), bias if bias is not None else x, out,
         num_rows, n, num_tiles, num_items, steps,
         ROWS=rows, OUTPUTS=OUTPUTS, K=K, BOXES=BOXES, STAGES=min(stages_of(rows), steps), BIAS=bias is not None,
-        num_warps=4, maxnreg=_REGISTERS, **chain(x),
+        num_warps=4, maxnreg=_REGISTERS, **pdl_options(x),
     )  # fmt: skip
 
 

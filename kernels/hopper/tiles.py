@@ -1,6 +1,6 @@
 """What the kernels in Gluon share: how the copy engine reads tiles of a matrix and writes them, gates, pairs.
 
-Only kernels in Gluon import this module: it is not there in every Triton that ours run on (gluon_support.py).
+Only kernels in Gluon import this module: it is not there in every Triton that ours run on (hopper/support.py).
 """
 
 from __future__ import annotations

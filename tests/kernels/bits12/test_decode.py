@@ -176,7 +176,7 @@ types = dict(q="*bf16", records="*i32", exponents="*i16", table="*i32", rows="*i
 types |= dict(part_out="*fp32", part_lse="*fp32", counters="*i32", sinks="*bf16", out="*bf16")
 types |= dict(scale="fp32", softcap="fp32")
 given = dict(GROUP=4, STAGES={stages}, WIDE=False, SPLIT={split}, WINDOW={split}, SOFTCAP={split}, SINKS={split})
-given |= dict(CHAINED=True)
+given |= dict(PDL=True)
 signature = {{name: types.get(name, "constexpr" if name in given else "i32") for name in _decode.arg_names}}
 constants = {{(_decode.arg_names.index(name),): value for name, value in given.items()}}
 whole = [(i,) for i, name in enumerate(_decode.arg_names) if name in types and types[name][0] == "*"]

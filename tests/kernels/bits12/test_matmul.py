@@ -136,6 +136,6 @@ codes = f"tensordesc<i32[32, 32],{{kernel.codes_layout()!r}}>"
 signature = dict(x="*bf16", x_tiles=tile({rows}, 64), codes=codes, bias="*bf16", out="*{out}")
 signature |= dict.fromkeys(["starts", "most", "inputs"], "*i32") | dict.fromkeys(["values", "scales"], "*fp32")
 signature |= dict.fromkeys(["num_rows", "k", "n", "num_blocks", "num_items", "steps", "tiles"], "i32")
-given = dict(ROWS={rows}, K=64, STAGES=kernel.stages_of({rows}), BIAS=False, GATE={gate}, REGISTERS=96, CHAINED=True)
+given = dict(ROWS={rows}, K=64, STAGES=kernel.stages_of({rows}), BIAS=False, GATE={gate}, REGISTERS=96, PDL=True)
 """
     compile_for_hopper("bits12.matmul", "_compact", arguments, "bf16", registers=96)

@@ -110,7 +110,7 @@ signature = dict(
     x=tile(rows, 64), more_x=tile(more or rows, 64), weight=tile(4, 2, 8, 64), out=tile(rows, 32),
     more_out=tile(more or rows, 32), num_tiles="i32",
 )
-given = dict(ROWS=rows, MORE=more, K=64, STEPS=64, STAGES=stages, REGISTERS=registers[0], CHAINED=True)
+given = dict(ROWS=rows, MORE=more, K=64, STEPS=64, STAGES=stages, REGISTERS=registers[0], PDL=True)
 """
 
 _PREFILL = """

@@ -91,6 +91,6 @@ def test_it_compiles_for_hopper_and_fits_its_shared_memory(rows: int, kind: str,
     arguments = f"""
 signature = dict(x=tile({rows}, 64), weight=tile(64, 64), bias="*{kind}", out="*{out}")
 signature |= dict.fromkeys(["num_rows", "n", "num_tiles", "num_items", "steps"], "i32")
-given = dict(ROWS={rows}, OUTPUTS=64, K=64, BOXES=2, STAGES=kernel.stages_of({rows}), BIAS={bias}, CHAINED=True)
+given = dict(ROWS={rows}, OUTPUTS=64, K=64, BOXES=2, STAGES=kernel.stages_of({rows}), BIAS={bias}, PDL=True)
 """
     compile_for_hopper("hopper.prefetch_matmul", "_prefetch", arguments, kind, registers=64)

@@ -24,7 +24,7 @@ from triton.runtime import driver
 from graftlm.kernels.jit import compile_server
 from graftlm.kernels.jit.compile_worker import _NoDriver
 from graftlm.kernels.hopper.tiles import shared_layout
-from graftlm.kernels.hopper.prefetch_matmul import _flow
+from graftlm.kernels.hopper.prefetch_matmul import _prefetch
 from graftlm.kernels.gpu.token_mask import _apply_mask
 
 compile_server.FEWEST_CORES = 1
@@ -63,8 +63,8 @@ tiles = [TensorDescriptor.from_tensor(torch.zeros(rows, 512, dtype=torch.bfloat1
          for rows in (16, 64)]
 half = torch.bfloat16
 flow = specialized(
-    _flow, *tiles, half, half, 16, 64, 1, 1, 4,
-    ROWS=16, OUTPUTS=64, K=64, BOXES=2, STAGES=4, BIAS=False, CHAINED=False, num_warps=4, maxnreg=104,
+    _prefetch, *tiles, half, half, 16, 64, 1, 1, 4,
+    ROWS=16, OUTPUTS=64, K=64, BOXES=2, STAGES=4, BIAS=False, PDL=False, num_warps=4, maxnreg=104,
 )
 """
 
