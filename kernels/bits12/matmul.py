@@ -65,7 +65,7 @@ def _factor(bytes_of, rest, layout: gl.constexpr):
         is_pure=True,
         pack=1,
     )
-    # [16, 32, half, output, input], then by what bits12/weight_codec.py calls these places; nothing moves between threads
+    # [16, 32, half, output, input], then by the names of bits12/weight_codec.py; nothing moves between threads
     w = gl.join(gl.join(halves(a), halves(b)), gl.join(halves(c), halves(d)))
     w = w.reshape([4, 4, 2, 4, 2, 2, 2, 2, 2]).permute((0, 7, 1, 2, 4, 5, 8, 3, 6)).reshape([64, 64])
     return gl.convert_layout(w.to(gl.bfloat16, bitcast=True), gl.DotOperandLayout(0, layout, 2), assert_trivial=True)

@@ -74,8 +74,8 @@ class DeviceStep:
             setattr(self, name, self._device[offset : offset + size])
             offset += size
         self.table = torch.full((self.max_seqs + 1, max_len), scratch, dtype=torch.int32, device=device)
-        self._seats: dict[int, int] = {}
-        self._seated: list[Slots | None] = [None] * self.max_seqs
+        self._table_rows: dict[int, int] = {}
+        self._table_owners: list[Slots | None] = [None] * self.max_seqs
         self.zeros = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
     lens: torch.Tensor
@@ -104,7 +104,7 @@ class DeviceStep:
         host = staging.views
         counts = np.fromiter((row.num_new for row in plan.rows), np.int32, len(plan.rows))
         past = np.fromiter((row.past for row in plan.rows), np.int32, len(plan.rows))
-        seats = self._seat(plan.rows)
+        table_rows = self._assign_table_rows(plan.rows)
         host["indptr"][0] = 0
         np.cumsum(counts, out=host["indptr"][1 : len(counts) + 1])
         host["slots"][:num_tokens] = plan.out_slots.numpy()
@@ -114,12 +114,12 @@ class DeviceStep:
         if token_rows:
             num_rows = num_decode = num_tokens
             host["lens"][:num_rows] = host["positions"][:num_rows] + 1
-            host["rows"][:num_rows] = np.repeat(seats, counts)
+            host["rows"][:num_rows] = np.repeat(table_rows, counts)
         else:
             num_rows = len(counts)
             num_decode = int(np.argmax(counts > 1)) if (counts > 1).any() else num_rows
             host["lens"][:num_rows] = past + counts
-            host["rows"][:num_rows] = seats
+            host["rows"][:num_rows] = table_rows
         self._pad(host, num_rows, num_tokens, max(num_rows, padded_rows))
         queries = counts if token_rows else np.where(np.arange(num_rows) < num_decode, counts, 0)
         shared = best_prefix(plan.shared, queries)
@@ -159,24 +159,24 @@ class DeviceStep:
         self._staging[0].wait()
         return self._staging[0]
 
-    def _seat(self, rows: Sequence[Row]) -> np.ndarray:
+    def _assign_table_rows(self, rows: Sequence[Row]) -> np.ndarray:
         """Write the slots of sequences that hold others than when they were last seen. -> their rows of the table."""
         keys: list[Slots] = [row if row.slot_map is None else row.slot_map for row in rows]
-        seats = np.fromiter((self._seats.get(id(key), -1) for key in keys), np.int32, len(keys))
-        new = np.flatnonzero(seats < 0)
+        table_rows = np.fromiter((self._table_rows.get(id(key), -1) for key in keys), np.int32, len(keys))
+        new = np.flatnonzero(table_rows < 0)
         if not len(new):
-            return seats
-        free = np.setdiff1d(np.arange(self.max_seqs), seats)
+            return table_rows
+        free = np.setdiff1d(np.arange(self.max_seqs), table_rows)
         pieces: list[tuple[int, int, int, int]] = []
-        for index, seat in zip(new.tolist(), free.tolist(), strict=False):
-            if (gone := self._seated[seat]) is not None:
-                del self._seats[id(gone)]
-            key = self._seated[seat] = keys[index]  # held, so that nothing else gets its id
-            self._seats[id(key)] = seats[index] = seat
+        for index, table_row in zip(new.tolist(), free.tolist(), strict=False):
+            if (gone := self._table_owners[table_row]) is not None:
+                del self._table_rows[id(gone)]
+            key = self._table_owners[table_row] = keys[index]  # held, so that nothing else gets its id
+            self._table_rows[id(key)] = table_rows[index] = table_row
             column = 0
             for extent in key.extents:
                 count = min(extent.stop - extent.start, self.max_len - column)
-                pieces.append((seat, column, extent.start, count))
+                pieces.append((table_row, column, extent.start, count))
                 column += count
         from graftlm.kernels.gpu.block_table import (  # where there is no Triton, there is no such step
             PIECE,
@@ -185,7 +185,7 @@ class DeviceStep:
 
         array = np.array(pieces, np.int32).reshape(-1, PIECE)
         write_table(self.table, send(array, self.table.device), int(array[:, 3].max()))
-        return seats
+        return table_rows
 
 
 class _Staging:
