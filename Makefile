@@ -1,4 +1,4 @@
-# make setup | test | check | demo | bench; everything runs in .venv, which each target brings up to date first.
+# make setup | test | test-newcomer | check | demo | bench; everything runs in .venv, which each target brings up to date first.
 # `make bench WHAT=grammar` runs one group of benchmarks; `make test ARGS="tests/core -x"` runs some tests,
 # `make test WORKERS=8` all of them in eight processes.
 
@@ -9,7 +9,7 @@ WHAT ?= runtime
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: setup test check demo bench
+.PHONY: setup test test-newcomer check demo bench
 
 setup: $(INSTALLED)
 
@@ -36,6 +36,10 @@ $(INSTALLED): pyproject.toml constraints-dev.txt tests/newest-langchain.txt
 # A file stays in one process, which sets up its models once; in the order of their names, long ones do not come last.
 test: setup
 	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# The wheel in a fresh environment; `make test-newcomer ARGS=--reuse` takes the dependencies from .venv.
+test-newcomer: setup
+	@$(PYTHON) tests/newcomer.py $(ARGS)
 
 check: setup
 	@$(PYTHON) -m ruff format --check .

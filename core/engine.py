@@ -169,6 +169,7 @@ class LocalEngine:
             slots_free=self.cache.pool.num_free,
             slots_cached=self.cache.tree.num_tokens,
             slots_in_use=self.cache.num_in_use,
+            weights=self.spec.weights,
             kv=self.spec.kv,
         )
 

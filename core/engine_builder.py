@@ -38,6 +38,7 @@ class RunnerSpec:
 
     num_embeddings  token ids that the model knows, at least vocab_size
     step_tokens     prompt tokens computed in one step, beside one token of each row that decodes
+    weights         the dtype that the model computes in, in words
     kv              the KV cache's format, in words
     lane            the runner itself, where it keeps prefixes (the serial lane)
     min_forced      the shortest run of forced tokens worth a longer step on this device
@@ -54,6 +55,7 @@ class RunnerSpec:
     vocab_size: int
     num_embeddings: int
     step_tokens: int
+    weights: str = ""
     kv: str = ""
     lane: SnapshotLane | None = None
     min_forced: int = 1
@@ -71,6 +73,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     kv = kv_format(loaded, config)
     if loaded.kv_reason is not None:
         warnings.warn(f"KV is kept in {kv}, not in 12 bits a number: {loaded.kv_reason}", stacklevel=2)
+    dtype = str(loaded.dtype).removeprefix("torch.")
     num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded))
     if loaded.lane == "serial":
         from graftlm.core.execution.serial import SerialRunner
@@ -78,7 +81,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         serial = SerialRunner(loaded)
         sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
         budget = step_tokens(config.max_step_tokens, loaded.device)
-        return RunnerSpec(serial, num_slots, *sizes, budget, str(kv), lane=serial, close=loaded.release)
+        return RunnerSpec(serial, num_slots, *sizes, budget, dtype, str(kv), lane=serial, close=loaded.release)
     from graftlm.core.execution.paged import PagedRunner
     from graftlm.core.sampling.device_sampler import DeviceSampler
 
@@ -105,6 +108,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         loaded.vocab_size,
         _num_embeddings(loaded),
         budget,
+        dtype,
         str(kv),
         drafts=config.speculation == "auto" and loaded.device.type == "cpu" and device_sampler is None,
         device_sampler=device_sampler,

@@ -42,13 +42,15 @@ class Counters:
 class Stats(Counters):
     """A snapshot of an engine: its counters, and its KV slots. slots_free + slots_cached + slots_in_use == slots_total.
 
-    kv  how keys and values are kept ("bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"); "" before the model is loaded
+    weights  the dtype that the model computes in, such as "bfloat16"; "" before the model is loaded
+    kv       the format of keys and values: "bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"; "" before
     """
 
     slots_total: int = 0
     slots_free: int = 0
     slots_cached: int = 0
     slots_in_use: int = 0
+    weights: str = ""
     kv: str = ""
 
     @property

@@ -120,7 +120,9 @@ class Runtime:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "loaded" if self._thread.loaded else "not loaded"
-        return f"Runtime({self.model_name!r}, {state})"
+        stats = self.stats()
+        precision = f"weights in {stats.weights}, KV in {stats.kv}, " if stats.weights else ""
+        return f"Runtime({self.model_name!r}, {precision}{state})"
 
     def load(self) -> Self:
         """Load weights and start the engine now rather than with the first request."""

@@ -392,3 +392,10 @@ def test_every_policy_gives_the_same_tokens(policy: str) -> None:
 def test_an_unknown_attention_lists_the_known_ones() -> None:
     with runtime(attention="flashy") as made, pytest.raises(PluginError, match="'flashy'; known: .*torch"):
         made.generate("x")
+
+
+def test_a_loaded_runtime_states_its_precision() -> None:
+    with runtime() as rt:
+        assert "not loaded" in repr(rt)
+        rt.load()
+        assert "weights in float32, KV in float32, loaded" in repr(rt)
