@@ -21,6 +21,7 @@ from typing import Any
 import llguidance
 import numpy as np
 
+from graftlm.adapters.guidance.characters import whole_characters
 from graftlm.adapters.guidance.chat import chat_template_of
 from graftlm.adapters.guidance.fsm import FsmParser
 from graftlm.adapters.guidance.lowering import Regular, lower
@@ -134,8 +135,16 @@ class GraftEngine(Engine):
         """Extend the prompt by the grammar: yield what each step brought, return the usage.
 
         A grammar given as a node, which `GraftModel` does, runs on the compressed automaton where it is regular.
-        Closing the generator cancels the request and frees its KV.
+        Closing the generator cancels the request and frees its KV. Texts and captures are whole characters: where a
+        token limit cuts one, its beginning is left out.
         """
+        responses = self._run(state, grammar, ensure_bos_token, sampling_params, step_config)
+        return whole_characters(self.tokenizer, responses)
+
+    def _run(
+        self, state: EngineState, grammar: str | Grammar, ensure_bos_token: bool, sampling_params: Any, step_config: Any
+    ) -> Generator[EngineResponse, None, TokenUsage]:
+        """`__call__`, but for texts that end within a character."""
         if step_config is not None or self.get_logits_replaced:
             text = grammar if isinstance(grammar, str) else grammar.text
             usage: TokenUsage = yield from super().__call__(state, text, ensure_bos_token, sampling_params, step_config)
