@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
 from graftlm.core.errors import ConfigError
 from graftlm.core.remote.config import EndpointConfig
@@ -59,12 +60,34 @@ def check_given(runtime: Any, options: Mapping[str, Any]) -> None:
 
 
 def shared_runtime(
-    model: Any, options: Mapping[str, Any], base_url: str | None = None, api_key: str | None = None
+    model: Any,
+    options: Mapping[str, Any],
+    base_url: str | None = None,
+    api_key: str | None = None,
+    max_retries: int = 2,
 ) -> Runtime:
-    """The runtime of this process for `model`: in process, or at the endpoint `base_url`."""
+    """The runtime of this process for `model`: in process, or at the endpoint `base_url`.
+
+    max_retries  the framework's knob; it sets the endpoint's own loop, so that no retry is retried.
+    """
     if base_url is None:
         return Runtime.shared(model, **options)
-    return Runtime.shared(model, base_url=base_url, api_key=api_key, **options)
+    return Runtime.shared(model, base_url=base_url, api_key=api_key, **{"max_retries": max_retries, **options})
+
+
+def tool_format(runtime: Any, tools: Sequence[Any]) -> ToolFormat | None:
+    """How the model of `runtime` writes tool calls; None at an endpoint, where answers are text or JSON.
+
+    Raises ConfigError for tools at an endpoint.
+    """
+    if getattr(runtime, "endpoint", None) is None:
+        return ToolFormat.learn(runtime.tokenizer)
+    if tools:
+        raise ConfigError(
+            "tools are for models in this process so far; at an endpoint ask for structured output, "
+            "or give the tools to the framework's own client"
+        )
+    return None
 
 
 def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, Any]]:

@@ -23,6 +23,7 @@ from graftlm.adapters.dspy.choosing import Choosing
 from graftlm.adapters.dspy.decisions import Decision, Measured, judgment_pieces, measure
 from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.adapters.dspy.scaffold import Scaffold
+from graftlm.core.call_options import tool_format
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import tool_constraint
 from graftlm.core.chat.tool_parser import ToolParser, parse_answer
@@ -39,10 +40,13 @@ from graftlm.core.runtime import Runtime
 
 @dataclass(frozen=True)
 class _Call:
-    """One lm15 request, ready to run. `pieces` is set when probabilities are to be measured."""
+    """One lm15 request, ready to run. `pieces` is set when probabilities are to be measured.
+
+    ids  the prompt's tokens; its messages for an endpoint.
+    """
 
     model: str
-    ids: list[int]
+    ids: list[Any]
     sampling: SamplingParams
     key: Any
     form: ToolFormat | None = None
@@ -106,13 +110,21 @@ class _Door:
         tools, form, ids = self._prompt(request)
         options["max_tokens"] = self._max_tokens(options.get("max_tokens"), len(ids))
         pieces: tuple[Lowered | Decision, ...] = ()
+        measured = config.probabilities not in (None, "off") and config.response_format is not None
+        if self.runtime.endpoint is not None and ("scaffold" in native or measured):
+            raise wire.unsupported(
+                "GraftAdapter and measured probabilities need a model in this process; at an endpoint use "
+                "dspy.ChatAdapter() or dspy.JSONAdapter()",
+                "scaffold" if "scaffold" in native else "probabilities",
+            )
         if "scaffold" in native:
             scaffold = Scaffold.from_json(native["scaffold"])
             if scaffold.measured:
                 pieces = tuple(scaffold.pieces())
             else:
                 options |= {"constraint": self._grammar(scaffold), "close_on_length": True}
-        elif config.probabilities not in (None, "off") and config.response_format is not None:
+        elif measured:
+            assert config.response_format is not None
             pieces = tuple(judgment_pieces(config.response_format))
         elif tools and form is not None:
             answer = options.pop("json_schema", None)
@@ -125,13 +137,15 @@ class _Door:
             options.pop("json_schema", None)
         key = None
         if wire.deterministic(options) and not pieces:
-            key = (tuple(ids), repr(config), repr(tools))
+            key = (repr(ids), repr(config), repr(tools))
         judged = bool(pieces) and "scaffold" not in native
         return _Call(request.model, ids, SamplingParams.from_options(**options), key, form, pieces, judged)
 
-    def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, list[int]]:
-        tokenizer = self.runtime.tokenizer
+    def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, list[Any]]:
         messages, tools = wire.native_messages(request), wire.native_tools(request)
+        if self.runtime.endpoint is not None:
+            return tools, tool_format(self.runtime, tools), list(messages)
+        tokenizer = self.runtime.tokenizer
         form, listed = None, None
         if tools or any(message.tool_calls or message.role == "tool" for message in messages):
             form = ToolFormat.learn(tokenizer)
@@ -143,6 +157,8 @@ class _Door:
         return tools, form if tools else None, tokenizer.encode_prompt(messages, tools=listed).tolist()
 
     def _max_tokens(self, wanted: int | None, num_prompt_tokens: int) -> int:
+        if self.runtime.endpoint is not None:
+            return wanted or wire.DEFAULT_MAX_TOKENS
         room = self.runtime.max_model_len - num_prompt_tokens
         return max(1, min(wanted or wire.DEFAULT_MAX_TOKENS, room))
 

@@ -18,7 +18,7 @@ _CALL_OPTIONS = frozenset(
 
 
 class GraftLM(dspy.LM):
-    """`dspy.LM` over a model in this process, with both engines set.
+    """`dspy.LM` over a model in this process, or with `base_url=` at an endpoint, with both engines set.
 
     model        a Hugging Face id, a local folder, "sprout", or a loaded transformers model.
     runtime      a `graftlm.Runtime` to use instead; otherwise the process's shared one for `model` and its options.
@@ -78,6 +78,8 @@ class GraftLM(dspy.LM):
 
 def _runtime(model: Any, runtime: Runtime | None, options: dict[str, Any]) -> Runtime:
     if runtime is None:
+        if options.get("base_url") is not None:  # DSPy repeats requests itself; what is repeated here would multiply
+            options = {"max_retries": 0, "retry_timeouts": 0, **options}
         return Runtime.shared(model, **options)
     check_given(runtime, options)
     return runtime

@@ -244,10 +244,25 @@ def translate(error: errors.GraftError) -> lm15.LM15Error:
         case errors.ModelError() | errors.PluginError():
             kind = lm15.ConfigurationError
         case errors.RemoteError():
-            kind = lm15.ServerError
+            return _remote(error)
         case _:
             kind = lm15.ProviderError  # never retried: the same step would fail again
     return kind(str(error), provider=PROVIDER)
+
+
+def _remote(error: errors.RemoteError) -> lm15.LM15Error:
+    """What an endpoint refused, as the error by which DSPy knows whether to ask again, and when."""
+    if error.code in ("insufficient_quota", "billing_hard_limit_reached"):
+        return lm15.BillingError(str(error), provider=PROVIDER)
+    if error.code == "context_length_exceeded":
+        return lm15.ContextLengthError(str(error), provider=PROVIDER)
+    if error.status == 429:
+        return lm15.RateLimitError(str(error), provider=PROVIDER, retry_after=error.retry_after_s)
+    if error.status in (401, 403):
+        return lm15.AuthError(str(error), provider=PROVIDER)
+    if error.status is not None and 400 <= error.status < 500:
+        return lm15.InvalidRequestError(str(error), provider=PROVIDER)
+    return lm15.ServerError(str(error), provider=PROVIDER)
 
 
 def unsupported(message: str, feature: str) -> lm15.UnsupportedFeatureError:

@@ -57,6 +57,11 @@ class GraftModel(Model):
             runtime = Runtime.shared(model, **options)
         else:
             check_given(runtime, options)
+        if runtime.endpoint is not None:
+            raise ConfigError(
+                "GraftModel runs models in this process so far; for one at an endpoint write the program in graftlm's "
+                "own language (gl.gen, gl.select, gl.user and gl.assistant)"
+            )
         engine = GraftEngine(
             runtime,
             chat_template=chat_template,

@@ -29,7 +29,7 @@ class GraftSettings(BaseModel):
     max_tokens       None for all that the context leaves.
     base_url         an endpoint in place of a local model. Its key is `api_key`, else GRAFTLM_API_KEY.
     on_unsupported   "warn" leaves out what no grammar can keep of a schema; "error", the default, raises.
-    max_retries      kept for swapping constructors: a local engine has nothing to retry.
+    max_retries      of requests to `base_url`, in one loop; a local engine has nothing to retry.
     """
 
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, protected_namespaces=())
@@ -88,7 +88,9 @@ class GraftSettings(BaseModel):
         if self.runtime is not None and model in (None, self.model_name):
             return self.runtime  # type: ignore[no-any-return]
         key = self.api_key.get_secret_value() if self.api_key else None
-        return call_options.shared_runtime(model or self.model_name, self.runtime_options, self.base_url, key)
+        return call_options.shared_runtime(
+            model or self.model_name, self.runtime_options, self.base_url, key, self.max_retries
+        )
 
     @property
     def _identifying_params(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from graftlm.adapters.langchain.messages import (
     response_metadata,
     usage_metadata,
 )
-from graftlm.core.call_options import answer_schema
+from graftlm.core.call_options import answer_schema, tool_format
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tool_parser import ParsedAnswer, ToolParser, parse_answer
@@ -95,10 +95,13 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         native: list[Any] = native_messages(messages)
         listed = None
         if tools or answer is not None or any(m.tool_calls or m.role == "tool" for m in native):
-            form = ToolFormat.learn(runtime.tokenizer)
-            native, listed = form.prepare(native, tools)
+            form = tool_format(runtime, tools)
             kept = given.get("on_unsupported") or self.on_unsupported or "error"
-            given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, on_unsupported=kept)
+            if form is None:
+                given |= {} if answer is None else {"json_schema": answer}
+            else:
+                native, listed = form.prepare(native, tools)
+                given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, on_unsupported=kept)
         request = Request(native, self._sampling(stop, given), tools=listed)
         return Call(runtime, request, model or self.model_name)
 

@@ -70,7 +70,7 @@ class GraftLLM(StructuredPrediction):
     top_logprobs: int | None = None
     on_unsupported: Literal["error", "warn"] | None = None
     timeout: float | None = None
-    max_retries: int = Field(default=3, description="Kept for swapping constructors: nothing here needs a retry.")
+    max_retries: int = Field(default=3, description="Of requests to `api_base`; a local model has none.")
     api_base: str | None = None
     api_key: str | None = Field(default=None, exclude=True, repr=False)
     context_window: int | None = None
@@ -123,14 +123,18 @@ class GraftLLM(StructuredPrediction):
         """The runtime that answers: the one given, or the process-wide one for `model`."""
         if self.runtime is not None:
             return self.runtime  # type: ignore[no-any-return]
-        return call_options.shared_runtime(self.model, self.runtime_options, self.api_base, self.api_key)
+        return call_options.shared_runtime(
+            self.model, self.runtime_options, self.api_base, self.api_key, self.max_retries
+        )
 
     def tokenize(self, text: str) -> list[int]:
         """The model's own token ids of `text`: as `Settings.tokenizer`, LlamaIndex packs prompts by them."""
         return self.runtime_for().tokenizer.count_ids(text)
 
     def _is_chat(self, runtime: Runtime) -> bool:
-        return runtime.tokenizer.has_chat_template if self.is_chat_model is None else self.is_chat_model
+        if self.is_chat_model is not None:
+            return self.is_chat_model
+        return runtime.endpoint is not None or runtime.tokenizer.has_chat_template
 
     # -- from a call to a request ------------------------------------------------------------------------------
 
@@ -146,13 +150,18 @@ class GraftLLM(StructuredPrediction):
         tools = tuple(map(Tool.from_openai, given.pop("tools", None) or ()))
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
         answer = call_options.answer_schema(given.pop("response_format", None), _json_schema)
-        form = ToolFormat.learn(runtime.tokenizer)
+        form = call_options.tool_format(runtime, tools)
         kept = given.get("on_unsupported") or self.on_unsupported or "error"
-        given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, on_unsupported=kept)
+        if form is not None:
+            given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, on_unsupported=kept)
+        elif answer is not None:
+            given["json_schema"] = answer
         prompt: Any
         if self.messages_to_prompt is not generic_messages_to_prompt or not self._is_chat(runtime):
             assert self.messages_to_prompt is not None  # the base class puts its default
             prompt, listed = self.messages_to_prompt(messages), None
+        elif form is None:
+            prompt, listed = native_messages(messages), None
         else:
             prompt, listed = form.prepare(native_messages(messages), tools)
         return Request(prompt, self._sampling(given), tools=listed), form if tools else None

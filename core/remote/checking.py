@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.constraint import spec_of
-from graftlm.core.errors import RemoteError
+from graftlm.core.errors import ConfigError, RemoteError
 from graftlm.core.request import FinishReason
 
 if TYPE_CHECKING:
@@ -51,8 +51,12 @@ class Language:
 
         spec = spec_of(sampling)
         if hasattr(spec, "matcher"):
-            return cls(spec, repr(spec))  # it brings its own
-        options = {} if sampling.json_schema is None else {"whitespace": "flexible"}
+            raise ConfigError(
+                "a constraint over the tokens of a model cannot hold at an endpoint; "
+                "give regex=, choices=, json_schema= or grammar="
+            )
+        options: dict[str, Any] = {} if sampling.json_schema is None else {"whitespace": "flexible"}
+        options["on_unsupported"] = sampling.on_unsupported
         grammar = await asyncio.to_thread(compile_cached, spec, _bytes_vocabulary(), **options)
         return cls(grammar, repr(spec))
 
@@ -91,9 +95,11 @@ async def checked(
     enforced: str | None,
     max_attempts: int,
     where: str,
+    limited: bool = True,
 ) -> Checked:
     """Make a value of an answer: its longest beginning that the language has, gone on with where it is cut too short.
 
+    limited   whether the caller set the limit of tokens; a value that the endpoint's own cut is gone on with.
     enforced  the field that the endpoint takes the constraint in; None if it takes none.
     Raises RemoteError that names the constraint and what the model wrote.
     """
@@ -102,7 +108,7 @@ async def checked(
         whole, alive, forced = language.measure(text)
         if whole is not None and (whole or not text):
             return Checked(whole, finish_reason if whole == text else "stop", num_asked=num_asked)
-        if finish_reason == "length" and alive == text:
+        if finish_reason == "length" and alive == text and limited:
             return Checked(text, "length", complete=False, num_asked=num_asked)
         if enforced is not None and enforced != "none":
             raise RemoteError(

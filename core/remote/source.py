@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import ConfigError, GraftError
@@ -44,7 +45,7 @@ class EndpointSource:
     @property
     def fingerprint(self) -> str:
         """Equal for the same model at the same URL; what is behind it may change."""
-        return f"{self.endpoint.config.base_url}#{self.name}"
+        return sha256(f"{self.endpoint.config.base_url} {self.name}".encode()).hexdigest()
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
         """Prompts and constraints go to the endpoint as they are."""

@@ -152,6 +152,7 @@ class Values:
             enforced=field,
             max_attempts=self._endpoint.config.max_attempts,
             where=_where(name),
+            limited=sampling.max_tokens is not None,
         )
         if done.num_asked or not written.text.startswith(done.text):
             text.drop("constraint not met")

@@ -265,7 +265,7 @@ class Server:
 
     def _generate(self, logged: Logged, fault: Fault) -> dict[str, Any]:
         body = logged.body
-        limit = body.get("max_tokens", body.get("max_completion_tokens", 16))
+        limit = body.get("max_tokens", body.get("max_completion_tokens", 4096 if "messages" in body else 16))
         stops = body.get("stop") or []
         stops = [stops] if isinstance(stops, str) else stops
         allowed = self._allowed(body)
