@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import reprlib
 import threading
 import warnings
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 
 _vocabularies: WeakKeyDictionary[Any, Vocabulary] = WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)  # a thread that held it is not in the fork
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from graftlm.core.errors import ModelError
+from graftlm.core.errors import EngineError, ModelError
 from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.transfer import send
@@ -113,6 +113,11 @@ def attention_function(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """What AttentionInterface calls in every layer. An argument that would be ignored is an error instead."""
+    if _current.step is None:
+        raise EngineError(
+            f"{type(module).__name__} was called by another thread while a runtime runs the model; call the model "
+            "through the runtime, or close that before model.generate()"
+        )
     for name, value_given in others.items():
         if name not in _HARMLESS and value_given is not None and value_given is not False:
             raise ModelError(f"{type(module).__name__} passes {name!r} to its attention, which is not supported here")
@@ -120,7 +125,6 @@ def attention_function(
         raise ModelError(f"{type(module).__name__} passes an attention mask of its own, which is not supported here")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ModelError(f"{type(module).__name__} attends in both directions, which is not supported here")
-    assert _current.step is not None
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     params = AttentionParams(scale, sliding_window, softcap, s_aux)
     return _current.step(AttentionCall(module, query, key, value, params))[None], None

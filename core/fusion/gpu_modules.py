@@ -8,10 +8,10 @@ arithmetic under the same names (Gemma's norm, say) keeps its own. Modules that 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 from graftlm.core.fusion.gpu_layers import fuse_layers
 from graftlm.core.fusion.layer_parts import Product, Recognised, allclose, is_silu
 from graftlm.core.fusion.linears import Fusions
+from graftlm.core.fusion.rotary_patch import RotaryPatch
 from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.elementwise import rms_norm, rotate, silu_mul
 from graftlm.kernels.linear_dispatch import AllClose, Linear, max_rows_of, plan
@@ -80,7 +81,11 @@ def _through(module: nn.Linear, linear: Linear, x: torch.Tensor) -> torch.Tensor
 
 
 class PackedProjections(nn.Module):
-    """Several linear layers of one input as one product; `parts` are their outputs of the last input."""
+    """Several linear layers of one input as one matmul.
+
+    The outputs of the later layers are held, for each thread, until the last of them was taken by `part`: with 8,192
+    tokens they are hundreds of megabytes a layer.
+    """
 
     def __init__(self, linears: list[nn.Linear], linear: Linear | None = None) -> None:
         super().__init__()
@@ -89,13 +94,25 @@ class PackedProjections(nn.Module):
         self.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
         has_bias = linears[0].bias is not None
         self.bias = nn.Parameter(torch.cat([x.bias for x in linears]), requires_grad=False) if has_bias else None
-        self.source: torch.Tensor | None = None
-        self.parts: tuple[torch.Tensor, ...] = ()
+        self.held: dict[int, tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = {}
+
+    def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs of all layers."""
+        return self.linear(x, self.weight, self.bias).split(self.sizes, -1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.source = x
-        self.parts = self.linear(x, self.weight, self.bias).split(self.sizes, -1)
-        return self.parts[0]
+        outputs = self.outputs(x)
+        self.held[threading.get_ident()] = x, outputs
+        return outputs[0]
+
+    def part(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """The output of layer `index`; computed if `x` is not the input of this thread's last forward."""
+        source, outputs = self.held.get(threading.get_ident(), (None, ()))
+        if source is not x:
+            return self.outputs(x)[index]
+        if index == len(self.sizes) - 1:
+            del self.held[threading.get_ident()]
+        return outputs[index]
 
     def unpack(self, linears: list[nn.Linear]) -> None:
         """Give the layers their weights back, as views of the packed one."""
@@ -108,7 +125,7 @@ class PackedProjections(nn.Module):
 
 
 class PackedPart(nn.Module):
-    """One of the later outputs of a PackedProjections that ran just before."""
+    """One of the later layers of a PackedProjections."""
 
     def __init__(self, packed: PackedProjections, index: int) -> None:
         super().__init__()
@@ -116,9 +133,7 @@ class PackedPart(nn.Module):
         self.index = index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        packed = self.packed[0]
-        assert packed.source is x, "projections that were packed were given different inputs"
-        return packed.parts[self.index]
+        return self.packed[0].part(self.index, x)
 
 
 def _plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
@@ -145,8 +160,7 @@ def _pack_qkv(module: nn.Module, work: _Work) -> bool:
     probe = _probe(linears[0], linears[0].in_features)
     old = [linear(probe) for linear in linears]
     packed = PackedProjections(linears, work.linear)
-    packed(probe)
-    if not all(work.agree(a, b) for a, b in zip(old, packed.parts, strict=True)):
+    if not all(work.agree(a, b) for a, b in zip(old, packed.outputs(probe), strict=True)):
         return False
     _release(linears)
     for index, name in enumerate(names):
@@ -218,27 +232,10 @@ def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:
     device = next(model.parameters()).device
     for name in sources:
         source = sys.modules.get(name)
-        original = getattr(source, "apply_rotary_pos_emb", None)
-        if source is None or original is None:
-            continue
-
-        def fused(
-            q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any,
-            original: Callable[..., Any] = original, **options: Any,
-        ) -> Any:  # fmt: skip
-            plain = q.device.type == device.type and q.shape[0] == cos.shape[0] == 1 and not rest and not options
-            if not plain or cos.shape[-1] != q.shape[-1]:
-                return original(q, k, cos, sin, *rest, **options)
-            q_out, k_out = rotate(q[0].transpose(0, 1), k[0].transpose(0, 1), cos[0], sin[0])
-            return q_out.transpose(0, 1)[None], k_out.transpose(0, 1)[None]
-
-        if _same_rotation(original, fused, model) and not dry:
-            setattr(source, "apply_rotary_pos_emb", fused)  # noqa: B010
-            work.fusions.add(partial(_restore_rotary, source, original))
-
-
-def _restore_rotary(source: ModuleType, original: Callable[..., Any]) -> None:
-    setattr(source, "apply_rotary_pos_emb", original)  # noqa: B010
+        patch = RotaryPatch.of(source, rotate) if source is not None else None
+        if patch is not None and _same_rotation(patch.original, patch.fused, model) and not dry:
+            patch.add(device.type)
+            work.fusions.add(partial(patch.remove, device.type))
 
 
 def _same_rotation(original: Callable[..., Any], fused: Callable[..., Any], model: nn.Module) -> bool:

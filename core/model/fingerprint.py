@@ -1,23 +1,33 @@
-"""A digest that tells one set of weights from another without reading all of them."""
+"""Model fingerprint: a digest of weights, tokenizer and precision that reads a part of each tensor."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from graftlm.core.config import EngineConfig
 
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
-_SMALL = 1 << 20
+PIECE_BYTES = 4096
+PIECES_PER_TENSOR = 16
+"""A tensor is read whole if it has at most this many pieces; of a larger one as many are read, at equal distances."""
+
+PIECES_PER_FILE = 1024
+"""The same of a large file that is not in the safetensors format."""
+
+SMALL_FILE_BYTES = 1 << 20
+"""Files up to this size are read whole."""
 
 
 def model_fingerprint(model: Any, config: EngineConfig) -> str:
     """Equal for equal weights, tokenizer and precision, that of KV included. 16 hexadecimal digits.
 
-    A folder is read in part: small files whole, of large ones their size and 64 samples. A loaded model gives a
-    sample of each parameter. A Hugging Face id stands for itself where its files are not on this machine.
+    What it guarantees: other names, shapes, dtypes or offsets of tensors, another small file, or another byte in the
+    sampled pieces give another fingerprint, but for one chance in 2^64. Every tensor is sampled, so a fine-tune that
+    changes tensors as a whole is told apart; a change of a few values within one large tensor may not be. A Hugging
+    Face id stands for its commit, or for itself where its files are not on this machine.
     """
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{config.dtype} {config.quantization} {config.strict} {config.cache.dtype}".encode())
@@ -51,17 +61,42 @@ def _add_file(digest: hashlib.blake2b, path: Path) -> None:
     size = path.stat().st_size
     digest.update(str(size).encode())
     with path.open("rb") as file:
-        if size <= _SMALL:
+        if size <= SMALL_FILE_BYTES:
             digest.update(file.read())
-            return
-        for i in range(_SAMPLES):
-            file.seek(i * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
-            digest.update(file.read(_SAMPLE_BYTES))
+        elif path.suffix == ".safetensors":
+            _add_tensors(digest, file, size)
+        else:
+            _add_pieces(digest, file, 0, size, PIECES_PER_FILE)
+
+
+def _add_tensors(digest: hashlib.blake2b, file: BinaryIO, size: int) -> None:
+    """The header of a safetensors file (8 bytes of length, then JSON with each tensor's offsets), and its tensors."""
+    length = int.from_bytes(file.read(8), "little")
+    header = file.read(min(length, size - 8))
+    digest.update(header)
+    try:
+        tensors = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
+        ranges = [(8 + length + int(start), 8 + length + int(stop)) for start, stop in tensors]
+    except (ValueError, KeyError, TypeError, AttributeError):  # whoever loads it says what is wrong with it
+        ranges = [(0, size)]
+    for start, stop in sorted(ranges):
+        _add_pieces(digest, file, start, stop, PIECES_PER_TENSOR)
+
+
+def _add_pieces(digest: hashlib.blake2b, file: BinaryIO, start: int, stop: int, count: int) -> None:
+    """The bytes [start, stop), or `count` pieces of them from the first to the last."""
+    if stop - start <= count * PIECE_BYTES:
+        file.seek(start)
+        digest.update(file.read(max(stop - start, 0)))
+        return
+    for i in range(count):
+        file.seek(start + i * (stop - start - PIECE_BYTES) // (count - 1))
+        digest.update(file.read(PIECE_BYTES))
 
 
 def _add_parameters(digest: hashlib.blake2b, model: Any) -> None:
     for name, parameter in model.named_parameters():
         flat = parameter.detach().reshape(-1)
-        sample = flat[:: max(flat.numel() // 64, 1)][:64].float().cpu().numpy()
+        sample = flat[:: max(flat.numel() // PIECE_BYTES, 1)].float().cpu().numpy()
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
         digest.update(sample.tobytes())

@@ -194,3 +194,21 @@ def test_everything_ends_and_every_slot_comes_back(
     bench.run()
     assert [s.num_generated for s in sequences] == [new for _, new in wanted]
     assert bench.cache.num_in_use == 0
+
+
+def test_waiting_sequences_stay_in_order_of_arrival_however_they_come_to_wait() -> None:
+    bench = Bench(max_batch=2, policy="fcfs")
+    early = bench.add(*range(30), max_tokens=9)
+    bench.now = 1.0
+    held = bench.add(*range(100, 130), max_tokens=9)
+    bench.step()
+    bench.now = 2.0
+    late = bench.add(*range(200, 230))
+    bench.scheduler.hold(held)
+    bench.scheduler._retract(early)
+    bench.scheduler.resume(held, 0)  # used to go first, and insort then took the list for sorted
+    assert bench.scheduler.waiting == [early, held, late]
+    sibling = Sequence(early.request, early.prompt_ids, index=1, arrived_s=early.arrived_s, bounds=early.bounds)
+    bench.scheduler.add([sibling])
+    assert bench.scheduler.waiting == [early, sibling, held, late]
+    bench.run()

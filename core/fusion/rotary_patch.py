@@ -1,0 +1,64 @@
+"""RotaryPatch: a fused rotary embedding in place of the `apply_rotary_pos_emb` of a modelling file."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+NAME = "apply_rotary_pos_emb"
+_lock = threading.Lock()
+
+
+class RotaryPatch:
+    """One patch for all models of a modelling file, for as long as one of them wants it.
+
+    original  the file's own function, which other devices and other shapes still go through
+    rotate    (q, k, cos, sin) -> q, k; heads [num_tokens, num_heads, head_dim], cos and sin [num_tokens, head_dim]
+    """
+
+    def __init__(self, source: ModuleType, original: Callable[..., Any], rotate: Callable[..., Any]) -> None:
+        self.source, self.original, self.rotate = source, original, rotate
+        self._users: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, source: ModuleType, rotate: Callable[..., Any]) -> RotaryPatch | None:
+        """The patch that `source` has, or one that it may get; None if the file has no such function."""
+        current = getattr(source, NAME, None)
+        if current is None:
+            return None
+        return current if isinstance(current, cls) else cls(source, current, rotate)
+
+    def add(self, device_type: str) -> None:
+        """Use it for tensors on such devices, until `remove` was called as often."""
+        with _lock:
+            self._users[device_type] += 1
+            setattr(self.source, NAME, self)
+
+    def remove(self, device_type: str) -> None:
+        """Give the file its own function back if nobody uses the patch any more."""
+        with _lock:
+            self._users -= Counter([device_type])
+            if not self._users and getattr(self.source, NAME, None) is self:
+                setattr(self.source, NAME, self.original)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any, **options: Any
+    ) -> Any:
+        if q.device.type in self._users:
+            return self.fused(q, k, cos, sin, *rest, **options)
+        return self.original(q, k, cos, sin, *rest, **options)
+
+    def fused(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any, **options: Any
+    ) -> Any:
+        """The same on any device. q, k [1, num_heads, num_tokens, head_dim]; other batches go to the original."""
+        plain = q.shape[0] == cos.shape[0] == 1 and not rest and not options and cos.shape[-1] == q.shape[-1]
+        if not plain:
+            return self.original(q, k, cos, sin, *rest, **options)
+        q_out, k_out = self.rotate(q[0].transpose(0, 1), k[0].transpose(0, 1), cos[0], sin[0])
+        return q_out.transpose(0, 1)[None], k_out.transpose(0, 1)[None]
