@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import ConfigError, EngineError, GrammarError
+from graftlm.core.grammar.matcher import ends_within
 from graftlm.core.request import Chunk, Completion, FinishReason, TokenLogprob, Usage
 from graftlm.core.scheduling.stop_strings import StopMatcher
 from graftlm.core.sequence import Output, Progress, Sequence
@@ -47,7 +48,7 @@ class OutputWriter:
         matcher = sequence.output.matcher
         if matcher is None:
             return
-        if self._closes(sequence) and matcher.min_tokens_to_accept() > sequence.remaining:
+        if self._closes(sequence) and not ends_within(matcher, sequence.remaining):
             raise ConfigError(
                 f"max_tokens is {sequence.bounds.max_new_tokens}, but the shortest text that the constraint allows "
                 f"takes up to {matcher.min_tokens_to_accept()} tokens; raise max_tokens"
@@ -64,7 +65,7 @@ class OutputWriter:
             if matcher.advance([token_id]) != 1:
                 raise EngineError(f"token {token_id} was sampled against its grammar's mask")
             left = sequence.remaining - 1
-            if self._closes(sequence) and matcher.min_tokens_to_accept() > left:
+            if self._closes(sequence) and not ends_within(matcher, left):
                 matcher.rollback(1)
                 self._close(sequence)
                 return
@@ -179,7 +180,7 @@ class OutputWriter:
             return
         accepted = matcher.advance(forced)
         left = sequence.remaining - accepted
-        if self._closes(sequence) and matcher.min_tokens_to_accept() > left:
+        if self._closes(sequence) and not ends_within(matcher, left):
             matcher.rollback(accepted)
             return  # the ending may be tokenised more tightly than what was forced
         self._push_forced(sequence, forced[:accepted])

@@ -150,6 +150,27 @@ class Dfa:
         """Whether nothing can follow."""
         return not self.degree[place[0]]
 
+    def ending_bound(self, place: Place) -> int:
+        """At least as many bytes as the shortest way to an accepting state has; without counters, exactly as many."""
+        return self._distances[place[0]] + self._rounds
+
+    @cached_property
+    def _distances(self) -> list[int]:
+        distances: list[int] = self.distance.tolist()
+        return distances
+
+    @cached_property
+    def _rounds(self) -> int:
+        """Bytes that the minimums of all counters ask for, at most: the shortest way free of counters skips them."""
+        total = 0
+        for counted in self.loops:
+            rounds, outer = counted.minimum, counted.parent
+            while outer >= 0:
+                rounds *= max(1, self.loops[outer].minimum)
+                outer = self.loops[outer].parent
+            total += rounds * counted.cost // (counted.minimum if counted.maximum < 0 else counted.maximum)
+        return total
+
     @cached_property
     def _flat(self) -> memoryview[int]:
         return memoryview(self.table.tobytes()).cast("i")
@@ -169,10 +190,17 @@ class Dfa:
 
     def ways_on(self, state: int) -> list[int]:
         """One byte for each transition of a state that differs from that of the class before."""
-        row = self.table[state]
-        changes = np.ones(len(row), bool)
-        changes[1:] = row[1:] != row[:-1]
-        return [self.first_bytes[c] for c in np.nonzero(changes & (row != 0))[0]]
+        found = self._ways_on.get(state)
+        if found is None:
+            row = self.table[state]
+            changes = np.ones(len(row), bool)
+            changes[1:] = row[1:] != row[:-1]
+            found = self._ways_on[state] = [self.first_bytes[c] for c in np.nonzero(changes & (row != 0))[0]]
+        return found
+
+    @cached_property
+    def _ways_on(self) -> dict[int, list[int]]:
+        return {}
 
     @cached_property
     def first_bytes(self) -> list[int]:

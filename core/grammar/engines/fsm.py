@@ -92,6 +92,12 @@ class FsmGrammar:
         end = self.dfa.walk(place, vocabulary.decode(ids))
         return tuple(ids) if end is not None and self.can_end(end) else ()
 
+    def ending_bound(self, place: Place) -> int:
+        """At least as many tokens as `ending` has: a token for each byte, or exactly as many."""
+        if self._spelling is None:
+            return self.dfa.ending_bound(place)
+        return int(self._spelling.num_tokens[place[0]])
+
     def ending(self, place: Place) -> tuple[int, ...]:
         """The tokens of the shortest way from `place` to an accepting state."""
         found = self._endings.get(place)
@@ -151,6 +157,7 @@ class FsmMatcher:
                     return num_consumed
                 self._history.append(self._place)
                 self._place = after
+                grammar.masks.prefetch(after)
             elif token_id in vocabulary.eos_token_ids and self.accepting:
                 self._history.append(self._place)
                 self._stopped = True
@@ -178,6 +185,10 @@ class FsmMatcher:
 
     def forced_bytes(self) -> bytes:
         return b"" if self._stopped else self._grammar.run(self._place)[0]
+
+    def ending_bound(self) -> int:
+        """At least as many tokens as the shortest ending takes, found without searching for it."""
+        return self._grammar.ending_bound(self._place)
 
     def min_tokens_to_accept(self) -> int:
         return 0 if self.accepting else len(self._grammar.ending(self._place))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 
 _WIDE_STATE = 32  # bytes that a state must allow before it is worth looking for a self-loop
 _MAX_PLACES = 1 << 16
+
+_workers = ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) - 1)), thread_name_prefix="graftlm mask")
 
 
 class Masks:
@@ -30,6 +34,7 @@ class Masks:
         self._digests: dict[Place, int] = {}
         self._rows: dict[int, Int32Array] = {}
         self._loops: dict[int, SelfLoop | None] = {}
+        self._ahead: dict[Place, Future[Int32Array]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -44,11 +49,30 @@ class Masks:
         key = self.representative(place)
         row = self._known(key)
         if row is None:
-            row = self._compute(key)
+            ahead = self._ahead.get(key)
+            row = self._compute(key) if ahead is None else ahead.result()
         digest = self._digests.get(key)
         if digest is not None:
             self._remember(place, digest)
         return row
+
+    def prefetch(self, place: Place) -> None:
+        """Compute the row at `place` on a worker thread, if it takes long and is not known.
+
+        The walk of the trie does not hold Python's lock, so the rows of a batch are computed side by side while the
+        model's forward pass runs, and one that takes long is waited for by its own sequence only.
+        """
+        if place in self._digests or self._dfa.degree[place[0]] < _WIDE_STATE:
+            return
+        key = self.representative(place)
+        if key not in self._digests and key not in self._ahead:
+            self._ahead[key] = _workers.submit(self._compute_ahead, key)
+
+    def _compute_ahead(self, key: Place) -> Int32Array:
+        try:
+            return self._compute(key)
+        finally:
+            self._ahead.pop(key, None)
 
     def _known(self, place: Place) -> Int32Array | None:
         digest = self._digests.get(place)

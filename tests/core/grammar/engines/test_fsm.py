@@ -118,7 +118,7 @@ def test_the_ending_is_accepted_and_no_longer_than_promised(pattern: str, choice
         context.append(tokens[choice % len(tokens)])
         matcher.advance(context[-1:])
     ending = matcher.ending(context)
-    assert len(ending) <= matcher.min_tokens_to_accept()
+    assert len(ending) <= matcher.min_tokens_to_accept() <= matcher.ending_bound()
     assert matcher.advance(ending) == len(ending)
     assert matcher.accepting and matcher.min_tokens_to_accept() == 0
 

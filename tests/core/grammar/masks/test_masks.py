@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -162,3 +164,35 @@ def test_end_of_sequence_is_allowed_exactly_where_the_text_is_complete() -> None
     matcher.advance([0])
     matcher.fill_mask(row)
     assert allowed(row) == {1, 2, 3}
+
+
+def test_a_mask_is_computed_ahead_once_and_only_where_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    dfa = Dfa.compile(parse('name:"[^"]{0,40}"'))
+    masks, computed = Masks(dfa, byte_vocabulary()), []
+    compute = masks._compute
+    monkeypatch.setattr(masks, "_compute", lambda place: computed.append(place) or compute(place))
+    forced, text = dfa.start, dfa.walk(dfa.start, b'name:"a')
+    assert text is not None
+    masks.prefetch(forced)
+    assert computed == [] and masks._ahead == {}
+    for _ in range(3):
+        masks.prefetch(text)
+    assert allowed(masks.row(text)) == set(range(256)) - set(range(0x80, 0xC2)) - set(range(0xF5, 0x100))
+    assert computed == [masks.representative(text)]
+
+
+def test_what_goes_wrong_ahead_is_raised_for_the_row_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    dfa = Dfa.compile(parse('"[^"]{0,40}"'))
+    masks, go = Masks(dfa, byte_vocabulary()), threading.Event()
+
+    def fail(place: Place) -> None:
+        go.wait(10)
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(masks, "_compute", fail)
+    place = dfa.walk(dfa.start, b'"')
+    assert place is not None
+    masks.prefetch(place)
+    threading.Timer(0.01, go.set).start()
+    with pytest.raises(MemoryError, match="no room"):
+        masks.row(place)
