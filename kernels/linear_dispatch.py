@@ -89,7 +89,7 @@ def _prefetch(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Ru
 
 
 def _gate_up_silu(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
-    decode, prefill = (gluon_kernel(f"hopper.gate_up_silu_{name}") for name in ("decode", "prefill"))
+    decode, prefill = gluon_kernel("hopper.gate_up_silu_decode"), gluon_kernel("hopper.gate_up_silu_prefill")
     if decode is None or prefill is None or not takes(weight) or weight.shape[0] % 16:
         return None
     return lambda x: (decode if len(x) <= decode.MAX_ROWS else prefill).gate_up_silu(x, weight)

@@ -5,15 +5,26 @@ from __future__ import annotations
 import functools
 import importlib
 from types import ModuleType
+from typing import Literal
 
 import torch
 
 from graftlm.kernels.gpu.support import triton_version
 
+GluonModule = Literal[
+    "bits12.decode",
+    "bits12.matmul",
+    "hopper.gate_up_silu_decode",
+    "hopper.gate_up_silu_prefill",
+    "hopper.prefetch_matmul",
+    "hopper.prompt_kernel",
+]
+"""The modules of kernels/ that are written in Gluon. Only `gluon_kernel` imports them."""
+
 
 @functools.cache
-def gluon_kernel(name: str) -> ModuleType | None:
-    """The module kernels.`name`; None where Triton does not have what it is written in, as before 3.6."""
+def gluon_kernel(name: GluonModule) -> ModuleType | None:
+    """Import the module graftlm.kernels.`name`; None where Triton lacks what it is written in, as before 3.6."""
     if triton_version() < (3, 6):
         return None
     try:

@@ -12,14 +12,33 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pkgutil
 import signal
 import sys
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from graftlm.kernels import bits12, gpu, hopper
+KERNELS = (
+    "bits12.decode",
+    "bits12.matmul",
+    "gpu.argmax",
+    "gpu.batch_invariant_matmul",
+    "gpu.block_table",
+    "gpu.decode",
+    "gpu.elementwise",
+    "gpu.extend",
+    "gpu.gemv",
+    "gpu.qkv_rope_store",
+    "gpu.shared_prefix",
+    "gpu.skinny_matmul",
+    "gpu.token_mask",
+    "hopper.gate_up_silu_decode",
+    "hopper.gate_up_silu_prefill",
+    "hopper.gather_kv",
+    "hopper.prefetch_matmul",
+    "hopper.prompt_kernel",
+)
+"""The modules of graftlm.kernels that launch kernels."""
 
 
 class _NoTorch(ModuleType):
@@ -69,10 +88,9 @@ def _import_all() -> None:
     """What every fork would import or compute anew."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     sys.modules["torch"] = _NoTorch("torch")
-    for room in (bits12, gpu, hopper):
-        for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
-            with suppress(Exception):
-                importlib.import_module(module.name)
+    for name in KERNELS:
+        with suppress(Exception):  # this Triton lacks what the module is written in
+            importlib.import_module(f"graftlm.kernels.{name}")
     with suppress(ImportError):
         from triton.runtime.cache import triton_key
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from graftlm.kernels.hopper.support import GluonModule
+from graftlm.kernels.jit import compile_worker
 from graftlm.kernels.jit.compile_server import CompileServer
 
 pytest.importorskip("triton")
@@ -67,6 +71,22 @@ flow = specialized(
     ROWS=16, OUTPUTS=64, K=64, BOXES=2, STAGES=4, BIAS=False, PDL=False, num_warps=4, maxnreg=104,
 )
 """
+
+
+def _kernel_modules(languages: str) -> set[str]:
+    """The modules that launch a kernel of their own, written in one of these languages."""
+    found = set[str]()
+    for path in Path(compile_worker.__file__).parents[1].glob("*/*.py"):
+        source = path.read_text()
+        names = re.findall(rf"@(?:{languages})\.jit.*\n(?:@.*\n)*def (\w+)", source)
+        if any(re.search(rf"^ +{name}\[", source, re.MULTILINE) for name in names):
+            found.add(f"{path.parent.name}.{path.stem}")
+    return found
+
+
+def test_every_module_that_launches_a_kernel_is_listed() -> None:
+    assert set(compile_worker.KERNELS) == _kernel_modules("triton|gluon")
+    assert set(get_args(GluonModule)) == _kernel_modules("gluon")
 
 
 def _run(script: str, folder: Path) -> list[str]:
