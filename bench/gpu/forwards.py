@@ -9,7 +9,6 @@ the modules of graftlm come from the tree.
 from __future__ import annotations
 
 import argparse
-import gc
 import io
 import json
 import os
@@ -19,234 +18,20 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-SHAPES = "1,16,64,256,p1,p16"
-STEP_TOKENS, MAX_CONTEXT, MAX_BATCH = 8192, 16_384, 256
-TINY = 16
-"""By what --tiny divides tokens and times."""
+from bench.gpu.one_tree import MAX_CONTEXT, STEP_TOKENS, TINY, Run, Step, measure_here
 
+SHAPES = "1,16,64,256,p1,p16"
 LIMIT_S = 300
 """For one process, after which it is ended."""
 
-KV_STD = 1.28
-SLOTS_AT_ONCE = 16384
-"""Of K and V where weights have 0.02 and inputs are normed: 0.02 * sqrt(4096)."""
-
 CARD = {"MHz": ("mhz", "{:,.0f}"), "W": ("watts", "{:.0f}"), "J a step": ("joules", "{:.3f}")}
 """Columns of what the card did: the figure, and how it is shown."""
-
-Run = dict[str, Any]
-"""What one process found out: "figures" and "errors" by step, and about itself."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A forward of `rows` rows with `past` cached and `new` new tokens each."""
-
-    name: str
-    rows: int
-    past: int
-    new: int
-
-    @classmethod
-    def of(cls, name: str, context: int, num_tokens: int) -> Step:
-        """`16`: decode of 16 rows, `context` tokens with the new one; `p16`: prefill of `num_tokens` in 16 rows."""
-        digits = name.removeprefix("p")
-        rows = int(digits) if digits.isdecimal() else 0
-        if not 1 <= rows <= num_tokens:
-            raise ValueError(f"{name!r} is no number of rows, 1 to {num_tokens:,}, with or without a p before it")
-        return cls(name, rows, 0, num_tokens // rows) if name != digits else cls(name, rows, context - 1, 1)
-
-    @property
-    def num_slots(self) -> int:
-        return self.rows * (self.past + self.new)
-
-    @property
-    def what(self) -> str:
-        return f"{'decode' if self.past else 'prefill'}, {self.rows} x {self.past + self.new:,}"
-
-    @property
-    def unit(self) -> str:
-        return "ms" if self.past else "tokens/s"
-
-    def shown(self, ms: float) -> str:
-        """The figure in `unit` of a step that takes so many milliseconds."""
-        return f"{ms:.3f}" if self.past else f"{1e3 * self.rows * self.new / ms:,.0f}"
-
-
-# ---- one tree: the one whose graftlm this process imports -----------------------------------------------------------
-
-
-def build(num_slots: int, tiny: bool) -> tuple[Any, int]:
-    """The runner that a runtime makes for the model, on a pool full of random KV; and the size of the vocabulary."""
-    from bench.gpu.model import CONFIG, random_weights
-    from graftlm.core.config import CacheConfig, EngineConfig
-
-    build_runner = _first_of("build_runner", "graftlm.core.engine_builder", "graftlm.core.runner")
-    load_model = _first_of("load_model", "graftlm.core.model.load", "graftlm.core.model")
-    from graftlm.plugins import manager
-    from tests.models import byte_tokenizer
-
-    with tempfile.TemporaryDirectory() as folder:
-        byte_tokenizer().save_pretrained(folder)
-        Path(folder, "config.json").write_text(json.dumps(CONFIG))
-        model, tokenizer = random_weights(None if tiny else folder)
-    config = EngineConfig.from_options(
-        max_model_len=MAX_CONTEXT // TINY if tiny else MAX_CONTEXT,
-        max_step_tokens=STEP_TOKENS,
-        max_batch=MAX_BATCH,
-        cache=CacheConfig(max_tokens=num_slots),
-    )
-    loaded = load_model(model, config, tokenizer)
-    if loaded.lane != "paged":
-        raise RuntimeError(f"the model runs in the {loaded.lane} lane: {loaded.lane_reason}")
-    runner: Any = build_runner(loaded, config, manager.load().attention).runner
-    store = getattr(runner, "eager", runner).attention.store
-    _fill(store)
-    return runner, loaded.vocab_size
-
-
-def _first_of(name: str, *modules: str) -> Any:
-    """`name` from the first of `modules` that this tree has: an older tree has it under an older name."""
-    for module in modules[:-1]:
-        with suppress(ModuleNotFoundError):
-            return getattr(import_module(module), name)
-    return getattr(import_module(modules[-1]), name)
-
-
-def _fill(store: Any) -> None:
-    """Random keys and values in every slot; into a compact store they go as a step writes them."""
-    import torch
-
-    torch.manual_seed(1)
-    exponents = getattr(store, "exponents", None)  # older trees have none
-    with torch.inference_mode():
-        if exponents is None:
-            for tensor in (*store.k, *store.v):
-                tensor.normal_(0.0, KV_STD)
-            return
-        store_kv = _first_of("store_kv", "graftlm.kernels.gpu.elementwise", "graftlm.kernels.triton_elementwise")
-
-        for layer, shape in enumerate(store.layout):
-            for slots in torch.arange(store.num_slots, device=store.device).split(SLOTS_AT_ONCE):
-                size = (2, len(slots), shape.num_kv_heads, shape.k_dim)
-                k, v = torch.empty(size, dtype=store.dtype, device=store.device).normal_(0.0, KV_STD)
-                store_kv(k, v, store.k[layer], store.v[layer], slots, exponents=exponents[layer])
-
-
-def plan_of(step: Step, first: int, vocab_size: int) -> Any:
-    """A step as the engine lays it out: random ids, KV in slots from `first` on.
-
-    Of a decode row eight ninths, its prompt, lie in one range of slots, and what was written since in another.
-    """
-    from graftlm.core.kv.pages import Extent
-    from graftlm.core.request import Request
-    from graftlm.core.sequence import Sequence as TokenSequence
-    from graftlm.core.step_plan import ScheduledRow, build_plan
-
-    generator = np.random.default_rng(step.rows)
-    length = step.past + step.new
-    parts = (length * 8 // 9, length - length * 8 // 9) if step.past else (length,)
-    scheduled = []
-    for row in range(step.rows):
-        sequence = TokenSequence(Request([1]), generator.integers(1, vocab_size, length).astype(np.int32))
-        at = first
-        for part in parts:
-            sequence.kv.own.append(Extent(at + row * part, at + (row + 1) * part))
-            at += step.rows * part
-        sequence.progress.num_computed, sequence.progress.status = step.past, "running"
-        scheduled.append(ScheduledRow(sequence, step.new, 1))
-    return build_plan(scheduled, share_decode=True)
-
-
-def replayed(runner: Any, plan: Any) -> tuple[Callable[[], object], Any, int]:
-    """Run a step and note the graphs that it goes through.
-
-    -> what runs it again: those graphs, or the whole forward where there are none; its logits, which the next step
-       overwrites; the number of graphs.
-    """
-    import torch
-
-    seen: list[Any] = []
-    original: Any = torch.cuda.CUDAGraph.replay
-
-    def noted(graph: Any) -> None:
-        seen.append(graph)
-        original(graph)
-
-    kind: Any = torch.cuda.CUDAGraph
-    kind.replay = noted
-    try:
-        logits = runner.forward(plan)
-    finally:
-        kind.replay = original
-    if not seen:
-        return lambda: runner.forward(plan), logits, 0
-    return seen[0].replay if len(seen) == 1 else lambda: [graph.replay() for graph in seen], logits, len(seen)
-
-
-def measure(runner: Any, plan: Any, steady: Callable[[Callable[[], object]], dict[str, float]]) -> dict[str, Any]:
-    """Figures of one step, and what tells its logits from another tree's ("sample", "best").
-
-    num_graphs  that were timed; 0 where the forward was, kernel by kernel
-    to_eager    relative distance of the logits from those of the step without graphs; None where there are no graphs
-    """
-    import torch
-
-    with torch.inference_mode():
-        run, logits, num_graphs = replayed(runner, plan)
-        kept, to_eager = logits.float().clone(), None
-        if not bool(torch.isfinite(kept).all()):
-            raise RuntimeError("logits are not finite")
-        if num_graphs:
-            eager = runner.eager.forward(plan).float()
-            to_eager = float((kept - eager).norm() / eager.norm())
-        figures = steady(run)
-    sample = kept[:8, :: max(kept.shape[1] // 128, 1)].flatten().tolist()
-    about = {"num_graphs": num_graphs, "to_eager": to_eager}
-    return {**figures, **about, "sample": sample, "best": kept.argmax(-1).tolist()}
-
-
-def measure_here(steps: Sequence[Step], tiny: bool) -> Run:
-    """All steps on the tree whose graftlm this process imports; one that fails leaves the others their figures."""
-    from bench.gpu.card import Card
-
-    # Prefills write behind what decode steps read: the order of steps changes no logits.
-    num_decode = max([step.num_slots for step in steps if step.past], default=0)
-    num_prefill = max([step.num_slots for step in steps if not step.past], default=0)
-    runner, vocab_size = build(num_decode + num_prefill + 64, tiny)
-    gc.collect()
-    gc.freeze()  # a collection in the middle of a step would look through all that was loaded
-    found: Run = {"runner": type(runner).__name__, "figures": {}, "errors": {}}
-    with Card() as card:
-        for step in steps:
-            plan = plan_of(step, 0 if step.past else num_decode, vocab_size)
-            try:
-                figures = measure(runner, plan, lambda run: card.steady(run, TINY if tiny else 1))
-            except Exception as error:
-                traceback.print_exc()
-                found["errors"][step.name] = f"{type(error).__name__}: {str(error)[:300]}"
-            else:
-                found["figures"][step.name] = figures
-    return found | {"card": card.problem, "code": code_folder()}
-
-
-def code_folder() -> str:
-    """The folder of the tree that graftlm's modules come from; where there are several, one that holds them all."""
-    files = [module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "graftlm"]
-    return os.path.commonpath([os.path.dirname(os.path.dirname(os.path.realpath(file))) for file in files if file])
-
-
-# ---- all trees, in a process each time ------------------------------------------------------------------------------
 
 
 def check_out(ref: str, repository: Path, into: Path) -> tuple[Path, str]:

@@ -17,7 +17,8 @@ import torch
 
 from bench.gpu import forwards
 from bench.gpu.card import Card, Reading, nvml_reader
-from bench.gpu.forwards import Step, check_out, compare_logits, measure, notes, plan_of, replayed, rows
+from bench.gpu.forwards import check_out, compare_logits, notes, rows
+from bench.gpu.one_tree import Step, measure, plan_of, replayed
 from bench.harness import ROOT
 
 PARTS = ("graftlm", "core", "adapters", "kernels", "plugins")
