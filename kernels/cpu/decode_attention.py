@@ -181,9 +181,13 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -
             if call.new_k != 0:
                 slot = spans[indptr[longest + 1] - 1, 1] - 1
                 offset = query[longest] * call.k_token + head * call.k_head
-                keys[head, slot] = carray(at(call.new_k + offset * size), k_dim, element)
+                row = carray(at(call.new_k + offset * size), k_dim, element)
+                for d in range(k_dim):  # an assignment of whole rows takes numba 3 s to compile
+                    keys[head, slot, d] = row[d]
                 offset = query[longest] * call.v_token + head * call.v_head
-                values[head, slot] = carray(at(call.new_v + offset * size), v_dim, element)
+                row = carray(at(call.new_v + offset * size), v_dim, element)
+                for d in range(v_dim):
+                    values[head, slot, d] = row[d]
             left = np.int64(
                 0
             )  # keys not read yet, of those that the run's last query sees; each query before sees one fewer

@@ -179,7 +179,8 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                             for column in range(columns):
                                 if position + j >= last_seen[column]:
                                     scores[j, column] = _F(-1e30)
-                    kept[:] = peak
+                    for column in range(columns):
+                        kept[column] = peak[column]
                     for j in range(num_keys):
                         for column in range(columns):
                             peak[column] = max(peak[column], scores[j, column])
