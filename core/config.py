@@ -160,6 +160,7 @@ class EngineConfig:
                      a Hopper GPU; None does so where it takes at most a fifth of the memory that they leave free.
     speculation      "auto": on a CPU a step also runs guesses of a text's next tokens, where they stand in the text
                      already or were written lately, and keeps those that come true; "off".
+    quiet            no progress line while something is prepared; on anything but a terminal there is none anyway.
     """
 
     device: str = "auto"
@@ -182,6 +183,7 @@ class EngineConfig:
     overlap: bool | None = None
     compact_weights: bool | None = None
     speculation: Literal["auto", "off"] = "auto"
+    quiet: bool = False
 
     def __post_init__(self) -> None:
         _check(
@@ -200,7 +202,7 @@ class EngineConfig:
             self.seed is None or isinstance(self.seed, Integral),
             f"seed is {self.seed!r}; it must be a whole number, or None",
         )
-        for name in ("strict", "trust_remote_code", "shared_prefix_decode", "jump_forward"):
+        for name in ("strict", "trust_remote_code", "shared_prefix_decode", "jump_forward", "quiet"):
             _check_switch(name, getattr(self, name))
         for name in ("overlap", "compact_weights"):
             _check_switch(name, getattr(self, name), optional=True)

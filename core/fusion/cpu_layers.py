@@ -119,7 +119,7 @@ def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
 def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
     """Replace the forward of the language-model head for few rows by a product that reads weights at full bandwidth."""
     from graftlm.kernels.cpu.decoder_layer import MAX_DECODE_ROWS
-    from graftlm.kernels.cpu.matmul import SkinnyLinear
+    from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
 
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     if type(head) not in (nn.Linear, PackedLinear) or head.weight.dtype not in TOLERANCE:

@@ -38,6 +38,7 @@ class ModelSource:
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         self._failure: GraftError | None = None
+        self._compiles = False
 
     @property
     def name(self) -> str:
@@ -52,6 +53,7 @@ class ModelSource:
             if self._failure is not None:
                 raise self._failure
             if self._tokenizer is None:
+                self.compile_ahead()
                 from graftlm.core.model.load import load_tokenizer
 
                 try:
@@ -74,6 +76,14 @@ class ModelSource:
         from graftlm.core.model.fingerprint import model_fingerprint
 
         return model_fingerprint(self.model, self.config)
+
+    def compile_ahead(self) -> None:
+        """Start to compile CPU loops, once, before torch is imported; models of other engines have none."""
+        if not self._compiles and self.config.engine == "local":
+            self._compiles = True
+            from graftlm.core.model.loop_shapes import start_compiling
+
+            start_compiling(self.model, self.config)
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
         """Tokenise prompts as one batch and begin to compile constraints, on the caller's thread.
@@ -106,6 +116,7 @@ class ModelSource:
 
     def build_engine(self, wake: Callable[[], None]) -> Engine:
         """Load the model and put the configured engine over it; on the thread that will own it."""
+        self.compile_ahead()
         from graftlm.plugins import manager
 
         build = manager.load().engines[self.config.engine]

@@ -1,1 +1,10 @@
-"""Attention, matrix products and elementwise work on CPUs, as torch calls and as compiled loops (numba)."""
+"""Attention, matrix products and elementwise work on CPUs, as torch calls and as compiled loops (numba).
+
+The modules of the loops import no torch, so that a process can compile them without it.
+"""
+
+PANEL = 64
+"""Outputs of a panel, in oneDNN's weight layout and in our loops: four vector registers of 16 float32."""
+
+MAX_RUN = 16
+"""Most single queries of a row that go over their keys together."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from graftlm.kernels.attention import Plan, Row, SlotRange
+from graftlm.kernels.cpu import MAX_RUN
 
 Span = tuple[int, int]
 """Slots first, ..., last - 1."""
@@ -21,8 +22,6 @@ _MAX_SINGLE = 4
 """A row of up to so many new tokens is read as single queries, if there is no compiled loop for blocks."""
 _MIN_BLOCK_FILL = 1 / 4
 """With that loop, a row is read as single queries if it fills less than this part of a block."""
-MAX_RUN = 16
-"""Most single queries of a row that go over their keys together."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numba import carray, njit
 
-from graftlm.kernels.cpu.attention_metadata import MAX_RUN, DecodeQueries
+from graftlm.kernels.cpu import MAX_RUN
 from graftlm.kernels.cpu.loop_runtime import (
     FLAGS,
     Loop,
@@ -28,6 +28,11 @@ from graftlm.kernels.cpu.loop_runtime import (
     row_address,
     widen,
 )
+
+if TYPE_CHECKING:
+    import torch
+
+    from graftlm.kernels.cpu.attention_metadata import DecodeQueries
 
 BLOCK = 64
 """Keys whose scores are held at once."""
@@ -53,7 +58,7 @@ class CompiledDecode:
     """The loop for one shape of heads and one dtype, compiled when this is made."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype, *, capped: bool) -> None:
-        self._loop = Loop(_Call(), _compile(group, k_dim, v_dim, dtype is torch.bfloat16, capped))
+        self._loop = Loop(_Call(), compile_decode(group, k_dim, v_dim, dtype.itemsize == 2, capped))
 
     def run(
         self,
@@ -86,7 +91,7 @@ class CompiledDecode:
             call.new_v, call.v_token, call.v_head = row_address(new[1])
         call.k, call.v = k_store.data_ptr(), v_store.data_ptr()
         call.query, call.indptr, call.spans, call.runs = queries.addresses
-        call.out, call.lse, call.float32_out = out.data_ptr(), lse.data_ptr(), out.dtype is torch.float32
+        call.out, call.lse, call.float32_out = out.data_ptr(), lse.data_ptr(), out.itemsize == 4
         call.scale, call.softcap = scale, softcap or 0.0
         self._loop.run(single_thread=queries.num_keys * k_store[0].numel() * k_store.itemsize < _SMALL_BYTES)
 
@@ -143,7 +148,7 @@ def _add(total, scores, values, num_keys, group, v_dim):
 
 
 @functools.cache
-def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -> int:
+def compile_decode(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -> int:
     """Address of the loop. A task is one run of queries and one KV head."""
     element, size = element_of(bfloat16)
 

@@ -14,11 +14,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.decode_layer_loops import AfterCall, BeforeCall, compile_after, compile_before
 from graftlm.kernels.cpu.elementwise import Elementwise
-from graftlm.kernels.cpu.matmul import SMALL_BYTES, MatmulCall, address_of, compile_matmul
+from graftlm.kernels.cpu.matmul import MatmulCall, compile_matmul
 from graftlm.kernels.cpu.openmp import parallel_region
-from graftlm.kernels.cpu.packed_linear import PANEL, Panels, linear
+from graftlm.kernels.cpu.packed_linear import Panels, linear
+from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, address_of
 from graftlm.kernels.rms_norm import Norm
 
 MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 16}

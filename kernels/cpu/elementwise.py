@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numba import carray
 
 from graftlm.kernels.cpu.loop_runtime import (
@@ -25,7 +24,11 @@ from graftlm.kernels.cpu.loop_runtime import (
     store_row,
     widen,
 )
-from graftlm.kernels.rms_norm import Norm
+
+if TYPE_CHECKING:
+    import torch
+
+    from graftlm.kernels.rms_norm import Norm
 
 _ROWS = 4
 """Rows of a task."""
@@ -56,10 +59,10 @@ class Elementwise:
     """The loops for one dtype, compiled when this is made."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        half = dtype is torch.bfloat16
-        self._norm = Loop(_Norm(), _compile_norm(half))
-        self._rotation = Loop(_Rotation(), _compile_rotation(half))
-        self._silu_mul = Loop(_SiluMul(), _compile_silu_mul(half))
+        half = dtype.itemsize == 2
+        self._norm = Loop(_Norm(), compile_norm(half))
+        self._rotation = Loop(_Rotation(), compile_rotation(half))
+        self._silu_mul = Loop(_SiluMul(), compile_silu_mul(half))
 
     def norm(self, x: torch.Tensor, added: torch.Tensor | None, norm: Norm, out: torch.Tensor) -> None:
         """x += added; out = RMSNorm of x.
@@ -107,7 +110,7 @@ class Elementwise:
 
 
 @functools.cache
-def _compile_norm(bfloat16: bool) -> int:
+def compile_norm(bfloat16: bool) -> int:
     element, size = element_of(bfloat16)
 
     def work(pointer):
@@ -133,7 +136,7 @@ def _compile_norm(bfloat16: bool) -> int:
 
 
 @functools.cache
-def _compile_rotation(bfloat16: bool) -> int:
+def compile_rotation(bfloat16: bool) -> int:
     element, size = element_of(bfloat16)
 
     def work(pointer):
@@ -163,7 +166,7 @@ def _compile_rotation(bfloat16: bool) -> int:
 
 
 @functools.cache
-def _compile_silu_mul(bfloat16: bool) -> int:
+def compile_silu_mul(bfloat16: bool) -> int:
     element, size = element_of(bfloat16)
 
     def work(pointer):

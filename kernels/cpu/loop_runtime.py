@@ -10,21 +10,27 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from llvmlite import ir
-from numba import cfunc, from_dtype, njit, types
+from numba import from_dtype, njit, types
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
+from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 
+from graftlm.kernels.cpu import loop_cache
 from graftlm.kernels.cpu.openmp import parallel_region
 
+if TYPE_CHECKING:
+    import torch
+
 FLAGS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
-_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
 
 
 def int_fields(*names: str) -> tuple[tuple[str, Any], ...]:
@@ -36,42 +42,83 @@ class Loop:
     """A compiled loop and the structure it is called with."""
 
     def __init__(self, call: ctypes.Structure, function: int) -> None:
+        from torch import get_num_threads
+
         self.call: Any = call
         self._address = ctypes.addressof(call)
         self._function = function
         self._run_here: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
         self._parallel_region = parallel_region()
+        self._num_threads = get_num_threads
 
     def run(self, *, single_thread: bool = False) -> None:
         """Run all tasks on torch's threads; `single_thread` suits work that ends before a second thread would start."""
         self.call.next_task = 0
-        threads = torch.get_num_threads()
+        threads = self._num_threads()
         if single_thread or self._parallel_region is None or threads == 1:
             self._run_here(self._address)
         else:
             self._parallel_region(self._function, self._address, threads, 0)
 
 
+class _CacheFolder(_CacheLocator):
+    """Tells numba to use the folder of loop_cache.py, whose name stands for all sources and versions."""
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> _CacheFolder | None:
+        return cls() if loop_cache.folder() is not None else None
+
+    def get_cache_path(self) -> str:
+        return str(loop_cache.folder())
+
+    def get_source_stamp(self) -> str:
+        return ""
+
+    def get_disambiguator(self) -> str:
+        return ""
+
+
+class _CacheImpl(CompileResultCacheImpl):
+    _locator_classes = [_CacheFolder]
+
+
+class _LoopCache(FunctionCache):
+    _impl_class = _CacheImpl
+
+
 def compile_loop(call: type[ctypes.Structure], work: Callable[..., Any]) -> int:
-    """Compile `work` and return its address. The machine code is kept on disk for later processes where possible."""
+    """Compile `work`, or load its machine code from disk, and return its address.
+
+    Waits for the processes that compile loops ahead of their use (loop_cache.py), if this one may be among them.
+    """
     signature = types.void(types.CPointer(from_dtype(np.dtype(call))))
-    work.__qualname__ += f".{_cache_key(work)}"
-    try:
-        address: int = cfunc(signature, cache=True, **FLAGS)(work).address
-    except RuntimeError:  # neither the source's folder nor the user's cache folder can be written
-        address = cfunc(signature, **FLAGS)(work).address
+    work.__qualname__ += f".{_closure_key(work)}"
+    function = CFunc(work, normalize_signature(signature), locals={}, options=dict(FLAGS))
+    with suppress(RuntimeError):  # numba's error where there is no cache folder
+        function._cache = _LoopCache(work)
+
+        @global_compiler_lock
+        def load() -> Any:
+            try:
+                return function._cache.load_overload(function._sig, cpu_target.target_context)
+            except Exception:  # a damaged file
+                function._cache.flush()
+                return None
+
+        loop_cache.wait_for(load)
+    function.compile()
+    address: int = function.address
     return address
 
 
-def _cache_key(work: Callable[..., Any]) -> str:
-    """A digest of all that `work` is compiled from except its own file, which is all that numba checks.
+def _closure_key(work: Callable[..., Any]) -> str:
+    """A digest of the closure's variables: it tells variants of one loop from one another by the names of their files.
 
-    numba's index also has the closure's variables and the processor. But two processes that compile variants under one
-    index at the same time may be given the same file name, and then one would run the other's code.
+    numba's index has these variables too. But two processes that compile variants under one index at the same time may
+    be given the same file name, and then one would run the other's code.
     """
     closure = [cell.cell_contents for cell in work.__closure__ or ()]
-    processor = cpu_target.target_context.codegen().magic_tuple()
-    return hashlib.sha256(_SOURCE.encode() + dumps(closure) + repr(processor).encode()).hexdigest()[:16]
+    return hashlib.sha256(dumps(closure)).hexdigest()[:16]
 
 
 def element_of(bfloat16: bool) -> tuple[Any, int]:

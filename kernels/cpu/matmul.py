@@ -11,12 +11,11 @@ import functools
 from typing import Any
 
 import numpy as np
-import torch
 from numba import carray, njit
 
+from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.loop_runtime import (
     FLAGS,
-    Loop,
     at,
     compile_loop,
     element_of,
@@ -28,11 +27,7 @@ from graftlm.kernels.cpu.loop_runtime import (
     store_row,
     widen,
 )
-from graftlm.kernels.cpu.packed_linear import PANEL, Panels
 from graftlm.kernels.cpu.register_tiles import inner_tile, outer_tile
-
-SMALL_BYTES = 1 << 18
-"""Weights of fewer bytes are read by one thread: it is done before a second one would start."""
 
 
 class MatmulCall(ctypes.Structure):
@@ -155,44 +150,3 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> int:
                     store_row(out, sums[row])
 
     return compile_loop(MatmulCall, work)
-
-
-def address_of(x: torch.Tensor | None) -> int:
-    return x.data_ptr() if x is not None else 0
-
-
-class SkinnyLinear:
-    """A linear layer for few rows. Its weight is packed in panels, or a row-major tensor that `fits`."""
-
-    def __init__(self, weight: Panels | torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
-        half = dtype is torch.bfloat16
-        if isinstance(weight, Panels):
-            self.num_out, self._num_in, depth = weight.num_out, weight.num_in, weight.depth
-            num_bytes, address, function = weight.num_bytes, weight.address, compile_matmul(half)
-        else:
-            self.num_out, self._num_in = weight.shape
-            depth, num_bytes = self._num_in, weight.nbytes
-            address, function = weight.data_ptr(), compile_matmul(half, row_major=True)
-        self._weights = weight, bias  # the call has their addresses only
-        self._segments = np.array([[0, self.num_out, 0, address, 0, address_of(bias)]], np.int64)
-        self._loop = Loop(MatmulCall(), function)
-        self._single_thread = num_bytes < SMALL_BYTES
-        call = self._loop.call
-        call.num_tasks, call.depth, call.x_row = -(-self.num_out // PANEL), depth, depth
-        call.segments, call.num_segments, call.out_row = self._segments.ctypes.data, 1, self.num_out
-
-    @staticmethod
-    def fits(weight: torch.Tensor) -> bool:
-        """Whether the loop can read this weight [n, k] as it is."""
-        return weight.is_contiguous() and weight.shape[1] % 16 == 0 and weight.shape[0] >= 4
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [num_rows, k] -> [num_rows, n], dtype of x"""
-        call = self._loop.call
-        inputs = x.float().contiguous()
-        if call.depth != self._num_in:
-            inputs = torch.nn.functional.pad(inputs, (0, call.depth - self._num_in))
-        out = torch.empty(x.shape[0], self.num_out, dtype=x.dtype)
-        call.num_rows, call.x, call.out = x.shape[0], inputs.data_ptr(), out.data_ptr()
-        self._loop.run(single_thread=self._single_thread)
-        return out

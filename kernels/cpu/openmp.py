@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 ParallelRegion = Callable[[int, int, int, int], None]
 _ENDING = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 
@@ -21,6 +19,8 @@ _ENDING = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 @functools.cache
 def torch_library() -> ctypes.CDLL:
     """The shared library of torch's CPU operators. Raises OSError if it is not where torch installs it."""
+    import torch
+
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu{_ENDING}"))
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from graftlm.kernels.cpu import PANEL
+
 _LINEAR: Any = None
 _REORDER: Any = None
 if torch._C._has_mkldnn:
@@ -24,9 +26,6 @@ if torch._C._has_mkldnn:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     _LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
-
-PANEL = 64
-"""Outputs of a panel, in oneDNN's layout and in our loops: four vector registers of 16 float32."""
 
 
 class Panels(NamedTuple):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numba import carray, njit
 
-from graftlm.kernels.cpu.attention_metadata import QueryBlocks
+from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.loop_runtime import (
     FLAGS,
     Loop,
@@ -27,8 +26,12 @@ from graftlm.kernels.cpu.loop_runtime import (
     row_address,
     widen,
 )
-from graftlm.kernels.cpu.packed_linear import PANEL
 from graftlm.kernels.cpu.register_tiles import outer_tile
+
+if TYPE_CHECKING:
+    import torch
+
+    from graftlm.kernels.cpu.attention_metadata import QueryBlocks
 
 COLUMNS = PANEL
 """Queries of a task: the width of a register tile."""
@@ -50,7 +53,7 @@ class CompiledPrefill:
     """The loop for one shape of heads and one dtype, compiled when this is made."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype) -> None:
-        self._loop = Loop(_Call(), _compile(group, k_dim, v_dim, dtype is torch.bfloat16))
+        self._loop = Loop(_Call(), compile_prefill(group, k_dim, v_dim, dtype.itemsize == 2))
 
     def run(
         self,
@@ -119,7 +122,7 @@ _F = np.float32
 
 
 @functools.cache
-def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
+def compile_prefill(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
     """Address of the loop. A task is one block of queries and one KV head."""
     element, size = element_of(bfloat16)
 

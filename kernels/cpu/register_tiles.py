@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from graftlm.kernels.cpu.packed_linear import PANEL
+from graftlm.kernels.cpu import PANEL
 
 _WORD, _HALF, _NUMBER, _SINGLE = ir.IntType(64), ir.IntType(16), ir.IntType(32), ir.FloatType()
 _FLOATS, _BITS = ir.VectorType(_SINGLE, 16), ir.VectorType(_NUMBER, 16)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from graftlm.kernels.cpu import matmul
-from graftlm.kernels.cpu.matmul import SkinnyLinear
+from graftlm.kernels.cpu import PANEL, skinny_linear
 from graftlm.kernels.cpu.openmp import parallel_region
-from graftlm.kernels.cpu.packed_linear import PANEL, PackedLinear, Panels
+from graftlm.kernels.cpu.packed_linear import PackedLinear, Panels
+from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -18,7 +18,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr(matmul, "SMALL_BYTES", 0)
+    monkeypatch.setattr(skinny_linear, "SMALL_BYTES", 0)
     yield
     torch.set_num_threads(before)
 
@@ -84,7 +84,7 @@ def test_a_weight_that_lies_row_by_row_is_read_in_place(
 
 @pytest.mark.skipif(parallel_region() is None, reason="torch is not linked with OpenMP here")
 def test_threads_share_the_panels_and_answer_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "SMALL_BYTES", 0)
+    monkeypatch.setattr(skinny_linear, "SMALL_BYTES", 0)
     weight, x = torch.randn(1000, 64), torch.randn(5, 64)
     before, answers = torch.get_num_threads(), []
     for num_threads in (1, 4):

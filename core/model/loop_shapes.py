@@ -1,0 +1,60 @@
+"""The shapes that a model's CPU loops are compiled for, read from its config.json without torch or transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.errors import GraftError
+from graftlm.kernels.cpu import loop_cache
+from graftlm.kernels.cpu.loop_cache import LoopShapes
+
+
+def start_compiling(model: Any, config: EngineConfig) -> None:
+    """Start to compile the loops of `model`, if it is a name or folder whose config.json is here and runs on a CPU.
+
+    A wrong guess costs time only: what a model needs and is not there is compiled when it is loaded.
+    """
+    if not isinstance(model, str | os.PathLike) or not _runs_on_cpu(config.device):
+        return
+    with suppress(OSError, ValueError, TypeError, KeyError, GraftError):  # the loader reports what is wrong with it
+        path = _config_file(os.fspath(model))
+        if path is not None:
+            loop_cache.start(shapes_of(json.loads(path.read_text(encoding="utf-8")), config), quiet=config.quiet)
+
+
+def shapes_of(hf_config: dict[str, Any], config: EngineConfig) -> LoopShapes:
+    """Raises KeyError if the configuration does not say what attention looks like."""
+    text = hf_config.get("text_config", hf_config)
+    num_heads = int(text["num_attention_heads"])
+    num_kv_heads = int(text.get("num_key_value_heads") or num_heads)
+    head_dim = int(text.get("head_dim") or text["hidden_size"] // num_heads)
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = str(hf_config.get("dtype") or hf_config.get("torch_dtype") or text.get("dtype"))
+    bfloat16 = dtype == "bfloat16" and not config.strict  # strict mode computes in float32 on a CPU
+    return LoopShapes(num_heads // num_kv_heads, head_dim, bfloat16, bool(text.get("attn_logit_softcapping")))
+
+
+def _runs_on_cpu(device: str) -> bool:
+    """Whether a model will run on a CPU, as far as can be told without torch."""
+    return device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
+
+
+def _config_file(name: str) -> Path | None:
+    """config.json of a model, if it is on this machine."""
+    if name == "sprout":
+        from graftlm.core.model.embedded import sprout_folder
+
+        return sprout_folder() / "config.json"
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder / "config.json"
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found) if isinstance(found, str) else None
