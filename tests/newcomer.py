@@ -103,7 +103,7 @@ def main() -> None:
         newcomer.step("graftlm --version", "-m", "graftlm", "--version", expected="graftlm ")
         newcomer.step("the readme's Python, first process", str(snippets))
         newcomer.step("the readme's Python, second process", str(snippets))
-        question = ("Mara is a baker. Mara works as a", "--max-tokens", "2")
+        question = ("Mara is a baker. Mara works as a", "--max-tokens", "4")
         newcomer.step("graftlm generate", "-m", "graftlm", "generate", *question, expected="baker")
         for framework in ("langchain", "dspy", "llama_index", "guidance"):
             newcomer.step(f"a pipeline of {framework}", str(pipeline), framework, expected="right")

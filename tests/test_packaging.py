@@ -61,7 +61,9 @@ def test_the_wheel_says_its_licence_and_command(wheel: zipfile.ZipFile) -> None:
     (info,) = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
     assert "Apache License" in wheel.read(f"{info}/licenses/LICENSE").decode()
     assert "License-Expression: Apache-2.0" in wheel.read(f"{info}/METADATA").decode()
-    assert "graftlm = graftlm.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    entry_points = wheel.read(f"{info}/entry_points.txt").decode()
+    assert "graftlm = graftlm.cli:main" in entry_points
+    assert "[pytest11]\ngraftlm = graftlm.pytest_plugin" in entry_points
 
 
 def test_the_installed_wheel_works_away_from_the_repository(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
