@@ -1,4 +1,4 @@
-"""The first product of an MLP for more than 512 rows, with the gate inside, on Hopper.
+"""Gate and up projections with SiLU in one kernel, for more than 512 rows, on Hopper.
 
 One warp has the copy engine bring in tiles of both factors, two groups of warps multiply them, 64 rows each. Along the
 weight each eight gates are laid beside the eight outputs that they are for, so that a thread has both of a pair among

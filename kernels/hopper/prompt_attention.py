@@ -1,4 +1,4 @@
-"""Steps of many new tokens on a Hopper GPU: their rows laid out densely, then attended by a kernel that needs that.
+"""The prefill path for Hopper GPUs: K and V are gathered densely, then attended by a kernel that needs them so.
 
 To lay a token out takes as long as about MIN_QUERIES queries that see it, so that most rows which read a prompt gain by
 it, and few tokens behind a long text do not.
