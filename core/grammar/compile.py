@@ -11,10 +11,14 @@ import numpy as np
 from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import ast
+from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lark, Limits, Options, Regex, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
+
+_SHARE_OF_AUTOMATON = 0.6
+"""Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
 
 
 class EngineGrammar(Protocol):
@@ -89,10 +93,11 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
         )
     _check_size(spec, options.limits)
     try:
-        if options.engine is None:
-            grammar = _compile_fastest(spec, vocabulary, options)
-        else:
-            grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
+        with limited(options.limits):
+            if options.engine is None:
+                grammar = _compile_fastest(spec, vocabulary, options)
+            else:
+                grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
     except RecursionError as error:
         raise GrammarError("the constraint nests too deep, by itself or through its definitions; flatten it") from error
     _check_start(grammar, vocabulary)
@@ -133,7 +138,8 @@ def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gr
     if language.rules:
         return _from_language(language, vocabulary)
     try:
-        return language.grammar("fsm", _automaton(language, vocabulary, options))
+        with limited(options.limits, _SHARE_OF_AUTOMATON if isinstance(spec, JsonSchema | Composite) else 1.0):
+            return language.grammar("fsm", _automaton(language, vocabulary, options))
     except GrammarError as error:
         if not isinstance(spec, JsonSchema | Composite):
             raise

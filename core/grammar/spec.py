@@ -126,19 +126,21 @@ Spec = Regex | Choices | JsonSchema | Lark | Composite
 class Limits:
     """How much one constraint may cost before it is refused.
 
-    states    states of the automaton.
-    seconds   time to compile, wall clock.
-    depth     nesting of the schema or pattern.
-    size      characters of the schema, pattern or grammar.
+    states        states of the automaton.
+    seconds       time to compile, wall clock.
+    memory_bytes  memory for an automaton while it is built.
+    depth         nesting of the schema or pattern.
+    size          characters of the schema, pattern or grammar.
     """
 
     states: int = 20_000
     seconds: float = 5.0
     depth: int = 64
     size: int = 4_000_000
+    memory_bytes: int = 300_000_000
 
     def __post_init__(self) -> None:
-        for name in ("states", "seconds", "depth", "size"):
+        for name in ("states", "seconds", "depth", "size", "memory_bytes"):
             value = getattr(self, name)
             if not (value > 0 and (name == "seconds" or math.isfinite(value))):
                 raise ConfigError(f"limits.{name} is {value}; it must be above 0")

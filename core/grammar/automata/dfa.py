@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -14,6 +13,7 @@ from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import determinize
 from graftlm.core.grammar.automata.jit import Int32Array, loop
 from graftlm.core.grammar.automata.nfa import Loop, Nfa, NfaBuilder, Path
+from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.spec import Limits
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ Place: TypeAlias = tuple[int, ...]
 
 START = 1
 UNREACHABLE = np.iinfo(np.int32).max
-_SLICE = 4_000_000  # places of the sets explored between two looks at the clock, at most
-_SLICE_IN_PYTHON = 4_000
+_SLICE, _SLICE_IN_PYTHON = 50_000_000, 500_000
+"""Work between two looks at the clock, in places times classes of bytes: about a tenth of a second at most."""
 _MAX_CONFLICTS = 12  # conflicts settled one by one; after that every repeat is unrolled
 
 
@@ -57,17 +57,17 @@ class Dfa:
         Raises GrammarError when nothing can match, or when it costs more than `limits`.
         """
         limits = limits or Limits()
-        deadline = time.monotonic() + limits.seconds
         unrolled: set[Path] = set()
-        while True:
-            nfa = NfaBuilder(8 * limits.states, unrolled, counters).build(node)
-            exploration = _Exploration(nfa, limits, deadline)
-            conflict = exploration.run()
-            if conflict is None:
-                return exploration.finish()
-            cheapest = min((nfa.loops[k] for k in conflict), key=lambda loop: loop.cost)
-            unrolled.add(cheapest.path)
-            counters = counters and len(unrolled) < _MAX_CONFLICTS
+        with limited(limits):
+            while True:
+                nfa = NfaBuilder(8 * limits.states, unrolled, counters).build(node)
+                exploration = _Exploration(nfa, limits)
+                conflict = exploration.run()
+                if conflict is None:
+                    return exploration.finish()
+                cheapest = min((nfa.loops[k] for k in conflict), key=lambda loop: loop.cost)
+                unrolled.add(cheapest.path)
+                counters = counters and len(unrolled) < _MAX_CONFLICTS
 
     @property
     def num_states(self) -> int:
@@ -234,12 +234,11 @@ _LONGEST_RUN = 1 << 16
 
 
 class _Exploration:
-    """One subset construction: arrays that grow, and a clock."""
+    """One subset construction, and the arrays that it fills."""
 
-    def __init__(self, nfa: Nfa, limits: Limits, deadline: float) -> None:
+    def __init__(self, nfa: Nfa, limits: Limits) -> None:
         self._nfa = nfa
         self._limits = limits
-        self._deadline = deadline
         num_registers = max(nfa.num_registers, 1)
         capacity = 2 * nfa.num_states + 64
         self._table = np.empty((capacity, nfa.num_classes), np.int32)
@@ -261,7 +260,7 @@ class _Exploration:
         ).reshape(-1, 6)
         while True:
             compiled = determinize.explore.machine_code is not None
-            budget = max(1, (_SLICE if compiled else _SLICE_IN_PYTHON) // nfa.num_states)
+            budget = max(1, (_SLICE if compiled else _SLICE_IN_PYTHON) // (nfa.num_states * nfa.num_classes))
             status = determinize.explore(
                 nfa.start, nfa.final, nfa.edge_ptr, nfa.edges, nfa.epsilon_ptr, nfa.epsilons, nfa.mark, nfa.region,
                 nfa.relevant, important, loops, self._table, self._accepting, self._owners, self._actions,
@@ -276,6 +275,7 @@ class _Exploration:
             self._check_limits()
 
     def _grow(self) -> None:
+        check(2 * (self._table.nbytes + self._pool.nbytes))
         num_states = int(self._control[determinize.NUM_STATES])
         if 2 * (num_states + 3 * self._nfa.num_classes) > len(self._table):
             self._table = _doubled(self._table)
@@ -294,11 +294,7 @@ class _Exploration:
                 f"the constraint needs more than {self._limits.states:,} states; "
                 "simplify it (counted repeats of overlapping parts cost most) or raise limits.states"
             )
-        if time.monotonic() > self._deadline:
-            raise GrammarError(
-                f"the constraint took longer than {self._limits.seconds:g} s to compile "
-                f"({num_states:,} states so far); simplify it or raise limits.seconds"
-            )
+        check(self._table.nbytes + self._pool.nbytes + self._owners.nbytes + self._actions.nbytes + self._slots.nbytes)
 
     def finish(self) -> Dfa:
         self._check_limits()
@@ -309,7 +305,9 @@ class _Exploration:
         if num_actions > 1:
             actions = _share_actions(table, actions)
         distance = np.full(n, UNREACHABLE, np.int32)
-        _relax(table, accepting, actions, distance)
+        distance[accepting] = 0
+        while _relax(table, actions, distance):
+            check()
         if distance[START] == UNREACHABLE:
             raise GrammarError("nothing can satisfy the constraint: no text matches it")
         if (distance[1:] == UNREACHABLE).any():
@@ -361,33 +359,32 @@ def _drop_dead_ends(table: Int32Array, actions: Int32Array, distance: Int32Array
     table[(table < 0) & ~alive[np.maximum(-table, 0)]] = 0
 
 
-@loop("void(i4[:,::1], b1[::1], i4[:,::1], i4[::1])")
-def _relax(table: Int32Array, accepting: npt.NDArray[np.bool_], actions: Int32Array, distance: Int32Array) -> None:
-    """Fill `distance` with the fewest bytes to an accepting state, taking every target of an action as open."""
+@loop("b1(i4[:,::1], i4[:,::1], i4[::1])")
+def _relax(table: Int32Array, actions: Int32Array, distance: Int32Array) -> bool:
+    """Lower `distance`, the fewest bytes to an accepting state, in one sweep. -> whether anything changed
+
+    Every target of an action counts as open.
+    """
     far = 2147483647
-    for state in range(1, len(table)):
-        if accepting[state]:
-            distance[state] = 0
-    changed = True
-    while changed:
-        changed = False
-        # states are numbered about in the order of reading: backwards, one sweep settles most of them
-        for state in range(len(table) - 1, 0, -1):
-            best = distance[state]
-            previous = 0
-            for c in range(table.shape[1]):
-                target = table[state, c]
-                if target == previous:
-                    continue
-                previous = target
-                if target > 0:
-                    if distance[target] != far and distance[target] + 1 < best:
+    changed = False
+    # states are numbered about in the order of reading: backwards, one sweep settles most of them
+    for state in range(len(table) - 1, 0, -1):
+        best = distance[state]
+        previous = 0
+        for c in range(table.shape[1]):
+            target = table[state, c]
+            if target == previous:
+                continue
+            previous = target
+            if target > 0:
+                if distance[target] != far and distance[target] + 1 < best:
+                    best = distance[target] + 1
+            elif target < 0:
+                for zone in range(3, 6):
+                    target = actions[-previous, zone]
+                    if target > 0 and distance[target] != far and distance[target] + 1 < best:
                         best = distance[target] + 1
-                elif target < 0:
-                    for zone in range(3, 6):
-                        target = actions[-previous, zone]
-                        if target > 0 and distance[target] != far and distance[target] + 1 < best:
-                            best = distance[target] + 1
-            if best != distance[state]:
-                distance[state] = best
-                changed = True
+        if best != distance[state]:
+            distance[state] = best
+            changed = True
+    return changed

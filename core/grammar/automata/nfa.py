@@ -37,6 +37,7 @@ from graftlm.core.grammar.ast import (
 )
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.utf8 import ByteGraph, byte_graph
+from graftlm.core.grammar.budget import check
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -122,6 +123,7 @@ class NfaBuilder:
     def _new(self, count: int = 1) -> int:
         first = self._num_states
         self._num_states += count
+        check()
         if self._num_states > self._max_states:
             raise GrammarError(
                 f"the constraint needs more than {self._max_states:,} places; "

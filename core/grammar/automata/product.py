@@ -11,6 +11,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Automaton, Difference, Intersection, Node
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.spec import Limits
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def _combine(first: _Table | Automaton, second: _Table, *, keep_if_second: bool)
         new = [int(code) for code in np.unique(codes) if code and int(code) not in numbers]
         for code in new:
             numbers[code] = len(numbers) + 1
+        check(2 * a.targets.itemsize * 256 * len(numbers))
         if len(numbers) > MAX_STATES:
             raise GrammarError(
                 f"combining two patterns or lengths needs more than {MAX_STATES:,} states; use one of them alone"
@@ -147,6 +149,7 @@ def _trim(targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> Automaton:
     """Number the states anew without those that cannot reach an accepting one; the start stays."""
     live = accepting.copy()
     while True:
+        check()
         more = live | live[targets].any(axis=1)
         more[0] = False
         if (more == live).all():

@@ -15,11 +15,13 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import START, Dfa
 from graftlm.core.grammar.automata.jit import Int32Array, loop
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+_STATES_A_CALL = 64  # between two looks at the clock
 _FAR = np.iinfo(np.int32).max
 
 
@@ -47,8 +49,14 @@ class Spelling:
         next_token = np.full(dfa.num_states, -1, np.int32)
         trie = vocabulary.trie
         states = np.empty(trie.max_depth + 1, np.int32)
-        while _relax_tokens(trie.nodes, dfa.table, dfa.classes, states, num_tokens, next_token):
-            pass
+        changed = True
+        while changed:
+            changed = False
+            for last in range(dfa.num_states, 1, -_STATES_A_CALL):
+                check()
+                first = max(1, last - _STATES_A_CALL)
+                arrays = (trie.nodes, dfa.table, dfa.classes, states, num_tokens, next_token)
+                changed |= bool(_relax_tokens(*arrays, first, last))
         if num_tokens[START] == _FAR:
             raise GrammarError(
                 f"no tokens of the vocabulary ({vocabulary.vocab_size:,} tokens) spell a text that the constraint "
@@ -73,7 +81,7 @@ class Spelling:
         return ids
 
 
-@loop("b1(i4[:,::1], i4[:,::1], u1[::1], i4[::1], i4[::1], i4[::1])")
+@loop("b1(i4[:,::1], i4[:,::1], u1[::1], i4[::1], i4[::1], i4[::1], i8, i8)")
 def _relax_tokens(
     nodes: Int32Array,
     table: Int32Array,
@@ -81,11 +89,13 @@ def _relax_tokens(
     states: Int32Array,
     num_tokens: Int32Array,
     next_token: Int32Array,
+    first: int,
+    last: int,
 ) -> bool:
-    """Improve every state once by its tokens, the last state first. -> whether anything changed"""
+    """Improve states `first` to `last` once by their tokens, the last state first. -> whether anything changed"""
     far = 2147483647
     changed = False
-    for state in range(len(table) - 1, 0, -1):
+    for state in range(last - 1, first - 1, -1):
         states[0] = state
         node = 0
         while node < len(nodes):

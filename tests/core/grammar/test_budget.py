@@ -1,0 +1,54 @@
+"""Time and memory of one constraint: checked in every phase of compiling, not by counts of states alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from graftlm import JsonSchema, Regex, Vocabulary
+from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.grammar import Grammar, Limits, ast
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.budget import check, limited
+from graftlm.core.grammar.regex.regex import parse
+from tests.grammars import BYTES, compiled
+
+EXPLODING = "(a|b)*a(a|b){18}"
+NO_TIME = Limits(states=10_000_000, seconds=1e-6)
+
+
+def test_outside_of_a_budget_nothing_is_limited() -> None:
+    check(1 << 60)
+
+
+def test_an_inner_budget_ends_no_later_than_the_outer_one() -> None:
+    with limited(NO_TIME), limited(Limits()), pytest.raises(GrammarError, match="longer than 5 s"):
+        check()
+
+
+def test_memory_is_limited_where_states_are_not() -> None:
+    with pytest.raises(GrammarError, match="more than 1,000,000 bytes.*raise limits.memory_bytes"):
+        compiled(Regex(EXPLODING), limits=Limits(states=10_000_000, memory_bytes=1_000_000))
+    with pytest.raises(ConfigError, match="memory_bytes is 0"):
+        Limits(memory_bytes=0)
+
+
+def test_a_product_is_limited_as_well() -> None:
+    both = ast.Intersection((parse("[ab]{0,90}x*"), parse("(ab?){0,70}x")))
+    with limited(Limits(memory_bytes=20_000)), pytest.raises(GrammarError, match="more than 20,000 bytes"):
+        product.product(both)
+
+
+def test_so_is_the_search_for_spellings_with_few_tokens() -> None:
+    words = Vocabulary([b"ab", b"abc", b"c", b""], eos_token_id=3)
+    with pytest.raises(GrammarError, match="longer than 1e-06 s"):
+        Grammar.compile(Regex("(ab|abc)*"), words, limits=NO_TIME)
+
+
+def test_a_schema_whose_automaton_takes_too_long_has_time_left_for_llguidance() -> None:
+    schema = JsonSchema({"type": "string", "pattern": f"^{EXPLODING}$"})
+    assert compiled(schema, limits=Limits(states=10_000_000, seconds=2)).engine == "llguidance"
+
+
+def test_no_vocabulary_is_needed_to_say_that_time_is_spent() -> None:
+    with pytest.raises(GrammarError, match="simplify it or raise limits.seconds"):
+        Grammar.compile(Regex(EXPLODING), BYTES, limits=NO_TIME)
