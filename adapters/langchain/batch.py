@@ -85,6 +85,10 @@ class Group:
                 group.waiting.setdefault(call.key, []).append((call, future))
         return group
 
+    def __len__(self) -> int:
+        """Calls that were submitted and not claimed yet."""
+        return sum(map(len, self.waiting.values()))
+
     def claim(self, call: Call) -> Future[Completion] | None:
         """The answer to be of a call like this one; each is claimed once."""
         candidates = self.waiting.get(call.key, ())
@@ -153,11 +157,24 @@ class GroupedChatModel(BaseChatModel):
         self,
         inputs: list[LanguageModelInput],
         config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
         group, configs = self._group_inputs(inputs, config, kwargs, async_api=False)
         with laid_out(group):
-            return super().batch(inputs, configs, **kwargs)
+            if len(group) < len(inputs) or len(inputs) < 2:
+                return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+            # All run already: threads would only wait, and threads that wait for one engine take turns as it is.
+            answers: list[Any] = []
+            for item, own in zip(inputs, get_config_list(config, len(inputs)), strict=True):
+                try:
+                    answers.append(copy_context().run(self.invoke, item, own, **kwargs))
+                except Exception as error:
+                    if not return_exceptions:
+                        raise
+                    answers.append(error)
+            return answers
 
     async def abatch(
         self,

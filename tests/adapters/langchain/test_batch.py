@@ -16,7 +16,9 @@ from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 
 from graftlm.adapters.langchain import ChatGraftLM
+from graftlm.core.errors import RequestTooLong
 from graftlm.core.runtime import Runtime
+from graftlm.testing import ScriptedModel
 from tests.models import byte_tokenizer, tiny_model
 
 SYSTEM = "You answer questions about a very long text. " * 10
@@ -138,7 +140,7 @@ def test_one_bad_input_fails_alone(llm: ChatGraftLM) -> None:
 
 
 def test_when_one_input_raises_the_others_leave_nothing_running(llm: ChatGraftLM) -> None:
-    with pytest.raises(ValueError, match="3,"):
+    with pytest.raises(RequestTooLong, match="3,"):
         llm.batch(["a", "x" * 3000, "b"])
     llm.invoke("another")
     assert llm.runtime_for().stats().slots_in_use == 0
@@ -198,3 +200,23 @@ def test_threads_that_mix_all_kinds_of_calls_do_not_disturb_each_other(llm: Chat
     serial = [one(i) for i in range(8)]
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(one, range(400))) == serial * 50
+
+
+def test_a_batch_is_invoked_in_the_calling_thread_with_a_context_of_each_call() -> None:
+    threads: set[int] = set()
+
+    class Watcher(BaseCallbackHandler):
+        def on_llm_end(self, response: Any, **kwargs: Any) -> None:
+            threads.add(threading.get_ident())
+
+    def script(prompt: str) -> str:
+        if "bad" in prompt:
+            raise RequestTooLong("too long", length=9, limit=8)
+        return "fine"
+
+    model = ScriptedModel(script)
+    with model.runtime() as runtime:
+        llm = ChatGraftLM(runtime=runtime)
+        good, bad, other = llm.batch(["a", "bad", "b"], {"callbacks": [Watcher()]}, return_exceptions=True)
+    assert (good.content, other.content) == ("fine", "fine") and isinstance(bad, RequestTooLong)
+    assert model.batches == [3] and threads == {threading.get_ident()}
