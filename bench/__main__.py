@@ -9,6 +9,7 @@ from bench import harness
 
 GROUPS = {
     "runtime": "the engine: equality, reuse, decode speed, scheduling, memory",
+    "start": "process start to answers: on a fresh machine and later, beside the imports of torch and transformers",
     "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
     "grammar": "constraints: masks, jump-forward, schemas",
     "sprout": "the embedded model: right answers by task",

@@ -1,4 +1,4 @@
-"""The command `graftlm`: demo, ab, bench, generate, plugins, info."""
+"""The command `graftlm`: demo, ab, bench, generate, warm, plugins, info."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -187,6 +188,24 @@ def generate(
             for chunk in runtime.stream(given, **sampling):
                 typer.echo(chunk.text, nl=False)
             typer.echo()
+
+
+@app.command()
+def warm(
+    model: Annotated[str, typer.Argument(help="Hugging Face name, local path, or 'sprout'.")] = "sprout",
+    as_json: AsJson = False,
+) -> None:
+    """Prepare what a first process computes, such as compiled CPU loops, and keep it on disk: for images and CI."""
+    from graftlm.core.model.warm import warm_model
+
+    started = time.perf_counter()
+    folder = warm_model(model, quiet=as_json)
+    seconds = time.perf_counter() - started
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if as_json:
+        print_json({"model": model, "seconds": seconds, "folder": str(folder), "bytes": num_bytes})
+    else:
+        typer.echo(f"{model} is prepared: {seconds:.1f} s; {folder} holds {num_bytes / 2**20:.1f} MiB")
 
 
 @app.command()

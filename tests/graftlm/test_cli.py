@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from graftlm import cli
 from graftlm.core.errors import ConfigError
+from graftlm.kernels.cpu import loop_cache
 from tests.models import byte_tokenizer, tiny_model
 
 
@@ -55,6 +56,21 @@ def test_generate_reads_the_prompt_from_standard_input(model: str) -> None:
     assert call("generate", "-", "--model", model, "--max-tokens", "5", stdin="Hello") == call(
         "generate", "Hello", "--model", model, "--max-tokens", "5"
     )
+
+
+def test_warm_keeps_what_a_first_process_computes(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFTLM_CACHE_DIR", str(tmp_path))
+    loop_cache.folder.cache_clear()
+    told = json.loads(call("warm", model, "--json"))
+    loop_cache.folder.cache_clear()
+    assert told["folder"] == str(tmp_path) and told["bytes"] > 10_000
+    assert len(list(tmp_path.glob("cpu-loops/*/*.complete"))) == 2
+
+
+def test_warm_without_a_folder_says_where_it_must_be(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFTLM_CACHE_DIR", "")
+    with pytest.raises(ConfigError, match="GRAFTLM_CACHE_DIR"):
+        call("warm", model)
 
 
 def test_ab_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""From process start to the first token and the first JSON: on a fresh machine and in a later process.
+
+Each round is a process of its own. A fresh machine has an empty cache folder. The baseline of every figure is a process
+that imports torch and transformers and does nothing else, run beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.harness import ROOT, Options, Row
+
+IMPORTS = "import torch, transformers"
+SCRIPT = """
+import sys, time
+import graftlm as gl
+runtime = gl.Runtime(sys.argv[1], quiet=True)
+runtime.generate("Mara is", max_tokens=1, temperature=0)
+print(time.time())
+schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}}
+runtime.generate("Mara is", json_schema=schema, max_tokens=40, temperature=0)
+print(time.time())
+runtime.close()
+"""
+FLOORS = {"fresh machine": {"script": 8.0}, "later process": {"token": 2.5, "script": 3.0}}
+"""Seconds, on two idle cores."""
+
+
+def run(options: Options) -> Sequence[Row]:
+    rows: list[Row] = []
+    model = options.model or "sprout"
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in FLOORS}
+    for _ in range(1 if options.quick else options.repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in FLOORS:
+                found[name].append(_measure(model, Path(folder)))
+    for name, floors in FLOORS.items():
+        for what in ("token", "script"):
+            samples = sorted(sample[what] for sample in found[name])
+            baseline = statistics.median(sample["imports"] for sample in found[name])
+            label = "first token" if what == "token" else "whole script: a token and a JSON object"
+            rows.append(
+                Row(
+                    "first",
+                    f"{label}, {name}, {model}",
+                    statistics.median(samples),
+                    "s",
+                    baseline,
+                    floor=floors.get(what),
+                    at_most=True,
+                    low=samples[0],
+                    high=samples[-1],
+                )
+            )
+    return rows
+
+
+def _measure(model: str, caches: Path) -> dict[str, float]:
+    """Seconds of one process to its first token and to its end, and of the imports alone just before."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRAFTLM_CACHE_DIR": str(caches)}
+    started = time.time()
+    _output([IMPORTS], environment)
+    imported = time.time()
+    token, _ = (float(line) for line in _output([SCRIPT, model], environment).split())
+    return {"imports": imported - started, "token": token - imported, "script": time.time() - imported}
+
+
+def _output(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    command = [sys.executable, "-c", *arguments]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
