@@ -12,6 +12,9 @@ from graftlm.progress import Progress
 
 PIPELINES = Path(__file__).parent / "pipelines"
 ENGINES = ("hf", "graftlm")
+MINUTES = 0.5
+"""For the rounds of each framework; no further round begins after so long."""
+
 PACKAGES = {
     "dspy": "dspy",
     "guidance": "guidance",
@@ -33,7 +36,9 @@ def run(model: str, frameworks: Sequence[str], progress: Progress) -> list[Compa
                 f"the {name} demo needs {PACKAGES[name]!r}: pip install 'graftlm[bench]', "
                 "or leave it out with --frameworks"
             )
-    return [compare(PIPELINES / f"{name}.py", ENGINES, model, progress=progress) for name in frameworks]
+    return [
+        compare(PIPELINES / f"{name}.py", ENGINES, model, minutes=MINUTES, progress=progress) for name in frameworks
+    ]
 
 
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
