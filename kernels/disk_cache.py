@@ -50,8 +50,8 @@ def private_folder(*parts: str) -> Path | None:
 
 def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Write `arrays` to `path` in one piece; a disk that is full or read-only changes nothing."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    buffer, named = io.BytesIO(), dict[str, Any](arrays)
+    np.savez(buffer, **named)
     data = buffer.getvalue()
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:

@@ -1,4 +1,4 @@
-"""What a text may be: constraints, compiled into grammars that mask tokens and force text.
+"""Constrained decoding: regular expressions, choices, JSON schemas and Lark grammars as token masks and forced tokens.
 
     from graftlm.core.grammar import Grammar, Limits
 

@@ -1,4 +1,4 @@
-"""Compiled grammars, kept: each compiled once however many ask, in a worker, and no more bytes of them than allowed."""
+"""The cache of compiled grammars: equal constraints are compiled once, on worker threads, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _caches: weakref.WeakSet[GrammarCache] = weakref.WeakSet()
 
 
 class GrammarCache:
-    """Grammars by (constraint, options, vocabulary); the least recently used go first.
+    """An LRU cache of grammars by (constraint, options, vocabulary). Thread-safe.
 
-    max_bytes    what the kept grammars may take with their masks, about.
+    max_bytes    approximate memory that the kept grammars may take, their masks included.
     num_workers  threads that compile.
 
-    Thread-safe. A constraint that fails is not remembered: everyone who waits for it gets the error.
+    Errors are not cached: everyone who waits for a constraint that fails gets its error, and the next caller compiles
+    it again.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class GrammarCache:
             del self._futures[key]
 
     def submit(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:
-        """The grammar, or the promise of it; equal constraints share one future. Cancelling it does nothing."""
+        """Compile on a worker thread; equal constraints share one future, which cannot be cancelled."""
         given = read_options(options)
         key = (spec.key, given, vocabulary.fingerprint)
         with self._lock:
@@ -67,7 +68,7 @@ class GrammarCache:
                 return future
             self.num_misses += 1
             future = self._futures[key] = Future()
-            # running from the start: nobody can cancel what others wait for
+            # marked as running at once, so that nobody can cancel what others wait for
             future.set_running_or_notify_cancel()
         self._workers.submit(self._compile, key, future, spec, vocabulary, given)
         return future
@@ -78,7 +79,7 @@ class GrammarCache:
 
     @property
     def num_bytes(self) -> int:
-        """What the kept grammars take."""
+        """Approximate memory of the kept grammars."""
         with self._lock:
             return self._count()
 
@@ -86,11 +87,11 @@ class GrammarCache:
         return len(self._futures)
 
     def close(self) -> None:
-        """Finish what is being compiled and take nothing new; what is kept stays."""
+        """Finish the compilations under way and accept no new ones; kept grammars stay."""
         self._workers.shutdown()
 
     def clear(self) -> None:
-        """Forget all grammars; sequences that follow one keep it."""
+        """Drop all grammars; sequences that use one keep it."""
         with self._lock:
             self._futures.clear()
 

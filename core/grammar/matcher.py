@@ -1,4 +1,4 @@
-"""The seam between constraints and the engine: what every grammar engine answers, native or not."""
+"""Matcher: the interface between grammar engines, native or not, and the runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MaskRow: TypeAlias = "npt.NDArray[np.int32]"
 
 
 class Matcher(Protocol):
-    """Where one sequence stands in its grammar. Not thread-safe; a fork is independent."""
+    """The state of one sequence in its grammar. Not thread-safe; a fork is independent."""
 
     def fill_mask(self, row: MaskRow) -> bool:
         """Write the token mask of the next token into `row`.
@@ -26,7 +26,7 @@ class Matcher(Protocol):
         ...
 
     def advance(self, token_ids: Sequence[int]) -> int:
-        """Consume tokens up to the first that the grammar does not allow; say how many were consumed."""
+        """Consume tokens up to the first that the grammar does not allow. -> how many were consumed"""
         ...
 
     def rollback(self, num_tokens: int) -> None:
@@ -34,14 +34,14 @@ class Matcher(Protocol):
         ...
 
     def fork(self) -> Matcher:
-        """A matcher at the same place that goes its own way."""
+        """An independent matcher in the same state."""
         ...
 
     def forced(self, context: Sequence[int]) -> list[int]:
-        """Tokens that must come next, canonical after `context` (the ids of prompt and output so far).
+        """Forced tokens for jump-forward decoding, healed: canonical after `context` (the ids of prompt and output).
 
-        Bytes that a longer token could still take are held back, so appending them never changes which tokens the
-        text has. Nothing is consumed. [] when nothing is forced.
+        Bytes that a longer token could still take are held back, so appending the tokens never changes how the
+        finished text is tokenized. Nothing is consumed. [] when nothing is forced.
         """
         ...
 
@@ -50,11 +50,11 @@ class Matcher(Protocol):
         ...
 
     def min_tokens_to_accept(self) -> int:
-        """How many tokens `ending` needs at most from here, end-of-sequence not counted; 0 when accepting."""
+        """An upper bound on the tokens of `ending` from here, end-of-sequence not counted; 0 when accepting."""
         ...
 
     def ending(self, context: Sequence[int]) -> list[int]:
-        """The shortest way to an accepting state, as tokens: at most `min_tokens_to_accept()` of them."""
+        """Tokens of the shortest path to an accepting state: at most `min_tokens_to_accept()` of them."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class Matcher(Protocol):
 
     @property
     def state(self) -> int | None:
-        """A number that names the place for device tables; None where there is none."""
+        """The number of the state in device tables; None where there is none."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The subset construction, with counters: the one loop that compiling a constraint spends its time in."""
+"""The subset construction (NFA to DFA), with counters: most of the time of compiling a constraint is spent here."""
 
 from __future__ import annotations
 

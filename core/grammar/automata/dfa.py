@@ -1,4 +1,4 @@
-"""The compressed byte automaton of one constraint: states, counters beside them, runs of forced bytes as edges."""
+"""The compressed FSM of one constraint: a byte-level DFA with counters beside its states, and forced bytes as runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shortest way to an accepting state, for answers that must end before the budget does."""
+"""The shortest path to an accepting state, for answers that must be complete within their token budget."""
 
 from __future__ import annotations
 

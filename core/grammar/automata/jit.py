@@ -185,7 +185,7 @@ def _compile_all(folder: Path | None) -> None:
     """Compile all loops, or load them from `folder`."""
     for name in _MODULES:
         importlib.import_module(name)
-    config = importlib.import_module("numba.core.config")
+    config: Any = importlib.import_module("numba.core.config")
     register_jitable = importlib.import_module("numba.extending").register_jitable
     for function in _inner:
         register_jitable(function)

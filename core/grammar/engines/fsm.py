@@ -1,4 +1,4 @@
-"""The native engine: a byte automaton matched token by token."""
+"""The native grammar engine: a byte-level DFA, advanced token by token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_REMEMBERED = 1 << 14
 
 
 class FsmGrammar:
-    """An automaton over a vocabulary, with what was computed for it; shared by all its matchers and threads."""
+    """A DFA over one vocabulary, with its memoised masks, forced tokens and endings; shared by matchers and threads."""
 
     engine = "fsm"
 
@@ -58,11 +58,11 @@ class FsmGrammar:
         return FsmMatcher(self)
 
     def can_end(self, place: Place) -> bool:
-        """Whether there are tokens that bring `place` to an end."""
+        """Whether some tokens lead from `place` to an accepting state."""
         return self._spelling is None or bool(self._spelling.reachable[place[0]])
 
     def run(self, place: Place) -> tuple[bytes, Place]:
-        """The forced bytes at `place`, one compressed edge, and where they lead."""
+        """The forced bytes at `place`, one edge of the compressed FSM, and the place after them."""
         found = self._runs.get(place)
         if found is None:
             found = self.dfa.run(place)
@@ -87,7 +87,7 @@ class FsmGrammar:
             return tuple(heal(vocabulary, self.dfa, after, encode_after(vocabulary, context, data)))
         try:
             ids = heal(vocabulary, self.dfa, after, encode_after(vocabulary, context, data))
-        except ConfigError:  # other tokens spell these bytes with what comes after them
+        except ConfigError:  # no tokens end with these bytes; some spell them together with what follows
             return ()
         end = self.dfa.walk(place, vocabulary.decode(ids))
         return tuple(ids) if end is not None and self.can_end(end) else ()
@@ -99,7 +99,7 @@ class FsmGrammar:
         return int(self._spelling.num_tokens[place[0]])
 
     def ending(self, place: Place) -> tuple[int, ...]:
-        """The tokens of the shortest way from `place` to an accepting state."""
+        """The tokens of the shortest path from `place` to an accepting state."""
         found = self._endings.get(place)
         if found is None:
             if self._spelling is None:
@@ -200,7 +200,7 @@ class FsmMatcher:
         vocabulary = self._grammar.vocabulary
         try:
             joined = encode_after(vocabulary, context, vocabulary.decode(plain))
-        except ConfigError:  # the vocabulary spells this in its own ways only
+        except ConfigError:  # the encoder's tokens cannot spell this text, `plain` can
             return list(plain)
         return joined if len(joined) <= len(plain) else list(plain)
 

@@ -1,4 +1,4 @@
-"""Token masks of one automaton over one vocabulary: computed when first needed, then remembered."""
+"""The token masks of one automaton over one vocabulary: computed at first use or ahead of it, then kept."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from graftlm.core.grammar.masks.spelling import Spelling
 from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level
 from graftlm.core.grammar.vocabulary import Vocabulary
 
-_WIDE_STATE = 32  # bytes that a state must allow before it is worth looking for a self-loop
+_WIDE_STATE = 32  # a state that allows fewer bytes has a cheap mask: no self-loop is sought, nothing computed ahead
 _MAX_PLACES = 1 << 16
 
 _workers = ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) - 1)), thread_name_prefix="graftlm mask")
 
 
 class Masks:
-    """A mask row per place, equal rows kept once, at most `max_bytes` of them (the oldest go first)."""
+    """A mask row per place. Equal rows are kept once; beyond `max_bytes` the oldest rows are dropped."""
 
     def __init__(
         self, dfa: Dfa, vocabulary: Vocabulary, max_bytes: int = 64 << 20, spelling: Spelling | None = None
@@ -125,7 +125,7 @@ class Masks:
         return self._loops[state]
 
     def representative(self, place: Place) -> Place:
-        """A place with the same mask: counts that no token can bring to a bound need not be told apart."""
+        """A place with the same mask: counts too far from a bound for any token to reach it are treated as equal."""
         if not self._dfa.loops:
             return place
         reach = self._vocabulary.trie.max_depth

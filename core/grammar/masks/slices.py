@@ -1,8 +1,8 @@
-"""Tokens that stay inside a repeated set of characters, found once per vocabulary.
+"""Vocabulary slices: the tokens that consist of one class of characters, found once per vocabulary.
 
-Inside a JSON string nearly every token is allowed, and walking all of them costs a millisecond. But which tokens
-consist of string characters alone does not depend on the grammar: a slice knows them, and the rest (quotes,
-backslashes, control characters, parts of characters) is a small trie of its own.
+Inside a JSON string nearly every token is allowed, and a trie walk over all of them takes a millisecond. Which tokens
+consist of string characters alone does not depend on the grammar. A slice holds their mask, and a small trie of the
+other tokens (with quotes, backslashes, control characters or parts of characters), which still have to be walked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_SLICES = 64
 
 @dataclass(frozen=True)
 class CharClass:
-    """Characters that may come first and those that may follow: a flag per ASCII byte, one for all others together."""
+    """Characters that may come first and that may follow: a flag per ASCII byte, and one for all other characters."""
 
     first: bytes
     rest: bytes
@@ -46,7 +46,7 @@ COMMON = (JSON_STRING, LINE)
 
 @dataclass(frozen=True)
 class SelfLoop:
-    """What a state repeats: each character of `chars` leads back to it, or counts in `register` up to `maximum`."""
+    """A state's self-loop: a character of `chars` leads back to the state, or counts in `register` up to `maximum`."""
 
     chars: CharClass
     register: int | None
@@ -98,7 +98,7 @@ class Slice:
 
 
 class Slices:
-    """The slices of one vocabulary; those of rare classes are only built once walking has cost as much."""
+    """The slices of one vocabulary; a rare class gets one only after its trie walks have cost as much."""
 
     def __init__(self, tokens: SortedTokens, vocab_size: int) -> None:
         self._tokens = tokens
@@ -130,7 +130,7 @@ class Slices:
                 self.build(chars).row(0)
 
 
-_MISSES = 8  # walks that cost as much as a slice
+_MISSES = 8  # about as many trie walks cost as much as building a slice
 _MISSES_IF_WIDE = 3
 
 

@@ -1,4 +1,4 @@
-"""Vocabularies that lack tokens for single bytes: which states of an automaton they can still bring to an end.
+"""Vocabularies without a token for every byte: from which states they can still spell a complete text.
 
 With a token for every byte, any text can be written, and a state of the automaton is never a dead end. Without, a mask
 must not allow a token after which no other fits.

@@ -1,4 +1,4 @@
-"""Automata as device tables: states step and logits are masked there, with no work and no copy on the host.
+"""Automata as device tables: states advance and logits are masked on the GPU, without the host.
 
 What each function computes is written in plain torch, for any device; the kernels of `graftlm.kernels.gpu.token_mask`
 compute the same from the same tables. A sequence is one number, its state. Counters are multiplied out: a state and

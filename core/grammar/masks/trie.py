@@ -1,4 +1,4 @@
-"""The vocabulary as a trie in preorder: one pass over it decides every token, skipping what cannot match."""
+"""The vocabulary's trie, laid out in preorder: one pass decides every token and skips subtrees that cannot match."""
 
 from __future__ import annotations
 

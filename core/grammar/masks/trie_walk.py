@@ -1,4 +1,4 @@
-"""The walk of the token trie through an automaton: which tokens fit from one place."""
+"""The trie walk: which tokens an automaton can read from one place."""
 
 from __future__ import annotations
 
