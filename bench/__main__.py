@@ -11,6 +11,7 @@ GROUPS = {
     "runtime": "the engine: equality, reuse, decode speed, scheduling, memory",
     "start": "process start to answers: on a fresh machine and later, beside the imports of torch and transformers",
     "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
+    "remote": "models behind an API: calls saved by speculation, overhead of a call",
     "grammar": "constraints: masks, jump-forward, schemas",
     "sprout": "the embedded model: right answers by task",
     "gpu": "one GPU beside vLLM, SGLang and plain transformers: decode, reuse, chats, JSON, prefill",
