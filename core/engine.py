@@ -1,4 +1,4 @@
-"""The engine: schedule, launch, land. One thread calls it."""
+"""Engine: schedules, launches and completes steps. One thread calls it."""
 
 from __future__ import annotations
 
@@ -68,28 +68,30 @@ class InFlightStep:
 
 
 HOST_TIME = (1 / 10, 1 / 64)
-"""What the host does between two steps that wait for each other, in steps: at least, and more for each row."""
+"""Host time between two steps that wait for each other, as a share of a step: at least, and more for each row."""
 
 REST_AFTER = 2048
 """Tokens whose steps take a hundred times as long as giving their memory back."""
 
 JUMPS_MEMORY = 1 / 4
-"""The weight of the newest step in the share of rows that get forced tokens."""
+"""Weight of the newest step in the moving average of the share of rows that get forced tokens."""
 
 
 class LocalEngine:
-    """A model in this process.
+    """A model in this process, with continuous batching.
 
-    A step is scheduled, laid out and launched, and it lands when its tokens are there: they are committed. On a device
-    that draws tokens itself the next step is launched first and the last one lands while the next one runs. Lengths
-    are known without the tokens, which go from step to step on the device. All that a step stores is stored in the
-    order of the launches: slots given back while a step still writes to them are written again only after it, and a
-    prompt is published as soon as its step was launched. A row whose text turns out to have ended has run once too
-    often; that token is dropped. Rows under a grammar are drawn when the step before theirs has landed, which says what
-    is allowed, while their own step runs: one after which the grammar forces tokens draws none and takes these in the
-    next step, a step later than if it had waited. So where more rows get forced tokens than the wait is worth, every
-    step lands before the next one is scheduled, as it always does where the host must see the logits (penalties,
-    log-probabilities).
+    `step` schedules rows, lays them out (StepPlan), launches their forward, and completes the step that was launched
+    before: it reads that step's tokens and commits them.
+
+    Overlapped scheduling: on a device that samples by itself the engine launches step n + 1 before it reads the tokens
+    of step n, which are fed to step n + 1 on the device. A row whose text turns out to have ended has then run once too
+    often; that token is dropped. Slots given back while a step still writes to them are written again only by later
+    launches, and a prompt is published as soon as its step was launched, for the same reason.
+
+    Rows under a grammar are sampled when the step before theirs has completed, which decides their masks, while their
+    own forward runs. If the grammar forces tokens, the row drops its sample and takes them in the next step, a step
+    later than if it had waited; where that costs more than waiting, each step completes before the next is scheduled.
+    So it always is where the host must see the logits (penalties, log-probabilities).
     """
 
     def __init__(
@@ -197,7 +199,7 @@ class LocalEngine:
     # -- a step ------------------------------------------------------------------------------------------------
 
     def _plan(self) -> StepPlan | None:
-        """Lay out the next step; None if nothing can run."""
+        """Schedule and lay out the next step; None if nothing can run."""
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         for sequence, error in self.scheduler.failures:
@@ -221,7 +223,7 @@ class LocalEngine:
         return self.cache.num_available < HEADROOM * len(self.scheduler.running)
 
     def _awaits_jumps(self, launched: InFlightStep) -> bool:
-        """Whether waiting costs less than what rows lose that run ahead of their forced tokens: a step each."""
+        """Whether to complete a step first: running ahead costs each row that gets forced tokens a step."""
         least, each = HOST_TIME
         return self._jump_share > least + each * len(launched.plan.rows) and launched.constrained
 
@@ -260,7 +262,7 @@ class LocalEngine:
             self.scheduler.await_tokens(plan.rows[index].sequence for index in pending.rows)
 
     def _complete_step(self) -> bool:
-        """Commit the step that is under way; False if there is none."""
+        """Read and commit the step in flight; False if there is none."""
         launched, self._in_flight = self._in_flight, None
         if launched is None:
             return False
@@ -287,7 +289,7 @@ class LocalEngine:
         return True
 
     def _verify_drafts(self, launched: InFlightStep) -> None:
-        """Sample on where what was committed is what the step computed as a draft, position by position."""
+        """Verify drafts position by position: where the committed token is the draft, sample the next position too."""
         verifier = DraftVerifier(launched.plan, launched.logits, self.scheduler.rewind)
         accepted_before = self.counters.accepted_tokens
         while (further := verifier.following()) is not None:
@@ -331,7 +333,7 @@ class LocalEngine:
             self._jump_share += JUMPS_MEMORY * (num_jumps / num_constrained - self._jump_share)
 
     def _give_back_memory(self) -> None:
-        """Nothing is left to run: after much was run on a CPU, give back the memory that its steps took."""
+        """When idle after much was run on a CPU, return the memory of its steps to the system."""
         if self._num_tokens_run >= REST_AFTER and self.spec.device_sampler is None:
             self._num_tokens_run = 0
             give_back()

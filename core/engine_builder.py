@@ -1,4 +1,4 @@
-"""Who runs a model's forward: which runner, over which kernels, on a KV pool of which size."""
+"""RunnerSpec: the runner, the attention kernels and the KV pool that fit a model and a configuration."""
 
 from __future__ import annotations
 

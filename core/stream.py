@@ -1,4 +1,4 @@
-"""How results leave the engine's thread: futures, and streams for threads and event loops."""
+"""Listeners that carry results from the engine's thread: futures, and streams for threads and event loops."""
 
 from __future__ import annotations
 

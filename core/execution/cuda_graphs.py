@@ -1,4 +1,4 @@
-"""Steps of few tokens as CUDA graphs: captured once for a ladder of batch sizes, replayed with new contents."""
+"""GraphRunner: decode steps as CUDA graphs, captured once for a ladder of batch sizes and replayed."""
 
 from __future__ import annotations
 

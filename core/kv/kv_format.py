@@ -1,4 +1,4 @@
-"""How KV is kept: in which dtype and in how many bits."""
+"""KVFormat: the dtype of the KV cache and its number of bits."""
 
 from __future__ import annotations
 

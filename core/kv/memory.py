@@ -1,4 +1,4 @@
-"""What fits on a device: the weights, and how many tokens of KV beside them."""
+"""Memory budget: whether the weights fit on a device, and how many tokens of KV fit beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens drawn where the logits are: their ids feed the next step there and reach the host later."""
+"""DeviceSampler: samples on the device. Token ids feed the next step there and reach the host later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing a token from logits: temperature, top-k, top-p, min-p, and the randomness of each sequence.
+"""Sampling a token from logits: temperature, top-k, top-p, min-p, and a random stream for each sequence.
 
 The randomness of a token is a hash of (seed, tokens generated before it, sample index), so a seeded answer is the same
 in any batch, on any device that draws by these functions.

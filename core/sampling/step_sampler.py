@@ -1,4 +1,4 @@
-"""From the logits of a step to what its rows get: tokens, scores, or the logits themselves."""
+"""StepSampler: from the logits of a step to the outcome of each row: tokens, scores, or the logits themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing among whole texts in the middle of a sequence: by how likely each is, not token by token."""
+"""Choice: select among whole texts inside a sequence by their likelihood, not token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the end of a text was written before: in itself, or in what was written lately."""
+"""N-gram lookup: find the last tokens of a text earlier in it, or in recent texts."""
 
 from __future__ import annotations
 

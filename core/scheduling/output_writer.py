@@ -1,4 +1,4 @@
-"""OutputWriter: what happens to a sequence when a token is appended to it."""
+"""OutputWriter: appends tokens to a sequence, advances its grammar, and turns tokens into text."""
 
 from __future__ import annotations
 

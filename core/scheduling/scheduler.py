@@ -1,4 +1,4 @@
-"""Who runs in the next step, and how many tokens of each."""
+"""Scheduler: which sequences run in the next step, and how many tokens of each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from graftlm.core.metrics import Counters
 from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import ScheduledRow, StepPlan
 
-WINDOW = 256  # waiting sequences looked at in one step
+WINDOW = 256  # waiting sequences that are considered in one step
 HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room for
 WORTH_WAITING = 16  # tokens a sibling must share with a running prefill to wait for it
-SPARE = 16  # a step goes over its budget by up to one part in so many to take in the end of a prompt
+SPARE = 16  # the end of a prompt may exceed the step's token budget by 1/16 of it
 
 
 class Failure(NamedTuple):

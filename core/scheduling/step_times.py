@@ -1,4 +1,4 @@
-"""How long a step of so many tokens takes, learnt from the steps that were run."""
+"""StepTimes: a linear model of step time by number of tokens, fitted to the steps that were run."""
 
 from __future__ import annotations
 
