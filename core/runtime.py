@@ -241,11 +241,11 @@ class Runtime:
     def explain(self, completion: Completion) -> CacheReport:
         """Say how much of a request's prompt was cached, and where and why it left the cache."""
         usage, miss = completion.usage, completion.miss
-        num_computed = usage.prompt_tokens - usage.cached_tokens
-        texts: list[str] = []
-        if miss is not None and miss.cached_next:
-            texts = [self.tokenizer.decode(ids) for ids in (miss.shared_tail, miss.cached_next, miss.prompt_next)]
-        return CacheReport(usage.prompt_tokens, usage.cached_tokens, num_computed, *texts)
+        counts = usage.prompt_tokens, usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens
+        if miss is None or not miss.cached_next:
+            return CacheReport(*counts)
+        decode = self.tokenizer.decode
+        return CacheReport(*counts, decode(miss.shared_tail), decode(miss.cached_next), decode(miss.prompt_next))
 
     def stats(self) -> Stats:
         """A snapshot of the engine's counters; all zero before the model is loaded."""
@@ -308,7 +308,7 @@ class Runtime:
 
     def _hand_over_stream(self, request: Request, listener: Listener) -> int:
         self._check_open()
-        (given,) = self._hand_over([replace_stream(_checked(request))], [listener])
+        (given,) = self._hand_over([replace(_checked(request), stream=True)], [listener])
         if isinstance(given, GraftError):
             raise given
         return given.id
@@ -369,11 +369,6 @@ def _checked(request: Request) -> Request:
     if not isinstance(request, Request):
         raise ConfigError(f"submit takes a Request, not {type(request).__name__}; build gl.Request(prompt, ...)")
     return request
-
-
-def replace_stream(request: Request) -> Request:
-    """The same request, asking for chunks."""
-    return request if request.stream else replace(request, stream=True)
 
 
 def _is_batch(prompt: Any) -> bool:

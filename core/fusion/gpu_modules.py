@@ -98,7 +98,8 @@ class PackedProjections(nn.Module):
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs of all layers."""
-        return self.linear(x, self.weight, self.bias).split(self.sizes, -1)
+        packed = self.linear(x, self.weight, self.bias)
+        return tuple(torch.split(packed, self.sizes, -1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         outputs = self.outputs(x)
