@@ -91,6 +91,31 @@ def _duration() -> str:
     return f"P(?:{date}(?:{time})?|{time}|{number}W)"
 
 
+_UCS = "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
+_IDN = "a-z0-9\u00df-\u00f6\u00f8-\u00ff\u03b1-\u03c9\u0430-\u044f\u4e00-\u9fa5\uac00-\ud7a3"
+_IDN_LABEL = f"(?:{_label()}|[{_IDN}]{{1,14}})"  # so that its ASCII form keeps to 63 characters
+
+
+def _regex() -> str:
+    """Regular expressions of plain characters, escapes, classes, anchors and two levels of groups."""
+    char = "[^\\\\^$.|?*+()\\[\\]{}\\x00-\\x1f]"
+    escape = "\\\\[dDwWsStnr^$.|?*+()\\[\\]{}/\\\\]"
+    in_class = f"(?:[^\\\\\\[\\]&~|^\\-\\x00-\\x1f]|{escape}|a-z|A-Z|0-9)"
+    atom = f"(?:{char}|{escape}|[.]|\\[\\^?{in_class}+\\])"
+    for _ in range(3):
+        piece = f"{atom}(?:[*+?]|\\{{[1-9](?:,[1-9][0-9]{{1,2}})?\\}})?"
+        branch = f"\\^?(?:{piece})*\\$?"
+        whole = f"{branch}(?:\\|{branch})*"
+        atom = f"(?:{atom}|\\((?:\\?:)?{whole}\\))"
+    return whole
+
+
+def _uri_template() -> str:
+    literal = f"(?:[!#$&()*+,\\-./0-9:;=?@A-Z\\[\\]_a-z~{_UCS}]|{ESCAPED})"
+    name = "[a-zA-Z0-9_]+(?:\\.[a-zA-Z0-9_]+)*(?:\\*|:[1-9][0-9]?)?"
+    return f"(?:{literal}|\\{{[+#./;?&]?{name}(?:,{name})*\\}})*"
+
+
 _TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]+)?(?:[zZ]|[+\\-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~\\-]+"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
@@ -107,6 +132,12 @@ FORMATS: dict[str, str] = {
     "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
     "uri": _uri(),
     "uri-reference": _uri_reference(),
+    "iri": _uri().replace(UNRESERVED, UNRESERVED + _UCS),
+    "iri-reference": _uri_reference().replace(UNRESERVED, UNRESERVED + _UCS),
+    "uri-template": _uri_template(),
+    "idn-email": f"[{_ATOM[1:-2]}{_UCS}]+(?:\\.[{_ATOM[1:-2]}{_UCS}]+)*@{_IDN_LABEL}(?:\\.{_IDN_LABEL})*",
+    "idn-hostname": f"{_IDN_LABEL}(?:\\.{_IDN_LABEL}){{0,2}}",
+    "regex": _regex(),
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
     "base64": "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
@@ -114,6 +145,12 @@ FORMATS: dict[str, str] = {
     "base16": "(?:[A-F0-9]{2})*",
 }
 """Format name to a pattern for the whole string."""
+
+ALIASES = {"url": "uri", "host-name": "hostname", "ip-address": "ipv4"}
+"""Other names of formats, of earlier drafts or in common use."""
+
+UNKEPT = ("color",)
+"""Formats that some validators check and no grammar here keeps. Other unknown names are annotations."""
 
 WIDE_FORMATS: dict[str, str] = {
     "date": "(?s:.{4,}-.*|[0-9]{7,})",

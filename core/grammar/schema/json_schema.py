@@ -11,12 +11,14 @@ from typing import Any
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.schema import assertions, numbers, text_language
 from graftlm.core.grammar.schema.formats import (
+    ALIASES,
     ANNOTATIONS as ANNOTATION_FORMATS,
     CONTENT_ENCODINGS,
     FORMATS,
     INTEGER_RANGES,
+    UNKEPT as UNKEPT_FORMATS,
 )
-from graftlm.core.grammar.schema.keywords import KNOWN, OF_TYPE, TYPES, implied_types, near_miss
+from graftlm.core.grammar.schema.keywords import KNOWN, OF_TYPE, TYPES, implied_types, is_misspelled, near_miss
 from graftlm.core.grammar.schema.references import References, escape, ref_stands_alone
 from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra
 from graftlm.core.grammar.schema.shapes import (
@@ -192,14 +194,22 @@ class SchemaReader:
         if schema.get("contentEncoding") in CONTENT_ENCODINGS:
             shape = replace(shape, formats=(schema["contentEncoding"],))
         self._check_content(schema, pointer)
+        name = self._format(schema, pointer)
+        return shape if name is None else replace(shape, formats=(*shape.formats, name))
+
+    def _format(self, schema: Schema, pointer: str) -> str | None:
+        """The format of a string that is kept; names that nobody checks are annotations."""
         name = schema.get("format")
-        if name is not None and name not in ANNOTATION_FORMATS and name not in INTEGER_RANGES:
-            if name in FORMATS:
-                return replace(shape, formats=(*shape.formats, name))
-            near = difflib.get_close_matches(str(name), FORMATS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FORMATS)}"
-            self.refuse(pointer, "format", f"unknown format {name!r}; {hint}")
-        return shape
+        name = ALIASES.get(name, name) if isinstance(name, str) else None
+        if name is None or name in FORMATS:
+            return name
+        near = next((known for known in FORMATS if is_misspelled(name, known)), None)
+        if near is not None or name in UNKEPT_FORMATS:
+            hint = f"did you mean {near!r}?" if near else f"known: {', '.join(FORMATS)}"
+            self.refuse(pointer, "format", f"format {name!r} cannot be kept; {hint}")
+        elif name not in ANNOTATION_FORMATS and name not in INTEGER_RANGES:
+            self.annotations.append(Issue(f"{pointer}/format", "format", f"unknown format {name!r} restricts nothing"))
+        return None
 
     def _check_content(self, schema: Schema, pointer: str) -> None:
         """Some drafts hold the content of a string to what the schema says of it: then so do we, or refuse."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
@@ -50,6 +51,7 @@ KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for w
 _CONSTRAINING = sorted(KNOWN - SILENT) + ["then", "else"]
 
 
+@lru_cache(maxsize=4096)
 def near_miss(keyword: str) -> str | None:
     """The constraining keyword that `keyword` is probably a misspelling of.
 
@@ -58,17 +60,18 @@ def near_miss(keyword: str) -> str | None:
     """
     if keyword.startswith(("_", "$", "x-")):
         return None
-    word = _letters(keyword)
-    for known in _CONSTRAINING:
-        target = _letters(known)
-        allowed = 1 if len(target) < 9 else 2
-        if word == target or (
-            abs(len(word) - len(target)) <= allowed
-            and (len(target) > 4 or sorted(word) == sorted(target))
-            and _typing_errors(word, target) <= allowed
-        ):
-            return known
-    return None
+    return next((known for known in _CONSTRAINING if is_misspelled(keyword, known)), None)
+
+
+def is_misspelled(name: str, known: str) -> bool:
+    """Whether `name` is `known` but for case and separators, or for typing errors that its length makes likely."""
+    word, target = _letters(name), _letters(known)
+    allowed = 1 if len(target) < 9 else 2
+    return word == target or (
+        abs(len(word) - len(target)) <= allowed
+        and (len(target) > 4 or sorted(word) == sorted(target))
+        and _typing_errors(word, target) <= allowed
+    )
 
 
 def _letters(keyword: str) -> str:

@@ -309,6 +309,7 @@ def test_a_pydantic_class_is_a_closed_object_in_its_own_order() -> None:
         ({"type": "string", "minLength": -1}, "/minLength", "not a whole number"),
         ({"type": "string", "pattern": "(a"}, "/pattern", "not closed"),
         ({"type": "string", "format": "date-tim"}, "/format", "did you mean 'date-time'"),
+        ({"type": "string", "format": "color"}, "/format", "known: date, time"),
         ({"type": "array", "uniqueItems": True}, "/uniqueItems", "cannot be kept"),
         ({"type": "string", "enum": [1]}, "/enum", "no value of 'enum' fits"),
         ({"enum": []}, "/enum", "give at least one"),
@@ -383,6 +384,12 @@ def test_a_near_miss_of_a_keyword_that_constrains_is_an_error_unless_it_is_marke
 @pytest.mark.parametrize("keyword", ["form", "info", "note", "file", "readonly", "decription", "names", "typeof"])
 def test_words_that_resemble_short_keywords_or_notes_are_annotations(keyword: str) -> None:
     assert [issue.keyword for issue in compiled({**INTEGER, keyword: 3}).annotations] == [keyword]
+
+
+def test_a_format_that_nobody_checks_is_an_annotation() -> None:
+    grammar = compiled({"type": "string", "format": "html-selector"})
+    assert allows(grammar, '"x"') and [issue.pointer for issue in grammar.annotations] == ["/format"]
+    check({"type": "string", "format": "url"}, ["http://a.b/c"], ["a b"])
 
 
 DRAFT4, DRAFT7 = "http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"
