@@ -100,6 +100,12 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
                 grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
     except RecursionError as error:
         raise GrammarError("the constraint nests too deep, by itself or through its definitions; flatten it") from error
+    if isinstance(spec, JsonSchema) and '"uniqueItems":true' in spec.text + spec.documents_text:
+        from graftlm.core.grammar.engines.distinct import DistinctGrammar
+        from graftlm.core.grammar.schema.lowering import distinct_items
+
+        distinct = DistinctGrammar(grammar.compiled, distinct_items(spec, options), vocabulary)
+        grammar = replace(grammar, compiled=distinct)
     _check_start(grammar, vocabulary)
     return grammar
 
@@ -182,7 +188,7 @@ def language_of(spec: Spec, options: Options, *, context_free: bool = False) -> 
         case JsonSchema():
             from graftlm.core.grammar.schema.lowering import lower_schema
 
-            lowered = lower_schema(spec, options, context_free=context_free)
+            lowered = lower_schema(spec, options, context_free=context_free, items_differ=True)
             return Language(lowered.node, lowered.rules, lowered.issues, lowered.annotations)
         case Composite(node, rules):
             return Language(node, dict(rules))

@@ -55,8 +55,9 @@ class SchemaReader:
     listed in `issues`.
     """
 
-    def __init__(self, spec: JsonSchema, options: Options) -> None:
+    def __init__(self, spec: JsonSchema, options: Options, *, items_differ: bool = False) -> None:
         self._options = options
+        self._items_differ = items_differ
         self.references = References(spec.schema, spec.documents)
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
@@ -248,10 +249,13 @@ class SchemaReader:
             max_items=high,
             contains=self._read_contains(schema, pointer),
         )
-        at_most_one = high is not None and high <= 1
-        if schema.get("uniqueItems") and not at_most_one:
-            self.refuse(pointer, "uniqueItems", "'uniqueItems' cannot be kept; check the items after parsing")
-        return shape
+        if not schema.get("uniqueItems") or (high is not None and high <= 1):
+            return shape
+        if not self._items_differ:
+            message = "'uniqueItems' cannot be kept inside a larger grammar; check the items after parsing"
+            self.refuse(pointer, "uniqueItems", message)
+            return shape
+        return replace(shape, unique=True)
 
     def _read_contains(self, schema: Schema, pointer: str) -> tuple[Contains, ...]:
         if "contains" not in schema:

@@ -16,6 +16,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.schema import json_text, numbers, text_language
+from graftlm.core.grammar.schema.distinct_items import DistinctItems
 from graftlm.core.grammar.schema.items import Items, merged
 from graftlm.core.grammar.schema.json_schema import SchemaReader
 from graftlm.core.grammar.schema.members import Members
@@ -60,17 +61,34 @@ class Lowered:
     annotations: tuple[Issue, ...] = ()
 
 
-def lower_schema(spec: JsonSchema, options: Options, *, context_free: bool = False) -> Lowered:
+def lower_schema(
+    spec: JsonSchema, options: Options, *, context_free: bool = False, items_differ: bool = False
+) -> Lowered:
     """The JSON text of the values that a schema admits, with rules where it must or `context_free` asks for them.
+
+    items_differ  the caller keeps `uniqueItems` beside the language, by `distinct_items`; else it is not kept
 
     Raises GrammarError for what cannot be kept or satisfied.
     """
     if not context_free:
         try:
-            return Lowering(spec, options).lower()
+            return Lowering(spec, options, items_differ=items_differ).lower()
         except _NotRegularError:
             pass
-    return Lowering(spec, options, context_free=True).lower()
+    return Lowering(spec, options, context_free=True, items_differ=items_differ).lower()
+
+
+def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
+    """What keeps the items of unique arrays apart, in text that the schema's language allows."""
+    lowering = Lowering(spec, options, items_differ=True)
+
+    def lower(shape: Shape) -> Node | None:
+        try:
+            return lowering.value(shape)
+        except (_NotRegularError, GrammarError):
+            return None
+
+    return DistinctItems(Reference(""), lowering.algebra, lower)
 
 
 class _NotRegularError(Exception):
@@ -87,8 +105,10 @@ class Lowering:
     names_differ = False
     """Whether something else keeps the names in an object apart."""
 
-    def __init__(self, spec: JsonSchema, options: Options, *, context_free: bool = False) -> None:
-        self._reader = SchemaReader(spec, options)
+    def __init__(
+        self, spec: JsonSchema, options: Options, *, context_free: bool = False, items_differ: bool = False
+    ) -> None:
+        self._reader = SchemaReader(spec, options, items_differ=items_differ)
         self.algebra = self._reader.algebra
         self._strict = options.strict
         self._limits = options.limits
@@ -302,6 +322,9 @@ class Lowering:
 
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
+        if shape.unique and not prefix and isinstance(shape.items, (Literals, Boolean, Null)):
+            most = len(shape.items.texts) if isinstance(shape.items, Literals) else 2 if shape.items == Boolean() else 1
+            high = most if high is None else min(high, most)
         if self.algebra.is_nothing(shape.items):
             high = len(prefix) if high is None else min(high, len(prefix))
         for i, item in enumerate(prefix):

@@ -1,0 +1,302 @@
+"""`uniqueItems`: follows JSON text as it is written, and says whether an item equals one before it, or has to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata.dfa import START, Dfa
+from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra, item_at
+from graftlm.core.grammar.schema.shapes import Array, Both, ExactlyOne, Object, Reference, Shape, Union, union
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from graftlm.core.grammar.ast import Node
+
+VALUE, STRING, ESCAPE, SCALAR, AFTER, KEY, KEY_STRING, KEY_ESCAPE, COLON = range(9)
+_BLANKS, _ENDS = b" \t\r\n", b",]} \t\r\n"
+_QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_OBJECT, _CLOSE_OBJECT, _COMMA = b'"\\[]{},'
+_ITEM_STATES = 2_000
+
+Containers = tuple[Object | Array, ...]
+
+
+class Frame(NamedTuple):
+    """An open array or object.
+
+    is_array  which of them
+    shapes  what schemas say of it
+    inner   what they say of the value at hand
+    unique  whether its items must differ
+    index   how many items came before the one at hand
+    start   where in the text the item at hand begins; -1 between items
+    seen    the items before, as written and in one spelling
+    """
+
+    is_array: bool
+    shapes: Containers
+    inner: Containers
+    unique: bool = False
+    index: int = 0
+    start: int = -1
+    seen: tuple[tuple[bytes, str], ...] = ()
+
+
+class Cursor(NamedTuple):
+    """A place in JSON text. `text` reaches back to where the outermost item at hand began."""
+
+    mode: int = VALUE
+    frames: tuple[Frame, ...] = ()
+    text: bytes = b""
+    key: int = -1
+
+    @property
+    def is_watching(self) -> bool:
+        return any(frame.unique for frame in self.frames)
+
+
+class DistinctItems:
+    """The arrays of one schema whose items must differ; `lower` gives the language of an item, None if not regular."""
+
+    def __init__(self, root: Shape, algebra: ShapeAlgebra, lower: Callable[[Shape], Node | None]) -> None:
+        self._algebra = algebra
+        self._lower = lower
+        self._members: dict[tuple[Containers, str], Containers] = {}
+        self._items: dict[tuple[Containers, int], Containers] = {}
+        self._languages: dict[tuple[Containers, int], _ItemLanguage | None] = {}
+        self._root = self._containers(root)
+
+    def advance(self, cursor: Cursor, data: bytes) -> Cursor | None:
+        """The place after `data`, which the schema allows but for equal items; None if two items would be equal."""
+        mode, frames, key = cursor.mode, list(cursor.frames), cursor.key
+        text = cursor.text + data
+        position = len(cursor.text)
+        while position < len(text):
+            byte = text[position]
+            if mode in (STRING, KEY_STRING):
+                if byte == _BACKSLASH:
+                    mode += 1
+                elif byte == _QUOTE and mode == STRING:
+                    mode = AFTER
+                    if not _complete(frames, text, position + 1):
+                        return None
+                elif byte == _QUOTE:
+                    top = frames[-1]
+                    if top.shapes:
+                        name = json.loads(text[key : position + 1])
+                        frames[-1] = top._replace(inner=self._member(top.shapes, name))
+                    mode, key = COLON, -1
+            elif mode in (ESCAPE, KEY_ESCAPE):
+                mode -= 1
+            elif mode == SCALAR and byte not in _ENDS or byte in _BLANKS and mode != SCALAR:
+                pass
+            elif mode == VALUE and byte != _CLOSE:
+                if frames and frames[-1].unique:
+                    frames[-1] = frames[-1]._replace(start=position)
+                inner = frames[-1].inner if frames else self._root
+                if byte in (_OPEN, _OPEN_OBJECT):
+                    frames.append(self._frame(inner, byte == _OPEN))
+                    mode = VALUE if byte == _OPEN else KEY
+                else:
+                    mode = STRING if byte == _QUOTE else SCALAR
+            elif mode == KEY and byte == _QUOTE:
+                mode, key = KEY_STRING, position
+            elif mode == COLON:
+                mode = VALUE
+            else:
+                if mode == SCALAR and not _complete(frames, text, position):
+                    return None
+                mode = AFTER
+                if byte == _COMMA:
+                    mode = self._next(frames)
+                elif byte in (_CLOSE, _CLOSE_OBJECT):
+                    frames.pop()
+                    if not _complete(frames, text, position + 1):
+                        return None
+            position += 1
+        after = Cursor(mode, tuple(frames), text, key)
+        if not after.is_watching and key < 0:
+            return after._replace(text=b"")
+        return after if self._can_differ(after) else None
+
+    def may_run_out(self, cursor: Cursor) -> bool:
+        """Whether there is an item at hand that has only so many ways to differ from those before."""
+        for frame in cursor.frames:
+            if frame.unique and frame.seen:
+                language = self._language(frame)
+                if language is not None and not language.is_free:
+                    return True
+        return False
+
+    def _frame(self, shapes: Containers, is_array: bool) -> Frame:
+        mine = tuple(shape for shape in shapes if isinstance(shape, Array) == is_array)
+        unique = is_array and any(isinstance(shape, Array) and shape.unique for shape in mine)
+        return Frame(is_array, mine, self._item(mine, 0) if is_array else (), unique)
+
+    def _next(self, frames: list[Frame]) -> int:
+        top = frames[-1]
+        if not top.is_array:
+            return KEY
+        frames[-1] = top._replace(index=top.index + 1, start=-1, inner=self._item(top.shapes, top.index + 1))
+        return VALUE
+
+    def _member(self, shapes: Containers, name: str) -> Containers:
+        if (shapes, name) not in self._members:
+            found = [self._algebra.member(shape, name) for shape in shapes if isinstance(shape, Object)]
+            self._members[shapes, name] = self._containers(*found)
+        return self._members[shapes, name]
+
+    def _item(self, shapes: Containers, index: int) -> Containers:
+        if not shapes:
+            return ()
+        longest = max(len(shape.prefix) for shape in shapes if isinstance(shape, Array))
+        place = (shapes, min(index, longest))
+        if place not in self._items:
+            found = [item_at(shape, index) for shape in shapes if isinstance(shape, Array)]
+            self._items[place] = self._containers(*found)
+        return self._items[place]
+
+    def _containers(self, *shapes: Shape) -> Containers:
+        """The arrays and objects that these shapes speak of, wherever they stand in them."""
+        found: dict[Object | Array, None] = {}
+        work, seen = list(shapes), set(shapes)
+        while work:
+            shape = work.pop()
+            match shape:
+                case Object() | Array():
+                    found[shape] = None
+                    continue
+                case Union(parts) | Both(parts) | ExactlyOne(parts):
+                    more = parts
+                case Reference(target):
+                    more = (self._algebra.resolve(target),)
+                case _:
+                    continue
+            work += [part for part in more if part not in seen]
+            seen.update(more)
+        return tuple(found)
+
+    def _can_differ(self, cursor: Cursor) -> bool:
+        """Whether each item at hand can still become one that is not there yet."""
+        for i, frame in enumerate(cursor.frames):
+            begins = i == len(cursor.frames) - 1 and cursor.mode == VALUE
+            if not frame.unique or not frame.seen or (frame.start < 0 and not begins):
+                continue
+            language = self._language(frame)
+            if language is not None and not language.has_more(
+                cursor.text[frame.start :] if frame.start >= 0 else b"", frame
+            ):
+                return False
+        return True
+
+    def _language(self, frame: Frame) -> _ItemLanguage | None:
+        arrays = tuple(shape for shape in frame.shapes if isinstance(shape, Array) and shape.unique)
+        place = (arrays, min(frame.index, max(len(shape.prefix) for shape in arrays)))
+        if place not in self._languages:
+            node = self._lower(union(*(item_at(shape, place[1]) for shape in arrays)))
+            self._languages[place] = None if node is None else _ItemLanguage.of(node)
+        return self._languages[place]
+
+
+class _ItemLanguage:
+    """The texts of an item, and how many there are from each state of their automaton.
+
+    counts   float64 [num_states]: infinite where there is no end of them
+    is_free  whether an item that is not complete can always go on in endless ways
+    """
+
+    def __init__(self, dfa: Dfa) -> None:
+        self._dfa = dfa
+        self.counts = _count_words(dfa)
+        unfinished = self.counts[START:][~dfa.accepting[START:]]
+        self.is_free = bool(np.isinf(unfinished).all())
+
+    @classmethod
+    def of(cls, node: Node) -> _ItemLanguage | None:
+        from graftlm.core.grammar.spec import Limits
+
+        try:
+            return cls(Dfa.compile(node, Limits(states=_ITEM_STATES, seconds=1.0), counters=False))
+        except GrammarError:
+            return None  # so large that items hardly run out
+
+    def has_more(self, begun: bytes, frame: Frame) -> bool:
+        place = self._dfa.walk(self._dfa.start, begun)
+        if place is None:
+            return True  # the item is of another alternative
+        return bool(self.counts[place[0]] > sum(text.startswith(begun) for text, _ in frame.seen))
+
+
+def _count_words(dfa: Dfa) -> npt.NDArray[np.float64]:
+    sizes = np.bincount(dfa.classes, minlength=dfa.table.shape[1])
+    known = np.zeros(dfa.num_states, bool)
+    known[0] = True
+    counts = np.zeros(dfa.num_states)
+    while True:
+        ready = known[dfa.table].all(axis=1) & ~known
+        if not ready.any():
+            counts[~known] = np.inf
+            return counts
+        counts[ready] = dfa.accepting[ready] + (counts[dfa.table[ready]] * sizes).sum(axis=1)
+        known |= ready
+
+
+def _complete(frames: list[Frame], text: bytes, end: int) -> bool:
+    """Note that the item at hand ends; False if it equals one before."""
+    top = frames[-1] if frames else None
+    if top is None or not top.unique or top.start < 0:
+        return True
+    item = text[top.start : end]
+    value = _one_spelling(item)
+    if any(value == other for _, other in top.seen):
+        return False
+    frames[-1] = top._replace(start=-1, seen=(*top.seen, (item, value)))
+    return True
+
+
+class _Number(NamedTuple):
+    """A number as it is written: its value may be beyond what Decimal holds."""
+
+    text: str
+
+
+def _scientific(text: str) -> str:
+    """Equal for equal numbers: the digits from the first to the last that is not 0, and a power of ten."""
+    mantissa, _, exponent = text.lower().partition("e")
+    whole, _, fraction = mantissa.removeprefix("-").partition(".")
+    digits = (whole + fraction).lstrip("0")
+    significant = digits.rstrip("0")
+    if not significant:
+        return "0"
+    if len(exponent) > 4_000:
+        return text
+    power = int(exponent or 0) - len(fraction) + len(digits) - len(significant)
+    return f"{'-' * text.startswith('-')}{significant}e{power}"
+
+
+def _one_spelling(item: bytes) -> str:
+    """Equal for equal values: 1 and 1.0, members in any order, characters escaped or not."""
+    if item[:1] == b'"' and b"\\" not in item:
+        return item.decode()
+    return _canonical(json.loads(item, parse_float=_Number, parse_int=_Number))
+
+
+def _canonical(value: Any) -> str:
+    match value:
+        case dict():
+            return (
+                "{" + ",".join(sorted(f"{json.dumps(name)}:{_canonical(item)}" for name, item in value.items())) + "}"
+            )
+        case list():
+            return "[" + ",".join(map(_canonical, value)) + "]"
+        case _Number(text):
+            return _scientific(text)
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case _:
+            return json.dumps(value)

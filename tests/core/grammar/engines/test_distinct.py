@@ -1,0 +1,100 @@
+"""`uniqueItems`: no two items of an array are equal, and there is always a way to go on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.grammar.validity import write
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.schema.lowering import lower_schema
+from graftlm.core.grammar.spec import JsonSchema, Options
+from tests.grammars import BYTES, allows, compact, compiled
+
+UNIQUE: dict[str, Any] = {"type": "array", "uniqueItems": True}
+INTEGER = {"type": "integer"}
+KEYED = {"type": "object", "properties": {"k": {"enum": [1, 2]}}, "required": ["k"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({**UNIQUE, "items": INTEGER}, [[], [1, 2], [12, 1, 2]], [[1, 1], [1, 2, 1], [0, 0]]),
+        ({**UNIQUE, "items": {"type": "string"}}, [["a", "ab"], ["a\\", "a"]], [["a", "a"], ["é", "é"]]),
+        ({**UNIQUE, "items": {"enum": ["a", "b", "c"]}, "minItems": 2}, [["c", "b", "a"]], [["a"], ["b", "b"]]),
+        ({**UNIQUE, "items": {"type": "boolean"}}, [[True, False]], [[True, True], [True, False, True]]),
+        (UNIQUE, [[1, "1", [1], True]], [[1, 1.0], [{"a": 1, "b": 2}, {"b": 2, "a": 1}], [[1], [1]]]),
+        ({**UNIQUE, "items": KEYED}, [[{"k": 1}, {"k": 2}]], [[{"k": 1}, {"k": 1}]]),
+        ({**UNIQUE, "prefixItems": [INTEGER], "items": {"type": "string"}}, [[1, "a"]], [[1, "a", "a"]]),
+        ({"type": "array", "items": {**UNIQUE, "items": INTEGER}}, [[[1], [1]]], [[[1], [2, 2]]]),
+    ],
+)
+def test_equal_items_are_refused(schema: dict[str, Any], good: list[Any], bad: list[Any]) -> None:
+    grammar = compiled(schema)
+    assert [value for value in good if not allows(grammar, compact(value))] == []
+    assert [value for value in bad if allows(grammar, compact(value))] == []
+
+
+def test_only_the_arrays_that_ask_for_it_are_watched() -> None:
+    schema = {"properties": {"a": {"type": "array", "items": INTEGER}, "b": {"$ref": "#/$defs/u"}}}
+    grammar = compiled({**schema, "$defs": {"u": {**UNIQUE, "items": INTEGER}}})
+    assert allows(grammar, '{"a":[1,1],"b":[1]}') and not allows(grammar, '{"b":[1,1]}')
+
+
+def test_items_are_equal_however_they_are_spelled() -> None:
+    grammar = compiled({**UNIQUE, "items": {"type": ["string", "number"]}})
+    for text in (r'["/","\/"]', "[1.50,1.5]", "[10,1e1]"):
+        assert not allows(grammar, text), text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**UNIQUE, "items": {"enum": ["a", "ab", "b"]}, "minItems": 2},
+        {**UNIQUE, "items": {"type": "integer", "minimum": 0, "maximum": 12}, "minItems": 5},
+        {**UNIQUE, "items": INTEGER, "minItems": 3},
+        {**UNIQUE, "items": {"type": "string", "pattern": "^(a|b[0-9]?)$"}, "minItems": 4},
+        {**UNIQUE, "items": {"type": "object", "properties": {"k": {"type": "boolean"}}}, "minItems": 2},
+        {**UNIQUE, "items": {}, "minItems": 2},
+    ],
+)
+def test_texts_written_at_random_never_run_out_of_ways(schema: dict[str, Any]) -> None:
+    grammar, rng = compiled(schema), np.random.default_rng(0)
+    for _ in range(25):
+        data, _ = write(grammar, BYTES, rng, int(rng.integers(40, 70)))
+        items = json.loads(data)
+        assert len({json.dumps(item, sort_keys=True) for item in items}) == len(items) >= schema["minItems"], data
+
+
+def test_a_mask_leaves_out_what_would_repeat_an_item() -> None:
+    matcher = compiled({**UNIQUE, "items": {"enum": [1, 2]}}).matcher()
+    row = np.zeros(BYTES.num_words, np.int32)
+
+    def allowed() -> bytes:
+        matcher.fill_mask(row)
+        return bytes(i for i in range(256) if row[i >> 5] >> (i & 31) & 1)
+
+    assert matcher.advance(list(b"[1,")) == 3
+    assert allowed() == b"2"
+    assert matcher.advance(list(b"2")) == 1 and allowed() == b"]"
+    matcher.rollback(2)
+    twin = matcher.fork()
+    assert allowed() == b",]" and twin.ending([]) == list(b"]")
+
+
+def test_more_items_than_there_are_values_is_an_error() -> None:
+    with pytest.raises(GrammarError, match="nothing can satisfy"):
+        compiled({**UNIQUE, "items": {"type": "boolean"}, "minItems": 3})
+
+
+def test_inside_a_larger_grammar_it_is_refused() -> None:
+    with pytest.raises(GrammarError, match="inside a larger grammar"):
+        lower_schema(JsonSchema(UNIQUE), Options())
+
+
+def test_the_complement_is_refused() -> None:
+    with pytest.raises(GrammarError, match="'uniqueItems' under 'not'"):
+        compiled({"type": "array", "not": UNIQUE})
