@@ -260,23 +260,17 @@ def _complete(frames: list[Frame], text: bytes, end: int) -> bool:
 
 
 class _Number(NamedTuple):
-    """A number as it is written: its value may be beyond what Decimal holds."""
+    """A number as it is written."""
 
     text: str
 
 
-def _scientific(text: str) -> str:
-    """Equal for equal numbers: the digits from the first to the last that is not 0, and a power of ten."""
-    mantissa, _, exponent = text.lower().partition("e")
-    whole, _, fraction = mantissa.removeprefix("-").partition(".")
-    digits = (whole + fraction).lstrip("0")
-    significant = digits.rstrip("0")
-    if not significant:
-        return "0"
-    if len(exponent) > 4_000:
-        return text
-    power = int(exponent or 0) - len(fraction) + len(digits) - len(significant)
-    return f"{'-' * text.startswith('-')}{significant}e{power}"
+def _as_read(text: str) -> str:
+    """Equal for numbers that are equal once they are read: those with a fraction or exponent become float64."""
+    if text.removeprefix("-").isdigit():
+        return "0" if text == "-0" else text
+    value = float(text)
+    return str(int(value)) if value.is_integer() else repr(value)
 
 
 def _one_spelling(item: bytes) -> str:
@@ -295,7 +289,7 @@ def _canonical(value: Any) -> str:
         case list():
             return "[" + ",".join(map(_canonical, value)) + "]"
         case _Number(text):
-            return _scientific(text)
+            return _as_read(text)
         case str():
             return json.dumps(value, ensure_ascii=False)
         case _:
