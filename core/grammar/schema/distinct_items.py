@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -270,6 +271,8 @@ def _as_read(text: str) -> str:
     if text.removeprefix("-").isdigit():
         return "0" if text == "-0" else text
     value = float(text)
+    if math.isinf(value) or (value == 0 and any(digit in "123456789" for digit in text.lower().partition("e")[0])):
+        return text  # beyond float64: readers differ
     return str(int(value)) if value.is_integer() else repr(value)
 
 

@@ -65,7 +65,7 @@ def test_texts_written_at_random_never_run_out_of_ways(schema: dict[str, Any]) -
     grammar, rng = compiled(schema), np.random.default_rng(0)
     for _ in range(25):
         data, _ = write(grammar, BYTES, rng, int(rng.integers(40, 70)))
-        items = json.loads(data)
+        items = json.loads(data, parse_float=str)  # beyond float64 readers differ
         assert len({json.dumps(item, sort_keys=True) for item in items}) == len(items) >= schema["minItems"], data
 
 
