@@ -32,7 +32,7 @@ class PrefixCache:
     """
 
     def __init__(self, num_slots: int, config: CacheConfig, lane: SnapshotLane | None = None) -> None:
-        self.pool = PagePool(num_slots)
+        self.pool = PagePool(num_slots // config.page_size * config.page_size)
         self.tree = RadixTree(page_size=config.page_size, key=eviction_key(config))
         self.enabled = config.enabled and lane is None
         self.lane = lane if config.enabled else None
@@ -81,9 +81,12 @@ class PrefixCache:
         return PrefixMiss(peek.length, tuple(shared.tolist()), tuple(cached.tolist()), tuple(rest.tolist()))
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make room for the first `num_tokens` tokens of `sequence`; False, changing nothing, if there is none."""
-        kv = sequence.kv
-        missing = num_tokens - kv.capacity
+        """Make room for the first `num_tokens` tokens of `sequence`; False, changing nothing, if there is none.
+
+        Slots are taken in whole pages, so that none lies in two extents: the tree keeps a page in one piece.
+        """
+        kv, page_size = sequence.kv, self.tree.page_size
+        missing = -(-(num_tokens - kv.capacity) // page_size) * page_size
         if missing <= 0:
             return True
         if missing > self.pool.num_free:
@@ -142,8 +145,10 @@ class PrefixCache:
         return pin
 
     def unpin(self, pin: int) -> None:
-        """Let a pinned prefix be evicted again."""
-        self.tree.unlock(self._pins.pop(pin))
+        """Let a pinned prefix be evicted again; one that is not pinned any more is left alone."""
+        node = self._pins.pop(pin, None)
+        if node is not None:
+            self.tree.unlock(node)
 
     def check_integrity(self, running: list[Sequence]) -> None:
         """Raise AssertionError unless every slot is owned once. For tests."""

@@ -257,6 +257,7 @@ class RadixTree:
             assert node.parent is not None and node.num_tokens == node.extent.size > 0
             assert node.parent.children[self._first_page(node.key)] is node
             assert node.parent.locks >= node.locks
+            assert node.num_tokens % self.page_size == 0, "a page in two nodes cannot be found again"
 
     def _child(self, node: Node, ids: Ids, start: int) -> Node | None:
         if start + self.page_size > len(ids):
