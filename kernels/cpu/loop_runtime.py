@@ -93,7 +93,7 @@ def compile_loop(call: type[ctypes.Structure], work: Callable[..., Any]) -> int:
     """
     signature = types.void(types.CPointer(from_dtype(np.dtype(call))))
     work.__qualname__ += f".{_closure_key(work)}"
-    function = CFunc(work, normalize_signature(signature), locals={}, options=dict(FLAGS))
+    function: Any = CFunc(work, normalize_signature(signature), locals={}, options=dict(FLAGS))
     with suppress(RuntimeError):  # numba's error where there is no cache folder
         function._cache = _LoopCache(work)
 

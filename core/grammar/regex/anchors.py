@@ -57,9 +57,9 @@ def is_anchor(node: Node) -> bool:
 def sorted_anchors(items: list[Node]) -> list[Node]:
     """`items` with each `^` before the lookaheads that stand directly before it: neither takes any text."""
     for i in range(1, len(items)):
-        at = i
-        while at and isinstance(items[at], Rule) and items[at].name[0] == "^" and isinstance(items[at - 1], Lookahead):
-            items[at - 1], items[at] = items[at], items[at - 1]
+        at, item = i, items[i]
+        while at and isinstance(item, Rule) and item.name[0] == "^" and isinstance(items[at - 1], Lookahead):
+            items[at - 1], items[at] = item, items[at - 1]
             at -= 1
     return items
 

@@ -34,7 +34,7 @@ class Frame(NamedTuple):
     shapes  what schemas say of it
     inner   what they say of the value at hand
     unique  whether its items must differ
-    index   how many items came before the one at hand
+    number  how many items came before the one at hand
     start   where in the text the item at hand begins; -1 between items
     seen    the items before, as written and in one spelling
     """
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
     shapes: Containers
     inner: Containers
     unique: bool = False
-    index: int = 0
+    number: int = 0
     start: int = -1
     seen: tuple[tuple[bytes, str], ...] = ()
 
@@ -143,7 +143,7 @@ class DistinctItems:
         top = frames[-1]
         if not top.is_array:
             return KEY
-        frames[-1] = top._replace(index=top.index + 1, start=-1, inner=self._item(top.shapes, top.index + 1))
+        frames[-1] = top._replace(number=top.number + 1, start=-1, inner=self._item(top.shapes, top.number + 1))
         return VALUE
 
     def _member(self, shapes: Containers, name: str) -> Containers:
@@ -197,7 +197,7 @@ class DistinctItems:
 
     def _language(self, frame: Frame) -> _ItemLanguage | None:
         arrays = tuple(shape for shape in frame.shapes if isinstance(shape, Array) and shape.unique)
-        place = (arrays, min(frame.index, max(len(shape.prefix) for shape in arrays)))
+        place = (arrays, min(frame.number, max(len(shape.prefix) for shape in arrays)))
         if place not in self._languages:
             node = self._lower(union(*(item_at(shape, place[1]) for shape in arrays)))
             self._languages[place] = None if node is None else _ItemLanguage.of(node)

@@ -323,8 +323,10 @@ class Lowering:
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
         if shape.unique and not prefix and isinstance(shape.items, (Literals, Boolean, Null)):
-            most = len(shape.items.texts) if isinstance(shape.items, Literals) else 2 if shape.items == Boolean() else 1
-            high = most if high is None else min(high, most)
+            values = (
+                len(shape.items.texts) if isinstance(shape.items, Literals) else 2 if shape.items == Boolean() else 1
+            )
+            high = values if high is None else min(high, values)
         if self.algebra.is_nothing(shape.items):
             high = len(prefix) if high is None else min(high, len(prefix))
         for i, item in enumerate(prefix):

@@ -25,7 +25,7 @@ def _shape(cls: type[T]) -> type[T]:
             found = self.__dict__["_hash"] = compute(self)
         return found
 
-    made.__hash__ = cached  # type: ignore[assignment]
+    made.__hash__ = cached  # type: ignore[method-assign]
     return made
 
 
