@@ -118,7 +118,8 @@ def _load() -> None:
             folder = None
         _compile_all(folder)
     except Exception:
-        log.warning("the loops of grammars cannot be compiled, and run as Python: slowly", exc_info=True)
+        if threading.main_thread().is_alive():  # else the process is ending, and nothing can be imported any more
+            log.warning("the loops of grammars cannot be compiled, and run as Python: slowly", exc_info=True)
 
 
 def _has_numba() -> bool:
@@ -185,6 +186,7 @@ def _compile_all(folder: Path | None) -> None:
     """Compile all loops, or load them from `folder`."""
     for name in _MODULES:
         importlib.import_module(name)
+    importlib.import_module("numba")  # waits for a thread that is importing it, which an import of a submodule does not
     config: Any = importlib.import_module("numba.core.config")
     register_jitable = importlib.import_module("numba.extending").register_jitable
     for function in _inner:

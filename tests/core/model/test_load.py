@@ -232,7 +232,7 @@ def test_logits_come_for_the_wanted_rows_only() -> None:
 
     runner = PagedRunner(loaded, TorchAttention(KVStore(loaded.kv_layout, 64, loaded.dtype)))
     first, second = sequence_of(random_prompt(9)), sequence_of(random_prompt(7, seed=1))
-    first.own, second.own = [Extent(0, 9)], [Extent(20, 27)]
+    first.kv.own, second.kv.own = [Extent(0, 9)], [Extent(20, 27)]
     rows = [ScheduledRow(first, 9, 0), ScheduledRow(second, 7, 3)]
     logits = runner.forward(build_plan(rows, share_decode=True))
     with torch.inference_mode():
