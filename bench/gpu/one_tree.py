@@ -24,7 +24,7 @@ import numpy as np
 
 STEP_TOKENS, MAX_CONTEXT, MAX_BATCH = 8192, 16_384, 256
 TINY = 16
-"""By what --tiny divides tokens and times."""
+"""`--tiny` divides token counts and repetitions by this number."""
 
 KV_STD = 1.28
 """The deviation of K and V where weights have 0.02 and inputs are normed: 0.02 * sqrt(4096)."""

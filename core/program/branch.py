@@ -75,7 +75,7 @@ class Branch:
 
     @property
     def usage(self) -> Usage:
-        """Of all model calls here and in the branches from here."""
+        """Return the usage of all model calls in this branch and in the branches forked from it."""
         return self._usage
 
     def prepare(self) -> None:

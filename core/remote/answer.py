@@ -49,7 +49,7 @@ class Answer:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int]:
-    """Where the stop that is complete first begins and ends; (len(text), 0) if there is none."""
+    """Return where the stop string that is complete first begins and ends; (len(text), 0) if there is none."""
     found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
     end, at = min(found, default=(0, len(text)))
     return at, end

@@ -127,7 +127,7 @@ def with_blanks(answer: Answer, text: str, tail: str) -> Answer:
 
 
 def _beginnings(text: str) -> Sequence[int]:
-    """Where an answer may be taken to begin."""
+    """The positions at which an answer may begin."""
     start = len(text) - len(text.lstrip())
     found = [0, start]
     if text.startswith(_FENCE, start) and "\n" in text[start:]:

@@ -46,7 +46,7 @@ async def _score(
 
 
 def _logprobs_after(body: Mapping[str, Any], start: int, end: int, endpoint: Endpoint) -> list[float]:
-    """Of the tokens that have a character in [start, end); the first of a text has none of its own, which counts 0."""
+    """Return the log-probabilities of the tokens with a character in [start, end); a text's first token counts 0."""
     try:
         given = body["choices"][0]["logprobs"]
         tokens, values = given["tokens"], given["token_logprobs"]

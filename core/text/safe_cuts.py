@@ -1,4 +1,4 @@
-"""Where a text may be cut so that the ids of its pieces, joined, are those of the whole.
+"""Safe cuts: the positions of a text at which encoding the pieces one by one gives the ids of the whole text.
 
 A cut lies between an ASCII letter and a space or newline, or behind a special token. Whether it is safe is read from
 the tokenizer's own description (tokenizer.json): every part of it either always separates the two sides, or treats

@@ -129,7 +129,7 @@ def _has_numba() -> bool:
 
 
 def _folder() -> Path | None:
-    """Where this version of the loops, compiled for this processor, is kept."""
+    """The folder that keeps this version of the loops, compiled for this processor."""
     parent = disk_cache.private_folder("loops")
     if parent is None:
         return None
