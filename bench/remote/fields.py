@@ -14,7 +14,7 @@ from bench.harness import Options, Row
 from bench.remote._forms import EIGHT, THREE, Form, chat_form, fill, json_form
 from graftlm.core.model.load import resolve
 from graftlm.core.program.program import Program
-from graftlm.core.remote.usage import RemoteUsage
+from graftlm.core.remote.ledger.usage import RemoteUsage
 
 NUM_SPEC_TOKENS = 128
 FLOORS = {3: (3.0, 3.0), 8: (8.0, 5.6)}

@@ -28,7 +28,7 @@ def new_branch(run: Run) -> Branch:
     """The first branch of a run, of the kind that its backend needs."""
     if getattr(run.backend, "endpoint", None) is None:
         return Branch(run)
-    from graftlm.core.remote.branch import RemoteBranch
+    from graftlm.core.remote.language.branch import RemoteBranch
 
     return RemoteBranch(run)
 

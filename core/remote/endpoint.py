@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from graftlm.core.chat.messages import to_messages
 from graftlm.core.config import EngineConfig, SamplingParams
 from graftlm.core.errors import RemoteError
-from graftlm.core.remote import loop
-from graftlm.core.remote.answer import Answer, StreamedAnswers, read_answers, read_usage
-from graftlm.core.remote.capabilities import Capabilities, MaxTokensField
-from graftlm.core.remote.client import Client
+from graftlm.core.remote.capabilities.capabilities import Capabilities, MaxTokensField
+from graftlm.core.remote.capabilities.probes import Probes
 from graftlm.core.remote.config import EndpointConfig
-from graftlm.core.remote.prices import Prices
-from graftlm.core.remote.probes import Probes
-from graftlm.core.remote.prompt import RemotePrompt
-from graftlm.core.remote.usage import Count, RemoteUsage
-from graftlm.core.remote.wire import COMPLETIONS, request_body
+from graftlm.core.remote.ledger.prices import Prices
+from graftlm.core.remote.ledger.usage import Count, RemoteUsage
+from graftlm.core.remote.transport import loop
+from graftlm.core.remote.transport.answer import Answer, StreamedAnswers, read_answers, read_usage
+from graftlm.core.remote.transport.client import Client
+from graftlm.core.remote.transport.prompt import RemotePrompt
+from graftlm.core.remote.transport.request_body import COMPLETIONS, request_body
 
 if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer

@@ -12,14 +12,14 @@ from typing import Any
 
 from graftlm.core.errors import ConfigError, EngineError, RemoteError, RequestCancelled
 from graftlm.core.metrics import Stats
-from graftlm.core.remote import loop
-from graftlm.core.remote.answer import Answer, first_stop
 from graftlm.core.remote.endpoint import Endpoint
-from graftlm.core.remote.prompt import RemotePrompt
-from graftlm.core.remote.speculation import Ahead
-from graftlm.core.remote.text import RemoteText
-from graftlm.core.remote.usage import RemoteUsage
-from graftlm.core.remote.values import Values
+from graftlm.core.remote.language.values import Values
+from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.speculation.surplus import Ahead
+from graftlm.core.remote.speculation.text import RemoteText
+from graftlm.core.remote.transport import loop
+from graftlm.core.remote.transport.answer import Answer, first_stop
+from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.scheduling.stop_strings import StopMatcher
 

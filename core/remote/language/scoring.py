@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError
 from graftlm.core.program.select import Selection
-from graftlm.core.remote.prompt import RemotePrompt
-from graftlm.core.remote.usage import Count
+from graftlm.core.remote.ledger.usage import Count
+from graftlm.core.remote.transport.prompt import RemotePrompt
 
 if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint

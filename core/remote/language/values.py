@@ -13,15 +13,23 @@ from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError
 from graftlm.core.program.expression import Gen, Select
 from graftlm.core.program.select import Selection
-from graftlm.core.remote.answer import Answer, first_stop
-from graftlm.core.remote.checking import Language, checked
-from graftlm.core.remote.layout import Form, after_tail, after_text, continued, hinted, placeholder, with_blanks
-from graftlm.core.remote.prompt import RemotePrompt
-from graftlm.core.remote.scoring import score_choices
-from graftlm.core.remote.speculation import Ahead
-from graftlm.core.remote.text import RemoteText, Written
-from graftlm.core.remote.usage import Count, RemoteUsage
-from graftlm.core.remote.wire import constraint_kind
+from graftlm.core.remote.language.checking import Language, checked
+from graftlm.core.remote.language.layout import (
+    Form,
+    after_tail,
+    after_text,
+    continued,
+    hinted,
+    placeholder,
+    with_blanks,
+)
+from graftlm.core.remote.language.scoring import score_choices
+from graftlm.core.remote.ledger.usage import Count, RemoteUsage
+from graftlm.core.remote.speculation.surplus import Ahead
+from graftlm.core.remote.speculation.text import RemoteText, Written
+from graftlm.core.remote.transport.answer import Answer, first_stop
+from graftlm.core.remote.transport.prompt import RemotePrompt
+from graftlm.core.remote.transport.request_body import constraint_kind
 from graftlm.core.request import Chunk, Completion, FinishReason
 
 if TYPE_CHECKING:

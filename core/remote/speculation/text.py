@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 from graftlm.core.chat.growing_text import GrowingText
 from graftlm.core.config import SamplingParams
-from graftlm.core.remote.answer import Answer, first_stop
-from graftlm.core.remote.prompt import RemotePrompt
-from graftlm.core.remote.speculation import (
+from graftlm.core.remote.ledger.usage import Count, RemoteUsage
+from graftlm.core.remote.speculation.surplus import (
     Ahead,
     CountTokens,
     Surplus,
@@ -22,7 +21,8 @@ from graftlm.core.remote.speculation import (
     shape_of,
     take_choice,
 )
-from graftlm.core.remote.usage import Count, RemoteUsage
+from graftlm.core.remote.transport.answer import Answer, first_stop
+from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.request import FinishReason
 
 _BLANKS = " \t"

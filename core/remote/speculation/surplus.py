@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from graftlm.core.config import SamplingParams
-from graftlm.core.remote.answer import Answer, first_stop
+from graftlm.core.remote.transport.answer import Answer, first_stop
 
 CountTokens = Callable[[str], int | None]
 """How many tokens a text has, by the model's tokenizer; None if that is not known."""

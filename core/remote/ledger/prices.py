@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import ConfigError
-from graftlm.core.remote.usage import RemoteUsage
+from graftlm.core.remote.ledger.usage import RemoteUsage
 
 if TYPE_CHECKING:
     from graftlm.core.remote.config import EndpointConfig

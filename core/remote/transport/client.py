@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from graftlm.core.errors import ConfigError, GraftError, RemoteError, RequestTimeout
-from graftlm.core.remote.failures import Failure, failure_of, no_answer
-from graftlm.core.remote.usage import Count, RemoteUsage
+from graftlm.core.remote.ledger.usage import Count, RemoteUsage
+from graftlm.core.remote.transport.failures import Failure, failure_of, no_answer
 
 if TYPE_CHECKING:
     import openai

@@ -8,8 +8,8 @@ from typing import Any
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
-from graftlm.core.remote.capabilities import Capabilities, ConstraintField
-from graftlm.core.remote.prompt import RemotePrompt
+from graftlm.core.remote.capabilities.capabilities import Capabilities, ConstraintField
+from graftlm.core.remote.transport.prompt import RemotePrompt
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 

@@ -12,12 +12,12 @@ from graftlm.core.config import SamplingParams
 from graftlm.core.program.branch import Branch, Fork, Variable, read_value
 from graftlm.core.program.expression import Expression, Gen, RoleBegin, RoleEnd, Select, Text
 from graftlm.core.program.transcript import Transcript
-from graftlm.core.remote.layout import placeholder
-from graftlm.core.remote.speculation import Ahead
-from graftlm.core.remote.text import RemoteText
-from graftlm.core.remote.transcript import RemoteTranscript
-from graftlm.core.remote.usage import RemoteUsage
-from graftlm.core.remote.values import Value, Values
+from graftlm.core.remote.language.layout import placeholder
+from graftlm.core.remote.language.transcript import RemoteTranscript
+from graftlm.core.remote.language.values import Value, Values
+from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.speculation.surplus import Ahead
+from graftlm.core.remote.speculation.text import RemoteText
 from graftlm.core.request import Chunk, Usage
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 from graftlm.core.errors import RemoteError
 from graftlm.core.remote.config import EndpointConfig
-from graftlm.core.remote.failures import no_answer
-from graftlm.core.remote.usage import RemoteUsage
+from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.transport.failures import no_answer
 from graftlm.core.request import FinishReason, TokenLogprob
 
 _FINISH: Mapping[str | None, FinishReason] = {

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError, RequestTimeout
-from graftlm.core.remote.answer import Answer, read_answers
-from graftlm.core.remote.capabilities import Capabilities, ConstraintField, ContinueTurn
-from graftlm.core.remote.prompt import RemotePrompt
-from graftlm.core.remote.wire import constraint_fields, request_body
+from graftlm.core.remote.capabilities.capabilities import Capabilities, ConstraintField, ContinueTurn
+from graftlm.core.remote.transport.answer import Answer, read_answers
+from graftlm.core.remote.transport.prompt import RemotePrompt
+from graftlm.core.remote.transport.request_body import constraint_fields, request_body
 
 if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint
-    from graftlm.core.remote.usage import Count
+    from graftlm.core.remote.ledger.usage import Count
 
 _COUNTING = RemotePrompt("1 2 3 4 5 6 7 8")
 _ASKED_TO_COUNT = RemotePrompt(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from graftlm.core.errors import ConfigError
 from graftlm.core.program.transcript import Transcript
-from graftlm.core.remote.text import RemoteText
+from graftlm.core.remote.speculation.text import RemoteText
 
 if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint

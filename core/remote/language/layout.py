@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graftlm.core.program.expression import Gen, Select
-from graftlm.core.remote.answer import Answer
-from graftlm.core.remote.prompt import RemotePrompt
+from graftlm.core.remote.transport.answer import Answer
+from graftlm.core.remote.transport.prompt import RemotePrompt
 
 _KINDS = {int: ": an integer", float: ": a number", bool: ": True or False", str: ": text in double quotes"}
 _FENCE = "```"

@@ -12,7 +12,7 @@ import pytest
 import graftlm as gl
 from graftlm.core.errors import RemoteError
 from graftlm.core.program.state import ProgramState
-from graftlm.core.remote.failures import retry_after_s
+from graftlm.core.remote.transport.failures import retry_after_s
 from tests.core.remote.models import answers, writes
 from tests.core.remote.server import Fault, Server
 
@@ -129,13 +129,6 @@ def test_a_stream_that_breaks_off_is_an_error_and_never_asked_again(quiet: bool)
 def test_a_stream_without_done_at_its_end_is_complete() -> None:
     with Server(answers({"hello": "one two"}), done=False) as server, runtime(server) as rt:
         assert "".join(chunk.text for chunk in rt.stream(CHAT)) == "one two"
-
-
-def test_the_other_name_of_the_limit_is_learned_from_the_refusal() -> None:
-    with Server(answers({"hello": "Hi."}), max_tokens_field="max_completion_tokens") as server, runtime(server) as rt:
-        for _ in range(2):
-            assert rt.generate(CHAT, max_tokens=8).text == "Hi."
-        assert ["max_completion_tokens" in r.body for r in server.requests] == [False, True, True]
 
 
 def test_a_program_that_goes_on_after_a_failed_call_gets_its_cause_at_every_read() -> None:

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import SamplingParams
-from graftlm.core.remote.answer import Answer, first_stop, token_ends
-from graftlm.core.remote.prompt import RemotePrompt
-from graftlm.core.remote.speculation import Ahead
-from graftlm.core.remote.text import RemoteText
-from graftlm.core.remote.usage import RemoteUsage
+from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.speculation.surplus import Ahead
+from graftlm.core.remote.speculation.text import RemoteText
+from graftlm.core.remote.transport.answer import Answer, first_stop, token_ends
+from graftlm.core.remote.transport.prompt import RemotePrompt
 from tests.core.remote.models import Model, babbles, continues
 
 NUM_PROGRAMS = int(os.environ.get("SPECULATED_PROGRAMS", "200"))

@@ -1,0 +1,1 @@
+"""What an endpoint can do: given, known, or found out by probes."""

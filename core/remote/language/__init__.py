@@ -1,0 +1,1 @@
+"""Programs at an endpoint: branches, turns, values, constraints."""

@@ -1,0 +1,1 @@
+"""What calls cost, in tokens and money."""

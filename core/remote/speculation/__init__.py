@@ -1,0 +1,1 @@
+"""API speculative execution."""

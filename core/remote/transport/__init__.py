@@ -1,0 +1,1 @@
+"""Requests over the network: bodies, answers, retries, failures."""

@@ -1,0 +1,58 @@
+"""What an endpoint can do is proved by what its answers contain."""
+
+from __future__ import annotations
+
+import pytest
+
+import graftlm as gl
+from graftlm.core.errors import RemoteError
+from graftlm.core.program.state import ProgramState
+from tests.core.remote.models import answers, continues, writes
+from tests.core.remote.server import Server
+
+
+def test_a_constraint_is_sent_where_the_endpoint_proves_to_keep_it() -> None:
+    @gl.program(temperature=0)
+    def program(s: ProgramState) -> None:
+        s += "Code: " + gl.gen("code", regex="[xy]{3}", max_tokens=8) + gl.gen("word", choices=["yes", "no"])
+
+    server = Server(writes("hello"), constraints=["structured_outputs"])
+    with server, gl.Runtime("m", base_url=server.url) as rt:
+        state = program.run(runtime=rt)
+        assert state.variables == {"code": "xxx", "word": "yes"}
+        assert [c.body.get("structured_outputs") for c in server.calls[1::2]] == [
+            {"regex": "[xy]{3}"},
+            {"choice": ["yes", "no"]},
+        ]
+
+
+def test_a_server_that_drops_constraints_is_found_out_and_its_answers_are_mended() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+    @gl.program(temperature=0)
+    def program(s: ProgramState) -> None:
+        s += "JSON: " + gl.gen("json", json_schema=schema, max_tokens=32)
+
+    with Server(continues('JSON: {"a": 7} and more')) as server, gl.Runtime("m", base_url=server.url) as rt:
+        assert program.run(runtime=rt)["json"] == '{"a": 7}'
+        assert rt.usage.probe_calls == 2  # response_format and structured_outputs
+    with Server(continues('JSON: {"b": 7}', 'JSON: {"a": 8}')) as server, gl.Runtime("m", base_url=server.url) as rt:
+        state = program.run(runtime=rt)
+        assert state["json"] == '{"a": 8}'  # gone on with where it left the schema
+        assert state.usage.api_calls == 2
+
+
+def test_a_constraint_that_the_user_vouches_for_and_the_server_drops_is_an_error() -> None:
+    vouched = {"regex": "structured_outputs"}
+    with Server(writes("hello")) as server, gl.Runtime("m", base_url=server.url, capabilities=vouched) as rt:
+        done = rt.submit(gl.Request("Say: ", gl.SamplingParams(regex="[xy]{3}")))
+        with pytest.raises(RemoteError, match="took 'structured_outputs' and ignored it: it wrote 'hello' for Regex"):
+            done.result()
+
+
+def test_the_other_name_of_the_limit_is_learned_from_the_refusal() -> None:
+    server = Server(answers({"hello": "Hi."}), max_tokens_field="max_completion_tokens")
+    with server, gl.Runtime("m", base_url=server.url) as rt:
+        for _ in range(2):
+            assert rt.generate([{"role": "user", "content": "hello"}], max_tokens=8).text == "Hi."
+        assert ["max_completion_tokens" in r.body for r in server.requests] == [False, True, True]
