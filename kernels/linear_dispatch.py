@@ -25,7 +25,7 @@ from graftlm.kernels.rms_norm import Norm
 Role = Literal["qkv", "gate_up", "add", "head"]
 """What becomes of a product: it is used as it is (qkv, head), is gated, or is added to the residual stream."""
 
-Kind = Literal["bits12", "gate_up_silu", "gemv", "prefetch", "skinny"]
+Kind = Literal["bits12", "gate_up_silu", "gemv", "halves", "prefetch", "skinny"]
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """A linear layer as torch has it: x, weight, bias -> x @ weight.T + bias."""
@@ -35,7 +35,7 @@ AllClose = Callable[[torch.Tensor, torch.Tensor], bool]
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 """What a kernel does with rows x [num_rows, k]. For qkv and head -> [num_rows, n], for gate_up silu(gate) * up
-[num_rows, n / 2], for add float32 [num_parts, num_rows, n], which the norm that follows sums up."""
+[num_rows, n / 2], for add [num_parts, num_rows, n], which the norm that follows sums up."""
 
 Make = Callable[[torch.Tensor, torch.Tensor | None, Role], Run | None]
 """weight [n, k], bias [n], role -> what multiplies with it; None where the kernel cannot take the weight."""
@@ -62,6 +62,7 @@ MEASURED = (
         "gate_up_silu", ("gate_up",), (range(33, 257), range(513, sys.maxsize)), (64, 96, 128, 160, 192, 256, 513)
     ),
     Measured("gemv", ("gate_up", "head"), (range(1, 2),)),
+    Measured("halves", ("add",), (range(FEW_ROWS + 1, 257),), (96, 256)),
     Measured("prefetch", ("qkv", "add"), (range(1, FEW_ROWS + 1),), (16, 32, FEW_ROWS)),
     Measured("skinny", ("qkv", "gate_up", "add", "head"), (range(1, FEW_ROWS + 1),)),
 )
@@ -95,6 +96,16 @@ def _gate_up_silu(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -
     return lambda x: (decode if len(x) <= decode.MAX_ROWS else prefill).gate_up_silu(x, weight)
 
 
+def _halves(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
+    """Split K in two: with 65 to 256 rows one product has fewer tiles than the GPU has multiprocessors, and the library's
+    own split K ends with a kernel that sums up, which the norm that follows does anyway."""
+    n, k = weight.shape
+    if k < n or k % 2:
+        return None
+    halves = weight.view(n, 2, k // 2).permute(1, 2, 0)
+    return lambda x: torch.bmm(x.view(len(x), 2, k // 2).transpose(0, 1), halves)
+
+
 def _bits12(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
     held = compacted(weight, gates=role == "gate_up") if can_compact(weight) else None
     kernel = gluon_kernel("bits12.matmul")
@@ -117,6 +128,7 @@ KINDS: dict[Kind, Make] = {
     "bits12": _bits12,
     "gate_up_silu": _gate_up_silu,
     "gemv": _gemv,
+    "halves": _halves,
     "prefetch": _prefetch,
     "skinny": _skinny,
 }
@@ -206,7 +218,7 @@ def plan(
         special = kind not in ("gemv", "skinny")
         if role not in roles or (special and few == 1) or (kind == "bits12" and not compact):
             continue
-        if kind != "gate_up_silu":
+        if kind not in ("gate_up_silu", "halves"):
             rows = tuple(range(r.start, min(r.stop, few + 1)) for r in rows)
         served = [ranges for _, ranges, _ in chosen]
         probes = tuple(n for n in probes if not any(n in r for ranges in served for r in ranges))

@@ -9,6 +9,12 @@ from graftlm.kernels import linear_dispatch
 from graftlm.kernels.linear_dispatch import Kind, LinearPlan, Role, Run, plan
 from graftlm.kernels.rms_norm import Norm
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE)
+
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, atol=1e-5)
@@ -50,7 +56,7 @@ def chosen(linear: LinearPlan, num_rows: int) -> Kind | None:
     [
         ("qkv", True, {1: "bits12", 32: "bits12", 33: "prefetch", 64: "prefetch", 65: None, 5000: None}),
         ("qkv", False, {1: "prefetch", 64: "prefetch", 65: None}),
-        ("add", True, {1: "bits12", 33: "prefetch", 65: None}),
+        ("add", True, {1: "bits12", 33: "prefetch", 65: "halves", 256: "halves", 257: None}),
         ("gate_up", True, {1: "bits12", 32: "bits12", 33: "gate_up_silu", 256: "gate_up_silu", 257: None}),
         ("gate_up", False, {1: "gemv", 2: "skinny", 32: "skinny", 33: "gate_up_silu", 512: None, 513: "gate_up_silu"}),
         ("head", True, {1: "bits12", 32: "bits12", 33: "skinny", 64: "skinny", 65: None}),
@@ -58,7 +64,7 @@ def chosen(linear: LinearPlan, num_rows: int) -> Kind | None:
     ],
 )
 def test_on_hopper_each_number_of_rows_has_its_kernel(role: Role, compact: bool, expected: dict[int, Kind]) -> None:
-    linear = plan(torch.randn(16, 8), role, agree=close, max_rows=64, compact=compact)
+    linear = plan(randn(16, 8), role, agree=close, max_rows=64, compact=compact)
     assert {rows: chosen(linear, rows) for rows in expected} == expected
 
 
@@ -67,20 +73,20 @@ def test_on_hopper_each_number_of_rows_has_its_kernel(role: Role, compact: bool,
     ("role", "kind"), [("qkv", "skinny"), ("add", "skinny"), ("gate_up", "gemv"), ("head", "gemv")]
 )
 def test_without_dependent_launches_kernels_are_for_one_row(role: Role, kind: Kind) -> None:
-    linear = plan(torch.randn(16, 8), role, agree=close, max_rows=1, compact=True)
+    linear = plan(randn(16, 8), role, agree=close, max_rows=1, compact=True)
     assert [chosen(linear, rows) for rows in (1, 2, 64, 600)] == [kind, None, None, None]
 
 
 @pytest.mark.usefixtures("calls")
 def test_a_bias_keeps_gates_and_sums_with_torch() -> None:
     for role in ("gate_up", "add"):
-        assert not plan(torch.randn(16, 8), role, torch.randn(16), agree=close, max_rows=64).chosen
-    assert plan(torch.randn(16, 8), "qkv", torch.randn(16), agree=close, max_rows=64).kinds == ("prefetch", "skinny")
+        assert not plan(randn(16, 8), role, randn(16), agree=close, max_rows=64).chosen
+    assert plan(randn(16, 8), "qkv", randn(16), agree=close, max_rows=64).kinds == ("prefetch", "skinny")
 
 
 @pytest.mark.usefixtures("calls")
 def test_strict_mode_and_float32_have_no_kernels() -> None:
-    weight = torch.randn(16, 8)
+    weight = randn(16, 8)
     assert not plan(weight, "qkv", agree=close).chosen
     assert not plan(weight, "qkv", agree=close, max_rows=64, linear=torch.nn.functional.linear).chosen
 
@@ -89,7 +95,7 @@ def test_a_kernel_that_differs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPa
     def fails(*_: object) -> Run:
         raise RuntimeError("no such layout")
 
-    weight = torch.randn(16, 8)
+    weight = randn(16, 8)
     monkeypatch.setitem(linear_dispatch.KINDS, "prefetch", named("prefetch", calls, 1.001))
     assert plan(weight, "qkv", agree=close, max_rows=64).kinds == ("skinny",)
     monkeypatch.setitem(linear_dispatch.KINDS, "prefetch", fails)
@@ -98,8 +104,8 @@ def test_a_kernel_that_differs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("num_rows", [3, 70])
 def test_a_plan_computes_what_the_layer_does(calls: list[Kind], num_rows: int) -> None:
-    x, weight, residual = torch.randn(num_rows, 8), torch.randn(16, 8), torch.randn(num_rows, 16)
-    expected, norm = x @ weight.T, Norm(torch.ones(16), 1e-5)
+    x, weight, residual = randn(num_rows, 8), randn(16, 8), randn(num_rows, 16)
+    expected, norm = x @ weight.T, Norm(torch.ones(16, device=DEVICE), 1e-5)
     assert close(plan(weight, "qkv", agree=close, max_rows=64).matmul(x), expected)
     gate, up = expected.chunk(2, -1)
     silu = torch.nn.functional.silu(gate) * up
@@ -109,7 +115,20 @@ def test_a_plan_computes_what_the_layer_does(calls: list[Kind], num_rows: int) -
     total = residual + expected
     normed = plan(weight, "add", agree=close, max_rows=64).add_norm(x, residual, norm)
     assert close(residual, total)
-    if num_rows == 3:
-        assert normed is not None and close(normed, torch.nn.functional.rms_norm(total, (16,), eps=1e-5))
-    else:
-        assert normed is None  # torch adds in its epilogue
+    assert normed is not None and close(normed, torch.nn.functional.rms_norm(total, (16,), eps=1e-5))
+    assert calls[-1] == ("prefetch" if num_rows == 3 else "halves")
+    assert plan(weight, "add", agree=close).add_norm(x, residual, norm) is None  # torch adds in its epilogue
+
+
+def test_halves_of_the_inputs_add_up_to_the_product() -> None:
+    x, weight, bfloat16 = randn(70, 96), randn(40, 96), torch.bfloat16
+    for dtype, tolerance in ((torch.float32, 1e-5), (bfloat16, 1e-2)):
+        linear = plan(weight.to(dtype), "add", agree=lambda a, b: a.shape == b.shape, max_rows=64)
+        halves = linear._run(70) if dtype is bfloat16 else linear_dispatch._halves(weight, None, "add")
+        assert halves is not None
+        parts = halves(x.to(dtype))
+        assert parts.shape == (2, 70, 40) and parts[0].is_contiguous()
+        exact = x.to(dtype).double() @ weight.to(dtype).double().T
+        assert float((parts.double().sum(0) - exact).norm() / exact.norm()) < tolerance
+    assert linear_dispatch._halves(randn(40, 38), None, "add") is None  # fewer inputs than outputs
+    assert linear_dispatch._halves(randn(40, 81), None, "add") is None
