@@ -12,7 +12,7 @@ on random input; a layer of another shape keeps what it has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,14 +27,15 @@ from graftlm.core.execution.paged import (
     output_tokens_after,
     packed_step,
 )
-from graftlm.core.fusion.layer_parts import Parts, Product, Recognised, decoder_stacks
+from graftlm.core.fusion.layer_mlp import LayerMlp, layer_mlps
+from graftlm.core.fusion.layer_parts import Parts, Recognised, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.elementwise import rms_norm
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
-from graftlm.kernels.linear_dispatch import AllClose, Kind, Linear, LinearPlan, plan
+from graftlm.kernels.linear_dispatch import AllClose, Linear, LinearPlan, plan
 from graftlm.kernels.rms_norm import Norm
 
 _PROBED = 5
@@ -72,20 +73,15 @@ class Handoff:
 
 @dataclass(frozen=True)
 class Projections:
-    """The linear layers of a decoder layer; without `gate_up` and `down` its MLP is called as it is."""
+    """The linear layers of a decoder layer's attention."""
 
     qkv: LinearPlan
     out: LinearPlan
-    gate_up: LinearPlan | None
-    down: LinearPlan | None
 
     @classmethod
     def of(cls, parts: Parts, choose: Callable[..., LinearPlan]) -> Projections:
-        def chosen(product: Product | None, role: str) -> LinearPlan | None:
-            return choose(product.weight, role, product.bias) if product is not None else None
-
         qkv, out = choose(parts.qkv.weight, "qkv", parts.qkv.bias), choose(parts.out.weight, "add", parts.out.bias)
-        return cls(qkv, out, chosen(parts.gate_up, "gate_up"), chosen(parts.down, "add"))
+        return cls(qkv, out)
 
 
 @dataclass(frozen=True)
@@ -100,14 +96,14 @@ class FusedLayer:
     heads: Heads
     original: Callable[..., Any]
     linears: Projections
+    mlp: LayerMlp
     following: Norm | None = None
     handoff: Handoff = field(default_factory=Handoff)
 
     @property
-    def kernels(self) -> tuple[tuple[Kind, ...], ...]:
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
         """Which kernels its linear layers use beside torch's."""
-        linears = (self.linears.qkv, self.linears.out, self.linears.gate_up, self.linears.down)
-        return tuple(linear.kinds for linear in linears if linear is not None)
+        return self.linears.qkv.kinds, self.linears.out.kinds, *self.mlp.kernels
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
         step = packed_step()
@@ -166,11 +162,8 @@ class FusedLayer:
         parts, linears = self.parts, self.linears
         normed = linears.out.add_norm(attended, x, parts.before_mlp)
         normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
-        if linears.gate_up is None or linears.down is None:
-            return x.add_(parts.mlp(normed[None])[0]), None
         # behind the last layer, a norm that nobody asks for is as quick as a sum alone
-        norm = self.following or parts.before_attention
-        normed = linears.down.add_norm(linears.gate_up.gate_up(normed), x, norm)
+        normed = self.mlp.add_norm(normed, x, self.following or parts.before_attention)
         return x, normed if self.following is not None else None
 
 
@@ -215,7 +208,7 @@ def _fused(
     parts: Parts,
     switch: AttentionSwitch,
     agree: AllClose,
-    make: Callable[[Parts, Heads, Callable[..., Any], Projections], FusedLayer],
+    make: Callable[[Parts, Heads, Callable[..., Any], Projections, LayerMlp], FusedLayer],
     choose: Callable[..., LinearPlan],
     *,
     compact: bool,
@@ -228,12 +221,10 @@ def _fused(
     heads = _heads(probe.call, parts) if probe is not None else None
     if probe is None or heads is None:
         return None
-    plain_mlp = replace(parts, gate_up=None, down=None)
-    candidates = [parts, plain_mlp] if parts.gate_up is not None else [parts]
-    forms = [(candidate, hold) for candidate in candidates for hold in (True, False) if compact or not hold]
-    for candidate, hold in forms:
+    for make_mlp, hold in [(form, hold) for form in layer_mlps(parts) for hold in (True, False) if compact or not hold]:
         try:
-            fused = make(candidate, heads, layer.forward, Projections.of(candidate, partial(choose, compact=hold)))
+            chosen = partial(choose, compact=hold)
+            fused = make(parts, heads, layer.forward, Projections.of(parts, chosen), make_mlp(chosen))
             if _same(probe, fused, agree) and _same(probe.first(1), fused, agree):
                 return fused
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else

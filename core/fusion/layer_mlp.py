@@ -1,0 +1,74 @@
+"""The MLP of a fused decoder layer: what lies between the norm behind the attention and the layer's last sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from graftlm.core.fusion.layer_parts import Parts
+from graftlm.kernels.linear_dispatch import LinearPlan
+from graftlm.kernels.rms_norm import Norm
+
+
+class LayerMlp(Protocol):
+    """An MLP that adds its output to the residual stream."""
+
+    @property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        """Which kernels each of its products uses beside torch's."""
+
+    def add_norm(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
+        """residual [num_rows, n] += mlp(normed [num_rows, n]), in place.
+
+        -> the residual after `norm`, where the sum was left to the norm; else None
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DenseMlp:
+    """Gate and up projections with SiLU, and down."""
+
+    gate_up: LinearPlan
+    down: LinearPlan
+
+    @property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        return self.gate_up.kinds, self.down.kinds
+
+    def add_norm(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
+        return self.down.add_norm(self.gate_up.gate_up(normed), residual, norm)
+
+
+@dataclass(frozen=True)
+class ModuleMlp:
+    """The model's own module."""
+
+    module: nn.Module
+    kernels: tuple[tuple[str, ...], ...] = ()
+
+    def add_norm(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
+        residual.add_(self.module(normed[None])[0])
+        return None
+
+
+Choose = Callable[..., LinearPlan]
+"""weight, role, bias -> the kernels of a linear layer."""
+
+
+def layer_mlps(parts: Parts) -> list[Callable[[Choose], LayerMlp]]:
+    """What makes the forms that the MLP of a layer may take, the fastest first."""
+    forms: list[Callable[[Choose], LayerMlp]] = [lambda choose: ModuleMlp(parts.mlp)]
+    gate_up, down = parts.gate_up, parts.down
+    if gate_up is not None and down is not None:
+
+        def dense(choose: Choose) -> LayerMlp:
+            plan = choose(gate_up.weight, "gate_up", gate_up.bias)
+            return DenseMlp(plan, choose(down.weight, "add", down.bias))
+
+        forms.insert(0, dense)
+    return forms
