@@ -97,8 +97,9 @@ def _gate_up_silu(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -
 
 
 def _halves(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
-    """Split K in two: with 65 to 256 rows one product has fewer tiles than the GPU has multiprocessors, and the library's
-    own split K ends with a kernel that sums up, which the norm that follows does anyway."""
+    """Split K in two. With 65 to 256 rows one product has fewer tiles than the GPU has multiprocessors. The library's
+    own split K ends with a kernel that sums up, which the norm that follows does anyway.
+    """
     n, k = weight.shape
     if k < n or k % 2:
         return None
