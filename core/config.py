@@ -216,7 +216,7 @@ class EngineConfig:
         return cls(**options)
 
 
-_WHOLE = ("max_tokens", "min_tokens", "top_k", "n", "seed", "top_logprobs")
+_WHOLE = ("max_tokens", "min_tokens", "top_k", "n", "seed", "top_logprobs", "max_retries")
 _REAL = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "timeout")
 _OPTIONAL = frozenset({"max_tokens", "seed", "timeout"})
 
@@ -232,7 +232,9 @@ class SamplingParams:
     object that `Grammar.compile` accepts. `close_on_length` ends a constrained text validly before
     `max_tokens` is spent; None means yes for schemas only. `on_unsupported` says what becomes of a
     schema keyword that the mask cannot keep: "error" raises a GrammarError, "warn" leaves it out with
-    a warning.
+    a warning, "check" leaves it out, has jsonschema judge the finished text, and asks again up to
+    `max_retries` times (a greedy request then samples) before it raises a GrammarError; such a stream
+    arrives whole.
     """
 
     max_tokens: int | None = 256
@@ -259,7 +261,8 @@ class SamplingParams:
     grammar: str | None = None
     constraint: Any = None
     close_on_length: bool | None = None
-    on_unsupported: Literal["error", "warn"] = "error"
+    on_unsupported: Literal["error", "warn", "check"] = "error"
+    max_retries: int = 2
 
     def __post_init__(self) -> None:
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -289,8 +292,8 @@ class SamplingParams:
         _check_switch("logprobs", self.logprobs, hint="; top_logprobs takes a number")
         _check_switch("close_on_length", self.close_on_length, optional=True)
         _check(
-            self.on_unsupported in ("error", "warn"),
-            f"on_unsupported is {self.on_unsupported!r}; use 'error' or 'warn'",
+            self.on_unsupported in ("error", "warn", "check"),
+            f"on_unsupported is {self.on_unsupported!r}; use 'error', 'warn' or 'check'",
         )
         for name in ("regex", "grammar"):
             value = getattr(self, name)
@@ -317,6 +320,7 @@ class SamplingParams:
         _check(self.top_k >= -1, f"top_k is {self.top_k}; it must be at least 1, or 0 to switch it off")
         _check(0 <= self.min_p <= 1, f"min_p is {self.min_p}; it must lie in [0, 1]")
         _check(self.n >= 1, f"n is {self.n}; it must be at least 1")
+        _check(self.max_retries >= 0, f"max_retries is {self.max_retries}; it must be 0 or more")
         _check(self.top_logprobs >= 0, f"top_logprobs is {self.top_logprobs}; it must be 0 or more")
         _check(self.repetition_penalty > 0, f"repetition_penalty is {self.repetition_penalty}; it must be above 0")
         _check(self.timeout is None or self.timeout > 0, f"timeout is {self.timeout}; it must be above 0 seconds")

@@ -72,6 +72,8 @@ class Completion:
     """The stop string or token id that ended the text, if one did."""
     text_complete: bool = True
     """False when `max_tokens` cut the text inside its constraint."""
+    checked: bool = False
+    """Whether jsonschema judged the text, whose schema the mask does not keep whole (`on_unsupported="check"`)."""
     miss: PrefixMiss | None = field(default=None, repr=False)
     """Where the prompt left the cache; `Runtime.explain` reads it."""
     logits: np.ndarray | None = field(default=None, repr=False, compare=False)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from graftlm.core.checked_listener import CheckedListener
 from graftlm.core.config import EngineConfig, SamplingParams
 from graftlm.core.engine_thread import EngineThread
 from graftlm.core.errors import ConfigError, EngineError, GraftError
@@ -316,14 +317,28 @@ class Runtime:
     def _hand_over(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[Submission | GraftError]:
         """Give the engine the requests that can be prepared, all at once. -> for the others why they could not be"""
         arrived_s = time.monotonic()
+        listeners = [CheckedListener.wrap(*one, self._ask_again) for one in zip(requests, listeners, strict=True)]
         prepared = self._source.prepare(requests)
         given = [
             inputs if isinstance(inputs, GraftError) else Submission(request, listener, *inputs, arrived_s)
             for request, listener, inputs in zip(requests, listeners, prepared, strict=True)
         ]
+        for one in given:
+            if isinstance(one, Submission) and isinstance(one.listener, CheckedListener):
+                one.listener.first = one
         if submissions := [one for one in given if isinstance(one, Submission)]:
             self._thread.add(submissions)
         return given
+
+    def _ask_again(self, request: Request, listener: CheckedListener) -> None:
+        """Submit a request whose answer failed its check in the place of the first submission."""
+        first = listener.first
+        assert first is not None
+        (inputs,) = self._source.prepare([request])
+        if isinstance(inputs, GraftError):
+            raise inputs
+        self._check_open()
+        self._thread.add([Submission(request, listener, *inputs, first.arrived_s, first.id)])
 
     def _wait(self, futures: list[Future[Completion]]) -> list[Completion]:
         try:

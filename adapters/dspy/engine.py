@@ -65,9 +65,12 @@ class _Door:
     supports_response_schema = True
     supported_params = wire.SUPPORTED_PARAMS
 
-    def __init__(self, runtime: Runtime, *, on_unsupported: Literal["error", "warn"] = "error") -> None:
+    def __init__(
+        self, runtime: Runtime, *, on_unsupported: Literal["error", "warn", "check"] = "error", max_retries: int = 2
+    ) -> None:
         self.runtime = runtime
         self.on_unsupported = on_unsupported
+        self.max_retries = max_retries
         self._in_flight: InFlight[Completion] = InFlight()
         self._grammars: WeakKeyDictionary[Scaffold, Any] = WeakKeyDictionary()
 
@@ -86,13 +89,15 @@ class _Door:
             raise TypeError(
                 "an engine over a loaded model cannot be saved; make its runtime from the model's name or folder"
             )
-        return {"model": self.runtime.model, "options": options, "on_unsupported": self.on_unsupported}
+        kept = {"on_unsupported": self.on_unsupported, "max_retries": self.max_retries}
+        return {"model": self.runtime.model, "options": options, **kept}
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> Self:
         """An engine over the process's one runtime of that model and these options."""
         options = {name: _from_json(name, value) for name, value in state["options"].items()}
-        return cls(Runtime.shared(state["model"], **options), on_unsupported=state.get("on_unsupported", "error"))
+        kept = {name: state[name] for name in ("on_unsupported", "max_retries") if name in state}
+        return cls(Runtime.shared(state["model"], **options), **kept)
 
     def __copy__(self) -> Self:
         return self
@@ -105,7 +110,8 @@ class _Door:
 
     def _prepare(self, request: lm15.Request) -> _Call:
         config = request.config
-        options = {"on_unsupported": self.on_unsupported, **wire.sampling_options(config)}
+        kept = {"on_unsupported": self.on_unsupported, "max_retries": self.max_retries}
+        options = {**kept, **wire.sampling_options(config)}
         native = wire.native_extensions(config)
         tools, form, ids = self._prompt(request)
         options["max_tokens"] = self._max_tokens(options.get("max_tokens"), len(ids))
@@ -131,8 +137,8 @@ class _Door:
             choice = config.tool_choice
             mode = "auto" if choice is None else choice.mode
             parallel = None if choice is None else choice.parallel
-            kept = options["on_unsupported"]
-            options |= tool_constraint(form, tools, mode, parallel=parallel, answer=answer, on_unsupported=kept)
+            unkept = options["on_unsupported"]
+            options |= tool_constraint(form, tools, mode, parallel=parallel, answer=answer, on_unsupported=unkept)
         if pieces:
             options.pop("json_schema", None)
         key = None

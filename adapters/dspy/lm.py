@@ -23,7 +23,8 @@ class GraftLM(dspy.LM):
     model        a Hugging Face id, a local folder, "sprout", or a loaded transformers model.
     runtime      a `graftlm.Runtime` to use instead; otherwise the process's shared one for `model` and its options.
     temperature  and max_tokens: for calls that do not say; None is 1.0, and 1,024 tokens or what the context has left.
-    on_unsupported  "warn" leaves out what no grammar can keep of a schema; "error", the default, raises.
+    on_unsupported  "warn" leaves out what no grammar can keep of a schema, "check" has jsonschema judge it in the
+                    finished text, which is asked for up to `num_retries` times more; "error", the default, raises.
     options      `seed`, `top_p`, `stop` and other defaults of calls; `device`, `dtype`, `cache_config` and other
                  options of the runtime. DSPy's `cache` is its response cache; `cache_config` is the KV pool.
 
@@ -41,7 +42,7 @@ class GraftLM(dspy.LM):
         cache_config: Any = None,
         callbacks: list[Any] | None = None,
         num_retries: int = 3,
-        on_unsupported: Literal["error", "warn"] = "error",
+        on_unsupported: Literal["error", "warn", "check"] = "error",
         engine: Engine | None = None,
         async_engine: AsyncEngine | None = None,
         **options: Any,
@@ -51,7 +52,8 @@ class GraftLM(dspy.LM):
         if cache_config is not None:
             of_runtime["cache"] = cache_config
         if engine is None:
-            engine = Engine(_runtime(model, runtime, of_runtime), on_unsupported=on_unsupported)
+            own_runtime = _runtime(model, runtime, of_runtime)
+            engine = Engine(own_runtime, on_unsupported=on_unsupported, max_retries=num_retries)
         elif runtime is not None or of_runtime:
             raise ConfigError("engine= brings its own runtime; leave out runtime= and the options of a runtime")
         super().__init__(
@@ -62,7 +64,8 @@ class GraftLM(dspy.LM):
             callbacks=callbacks,
             num_retries=num_retries,
             engine=engine,
-            async_engine=async_engine or AsyncEngine(engine.runtime, on_unsupported=engine.on_unsupported),
+            async_engine=async_engine
+            or AsyncEngine(engine.runtime, on_unsupported=engine.on_unsupported, max_retries=engine.max_retries),
             **options,
         )
 

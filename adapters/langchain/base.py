@@ -28,8 +28,9 @@ class GraftSettings(BaseModel):
                      LangChain may also be given as keywords.
     max_tokens       None for all that the context leaves.
     base_url         an endpoint in place of a local model. Its key is `api_key`, else GRAFTLM_API_KEY.
-    on_unsupported   "warn" leaves out what no grammar can keep of a schema; "error", the default, raises.
-    max_retries      of requests to `base_url`, in one loop; a local engine has nothing to retry.
+    on_unsupported   "warn" leaves out what no grammar can keep of a schema, "check" has jsonschema judge it in the
+                     finished text, which is asked for up to `max_retries` times more; "error", the default, raises.
+    max_retries      of requests to `base_url`, in one loop, and of answers that fail their check.
     """
 
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, protected_namespaces=())
@@ -54,7 +55,7 @@ class GraftSettings(BaseModel):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    on_unsupported: Literal["error", "warn"] | None = None
+    on_unsupported: Literal["error", "warn", "check"] | None = None
     timeout: float | None = None
     max_retries: int = 2
     streaming: bool = False

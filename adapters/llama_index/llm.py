@@ -53,7 +53,8 @@ class GraftLLM(StructuredPrediction):
 
     runtime          a running `graftlm.Runtime` to use; without it, the process-wide one for `model`.
     context_window   None reads it from the model; of an endpoint it is 3,900 then.
-    on_unsupported   "warn" leaves out what no grammar can keep of a schema; "error", the default, raises.
+    on_unsupported   "warn" leaves out what no grammar can keep of a schema, "check" has jsonschema judge it in the
+                     finished text, which is asked for up to `max_retries` times more; "error", the default, raises.
     is_chat_model    None means yes if the tokenizer has a chat template.
     """
 
@@ -68,9 +69,9 @@ class GraftLLM(StructuredPrediction):
     stop: list[str] | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    on_unsupported: Literal["error", "warn"] | None = None
+    on_unsupported: Literal["error", "warn", "check"] | None = None
     timeout: float | None = None
-    max_retries: int = Field(default=3, description="Of requests to `api_base`; a local model has none.")
+    max_retries: int = Field(default=3, description="Of requests to `api_base`, and of answers that fail their check.")
     api_base: str | None = None
     api_key: str | None = Field(default=None, exclude=True, repr=False)
     context_window: int | None = None

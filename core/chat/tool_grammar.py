@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from graftlm.core.chat.tool_format import ToolFormat
+from graftlm.core.chat.tool_parser import parse_answer
 from graftlm.core.chat.tools import Tool
 from graftlm.core.errors import ConfigError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.spec import Composite, JsonSchema, OnUnsupported, Options, Whitespace
+from graftlm.core.grammar.spec import Composite, Issue, JsonSchema, OnUnsupported, Options, Whitespace
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def tool_constraint(
     choice    as in `ToolChoice.read`.
     parallel  False allows at most one call.
     answer    a JSON schema; an answer that calls no tool is then JSON of this schema instead of free text.
-    on_unsupported  "warn" leaves out what no grammar can keep of a tool's schema or the answer's.
+    on_unsupported  "warn" leaves out what no grammar can keep of a tool's schema or the answer's; "check" has it judged
+                    in the finished calls and answer.
 
     The answer is valid even if it reaches max_tokens: the shortest valid ending is forced before.
     """
@@ -105,24 +108,52 @@ class _Language:
         self._form = form
         self._on_unsupported = on_unsupported
         self._rules: dict[str, ast.Node] = {}
+        self._schemas: dict[str | None, JsonSchema] = {}
+        self._unkept: dict[JsonSchema, tuple[Issue, ...]] = {}
 
     def call(self, tool: Tool) -> ast.Node:
         form = self._form
-        arguments = self.json(JsonSchema(tool.parameters), single_spaces=form.single_spaces)
+        arguments = self.json(JsonSchema(tool.parameters), tool.name, single_spaces=form.single_spaces)
         return ast.concat(ast.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, ast.literal(form.end))
 
-    def json(self, schema: JsonSchema, *, single_spaces: bool) -> ast.Node:
+    def json(self, schema: JsonSchema, name: str | None = None, *, single_spaces: bool) -> ast.Node:
+        """The arguments of the tool `name`; without one, an answer."""
         from graftlm.core.grammar.schema.lowering import lower_schema
 
         whitespace: Whitespace = "single" if single_spaces else "compact"
+        self._schemas[name] = schema
         lowered = lower_schema(schema, Options(whitespace=whitespace, on_unsupported=self._on_unsupported))
-        for issue in lowered.issues:
-            warnings.warn(f"the constraint is not kept exactly: {issue}", stacklevel=2)
+        if lowered.issues and self._on_unsupported == "check":
+            self._unkept[schema] = lowered.issues
+        elif lowered.issues:
+            for issue in lowered.issues:
+                warnings.warn(f"the constraint is not kept exactly: {issue}", stacklevel=2)
         self._rules.update(lowered.rules)
         return lowered.node
 
     def spec(self, node: ast.Node) -> Composite:
-        return Composite(node, tuple(self._rules.items()))
+        check = partial(_complaint, self._form, self._schemas, self._unkept) if self._unkept else None
+        return Composite(node, tuple(self._rules.items()), check)
+
+
+def _complaint(
+    form: ToolFormat,
+    schemas: Mapping[str | None, JsonSchema],
+    unkept: Mapping[JsonSchema, tuple[Issue, ...]],
+    text: str,
+) -> str | None:
+    """What is wrong with the calls of an answer, by their tools' schemas; with its text, by the schema of None."""
+    from graftlm.core.grammar.schema.validation import complaint
+
+    answer = parse_answer(form, text)
+    values: list[tuple[str | None, str]] = [(call.name, json.dumps(call.arguments)) for call in answer.calls]
+    if None in schemas and not answer.calls:
+        values.append((None, answer.content))
+    for name, value in values:
+        schema = schemas[name]
+        if schema in unkept and (wrong := complaint(schema, value, unkept[schema])):
+            return wrong if name is None else f"arguments of {name!r}: {wrong}"
+    return None
 
 
 def _text(form: ToolFormat) -> ast.Node:

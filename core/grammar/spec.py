@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graftlm.core.grammar.ast import Node
 
 Whitespace = Literal["compact", "single", "flexible"]
-OnUnsupported = Literal["error", "warn"]
+OnUnsupported = Literal["error", "warn", "check"]
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,15 @@ class Lark:
 
 @dataclass(frozen=True)
 class Composite:
-    """A language put together from the nodes of `graftlm.core.grammar.ast`, with the rules that its Rule nodes name."""
+    """A language put together from the nodes of `graftlm.core.grammar.ast`, with the rules that its Rule nodes name.
+
+    check  says what is wrong with a finished text that the language allows, None if nothing is; for requests with
+           `on_unsupported="check"`.
+    """
 
     node: Node
     rules: tuple[tuple[str, Node], ...] = ()
+    check: Callable[[str], str | None] | None = field(default=None, compare=False)
 
     @property
     def key(self) -> tuple[str, Composite]:
@@ -165,7 +170,8 @@ class Options:
     strict          close objects that declare `properties` and do not say otherwise.
     whitespace      between JSON tokens: "compact" none, "single" one space after "," and ":",
                     "flexible" at most 20 blanks or line breaks anywhere JSON allows them.
-    on_unsupported  "error" raises for a keyword that cannot be kept; "warn" drops it and says so.
+    on_unsupported  "error" raises for a keyword that cannot be kept; "warn" drops it and says so; "check" does the same
+                    for what jsonschema can judge, which requests then do on the finished text.
     engine          the engine to use; None picks the fastest that keeps the constraint.
     """
 
@@ -179,7 +185,7 @@ class Options:
         if self.whitespace not in get_args(Whitespace):
             raise ConfigError(f"whitespace is {self.whitespace!r}; use 'compact', 'single' or 'flexible'")
         if self.on_unsupported not in get_args(OnUnsupported):
-            raise ConfigError(f"on_unsupported is {self.on_unsupported!r}; use 'error' or 'warn'")
+            raise ConfigError(f"on_unsupported is {self.on_unsupported!r}; use 'error', 'warn' or 'check'")
 
 
 def _as_schema(schema: Any) -> Any:

@@ -82,10 +82,13 @@ class SchemaReader:
                 self._reading.pop()
         return self._shapes[target]
 
-    def refuse(self, pointer: str, keyword: str, message: str) -> None:
-        """Raise, or with "warn" record, that `keyword` at `pointer` cannot be kept."""
+    def refuse(self, pointer: str, keyword: str, message: str, *, judged: bool = True) -> None:
+        """Raise, or with "warn" record, that `keyword` at `pointer` cannot be kept; "check" raises unless `judged`.
+
+        judged  whether jsonschema keeps the keyword
+        """
         issue = Issue(f"{pointer}/{escape(keyword)}", keyword, message)
-        if self._options.on_unsupported == "error":
+        if self._options.on_unsupported == "error" or (self._options.on_unsupported == "check" and not judged):
             raise GrammarError(str(issue), pointer=issue.pointer)
         if issue not in self.issues:
             self.issues.append(issue)
@@ -140,9 +143,8 @@ class SchemaReader:
             if keyword not in KNOWN:
                 near = near_miss(keyword)
                 if near is not None:
-                    self.refuse(
-                        pointer, keyword, f"unknown keyword {keyword!r}; did you mean {near!r}? Name a note x-{keyword}"
-                    )
+                    message = f"unknown keyword {keyword!r}; did you mean {near!r}? Name a note x-{keyword}"
+                    self.refuse(pointer, keyword, message, judged=False)
                 else:
                     place = f"{pointer}/{escape(keyword)}"
                     self.annotations.append(Issue(place, keyword, f"{keyword!r} restricts nothing"))
@@ -207,7 +209,7 @@ class SchemaReader:
         near = next((known for known in FORMATS if is_misspelled(name, known)), None)
         if near is not None or name in UNKEPT_FORMATS:
             hint = f"did you mean {near!r}?" if near else f"known: {', '.join(FORMATS)}"
-            self.refuse(pointer, "format", f"format {name!r} cannot be kept; {hint}")
+            self.refuse(pointer, "format", f"format {name!r} cannot be kept; {hint}", judged=near is None)
         elif name not in ANNOTATION_FORMATS and name not in INTEGER_RANGES:
             self.annotations.append(Issue(f"{pointer}/format", "format", f"unknown format {name!r} restricts nothing"))
         return None
@@ -216,11 +218,11 @@ class SchemaReader:
         """Some drafts hold the content of a string to what the schema says of it: then so do we, or refuse."""
         encoding, media = schema.get("contentEncoding"), schema.get("contentMediaType")
         if encoding is not None and encoding not in (*CONTENT_ENCODINGS, "7bit", "8bit", "binary"):
-            self.refuse(
-                pointer, "contentEncoding", f"{encoding!r} cannot be kept; use one of {', '.join(CONTENT_ENCODINGS)}"
-            )
+            message = f"{encoding!r} cannot be kept; use one of {', '.join(CONTENT_ENCODINGS)}"
+            self.refuse(pointer, "contentEncoding", message, judged=False)
         if isinstance(media, str) and media.partition(";")[0].strip() == "application/json":
-            self.refuse(pointer, "contentMediaType", "JSON inside a string cannot be kept; nest the object itself")
+            message = "JSON inside a string cannot be kept; nest the object itself"
+            self.refuse(pointer, "contentMediaType", message, judged=encoding is None)
 
     def _pattern(self, pattern: Any, pointer: str, keyword: str) -> str | None:
         """`pattern` if it can be kept."""
@@ -315,7 +317,9 @@ class SchemaReader:
         if not isinstance(reference, str):
             raise GrammarError(f"{pointer}/$ref: {reference!r} is not a reference", pointer=f"{pointer}/$ref")
         if pointer and "$id" in schema and self.references.draft(pointer) is None:
-            self.refuse(pointer, "$id", "drafts differ about '$id' beside '$ref'; name the draft in '$schema'")
+            self.refuse(
+                pointer, "$id", "drafts differ about '$id' beside '$ref'; name the draft in '$schema'", judged=False
+            )
         return Reference(self.references.target(reference, f"{pointer}/$ref"))
 
     def _read_dynamic_reference(self, schema: Schema, pointer: str) -> Shape:

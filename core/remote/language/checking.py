@@ -57,7 +57,7 @@ class Language:
             )
         options: dict[str, Any] = {} if sampling.json_schema is None else {"whitespace": "flexible"}
         options["on_unsupported"] = sampling.on_unsupported
-        grammar = await asyncio.to_thread(compile_cached, spec, _bytes_vocabulary(), **options)
+        grammar = await asyncio.to_thread(compile_cached, spec, bytes_vocabulary(), **options)
         return cls(grammar, repr(spec))
 
     def measure(self, text: str) -> tuple[str | None, str, str]:
@@ -136,7 +136,7 @@ async def checked(
 
 
 @cache
-def _bytes_vocabulary() -> Vocabulary:
+def bytes_vocabulary() -> Vocabulary:
     """Every byte is a token: languages are checked whatever the model's own tokens are."""
     from graftlm.core.grammar.vocabulary import Vocabulary
 
