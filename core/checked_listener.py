@@ -137,7 +137,7 @@ def _check_of(submission: Submission) -> Check | None:
     from graftlm.core.grammar.cache import compile_cached
     from graftlm.core.grammar.schema import validation
     from graftlm.core.grammar.spec import JsonSchema
-    from graftlm.core.remote.checking import bytes_vocabulary
+    from graftlm.core.remote.language.checking import bytes_vocabulary
 
     sampling = submission.request.sampling
     spec = spec_of(sampling)
