@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,6 +43,7 @@ class EngineThread:
         self.engine: Engine | None = None
         self.failure: BaseException | None = None
         self.closed = False
+        self._step_began_s: float | None = None
         self._loaded = threading.Event()
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
@@ -50,6 +52,22 @@ class EngineThread:
     @property
     def loaded(self) -> bool:
         return self._loaded.is_set()
+
+    def unavailable(self, max_step_s: float) -> str | None:
+        """Why requests get no answer now: the engine is loading, has ended, or is in a step for over `max_step_s`.
+
+        None where they do.
+        """
+        if self.failure is not None:
+            return str(self.failure)
+        if self.closed:
+            return "the runtime is closed"
+        if not self.loaded:
+            return "the model is being loaded"
+        began_s = self._step_began_s
+        if began_s is not None and (took_s := time.monotonic() - began_s) > max_step_s:
+            return f"the engine is in one step for {took_s:.0f} s"
+        return None
 
     def start(self) -> None:
         """Start the thread, if it is not running; the engine is built on it."""
@@ -157,7 +175,11 @@ class EngineThread:
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):
                     self._tasks.popleft()(engine)
-            progressed = engine.idle or engine.step()
+            progressed = engine.idle
+            if not progressed:
+                self._step_began_s = time.monotonic()
+                progressed = engine.step()
+                self._step_began_s = None
 
     def _await_work(self, engine: Engine, progressed: bool) -> None:
         while not self._tasks and not self.closed and (engine.idle or not progressed):

@@ -142,6 +142,10 @@ class Runtime:
     def closed(self) -> bool:
         return self._thread.closed
 
+    def unavailable(self, max_step_s: float = 120.0) -> str | None:
+        """Why requests get no answer now: not loaded, closed, failed, or in one step for over `max_step_s`; or None."""
+        return self._thread.unavailable(max_step_s)
+
     @property
     def model_name(self) -> str:
         return self._source.name

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graftlm.core.kv.pages import Extent
     from graftlm.core.kv.radix import Node
     from graftlm.core.metrics import PrefixMiss
+    from graftlm.core.sampling.sampler import Sampled
     from graftlm.core.scheduling.choice import Choice
     from graftlm.core.scheduling.speculation import DraftState
     from graftlm.core.scheduling.stop_strings import StopMatcher
@@ -110,7 +111,7 @@ class Output:
 class Readout:
     """What was read from the logits of a request that generates nothing. Written by sampling/step_sampler.py."""
 
-    scores: list[float] = field(default_factory=list)
+    scores: list[Sampled] = field(default_factory=list)
     logits: np.ndarray | None = None
 
 

@@ -1,4 +1,4 @@
-"""The command `graftlm`: demo, ab, bench, generate, warm, plugins, info."""
+"""The command `graftlm`: demo, ab, serve, bench, generate, warm, plugins, info."""
 
 from __future__ import annotations
 
@@ -146,6 +146,43 @@ def _check_faults(pipeline: Path, names: list[str], model: str, options: dict[st
             table.add_row(finding.plant, "yes" if finding.found else "NO", finding.evidence)
         print_table(table)
     raise typer.Exit(int(not all(finding.found for finding in findings)))
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="Hugging Face name, local path, or 'sprout'.")] = "sprout",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="GRAFTLM_API_KEY", help="A key that requests must bring; may be given again."),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="What clients call the model; may be given again.")
+    ] = None,
+    max_open_requests: Annotated[int, typer.Option(help="One more gets status 429.")] = 1024,
+    request_timeout: Annotated[float | None, typer.Option(help="Seconds after which a request ends.")] = None,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds to finish requests after SIGTERM.")] = 30.0,
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of the runtime, as dtype=bfloat16; may be given again.")
+    ] = None,
+) -> None:
+    """Serve a model over an OpenAI-compatible HTTP API."""
+    try:
+        from graftlm.adapters.server import ServerSettings, process
+    except ImportError as error:
+        raise ConfigError(f"graftlm serve needs {error.name}; install graftlm[serve]") from error
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        api_keys=tuple(api_key or ()),
+        model_names=tuple(served_model_name or ()),
+        max_open_requests=max_open_requests,
+        request_timeout_s=request_timeout,
+        drain_timeout_s=drain_timeout,
+    )
+    process.serve(model, settings, process.read_options(option or ()))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -282,10 +282,20 @@ def unpack_masks(masks: list[NDArray[np.int32]], vocab_size: int, device: torch.
     return ((words[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :vocab_size]
 
 
-def score_logprobs(logits: torch.Tensor, ids: Seq[int]) -> list[float]:
-    """Log-probabilities (natural log) of given tokens, that of ids[i] under row i of [num_ids, vocab_size]."""
+def score_logprobs(logits: torch.Tensor, ids: Seq[int], num_top: int = 0) -> list[Sampled]:
+    """Given tokens with their log-probabilities (natural log), that of ids[i] under row i of [num_ids, vocab_size].
+
+    num_top  how many likeliest tokens to report beside each
+    """
     with torch.inference_mode():
         rows = logits.float()
         columns = torch.tensor(list(ids), dtype=torch.int64, device=logits.device)[:, None]
-        scores: list[float] = (rows.gather(1, columns).squeeze(1) - rows.logsumexp(dim=1)).tolist()
-        return scores
+        total = rows.logsumexp(dim=1)
+        scores = (rows.gather(1, columns).squeeze(1) - total).tolist()
+        if not num_top:
+            return [Sampled(i, score) for i, score in zip(ids, scores, strict=True)]
+        found = torch.topk(rows, min(num_top, rows.shape[1]), dim=1)
+        tops = zip(found.indices.tolist(), (found.values - total[:, None]).tolist(), strict=True)
+        return [
+            Sampled(i, score, tuple(zip(*top, strict=True))) for i, score, top in zip(ids, scores, tops, strict=True)
+        ]

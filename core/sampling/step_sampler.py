@@ -168,4 +168,5 @@ def _score(sequence: Sequence, past: int, logits: torch.Tensor) -> None:
     assert ids is not None
     first = max(past - sequence.first_logit, 0)
     if len(logits):
-        sequence.readout.scores.extend(score_logprobs(logits, ids[first : first + len(logits)]))
+        num_top = sequence.sampling.top_logprobs
+        sequence.readout.scores.extend(score_logprobs(logits, ids[first : first + len(logits)], num_top))

@@ -62,7 +62,7 @@ class Choice:
         At temperature 0 the likeliest option; above, one drawn by the options' likelihoods to the power of 1 /
         temperature, the same for the same seed and place.
         """
-        totals = [math.fsum(one.readout.scores) for one in self.scoring]
+        totals = [math.fsum(scored.logprob or 0.0 for scored in one.readout.scores) for one in self.scoring]
         temperature = self.sequence.sampling.temperature
         index = max(range(len(totals)), key=totals.__getitem__)
         if temperature > 0:
@@ -70,7 +70,7 @@ class Choice:
             weights = [math.exp((total - peak) / temperature) for total in totals]
             drawn = random.Random(f"{self.sequence.bounds.seed}/{self.sequence.num_generated}")
             (index,) = drawn.choices(range(len(totals)), weights)
-        return [Sampled(i, p) for i, p in zip(self.options[index], self.scoring[index].readout.scores, strict=True)]
+        return self.scoring[index].readout.scores
 
     @property
     def num_reused(self) -> int:

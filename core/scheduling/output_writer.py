@@ -139,7 +139,7 @@ class OutputWriter:
         pin  what unpins its prefix, if that stays in the cache
         """
         if sequence.scoring or sequence.request.want_logits:
-            return _scored(sequence, pin)
+            return self._scored(sequence, pin)
         output = sequence.output
         assert output.finish_reason is not None
         matcher = output.matcher
@@ -248,6 +248,20 @@ class OutputWriter:
         output.text += text
         output.finish_reason = reason
 
+    def _scored(self, sequence: Sequence, pin: int | None) -> Completion:
+        request = sequence.request
+        return Completion(
+            text="",
+            token_ids=list(request.score_ids or []),
+            finish_reason="stop",
+            usage=Usage(sequence.num_prompt_tokens, sequence.progress.num_cached or 0),
+            logprobs=[self._logprob(s.token_id, s) for s in sequence.readout.scores] if sequence.scoring else None,
+            request_id=request.id,
+            miss=sequence.progress.miss,
+            logits=sequence.readout.logits,
+            pin=pin,
+        )
+
     def _logprob(self, token_id: int, sampled: Sampled | None) -> TokenLogprob:
         top = sampled.top if sampled is not None else ()
         return TokenLogprob(
@@ -260,19 +274,3 @@ class OutputWriter:
     def _token(self, token_id: int) -> str:
         table = self.tokenizer.token_bytes
         return table[token_id].decode("utf-8", "replace") if token_id < len(table) else ""
-
-
-def _scored(sequence: Sequence, pin: int | None) -> Completion:
-    request = sequence.request
-    scored = [TokenLogprob(i, "", p) for i, p in zip(request.score_ids or [], sequence.readout.scores, strict=True)]
-    return Completion(
-        text="",
-        token_ids=list(request.score_ids or []),
-        finish_reason="stop",
-        usage=Usage(sequence.num_prompt_tokens, sequence.progress.num_cached or 0),
-        logprobs=scored if sequence.scoring else None,
-        request_id=request.id,
-        miss=sequence.progress.miss,
-        logits=sequence.readout.logits,
-        pin=pin,
-    )

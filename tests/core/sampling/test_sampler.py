@@ -226,4 +226,12 @@ def test_a_short_mask_allows_nothing_beyond_its_end() -> None:
 
 
 def test_scores_are_logprobs_of_given_tokens() -> None:
-    assert score_logprobs(LOGITS.expand(2, -1), [1, 3]) == pytest.approx([math.log(0.3), math.log(0.1)], abs=1e-6)
+    scored = score_logprobs(LOGITS.expand(2, -1), [1, 3])
+    assert [one.token_id for one in scored] == [1, 3]
+    assert [one.logprob for one in scored] == pytest.approx([math.log(0.3), math.log(0.1)], abs=1e-6)
+
+
+def test_scores_have_the_likeliest_tokens_beside_them() -> None:
+    (scored,) = score_logprobs(LOGITS[:1], [3], num_top=2)
+    assert [token_id for token_id, _ in scored.top] == LOGITS[0].topk(2).indices.tolist()
+    assert scored.top[0][1] == pytest.approx(float(LOGITS[0].log_softmax(0).max()), abs=1e-6)

@@ -1,0 +1,151 @@
+"""Server: the routes over one runtime, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from graftlm.adapters.server.body import Body
+from graftlm.adapters.server.chat import ChatBody, ChatWriter
+from graftlm.adapters.server.completions import CompletionBody, CompletionWriter
+from graftlm.adapters.server.errors import ApiError, api_error, invalid_body
+from graftlm.adapters.server.gate import Gate
+from graftlm.adapters.server.info import info_routes
+from graftlm.adapters.server.intake import Intake
+from graftlm.adapters.server.responses import EventStream, WholeAnswer, Writer
+from graftlm.adapters.server.settings import ServerSettings
+from graftlm.adapters.server.wire import Envelope
+from graftlm.core.errors import GraftError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from graftlm.core.request import Request
+    from graftlm.core.runtime import Runtime
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+log = logging.getLogger("graftlm.server")
+
+
+class Server:
+    """One runtime behind HTTP. It is an ASGI application, so any ASGI server runs it.
+
+    draining  new requests are refused with status 503, those that run go on.
+    """
+
+    def __init__(self, runtime: Runtime, settings: ServerSettings | None = None) -> None:
+        self.runtime = runtime
+        self.settings = settings or ServerSettings()
+        self.model_names = self.settings.model_names or (runtime.model_name,)
+        self.draining = False
+        self.intake: Intake | None = None
+        routes = [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            *info_routes(self),
+        ]
+        handlers: Any = {ApiError: _answer_error, HTTPException: _answer_route, ClientDisconnect: _answer_nobody}
+        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
+        self._app: ASGIApp = Gate(app, self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.intake = Intake(self.runtime)
+        yield
+        self.intake.close()
+
+    @property
+    def num_open(self) -> int:
+        """HTTP requests that wait or run."""
+        return len(self.intake.open) if self.intake is not None else 0
+
+    def unavailable(self) -> str | None:
+        """Why new requests are refused; None while they are taken."""
+        if self.draining:
+            return "the server is shutting down"
+        return self.runtime.unavailable(self.settings.max_step_s)
+
+    # -- what writes text ------------------------------------------------------------------------------------------
+
+    async def chat(self, http: HttpRequest) -> Response:
+        body = await self.read(http, ChatBody)
+        fields = frozenset(ChatBody.model_fields)
+        try:
+            request, form = body.to_request(self.runtime), body.form(self.runtime)
+        except GraftError as error:
+            raise api_error(error, fields) from error
+        envelope = self._envelope(http, body, "chatcmpl", "chat.completion.chunk")
+        return self._answer([request], ChatWriter(body, envelope, form), body, envelope)
+
+    async def complete(self, http: HttpRequest) -> Response:
+        body = await self.read(http, CompletionBody)
+        try:
+            if body.needs_ids:
+                calls = await asyncio.to_thread(body.to_calls, self.runtime)
+            else:
+                calls = body.to_calls(self.runtime)
+        except GraftError as error:
+            raise api_error(error, frozenset(CompletionBody.model_fields)) from error
+        envelope = self._envelope(http, body, "cmpl", "text_completion")
+        writer = CompletionWriter(body, envelope, calls, self.runtime)
+        return self._answer(writer.requests, writer, body, envelope)
+
+    def _answer(self, requests: list[Request], writer: Writer, body: Body, envelope: Envelope) -> Response:
+        assert self.intake is not None
+        fields = frozenset(type(body).model_fields)
+        answer = self.intake.submit(requests)
+        return EventStream(answer, writer, envelope, fields) if body.stream else WholeAnswer(answer, writer, fields)
+
+    def _envelope(self, http: HttpRequest, body: Body, prefix: str, name: str) -> Envelope:
+        number = http.scope.get("graftlm.request_id") or secrets.token_hex(12)
+        return Envelope(f"{prefix}-{number}", body.model or self.model_names[0], name, body.with_usage)
+
+    async def read(self, http: HttpRequest, kind: type[AnyBody]) -> AnyBody:
+        """The checked body of a request. Raises ApiError that names what is wrong with it."""
+        given = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if given not in ("application/json", ""):
+            raise ApiError(415, f"the body is {given}; send application/json", code="unsupported_media_type")
+        raw, limit = bytearray(), self.settings.max_body_bytes
+        async for piece in http.stream():
+            raw += piece
+            if len(raw) > limit:
+                raise ApiError(413, f"the body is longer than {limit:,} bytes; send less", code="body_too_large")
+        try:
+            body = kind.model_validate_json(bytes(raw))
+        except ValidationError as error:
+            raise invalid_body(error, frozenset(kind.model_fields)) from None
+        if body.model is not None and body.model not in self.model_names:
+            names = ", ".join(self.model_names)
+            message = f"the model {body.model!r} does not exist here; use {names}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return body
+
+
+async def _answer_error(http: HttpRequest, error: ApiError) -> Response:
+    return JSONResponse({"error": error.error}, error.status, error.headers)
+
+
+async def _answer_route(http: HttpRequest, error: HTTPException) -> Response:
+    """Status 404 or 405, of a path or a method that no route has."""
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    told = ApiError(error.status_code, f"{http.method} {http.url.path}: {error.detail}", code=code)
+    return JSONResponse({"error": told.error}, told.status, error.headers)
+
+
+async def _answer_nobody(http: HttpRequest, error: ClientDisconnect) -> Response:
+    return Response(status_code=499)

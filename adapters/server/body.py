@@ -1,0 +1,171 @@
+"""What both endpoints take: the fields that become SamplingParams, under OpenAI's, vLLM's and SGLang's names."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from graftlm.core.config import SamplingParams
+from graftlm.core.errors import ConfigError
+from graftlm.core.request import Request
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`: whether the last chunk counts tokens; padding of chunks does not exist here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+    include_obfuscation: bool = False
+
+
+class StructuredOutputs(BaseModel):
+    """`structured_outputs`, as vLLM has it. Exactly one of the first four."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = True
+    whitespace_pattern: None = None
+
+
+class Body(BaseModel):
+    """Sampling and constraints of a request. A field that is not here is refused with its name."""
+
+    model_config = ConfigDict(extra="forbid")
+    SAME_NAME: ClassVar[tuple[str, ...]] = (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "min_tokens",
+        "ignore_eos",
+        "stop_token_ids",
+        "seed",
+        "logit_bias",
+    ) + ("frequency_penalty", "presence_penalty", "repetition_penalty", "on_unsupported", "timeout", "stop")
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    max_tokens: int | None = Field(default=None, ge=0)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    timeout: float | None = None
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    response_format: dict[str, Any] | None = None
+    on_unsupported: Literal["error", "warn"] | None = None
+
+    cache_salt: str | None = None
+    return_token_ids: bool = False
+    skip_special_tokens: Literal[True] = True
+    spaces_between_special_tokens: bool = True
+
+    # Of no effect here.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @property
+    def with_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, max_tokens: int | None, *, logprobs: int | None, **constraint: Any) -> SamplingParams:
+        """The sampling parameters.
+
+        logprobs    how many likeliest tokens to report beside each; None reports nothing.
+        constraint  as keywords of SamplingParams, beside or in place of the body's own.
+        """
+        given = {name: value for name in self.SAME_NAME if (value := getattr(self, name)) is not None}
+        given |= {"n": self.n or 1, "max_tokens": max_tokens, "logprobs": logprobs is not None}
+        given["top_logprobs"] = logprobs or 0
+        return SamplingParams.from_options(**{**given, **constraint})
+
+    def request(self, prompt: Any, sampling: SamplingParams, tools: list[dict[str, Any]] | None = None) -> Request:
+        return Request(prompt, sampling, namespace=self.cache_salt or "", stream=self.stream, tools=tools)
+
+    def constraint(self) -> dict[str, Any]:
+        """The constraint as keywords of SamplingParams; {} for free text. ConfigError if there are two."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.response_format is not None and (schema := _answer_schema(self.response_format)) is not None:
+            found["response_format"] = {"json_schema": schema}
+        given = self.structured_outputs or StructuredOutputs()
+        for name, value, key in (
+            ("structured_outputs.json", given.json_, "json_schema"),
+            ("structured_outputs.json_object", {"type": "object"} if given.json_object else None, "json_schema"),
+            ("structured_outputs.regex", given.regex, "regex"),
+            ("structured_outputs.choice", given.choice, "choices"),
+            ("structured_outputs.grammar", given.grammar, "grammar"),
+            ("guided_json", self.guided_json, "json_schema"),
+            ("guided_regex", self.guided_regex, "regex"),
+            ("guided_choice", self.guided_choice, "choices"),
+            ("guided_grammar", self.guided_grammar, "grammar"),
+            ("regex", self.regex, "regex"),
+            ("ebnf", self.ebnf, "grammar"),
+            ("json_schema", self.json_schema, "json_schema"),
+        ):
+            if value is not None:
+                found[name] = {key: _read_schema(name, value) if key == "json_schema" else value}
+        if len(found) > 1:
+            raise ConfigError(f"{' and '.join(found)} were both given; a request takes one constraint")
+        return next(iter(found.values()), {})
+
+
+def _answer_schema(response_format: dict[str, Any]) -> Any:
+    match response_format:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}} | {
+            "type": "json_schema",
+            "schema": dict(schema),
+        }:
+            return schema
+    raise ConfigError(
+        f"response_format is {str(response_format)[:80]!r}; give {{'type': 'text'}}, {{'type': 'json_object'}} or "
+        "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': ...}}"
+    )
+
+
+def _read_schema(name: str, value: Any) -> Any:
+    """A schema that is given as an object, or as its JSON text."""
+    if not isinstance(value, str):
+        return value
+    import json
+
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ConfigError(f"{name} is no JSON: {error}; give the schema as an object or as its JSON text") from error

@@ -1,0 +1,181 @@
+"""`/v1/chat/completions`: a body to a request, and its completions and chunks to OpenAI's objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from pydantic import Field
+
+from graftlm.adapters.server.body import Body
+from graftlm.adapters.server.wire import Envelope, escaped, usage_of
+from graftlm.core.chat.messages import to_messages
+from graftlm.core.chat.tool_format import ToolFormat
+from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
+from graftlm.core.chat.tool_parser import ParsedAnswer, ToolDelta, ToolParser, parse_answer
+from graftlm.core.chat.tools import Tool
+from graftlm.core.errors import ConfigError
+from graftlm.core.request import Chunk, Completion, Request, TokenLogprob
+from graftlm.core.runtime import Runtime
+
+
+class ChatBody(Body):
+    """The body of a chat completion."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @cached_property
+    def native_tools(self) -> tuple[Tool, ...]:
+        return tuple(map(Tool.from_openai, self.tools or ()))
+
+    def form(self, runtime: Runtime) -> ToolFormat | None:
+        """How to read tool calls in the answer; None where it may have none."""
+        choice = ToolChoice.read(self.tool_choice, self.native_tools, parallel=self.parallel_tool_calls)
+        return None if choice.mode == "none" else ToolFormat.learn(runtime.tokenizer)
+
+    def to_request(self, runtime: Runtime) -> Request:
+        """The native request. Raises ConfigError or GrammarError for what no request can be made of."""
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ConfigError("max_tokens and max_completion_tokens were both given; give one of them")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ConfigError("top_logprobs was given without logprobs=true; give both")
+        limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        messages: list[Any] = to_messages(self.messages)
+        constraint, listed = self.constraint(), None
+        if self.tools or any(m.tool_calls or m.role == "tool" for m in messages):
+            form = ToolFormat.learn(runtime.tokenizer)
+            messages, listed = form.prepare(messages, self.native_tools)
+            constraint = self._with_tools(form, constraint)
+        sampling = self.sampling(limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None, **constraint)
+        if not self.continue_final_message and self.add_generation_prompt:
+            return self.request(messages, sampling, listed)
+        text = runtime.tokenizer.render(
+            messages,
+            listed,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
+        return self.request(text, sampling)
+
+    def _with_tools(self, form: ToolFormat, constraint: dict[str, Any]) -> dict[str, Any]:
+        """The constraint that lets the answer call tools, or be text under the body's own constraint."""
+        choice = ToolChoice.read(self.tool_choice, self.native_tools)
+        if choice.mode == "none":
+            return constraint
+        if constraint and "json_schema" not in constraint:
+            raise ConfigError(f"{next(iter(constraint))} was given beside tools; only a JSON schema can be")
+        return tool_constraint(
+            form,
+            self.native_tools,
+            self.tool_choice,
+            parallel=self.parallel_tool_calls,
+            answer=constraint.get("json_schema"),
+            on_unsupported=self.on_unsupported or "error",
+        )
+
+
+class ChatWriter:
+    """Writes the answer of one call. One object for its life: a stream keeps its state in it."""
+
+    def __init__(self, body: ChatBody, envelope: Envelope, form: ToolFormat | None) -> None:
+        self._form = form
+        self._envelope = envelope
+        self._plain = form is None and not body.logprobs and not body.return_token_ids
+        self._with_ids = body.return_token_ids
+        self._parsers: dict[int, ToolParser] = {}
+        self._begun: set[int] = set()
+
+    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        (done,) = completions
+        choices = [self._choice(index, item) for index, item in enumerate(done.completions or [done])]
+        return {**self._envelope.of("chat.completion"), "choices": choices, "usage": usage_of([done.usage])}
+
+    def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]:
+        """The chunks of OpenAI's stream that say what `chunk` says."""
+        index, envelope = chunk.index, self._envelope
+        if index not in self._begun:
+            self._begun.add(index)
+            yield envelope.chunk(_delta(index, {"role": "assistant", "content": ""}))
+        if self._plain:
+            if chunk.text:
+                head, tail = envelope.around(index, b'"delta":{"content":', b'},"logprobs":null,"finish_reason":null')
+                yield head + escaped(chunk.text) + tail
+            if chunk.finish_reason is not None:
+                yield envelope.chunk(_delta(index, {}, finish_reason=chunk.finish_reason))
+            return
+        yield from self._rich_pieces(index, chunk)
+
+    def _rich_pieces(self, index: int, chunk: Chunk) -> Iterator[bytes]:
+        deltas, reason = [ToolDelta(chunk.text)] if chunk.text else [], chunk.finish_reason
+        if self._form is not None:
+            parser = self._parsers.setdefault(index, ToolParser(self._form))
+            deltas = parser.push(chunk.text)
+            if reason is not None:
+                deltas += parser.finish()
+                reason = "tool_calls" if parser.calls else reason
+        beside: dict[str, Any] = {"logprobs": logprobs_of(chunk.logprobs)} if chunk.logprobs is not None else {}
+        if self._with_ids:
+            beside["token_ids"] = chunk.token_ids
+        if not deltas and (chunk.logprobs or (self._with_ids and chunk.token_ids)):
+            deltas = [ToolDelta("")]
+        for delta in deltas:
+            yield self._envelope.chunk(_delta(index, _fields_of(delta), **beside))
+            beside = {}
+        if reason is not None:
+            yield self._envelope.chunk(_delta(index, {}, finish_reason=reason))
+
+    def _choice(self, index: int, item: Completion) -> dict[str, Any]:
+        parsed = parse_answer(self._form, item.text) if self._form is not None else ParsedAnswer(item.text)
+        calls = [(c.id, c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in parsed.calls]
+        calls += [(c.id, c.name, c.arguments) for c in parsed.invalid]
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
+        if calls:
+            message["content"] = parsed.content or None
+            message["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for call_id, name, arguments in calls
+            ]
+        choice = {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs_of(item.logprobs),
+            "finish_reason": "tool_calls" if parsed.calls else item.finish_reason,
+            "stop_reason": item.stop if isinstance(item.stop, str) else None,
+        }
+        return {**choice, "token_ids": item.token_ids} if self._with_ids else choice
+
+
+def _delta(index: int, delta: dict[str, Any], **beside: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta, **{"logprobs": None, "finish_reason": None, **beside}}
+
+
+def _fields_of(delta: ToolDelta) -> dict[str, Any]:
+    if delta.index is None:
+        return {"content": delta.text}
+    if delta.name is None:
+        return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+    call = {"index": delta.index, "id": delta.id, "type": "function"}
+    return {"tool_calls": [{**call, "function": {"name": delta.name, "arguments": delta.text}}]}
+
+
+def logprobs_of(logprobs: list[TokenLogprob] | None) -> dict[str, Any] | None:
+    """Log-probabilities in OpenAI's form; a token that a grammar forced has 0."""
+    if logprobs is None:
+        return None
+    return {"content": [_token(one.token, one.logprob, one.top) for one in logprobs], "refusal": None}
+
+
+def _token(token: str, logprob: float | None, top: tuple[tuple[int, str, float], ...]) -> dict[str, Any]:
+    found = {"token": token, "logprob": 0.0 if logprob is None else logprob, "bytes": list(token.encode())}
+    likeliest = [{"token": text, "logprob": value, "bytes": list(text.encode())} for _, text, value in top]
+    return {**found, "top_logprobs": likeliest}

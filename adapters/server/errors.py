@@ -1,0 +1,100 @@
+"""Errors in the form of the OpenAI API: a status, a type, the field at fault and a code."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pydantic import ValidationError
+
+from graftlm.core.errors import (
+    ConfigError,
+    EngineError,
+    GraftError,
+    GrammarError,
+    ModelError,
+    RemoteError,
+    RequestTimeout,
+    RequestTooLong,
+)
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    param        the field of the request's body that is at fault.
+    code         a short name that programs compare.
+    retry_after  seconds after which to try again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = {"message": message, "type": kind, "param": param, "code": code}
+        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+
+    @property
+    def body(self) -> bytes:
+        return json.dumps({"error": self.error}).encode()
+
+
+_SERVER = "server_error"
+_BY_TYPE: tuple[tuple[type[GraftError], int, str, str | None], ...] = (
+    (RequestTooLong, 400, "invalid_request_error", "context_length_exceeded"),
+    (GrammarError, 400, "invalid_request_error", "invalid_grammar"),
+    (ConfigError, 400, "invalid_request_error", None),
+    (RequestTimeout, 408, "timeout_error", "request_timeout"),
+    (ModelError, 503, _SERVER, "model_error"),
+    (RemoteError, 502, _SERVER, "endpoint_error"),
+    (EngineError, 500, _SERVER, "engine_error"),
+)
+
+
+def api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> ApiError:
+    """The answer that tells a client of `error`.
+
+    fields  names of the request's body: one that the message begins with is the field at fault.
+    """
+    if isinstance(error, ApiError):
+        return error
+    for kind, status, name, code in _BY_TYPE:
+        if isinstance(error, kind):
+            message = str(error)
+            found = re.match(r"(\w+)\b", message)
+            param = found.group(1) if found and found.group(1) in fields else None
+            return ApiError(status, message, kind=name, param=param, code=code)
+    return ApiError(500, f"the server failed: {type(error).__name__}: {error}", kind=_SERVER, code="internal_error")
+
+
+def invalid_body(error: ValidationError, known: frozenset[str]) -> ApiError:
+    """The 400 that names the first field at fault."""
+    first: Any = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        import difflib
+
+        near = difflib.get_close_matches(path, sorted(known), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; remove it"
+        return ApiError(400, f"unknown field {path!r}{hint}", param=path, code="unknown_parameter")
+    if first["type"] == "missing":
+        return ApiError(400, f"{path} is missing", param=path, code="missing_required_parameter")
+    given = repr(first.get("input"))
+    given = given if len(given) <= 80 else given[:80] + "..."
+    return ApiError(400, f"{path} is {given}: {first['msg']}", param=path or None, code="invalid_value")
+
+
+def _is_branch(part: object) -> bool:
+    """Whether a part of an error's place names a branch of a union rather than a field."""
+    return isinstance(part, str) and bool(re.search(r"[\[\](]|^(str|int|bool|float)$", part))

@@ -1,0 +1,74 @@
+"""What routers, monitors and clients ask about a server: its models, health, version and capacity."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import graftlm
+from graftlm.adapters.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from graftlm.adapters.server.app import Server
+
+
+def info_routes(server: Server) -> list[Route]:
+    """The routes that answer without running the model."""
+    created = int(time.time())
+
+    def card(name: str) -> dict[str, Any]:
+        named = {"id": name, "object": "model", "created": created, "owned_by": "graftlm"}
+        return {**named, "root": server.runtime.model_name, "max_model_len": server.runtime.max_model_len}
+
+    async def models(http: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [card(name) for name in server.model_names]})
+
+    async def model(http: HttpRequest) -> Response:
+        name = http.path_params["name"]
+        if name not in server.model_names:
+            message = f"the model {name!r} does not exist here; use {', '.join(server.model_names)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return JSONResponse(card(name))
+
+    async def health(http: HttpRequest) -> Response:
+        reason = server.unavailable()
+        if reason is not None:
+            raise ApiError(503, reason, kind="server_error", code="unavailable", retry_after=5)
+        return JSONResponse({"status": "ok"})
+
+    async def version(http: HttpRequest) -> Response:
+        return JSONResponse({"version": graftlm.__version__})
+
+    async def server_info(http: HttpRequest) -> Response:
+        stats = server.runtime.stats()
+        return JSONResponse(
+            {
+                "model_path": server.runtime.model_name,
+                "served_model_name": server.model_names[0],
+                "tokenizer_path": server.runtime.model_name,
+                "is_generation": True,
+                "max_model_len": server.runtime.max_model_len,
+                "max_total_num_tokens": stats.slots_total,
+                "max_running_requests": server.runtime.config.max_batch,
+                "page_size": server.runtime.config.cache.page_size,
+                "dp_size": 1,
+                "tp_size": 1,
+                "slots_in_use": stats.slots_in_use,
+                "slots_cached": stats.slots_cached,
+                "weights": stats.weights,
+                "kv": stats.kv,
+                "version": graftlm.__version__,
+            }
+        )
+
+    return [
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        *(Route(path, health) for path in ("/health", "/health_generate", "/ping")),
+        Route("/version", version),
+        *(Route(path, server_info) for path in ("/server_info", "/get_server_info", "/model_info", "/get_model_info")),
+    ]

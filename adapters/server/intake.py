@@ -1,0 +1,177 @@
+"""Intake: requests from the event loop to the engine, and what becomes of them back to the loop.
+
+Prompts are tokenised on a thread of their own, all that have arrived meanwhile in one batch, so the loop never waits
+for them. The engine's thread puts chunks into one outbox and wakes the loop once, however many requests a step wrote
+for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from graftlm.core.errors import GraftError, RequestCancelled
+from graftlm.core.request import Chunk, Completion, Request
+
+if TYPE_CHECKING:
+    from graftlm.core.runtime import Runtime
+
+PING_S = 15.0
+"""Seconds without news after which a stream is told so, so that no proxy closes its connection."""
+
+Event = Chunk | Completion | BaseException | None
+"""A chunk; the end, as a completion or an error; or None, when there was no news for PING_S seconds."""
+
+
+class Answer:
+    """What happens to the requests of one HTTP request: events in their order, each with its request's number.
+
+    `cancel` frees their KV; they then end with RequestCancelled.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self.arrived_s = self.last_s = time.monotonic()
+        self.first_s: float | None = None
+        self.num_open = len(requests)
+        self.cancelled = False
+        self._events: deque[tuple[int, Event]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._futures: list[Future[Completion]] = []
+
+    async def events(self) -> deque[tuple[int, Event]]:
+        """All events since the last call; waits for one."""
+        if not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        events, self._events = self._events, deque()
+        return events
+
+    async def completions(self) -> list[Completion]:
+        """How the requests ended, in their order. Raises what ended one of them otherwise; the others are cancelled."""
+        done: dict[int, Completion] = {}
+        while len(done) < len(self.requests):
+            for number, event in await self.events():
+                if isinstance(event, Completion):
+                    done[number] = event
+                elif isinstance(event, BaseException):
+                    self.cancel()
+                    raise event
+        return [done[number] for number in range(len(self.requests))]
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for future in self._futures:
+            future.cancel()
+
+    def take(self, number: int, event: Event) -> None:
+        """Append an event. On the loop."""
+        self._events.append((number, event))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Intake:
+    """One for a server, made on its event loop."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.open: set[Answer] = set()
+        self._loop = asyncio.get_running_loop()
+        self._arrived: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._outbox: deque[tuple[Answer, int, Event]] = deque()
+        self._called = False
+        self._pinger = self._loop.call_later(PING_S, self._ping)
+        threading.Thread(target=self._run, name="graftlm intake", daemon=True).start()
+
+    def submit(self, requests: Sequence[Request]) -> Answer:
+        """Queue requests as one hand-over. On the loop."""
+        answer = Answer(requests)
+        self.open.add(answer)
+        self._arrived.put(answer)
+        return answer
+
+    def close(self) -> None:
+        self._pinger.cancel()
+        self._arrived.put(None)
+
+    # -- the intake's thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (answer := self._arrived.get()) is not None:
+            answers = [answer]
+            with suppress(queue.Empty):
+                while (more := self._arrived.get_nowait()) is not None:
+                    answers.append(more)
+                self._arrived.put(None)
+            self._hand_over(answers)
+
+    def _hand_over(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            for number, request in enumerate(answer.requests):
+                if request.stream:
+                    request.on_chunk = partial(self._post, answer, number)
+        try:
+            futures = self.runtime.submit_many([request for answer in answers for request in answer.requests])
+        except Exception as error:
+            if len(answers) > 1 and not isinstance(error, GraftError):
+                for answer in answers:  # one of them breaks something; the others shall not end for it
+                    self._hand_over([answer])
+                return
+            for answer in answers:
+                for number in range(len(answer.requests)):
+                    self._post(answer, number, error)
+            return
+        for answer in answers:
+            own, futures = futures[: len(answer.requests)], futures[len(answer.requests) :]
+            answer._futures = own
+            for number, future in enumerate(own):
+                future.add_done_callback(partial(self._ended, answer, number))
+            if answer.cancelled:
+                answer.cancel()
+
+    # -- any thread ----------------------------------------------------------------------------------------------
+
+    def _ended(self, answer: Answer, number: int, future: Future[Completion]) -> None:
+        if future.cancelled():
+            self._post(answer, number, RequestCancelled("the client closed the connection"))
+        else:
+            self._post(answer, number, future.exception() or future.result())
+
+    def _post(self, answer: Answer, number: int, event: Event) -> None:
+        self._outbox.append((answer, number, event))
+        if not self._called:
+            self._called = True
+            with suppress(RuntimeError):  # the loop was closed: nobody reads any more
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        self._called = False
+        now = time.monotonic()
+        while self._outbox:
+            answer, number, event = self._outbox.popleft()
+            answer.last_s = now
+            if answer.first_s is None:
+                answer.first_s = now
+            if not isinstance(event, Chunk):
+                answer.num_open -= 1
+                if not answer.num_open:
+                    self.open.discard(answer)
+            answer.take(number, event)
+
+    def _ping(self) -> None:
+        self._pinger = self._loop.call_later(PING_S, self._ping)
+        before = time.monotonic() - PING_S
+        for answer in self.open:
+            if answer.last_s < before:
+                answer.take(0, None)

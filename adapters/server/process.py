@@ -1,0 +1,147 @@
+"""The process of `graftlm serve`: a socket, a runtime that loads behind it, and an end that lets requests finish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from graftlm.adapters.server.app import Server
+from graftlm.adapters.server.settings import ServerSettings
+from graftlm.core.config import CacheConfig, SchedulerConfig
+from graftlm.core.errors import ConfigError
+from graftlm.core.runtime import Runtime
+
+log = logging.getLogger("graftlm.server")
+
+CLOSE_S = 5.0
+"""Seconds that connections have to close once every request has ended."""
+
+
+def read_options(given: Iterable[str]) -> dict[str, Any]:
+    """Options of a runtime from NAME=VALUE; `cache.max_tokens=4096` sets a field of `cache`, `schedule` likewise."""
+    options: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {"cache": {}, "schedule": {}}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"option {text!r} has no value; give NAME=VALUE, as dtype=bfloat16")
+        try:
+            read = json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
+        except ValueError:
+            read = value
+        whole, dot, field = name.strip().replace("-", "_").partition(".")
+        if dot and whole not in parts:
+            raise ConfigError(f"option {name!r} is unknown; only cache and schedule have fields")
+        (parts[whole] if dot else options)[field if dot else whole] = read
+    for name, kind in (("cache", CacheConfig), ("schedule", SchedulerConfig)):
+        if parts[name]:
+            try:
+                options[name] = kind(**parts[name])
+            except TypeError as error:
+                raise ConfigError(f"options of {name} are {', '.join(parts[name])}: {error}") from error
+    return options
+
+
+def serve(model: str, settings: ServerSettings, options: dict[str, Any]) -> None:
+    """Serve `model` until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot be."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    runtime = Runtime(model, **options)
+    listener = listen(settings.host, settings.port)
+    try:
+        process = Process(Server(runtime, settings), listener)
+        process.run()
+    finally:
+        listener.close()
+        runtime.close()
+    if process.failure is not None:
+        raise process.failure
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound to the address. ConfigError if somebody else has it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"host {host!r} is no address of this machine: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"port {port} of {host} cannot be used: {error.strerror}; choose another --port") from error
+    listener.set_inheritable(False)
+    return listener
+
+
+class Process(uvicorn.Server):
+    """Uvicorn, but it answers `/health` while the model loads, and drains on the first signal.
+
+    failure  why the model could not be loaded, once the server has ended for it.
+    """
+
+    def __init__(self, server: Server, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            server,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            ws="none",
+            backlog=2048,
+            timeout_keep_alive=65,
+            timeout_graceful_shutdown=int(CLOSE_S),
+        )
+        super().__init__(config)
+        self._server = server
+        self._listener = listener
+        self._drains: Callable[[], object] | None = None
+        self.failure: BaseException | None = None
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        super().run([self._listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        self._drains = lambda: loop.call_soon_threadsafe(lambda: setattr(self, "_drain", loop.create_task(self._end())))
+        host, port = self._listener.getsockname()[:2]
+        log.info("%s at http://%s:%d/v1", self._server.runtime.model_name, f"[{host}]" if ":" in host else host, port)
+        threading.Thread(target=self._load, name="graftlm load", daemon=True).start()
+
+    def _load(self) -> None:
+        started = time.monotonic()
+        try:
+            self._server.runtime.load()
+        except BaseException as error:
+            if not self._server.draining:
+                self.failure = error
+            self.should_exit = True
+            return
+        log.info("ready after %.1f s", time.monotonic() - started)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets requests finish, the second ends at once."""
+        if not self._server.draining and self._drains is not None:
+            self._server.draining = True
+            self._drains()
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _end(self) -> None:
+        server = self._server
+        log.info("shutting down; %d requests have %g s to finish", server.num_open, server.settings.drain_timeout_s)
+        end_s = time.monotonic() + server.settings.drain_timeout_s
+        while server.num_open and time.monotonic() < end_s and not self.force_exit:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(server.runtime.close)  # what still runs ends with an error
+        self.should_exit = True

@@ -1,0 +1,70 @@
+"""What all objects of one answer share, and the bytes of a server-sent event."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from graftlm.core.request import Usage
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+
+def escaped(text: str) -> bytes:
+    """A text as JSON, in ASCII: no line separator of Unicode can break an event."""
+    return encode_basestring_ascii(text).encode()
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+@dataclass
+class Envelope:
+    """`id`, `created` and `model` of one answer, and the name of its chunks."""
+
+    id: str
+    model: str
+    object: str
+    with_usage: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    _heads: dict[tuple[int, bytes], tuple[bytes, bytes]] = field(default_factory=dict)
+
+    def of(self, name: str) -> dict[str, Any]:
+        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+
+    def chunk(self, *choices: dict[str, Any]) -> bytes:
+        beside = {"usage": None} if self.with_usage else {}
+        return event({**self.of(self.object), "choices": list(choices), **beside})
+
+    def usage(self, usages: Iterable[Usage]) -> bytes:
+        """The chunk that only counts tokens."""
+        return event({**self.of(self.object), "choices": [], "usage": usage_of(usages)})
+
+    def around(self, index: int, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """The bytes of a chunk with one choice before and after its text; made once, then only concatenated."""
+        found = self._heads.get((index, before))
+        if found is None:
+            head = json.dumps(self.of(self.object), separators=(",", ":")).encode()[:-1]
+            tail = b'}],"usage":null}\n\n' if self.with_usage else b"}]}\n\n"
+            head = b"data: " + head + b',"choices":[{"index":%d,' % index + before
+            found = self._heads[index, before] = head, after + tail
+        return found
+
+
+def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
+    """Token counts in OpenAI's form; those that a grammar forced have a key of their own."""
+    total = sum(usages, Usage())
+    return {
+        "prompt_tokens": total.prompt_tokens,
+        "completion_tokens": total.completion_tokens,
+        "total_tokens": total.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": total.cached_tokens},
+        "graftlm": {"forced_tokens": total.forced_tokens},
+    }

@@ -1,0 +1,74 @@
+"""What is wrong with a request is said in OpenAI's form: a status, the field, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.served import Served
+
+CHAT: dict[str, Any] = {"model": "sprout", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "part"),
+    [
+        ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
+        ({"temperature": -1}, "temperature", "must be 0"),
+        ({"temperature": "warm"}, "temperature", "valid number"),
+        ({"top_p": 0}, "top_p", "(0, 1]"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": None}, "messages", "valid array"),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens", "both given"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
+        ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+        ({"regex": "a", "guided_choice": ["b"]}, "guided_choice", "both given"),
+        ({"regex": "a(("}, "regex", "a(("),
+        ({"stop_token_ids": [10**9]}, "stop_token_ids", "1,000,000,000"),
+        ({"tool_choice": "required"}, "tool_choice", "none were given"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "unknown"),
+    ],
+)
+def test_a_bad_field_is_named(client: openai.OpenAI, given: dict[str, Any], param: str | None, part: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post("/chat/completions", cast_to=object, body={**CHAT, **given})
+    assert part in str(caught.value)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_a_prompt_that_is_too_long_has_its_own_code(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "word " * 5000}]
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="the context is 4,096") as caught:
+            client.chat.completions.create(model="sprout", messages=messages, stream=stream)
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="'gpt-5' does not exist here; use sprout") as caught:
+        client.post("/chat/completions", cast_to=object, body={**CHAT, "model": "gpt-5"})
+    assert caught.value.code == "model_not_found"
+
+
+def test_bodies_that_are_not_json_and_routes_that_are_none(server: Served) -> None:
+    url = f"{server.url}/v1/chat/completions"
+    broken = httpx.post(url, content=b'{"model": ', headers={"content-type": "application/json"})
+    assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_json")
+    form = httpx.post(url, data={"a": "b"})
+    assert (form.status_code, form.json()["error"]["code"]) == (415, "unsupported_media_type")
+    long = httpx.post(url, content=b" " * (33 << 20), headers={"content-type": "application/json"})
+    assert (long.status_code, long.json()["error"]["code"]) == (413, "body_too_large")
+    assert httpx.get(url).status_code == 405
+    assert httpx.get(f"{server.url}/v1/nothing").json()["error"]["code"] == "not_found"
+
+
+def test_a_request_id_comes_back(server: Served) -> None:
+    given = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": "mine-1"})
+    assert given.headers["x-request-id"] == "mine-1"
+    assert len(httpx.get(f"{server.url}/v1/models").headers["x-request-id"]) == 24
