@@ -107,6 +107,16 @@ def ab(
     with_check: Annotated[
         bool, typer.Option("--check", help="Plant faults into the first engine and show that each is found.")
     ] = False,
+    framework: Annotated[
+        str | None, typer.Option(help="Which of the file's run_<framework> to take, where it has several.")
+    ] = None,
+    swap: Annotated[
+        str | None,
+        typer.Option(help="The file is a script: let its calls of this constructor give the engine, e.g. ChatOpenAI."),
+    ] = None,
+    one_at_a_time: Annotated[
+        bool, typer.Option("--one-at-a-time", help="Load one engine at a time, where two do not fit into memory.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare engines on a pipeline of your own: answers, time, tokens."""
@@ -116,10 +126,11 @@ def ab(
     if report_to is not None:
         report.check_folder(report_to, force=force, with_chart=with_chart)
     options: dict[str, Any] = {"rounds": rounds, "minutes": minutes, "threads": threads, "progress": Progress(as_json)}
+    options |= {"framework": framework, "swap": swap}
     if with_check:
         _check_faults(pipeline, names[:1], model, options, as_json)
         return
-    comparison = compare(pipeline, names, model, **options)
+    comparison = compare(pipeline, names, model, one_at_a_time=one_at_a_time, **options)
     if as_json:
         print_json(report.to_json([comparison]))
     else:

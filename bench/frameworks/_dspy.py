@@ -17,9 +17,9 @@ import dspy
 from bench import demo_inputs
 from bench.harness import Options, Row, Timing, rate_row
 from graftlm import Runtime
+from graftlm.ab.classes.dspy import TransformersEngine
 from graftlm.adapters.dspy import GraftLM
 from graftlm.core.model.load import resolve
-from graftlm.demo.pipelines.dspy import TransformersEngine
 
 THREADS = 16
 SETTINGS: dict[str, Any] = {"cache": False, "temperature": 0, "max_tokens": 48}

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from graftlm.ab.comparison import Comparison, EngineResult
 from graftlm.ab.engine_process import EngineFailed, EngineProcess
+from graftlm.ab.profile import Call, Divergence, Profile, first_difference
 from graftlm.core.errors import ConfigError
 from graftlm.machine import num_cores
 from graftlm.progress import Progress
 
 MIN_ROUNDS = 3
 MAX_ROUNDS = 30
+MAX_EXPLAINED = 5
+"""Differing answers of each engine whose first differing token is looked for."""
 NARROW = 0.1
 """An interval whose width is at most this share of the ratio needs no further rounds."""
 
@@ -31,6 +34,9 @@ def compare(
     threads: int | None = None,
     progress: Progress | None = None,
     plants: Sequence[str | None] = (),
+    framework: str | None = None,
+    swap: str | None = None,
+    one_at_a_time: bool = False,
 ) -> Comparison:
     """Run a pipeline on each engine in turns (A B A B ...) and compare answers, wall time and work.
 
@@ -40,6 +46,10 @@ def compare(
     minutes   begin no further round after so many minutes of measuring
     threads   compute threads of every engine; None: one per core
     plants    a fault to plant per engine, as `graftlm ab --check` does
+    framework  which framework's `run_<framework>` of the file to take, where it has several
+    swap      the pipeline is a script; its calls of this constructor, such as "ChatOpenAI", give the engine
+    one_at_a_time  load an engine when those before it have ended: for models that do not fit into memory together.
+              Rounds are not interleaved then, so a change of the machine's load counts for one engine alone.
 
     Every engine warms up before the first round, on inputs that are not measured. Response caches of the frameworks
     are off. An engine that fails is recorded and the others go on. An input on which the pipeline raises with any
@@ -56,13 +66,15 @@ def compare(
     if not path.is_file():
         raise ConfigError(f"pipeline {str(path)!r} cannot be read; give the path of a Python file")
     faults = list(plants) or [None] * len(names)
+    options = {"framework": framework, "swap": swap}
     with ExitStack() as stack:
         processes: list[EngineProcess] = []
         for name, fault in zip(names, faults, strict=True):
-            process = EngineProcess(path, name, model, threads or num_cores(), fault)
+            process = EngineProcess(path, name, model, threads or num_cores(), fault, **options)
             stack.callback(process.close)
             processes.append(process)
-        return _Run(processes, model, rounds, minutes, progress or Progress(quiet=True)).run()
+        run = _Run(processes, model, rounds, minutes, progress or Progress(quiet=True))
+        return run.one_at_a_time() if one_at_a_time else run.run()
 
 
 class _Run:
@@ -78,6 +90,7 @@ class _Run:
         self._results = {id(process): EngineResult(process.label) for process in processes}
         self._comparison = Comparison("", "", model, [], list(self._results.values()))
         self._inputs: list[str] = []
+        self._interleaved = True
 
     def run(self) -> Comparison:
         comparison = self._comparison
@@ -87,8 +100,34 @@ class _Run:
                 self._attempt(process, "loading", partial(process.ask, "open"))
             self._find_failing_inputs()
             self._measure()
+            self._inspect()
+            self._explain()
         except KeyboardInterrupt:
             comparison.interrupted = True
+        return self._finished()
+
+    def one_at_a_time(self) -> Comparison:
+        """The same with one engine in memory at a time. An input that raises with a later engine is not left out."""
+        comparison, processes = self._comparison, self._processes
+        comparison.notes.append("Engines ran one after the other: rounds were not interleaved.")
+        self._minutes /= len(processes)
+        self._interleaved = False
+        try:
+            self._load()
+            for process in processes:
+                self._processes = [process]
+                self._attempt(process, "loading", partial(process.ask, "open"))
+                self._find_failing_inputs()
+                self._measure()
+                self._inspect()
+                process.close()
+        except KeyboardInterrupt:
+            comparison.interrupted = True
+        self._processes = processes
+        return self._finished()
+
+    def _finished(self) -> Comparison:
+        comparison = self._comparison
         left_out = {i for result in comparison.results for i in result.left_out}
         comparison.inputs = [text for i, text in enumerate(self._inputs) if i not in left_out]
         return comparison
@@ -105,6 +144,7 @@ class _Run:
                 raise ConfigError(f"the pipeline file cannot be imported: {error}") from error
             self._comparison.name, self._comparison.title = found["name"], found["title"]
             self._inputs = found["inputs"]
+            self._comparison.notes += [note for note in found["notes"] if note not in self._comparison.notes]
         if not found["held_out"]:
             self._comparison.notes.append("The warm-up ran on a measured input, because there is only one.")
 
@@ -142,7 +182,7 @@ class _Run:
     def _measure(self) -> None:
         """Further rounds, in turns, until the intervals are narrow or the time is over."""
         deadline = time.monotonic() + 60 * self._minutes
-        for number in range(2, MAX_ROUNDS + 1):
+        for number in range(2, (MAX_ROUNDS if self._interleaved else self._rounds) + 1):
             if not self._working or time.monotonic() > deadline or (number > self._rounds and self._is_narrow()):
                 break
             for process in self._working:
@@ -154,9 +194,46 @@ class _Run:
                 f"{done} of {self._rounds} rounds fitted into {self._minutes:g} minutes; raise --minutes for more."
             )
 
+    def _inspect(self) -> None:
+        """One more round of each engine, call by call. An engine that fails in it keeps its rounds."""
+        for process in self._working:
+            with suppress(EngineFailed), self._progress.watch(self._comparison.name, process.label, "looking closer"):
+                self._results[id(process)].profile = Profile.of_json(process.ask("inspect"))
+
+    def _explain(self) -> None:
+        """For some answers that differ, find the first token that does, and what both engines think of it."""
+        base, *others = self._processes
+        for process in others:
+            result = self._results[id(process)]
+            for i in (self._comparison.differing(result) or [])[:MAX_EXPLAINED]:
+                with suppress(EngineFailed):
+                    found = _divergence(i, base, process)
+                    result.divergences += [found] if found is not None else []
+
     def _num_rounds(self) -> int:
         return min(len(self._results[id(process)].rounds) for process in self._working)
 
     def _is_narrow(self) -> bool:
         others = self._comparison.results[1:]
         return all(found is None or found.width <= NARROW for found in map(self._comparison.ratio, others))
+
+
+def _divergence(index: int, base: EngineProcess, other: EngineProcess) -> Divergence | None:
+    """Run one input alone on both engines; None where no call has the same prompt and other tokens."""
+    ours, theirs = ([Call(**call) for call in process.ask("trace", index=index)] for process in (base, other))
+    place = first_difference(ours, theirs)
+    if place is None:
+        return None
+    number, position = place
+    call = ours[number]
+    other_ids = next(t.token_ids for t in theirs if t.prompt_ids == call.prompt_ids and t.token_ids != call.token_ids)
+    if position >= min(len(call.token_ids), len(other_ids)):
+        return None  # one ends where the other goes on
+    tokens = [call.token_ids[position], other_ids[position]]
+    ids = call.prompt_ids + call.token_ids[:position]
+    found = {process.label: process.ask("logprobs", ids=ids, tokens=tokens) for process in (base, other)}
+    spelled = next((one for one in found.values() if one["texts"]), {"texts": list(map(str, tokens)), "before": ""})
+    logprobs = {label: (one["logprobs"][0], one["logprobs"][1]) for label, one in found.items() if one["logprobs"]}
+    return Divergence(
+        index, number, position, str(spelled["before"]), (spelled["texts"][0], spelled["texts"][1]), logprobs
+    )

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from graftlm.ab.meter import Work
+from graftlm.ab.profile import Divergence, Profile
 from graftlm.ab.statistics import Ratio, ratio
 from graftlm.core.errors import ConfigError
 
@@ -20,6 +21,8 @@ class Round:
     right       whether each answer is right; None where the pipeline cannot tell
     spans       start and end of each model call, in seconds from the start of the round
     peak_bytes  the engine process's peak memory so far: host, and GPU where it uses one
+    cpu_s       CPU time of the engine's process and its servers
+    energy_j    what the GPUs used meanwhile, with what other processes did there; None where no card tells
     """
 
     wall_s: float
@@ -29,16 +32,24 @@ class Round:
     spans: list[tuple[float, float]] = field(default_factory=list)
     peak_bytes: int = 0
     peak_gpu_bytes: int = 0
+    cpu_s: float = 0.0
+    energy_j: float | None = None
 
 
 @dataclass
 class EngineResult:
-    """All rounds of one engine. `error` says why it has none; `left_out` maps inputs on which the pipeline raised."""
+    """All rounds of one engine. `error` says why it has none; `left_out` maps inputs on which the pipeline raised.
+
+    profile      a further round, looked at call by call; None if it was interrupted
+    divergences  for the first differing inputs, where their answers begin to differ from the baseline's
+    """
 
     engine: str
     rounds: list[Round] = field(default_factory=list)
     error: str | None = None
     left_out: dict[int, str] = field(default_factory=dict)
+    profile: Profile | None = None
+    divergences: list[Divergence] = field(default_factory=list)
 
     @property
     def answers(self) -> list[Any]:
@@ -51,6 +62,18 @@ class EngineResult:
     @property
     def work(self) -> Work:
         return self.rounds[-1].work
+
+    @property
+    def cpu_s(self) -> float:
+        return median(one.cpu_s for one in self.rounds)
+
+    @property
+    def best_hit_rate(self) -> float | None:
+        """The hit rate that an unlimited cache in the best order would have; None if the prompts are not known."""
+        if self.profile is None or self.profile.unique_tokens is None:
+            return None
+        total = sum(call.num_prompt for call in self.profile.calls)
+        return 1 - self.profile.unique_tokens / total if total else None
 
     @property
     def num_varying(self) -> int:

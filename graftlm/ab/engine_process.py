@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,9 @@ class EngineProcess:
     Every process gets the same environment: `threads` compute threads and private, empty framework caches.
     """
 
-    def __init__(self, path: Path, engine: str, model: str, threads: int, plant: str | None = None) -> None:
+    def __init__(
+        self, path: Path, engine: str, model: str, threads: int, plant: str | None = None, **options: str | None
+    ) -> None:
         self.label = f"{engine}, {plant}" if plant else engine
         self._folder = tempfile.TemporaryDirectory(prefix="graftlm-ab-")
         self._log = (Path(self._folder.name) / "log").open("w+")
@@ -46,7 +49,7 @@ class EngineProcess:
             env=environment,
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
         )
-        self._loading = {"path": str(path.resolve()), "engine": engine, "model": model, "plant": plant}
+        self._loading = {"path": str(path.resolve()), "engine": engine, "model": model, "plant": plant} | options
         self._send("load", self._loading)
 
     def load(self) -> dict[str, Any]:
@@ -70,7 +73,8 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
-        self._process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # with the servers that it has started
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from graftlm.ab.classes.server import Server
+
 if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
@@ -72,7 +74,8 @@ class Meter:
         self._lock = threading.Lock()
         self._counted = Work()
         self._spans: list[tuple[float, float]] = []
-        self._runtimes: list[Runtime] = []
+        self.runtimes: list[Runtime] = []
+        self.models: list[Any] = []
         self._hooks: list[RemovableHandle] = []
         self._count_http()
 
@@ -81,24 +84,29 @@ class Meter:
         if "graftlm.core.runtime" in sys.modules:
             from graftlm.core.runtime import Runtime
 
-            known = {id(runtime) for runtime in self._runtimes}
+            known = {id(runtime) for runtime in self.runtimes}
             for runtime in alive(Runtime):
                 if id(runtime) not in known and not runtime.closed:
-                    self._runtimes.append(runtime)
+                    self.runtimes.append(runtime)
                     self._time_runtime(runtime)
-        if "transformers" in sys.modules and not self._runtimes and not self._hooks:
+        if "transformers" in sys.modules and not self.runtimes and not self._hooks:
+            from torch import nn
             from transformers import GenerationMixin
 
             models: list[Any] = alive(GenerationMixin)
-            for model in models:
+            torch_models: list[Any] = [model for model in models if isinstance(model, nn.Module)]
+            for model in torch_models:
+                self.models.append(model)
                 self._hooks.append(model.register_forward_pre_hook(self._count_forward, with_kwargs=True))
                 model.generate = self._timed(model.generate)
 
     def start(self) -> None:
         """Begin a round: set every count to zero and empty the prefix caches of GraftLM's runtimes."""
-        for runtime in self._runtimes:
+        for runtime in self.runtimes:
             runtime.clear_cache()
             runtime.reset_stats()
+        for server in Server.open:
+            server.reset()
         with self._lock:
             self._counted = Work(0, 0, 0, None, 0) if self._hooks else Work()
             self._spans = []
@@ -106,7 +114,7 @@ class Meter:
     def work(self) -> Work:
         """The counts since `start`; any thread may ask."""
         total = self._counted
-        for runtime in self._runtimes:
+        for runtime in self.runtimes:
             s = runtime.stats()
             total += Work(s.requests, s.prompt_tokens, s.computed_tokens, s.completion_tokens, s.largest_batch)
         return total

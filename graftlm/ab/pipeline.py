@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from graftlm.ab.engines import MAX_TOKENS, framework_of, known_or_raise, named_engines
+from graftlm.ab.engines import FRAMEWORKS, MAX_TOKENS, framework_of, known_or_raise, named_engines
+from graftlm.ab.script import Script
 from graftlm.core.errors import ConfigError
 
 NOT_ENGINES = {"run", "inputs", "warm_up", "right"}
@@ -30,6 +32,7 @@ class Pipeline:
     """A file that defines
 
     run(llm, inputs) -> list      the pipeline: a list with one answer per input, in order
+    run_dspy(llm, inputs), ...    instead of `run`: the same pipeline in several frameworks, of which one is chosen
     inputs() -> list              the inputs; without it there is one, None
     warm_up() -> list             inputs to run before the measurement; without it, the first input is held out
     right(input, answer) -> bool  whether an answer is right, where that can be told
@@ -41,27 +44,30 @@ class Pipeline:
 
     name: str
     title: str
-    run: Callable[[Any, Sequence[Any]], list[Any]]
+    run: Run
     inputs: Sequence[Any]
     held_out: Sequence[Any]
     right: Callable[[Any, Any], bool] | None
     constructors: Mapping[str, Callable[..., Any]]
     framework: str | None = None
+    notes: Sequence[str] = ()
 
     @classmethod
-    def load(cls, path: Path) -> Pipeline:
-        """Import the file and read what it defines. Raises: ConfigError if it is no pipeline."""
+    def load(cls, path: Path, framework: str | None = None) -> Pipeline:
+        """Import the file and read what it defines. Raises: ConfigError if it is no pipeline.
+
+        framework  which of the file's `run_<framework>` to take
+        """
         names = vars(_import(path))
         functions = {
             name: value
             for name, value in names.items()
             if inspect.isfunction(value) and value.__module__ == names["__name__"] and not name.startswith("_")
         }
-        if "run" not in functions:
-            raise ConfigError(f"pipeline {str(path)!r} defines no run(llm, inputs)")
-        framework = names.get("framework") or framework_of(path.read_text())
+        run, framework = _program(path, functions, framework or names.get("framework"))
+        framework = framework or framework_of(path.read_text())
         constructors = dict(named_engines(framework, int(names.get("max_tokens", MAX_TOKENS))))
-        constructors |= {name: value for name, value in functions.items() if name not in NOT_ENGINES}
+        constructors |= {n: f for n, f in functions.items() if n not in NOT_ENGINES and not n.startswith("run_")}
         if not constructors:
             raise ConfigError(
                 f"pipeline {str(path)!r} defines no engine function such as graftlm(model), and imports no framework "
@@ -70,7 +76,19 @@ class Pipeline:
         inputs, held_out = _inputs(path, functions)
         title = (names.get("__doc__") or path.stem).strip().partition("\n")[0]
         right = functions.get("right")
-        return cls(path.stem, title, functions["run"], inputs, held_out, right, constructors, framework)
+        return cls(path.stem, title, run, inputs, held_out, right, constructors, framework)
+
+    @classmethod
+    def of_script(cls, path: Path, constructor: str) -> Pipeline:
+        """A script, unchanged but for its calls of `constructor`: one input, and what it prints is the answer."""
+        script = Script.load(path, constructor)
+        notes = [f"Arguments of {constructor} that no engine was given: {', '.join(script.unused)}."]
+        engines = named_engines(script.framework, script.max_tokens or MAX_TOKENS)
+        title = (ast.get_docstring(ast.parse(path.read_text())) or path.stem).partition("\n")[0]
+        return cls(
+            path.stem, title, lambda llm, inputs: [script.run(llm)], [None], [], None, engines, script.framework,
+            notes if script.unused else (),
+        )  # fmt: skip
 
     def engine(self, spec: str) -> Engine:
         """The engine called `name` or `name:argument`. Raises: ConfigError, listing the known ones."""
@@ -98,6 +116,24 @@ class Pipeline:
                 "return one answer per input, in order"
             )
         return list(answers)
+
+
+Run = Callable[[Any, Sequence[Any]], list[Any]]
+
+
+def _program(path: Path, functions: Mapping[str, Any], framework: str | None) -> tuple[Run, str | None]:
+    """`run`, or the `run_<framework>` that was asked for, and its framework."""
+    several = {name.removeprefix("run_"): f for name, f in functions.items() if name.removeprefix("run_") in FRAMEWORKS}
+    if several and (framework is not None or "run" not in functions):
+        if framework not in several:
+            given = "no framework was named" if framework is None else f"{framework!r} is not among them"
+            raise ConfigError(
+                f"pipeline {str(path)!r} is written in {', '.join(several)}, and {given}; choose one with --framework"
+            )
+        return several[framework], framework
+    if "run" not in functions:
+        raise ConfigError(f"pipeline {str(path)!r} defines no run(llm, inputs)")
+    return functions["run"], framework
 
 
 def _inputs(path: Path, functions: Mapping[str, Callable[..., Any]]) -> tuple[list[Any], list[Any]]:

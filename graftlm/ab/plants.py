@@ -32,6 +32,8 @@ def check(
     threads: int | None = None,
     progress: Progress | None = None,
     plants: Sequence[Plant] = get_args(Plant),
+    framework: str | None = None,
+    swap: str | None = None,
 ) -> list[Finding]:
     """Compare `engine` with itself, once per fault that is planted into the second of the two.
 
@@ -50,6 +52,8 @@ def check(
             threads=threads,
             progress=progress,
             plants=[None, plant],
+            framework=framework,
+            swap=swap,
         )
         found, evidence = _SIGNS[plant](compared)
         findings.append(Finding(plant, found, compared.results[1].error or evidence))

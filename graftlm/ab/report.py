@@ -26,7 +26,7 @@ COLUMNS = (
     "answers equal",
     "wall time",
     "ratio",
-    "95 % interval",
+    "interval (95 %)",
     "prompt tokens",
     "tokens computed",
     "hit rate",

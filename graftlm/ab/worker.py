@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from graftlm.ab.classes.server import Server
 from graftlm.ab.engines import pip_command
+from graftlm.ab.inspector import Inspector
 from graftlm.ab.meter import Meter
 from graftlm.ab.pipeline import Pipeline
 from graftlm.core.errors import ConfigError
@@ -28,9 +30,17 @@ Plant = Literal["slow", "changed answer", "cached call"]
 class Worker:
     """Runs one pipeline on one engine, round by round."""
 
-    def __init__(self, path: Path, engine: str, model: str, plant: Plant | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        engine: str,
+        model: str,
+        plant: Plant | None = None,
+        framework: str | None = None,
+        swap: str | None = None,
+    ) -> None:
         self._meter = Meter()
-        self._pipeline = Pipeline.load(path)
+        self._pipeline = Pipeline.load(path, framework) if swap is None else Pipeline.of_script(path, swap)
         self._engine = self._pipeline.engine(engine)
         self._model = model
         self._plant = plant
@@ -47,6 +57,7 @@ class Worker:
             "title": pipeline.title,
             "inputs": [as_text(one) for one in pipeline.inputs],
             "held_out": len(pipeline.held_out),
+            "notes": list(pipeline.notes),
         }
 
     def open(self) -> None:
@@ -55,7 +66,7 @@ class Worker:
         A pipeline with a single input warms up on that one.
         """
         # An endpoint knows the model by the name that the user gave.
-        is_endpoint = ":" in self._engine.label
+        is_endpoint = self._engine.label.startswith("openai:")
         self._llm = self._engine.open(self._model if is_endpoint else local_name(self._model))
         self._meter.attach()
         self._pipeline.answer(self._llm, self._pipeline.held_out or self._pipeline.inputs)
@@ -77,7 +88,7 @@ class Worker:
                 except ConfigError:
                     raise
                 except Exception as error:
-                    failed[str(i)] = f"{type(error).__name__}: {error}"
+                    failed[str(i)] = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return failed
 
     def round(self) -> dict[str, Any]:
@@ -85,9 +96,12 @@ class Worker:
         inputs = [one for i, one in enumerate(self._pipeline.inputs) if i not in self._left_out]
         asked = inputs[:-1] if self._remembered else inputs
         self._meter.start()
+        cpu_s, energy_j = cpu_seconds(), energy_joules()
         started = time.perf_counter()
         answers = self._pipeline.answer(self._llm, asked) + self._remembered
         wall_s = time.perf_counter() - started
+        cpu_s = cpu_seconds() - cpu_s
+        used_j = None if energy_j is None else (energy_joules() or 0.0) - energy_j
         if self._plant == "slow":
             time.sleep(wall_s)
             wall_s *= 2
@@ -100,8 +114,49 @@ class Worker:
             "right": None if right is None else [bool(right(i, a)) for i, a in zip(inputs, answers, strict=True)],
             "work": dataclasses.asdict(self._meter.work()),
             "spans": self._meter.spans(started),
+            "cpu_s": cpu_s,
+            "energy_j": used_j,
             **peak_memory(),
         }
+
+    def inspect(self) -> dict[str, Any]:
+        """Run all inputs once more and note every call; see `Profile`."""
+        inspector = Inspector(self._meter.runtimes, self._meter.models)
+        inputs = [one for i, one in enumerate(self._pipeline.inputs) if i not in self._left_out]
+        self._meter.start()
+        with inspector.watch():
+            started = time.perf_counter()
+            self._pipeline.answer(self._llm, inputs)
+            wall_s = time.perf_counter() - started
+        profile = dataclasses.asdict(inspector.profile(wall_s, self._meter.spans(started)))
+        for call in profile["calls"]:
+            call["prompt_ids"] = call["token_ids"] = ()
+        return profile
+
+    def trace(self, index: int) -> list[dict[str, Any]]:
+        """Run one of the measured inputs alone and note its calls, with their tokens."""
+        inputs = [one for i, one in enumerate(self._pipeline.inputs) if i not in self._left_out]
+        inspector = Inspector(self._meter.runtimes, self._meter.models)
+        with inspector.watch():
+            self._pipeline.answer(self._llm, inputs[index : index + 1])
+        return [dataclasses.asdict(call) for call in inspector.calls()]
+
+    def logprobs(self, ids: list[int], tokens: list[int]) -> dict[str, Any]:
+        """The log-probabilities of some tokens after `ids`, where the engine gives them, and how they are spelled."""
+        if self._meter.runtimes:
+            runtime = self._meter.runtimes[0]
+            found = [runtime.score(ids, [token]).logprobs[0] for token in tokens]
+            return {"logprobs": found, "texts": [runtime.tokenizer.decode([t]) for t in tokens],
+                    "before": runtime.tokenizer.decode(ids)}  # fmt: skip
+        if not self._meter.models:
+            return {"logprobs": [], "texts": [], "before": ""}
+        import torch
+
+        model = self._meter.models[0]
+        with torch.inference_mode():
+            given = torch.tensor([ids], device=model.device)
+            row = torch.log_softmax(model(input_ids=given).logits[0, -1].float(), -1)
+        return {"logprobs": [float(row[token]) for token in tokens], "texts": [], "before": ""}
 
     def calls(self) -> int:
         return self._meter.work().calls or 0
@@ -130,12 +185,54 @@ def disable_framework_caches() -> None:
         set_llm_cache(None)
 
 
+def cpu_seconds() -> float:
+    """CPU time of this process and its servers so far."""
+    import psutil
+
+    total = time.process_time()
+    for server in Server.open:
+        with contextlib.suppress(psutil.Error):
+            for process in [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]:
+                times = process.cpu_times()
+                total += times.user + times.system
+    return total
+
+
+def energy_joules() -> float | None:
+    """What the GPUs have used since the driver was loaded, by NVIDIA's counter; None where there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    try:
+        import pynvml  # type: ignore[import-not-found, unused-ignore]
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(torch.cuda.device_count())]
+        return float(sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)) / 1000
+    except Exception:  # no package, or a card without the counter: there is no figure
+        return None
+
+
 def peak_memory() -> dict[str, int]:
+    """The most memory that this process and its servers have held so far."""
     import resource
 
     torch = sys.modules.get("torch")
     gpu = torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_available() else 0
-    return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "peak_gpu_bytes": gpu}
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"peak_bytes": own + sum(map(_peak_of_tree, [server.pid for server in Server.open])), "peak_gpu_bytes": gpu}
+
+
+def _peak_of_tree(pid: int) -> int:
+    """Peak host memory of a process and its children, as far as the system tells it."""
+    import psutil
+
+    total = 0
+    with contextlib.suppress(psutil.Error, OSError):
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            total += next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+    return total
 
 
 def as_json(value: Any) -> Any:
@@ -196,7 +293,7 @@ def serve(commands: TextIO, replies: TextIO) -> None:
         name = command.pop("do")
         try:
             if name == "load":
-                worker = Worker(Path(command["path"]), command["engine"], command["model"], command["plant"])
+                worker = Worker(Path(command.pop("path")), **command)
                 value: Any = worker.describe()
             else:
                 with _reporting(worker if name == "round" else None, say):
@@ -205,14 +302,16 @@ def serve(commands: TextIO, replies: TextIO) -> None:
         except ConfigError as error:
             reply = {"config_error": str(error)}
         except BaseException as error:
-            reply = {"error": f"{type(error).__name__}: {error}", "remedy": pip_command(error)}
+            text = " ".join(str(error).split())
+            reply = {"error": f"{type(error).__name__}: {text}", "remedy": pip_command(error)}
         say(reply)
 
 
 def main() -> None:
-    replies = os.fdopen(os.dup(1), "w")
+    replies, commands = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
     os.dup2(2, 1)
-    serve(sys.stdin, replies)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a pipeline that reads its input finds none, and no commands
+    serve(commands, replies)
     replies.flush()
     os._exit(0)  # without waiting for threads that a framework may have left behind
 

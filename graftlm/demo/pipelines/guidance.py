@@ -12,34 +12,6 @@ from guidance import gen, models
 INPUTS = json.loads((Path(__file__).parents[1] / "inputs.json").read_text())["guidance"]
 
 
-def hf(model: str) -> models.Model:
-    mend_crop()
-    return models.Transformers(model, echo=False, enable_monitoring=False)
-
-
-def mend_crop() -> None:
-    """Let Guidance 0.3 run on current transformers, whose caches no longer crop to a length.
-
-    `crop(n)` with n above 0 used to keep n tokens and now raises; below 0 it still cuts |n| tokens off.
-    """
-    from transformers import Cache
-
-    crop = Cache.crop
-
-    def crop_to(cache: Cache, length: int) -> None:
-        surplus = cache.get_seq_length() - length if length >= 0 else -length
-        if surplus:
-            crop(cache, -surplus)
-
-    Cache.crop = crop_to
-
-
-def graftlm(model: str) -> models.Model:
-    from graftlm.adapters.guidance import GraftModel
-
-    return GraftModel(model, echo=False)
-
-
 def run(llm: models.Model, inputs: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     forms = []
     for item in inputs:

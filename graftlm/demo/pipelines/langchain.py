@@ -12,21 +12,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 
 INPUTS = json.loads((Path(__file__).parents[1] / "inputs.json").read_text())["langchain"]
-
-
-def hf(model: str) -> BaseChatModel:
-    from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
-
-    generation = {"max_new_tokens": 24, "do_sample": False, "return_full_text": False}
-    return ChatHuggingFace(
-        llm=HuggingFacePipeline.from_model_id(model, task="text-generation", pipeline_kwargs=generation)
-    )
-
-
-def graftlm(model: str) -> BaseChatModel:
-    from graftlm.adapters.langchain import ChatGraftLM
-
-    return ChatGraftLM(model=model, max_tokens=24, temperature=0)
+max_tokens = 24
 
 
 def run(llm: BaseChatModel, inputs: Sequence[dict[str, str]]) -> list[str]:

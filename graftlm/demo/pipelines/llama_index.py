@@ -12,25 +12,7 @@ from llama_index.core import Document, SummaryIndex
 from llama_index.core.llms import LLM
 
 INPUTS = json.loads((Path(__file__).parents[1] / "inputs.json").read_text())["llama_index"]
-
-
-def hf(model: str) -> LLM:
-    from llama_index.llms.huggingface import HuggingFaceLLM
-
-    return HuggingFaceLLM(
-        model_name=model,
-        tokenizer_name=model,
-        is_chat_model=True,
-        max_new_tokens=24,
-        generate_kwargs={"do_sample": False},
-        device_map="cpu",
-    )
-
-
-def graftlm(model: str) -> LLM:
-    from graftlm.adapters.llama_index import GraftLLM
-
-    return GraftLLM(model=model, max_tokens=24, temperature=0)
+max_tokens = 24
 
 
 def run(llm: LLM, inputs: Sequence[dict[str, str]]) -> list[str]:

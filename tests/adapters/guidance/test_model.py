@@ -21,11 +21,11 @@ from guidance.chat import ChatMLTemplate
 from guidance.library import capture, special_token
 from transformers import Cache
 
+from graftlm.ab.classes.guidance import mend_crop
 from graftlm.adapters.guidance import GraftModel
 from graftlm.adapters.guidance.engine import Grammar
 from graftlm.core.errors import ConfigError, GrammarError, RequestTooLong
 from graftlm.core.runtime import Runtime
-from graftlm.demo.pipelines.guidance import mend_crop
 from tests.adapters.guidance.guidance_plugin import tame_model, trained_tokenizer
 
 CONTEXT = 2048

@@ -108,6 +108,66 @@ def test_every_call_has_a_place_in_time(compared: Comparison) -> None:
             assert all(0 <= begin <= end <= one.wall_s for begin, end in one.spans)
 
 
+def test_a_closer_look_tells_first_tokens_phases_and_the_best_hit_rate(compared: Comparison) -> None:
+    for result in compared.results[:2]:
+        profile = result.profile
+        assert profile is not None and len(profile.calls) == 3
+        assert all(call.begin_s <= (call.first_s or 0) <= call.end_s <= profile.wall_s for call in profile.calls)
+        assert profile.time_to_first_token_s and profile.time_between_tokens_s
+        assert {"prefill", "decode"} <= profile.phases.keys()
+        assert sum(profile.phases.values()) == pytest.approx(profile.wall_s, rel=0.05)
+        assert result.best_hit_rate == pytest.approx(1 - (46 + 2 * 3) / 138)
+
+
+def test_a_differing_answer_is_explained_by_the_first_token_that_differs(path: Path, model: str) -> None:
+    other = path.with_name("biased.py")
+    biased = """
+def biased(model):
+    from graftlm import Runtime
+
+    runtime = Runtime(model)
+    return lambda texts: [c.text for c in runtime.generate(
+        list(texts), max_tokens=4, temperature=0, logit_bias={100: 1e4})]
+"""
+    other.write_text(CONTINUE + biased)
+    comparison = compare(other, ["hf", "biased"], model, rounds=1, minutes=0.01)
+    first = comparison.results[1].divergences[0]
+    assert (first.input, first.call, first.position) == (0, 0, 0)
+    assert first.before == comparison.inputs[0]
+    (a, b), (c, d) = first.logprobs["hf"], first.logprobs["biased"]
+    assert a > b and (a, b) == pytest.approx((c, d), abs=1e-3)  # both engines think the same of both tokens
+
+
+def test_a_script_is_compared_by_what_it_prints(tmp_path: Path, model: str) -> None:
+    script = tmp_path / "greets.py"
+    script.write_text(
+        "from langchain_openai import ChatOpenAI\nllm = ChatOpenAI(model='gpt-4o-mini', max_tokens=5)\n"
+        "print([answer.content for answer in llm.batch(['Hello', 'Goodbye'])])\n"
+    )
+    comparison = compare(script, ["hf", "graftlm"], model, rounds=1, minutes=0.01, swap="ChatOpenAI")
+    assert comparison.num_equal(comparison.results[1]) == 1
+    assert [result.work.calls for result in comparison.results] == [2, 2]
+    assert "Arguments of ChatOpenAI that no engine was given: model." in comparison.notes
+
+
+def test_engines_may_be_loaded_one_at_a_time_and_it_is_said(idle: Path) -> None:
+    comparison = compare(idle, ["low", "high"], rounds=2, minutes=0.02, one_at_a_time=True)
+    assert [len(result.rounds) for result in comparison.results] == [2, 2]
+    assert "Engines ran one after the other: rounds were not interleaved." in comparison.notes
+
+
+def test_one_of_several_frameworks_is_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "both.py"
+    path.write_text(
+        "def low(model): return str.lower\ndef inputs(): return ['A', 'B']\n"
+        "def run_dspy(llm, inputs): return ['dspy'] * len(inputs)\n"
+        "def run_guidance(llm, inputs): return ['guidance'] * len(inputs)\n"
+    )
+    assert compare(path, ["low"], rounds=1, minutes=0.01, framework="guidance").results[0].answers == ["guidance"]
+    with pytest.raises(ConfigError, match="is written in dspy, guidance, and no framework was named; choose one with"):
+        quick(path, "low")
+
+
 def test_an_engine_that_fails_is_reported_with_the_remedy_and_the_others_ran(compared: Comparison) -> None:
     assert compared.results[2].error == "OSError: no such device"
     missing = compared.results[3].error or ""

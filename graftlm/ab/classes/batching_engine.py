@@ -1,0 +1,101 @@
+"""BatchingEngine: transformers' continuous batching behind the engine hook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from graftlm.ab.classes.plain_engine import PlainEngine, completion_of, prompt_of
+from graftlm.core.errors import EngineError
+from graftlm.core.request import Submission
+
+if TYPE_CHECKING:
+    from graftlm.core.config import EngineConfig
+    from graftlm.core.text.tokenizer import Tokenizer
+
+POLL_S = 0.05
+NUM_BLOCKS, BATCH_TOKENS = 2048, 2048
+"""KV blocks and tokens per forward pass on a CPU, where transformers would take all memory there is."""
+
+
+class BatchingEngine(PlainEngine):
+    """Requests go to transformers' manager, which batches them; it knows neither constraints nor scores.
+
+    Stop strings are looked for as the tokens come, and the request is cancelled where one was found.
+    """
+
+    def __init__(self, model: str, config: EngineConfig, tokenizer: Tokenizer) -> None:
+        import transformers
+
+        super().__init__(model, config, tokenizer)
+        sizes: Any = (
+            {} if self.model.device.type == "cuda" else {"num_blocks": NUM_BLOCKS, "max_batch_tokens": BATCH_TOKENS}
+        )
+        generation = transformers.GenerationConfig(
+            do_sample=False, eos_token_id=list(tokenizer.eos_token_ids), pad_token_id=tokenizer.eos_token_ids[0]
+        )
+        self._open = ExitStack()
+        self._manager: Any = self._open.enter_context(
+            self.model.continuous_batching_context_manager(
+                generation, timeout=5, warmup=False,
+                continuous_batching_config=transformers.ContinuousBatchingConfig(**sizes),
+            )
+        )  # fmt: skip
+        self._running: dict[str, Submission] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self._running
+
+    def step(self) -> bool:
+        """Hand over what waits, then take one result."""
+        while self.waiting:
+            self._begin(self.waiting.popleft())
+        result = self._manager.get_result(timeout=POLL_S) if self._running else None
+        submission = self._running.get(result.request_id) if result is not None else None
+        if result is None or submission is None:
+            return True
+        if result.error is not None:
+            self._running.pop(result.request_id).listener.on_error(EngineError(result.error))
+            return True
+        ids, stop = list(result.generated_tokens), submission.request.sampling.stop
+        found = bool(stop) and any(one in self.tokenizer.decode(ids) for one in stop)
+        if found or result.is_finished():
+            if not result.is_finished():
+                self._manager.cancel_request(result.request_id)
+            self.counters.largest_batch = max(self.counters.largest_batch, len(self._running))
+            del self._running[result.request_id]
+            self.finish(submission, completion_of(self.tokenizer, ids, stop, len(prompt_of(submission))))
+        return True
+
+    def _begin(self, submission: Submission) -> None:
+        request = submission.request
+        if submission.grammar is not None or request.score_ids is not None or request.want_logits:
+            wanted = "constraints" if submission.grammar is not None else "scores of given text"
+            submission.listener.on_error(EngineError(f"transformers' continuous batching has no {wanted}; use hf"))
+            return
+        ids = prompt_of(submission)
+        limit = request.sampling.max_tokens or self.model.config.max_position_embeddings - len(ids)
+        name = self._manager.add_request(ids, max_new_tokens=limit, streaming=bool(request.sampling.stop))
+        self._running[name] = submission
+
+    def cancel(self, submission_id: int) -> None:
+        super().cancel(submission_id)
+        for name in [name for name, one in self._running.items() if one.id == submission_id]:
+            self._manager.cancel_request(name)
+            del self._running[name]
+
+    def fail_all(self, error: BaseException) -> None:
+        super().fail_all(error)
+        while self._running:
+            self._running.popitem()[1].listener.on_error(error)
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def build_batching(
+    model: str, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None]
+) -> BatchingEngine:
+    return BatchingEngine(model, config, tokenizer)

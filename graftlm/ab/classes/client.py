@@ -1,0 +1,36 @@
+"""What a constructor of an OpenAI client is given: the key, and the URL of a server that is started for it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graftlm.ab.classes.server import KINDS, Server
+
+Constructor = Callable[..., Any]
+
+
+def load(module: str) -> Any:
+    """Import a module by name; what is missing is told with its `pip` command."""
+    return importlib.import_module(module)
+
+
+def key() -> str:
+    return os.environ.get("GRAFTLM_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
+
+
+def served(client: Constructor, names: tuple[str, ...] = tuple(KINDS)) -> Mapping[str, Constructor]:
+    """The engines behind a server of their own, for the framework whose OpenAI client is `client(model, url)`.
+
+    Each takes the model, and another name of it for that engine alone, such as a GGUF file.
+    """
+
+    def constructor(name: str) -> Constructor:
+        def start(model: str, own: str = "") -> Any:
+            return client(own or model, Server(name, own or model).url)
+
+        return start
+
+    return {name: constructor(name) for name in names}

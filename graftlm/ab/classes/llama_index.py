@@ -1,0 +1,47 @@
+"""LlamaIndex's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graftlm.ab.classes.client import Constructor, key, load, served
+from graftlm.ab.classes.server import gguf
+
+
+def engines(max_tokens: int) -> Mapping[str, Constructor]:
+    greedy = {"temperature": 0.0, "max_tokens": max_tokens}
+
+    def openai(model: str, url: str) -> Any:
+        like = load("llama_index.llms.openai_like").OpenAILike
+        return like(model=model, api_base=url, api_key=key(), is_chat_model=True, **greedy)
+
+    def local(module: str, name: str, model: str, tokenizer: str, **options: Any) -> Any:
+        return getattr(load(module), name)(
+            **{tokenizer: model},
+            tokenizer_name=model,
+            is_chat_model=True,
+            max_new_tokens=max_tokens,
+            generate_kwargs={"do_sample": False},
+            **options,
+        )
+
+    def llama_cpp(model: str, own: str = "") -> Any:
+        return load("llama_index.llms.llama_cpp").LlamaCPP(
+            model_path=gguf(own or model), temperature=0.0, max_new_tokens=max_tokens, verbose=False
+        )
+
+    return {
+        "hf": lambda model: local("llama_index.llms.huggingface", "HuggingFaceLLM", model, "model_name"),
+        "graftlm": lambda model: load("graftlm.adapters.llama_index").GraftLLM(model=model, **greedy),
+        "openai": openai,
+        **served(openai),
+        "llama-cpp": llama_cpp,
+        "openvino": lambda model: local(
+            "llama_index.llms.openvino", "OpenVINOLLM", model, "model_id_or_path", device_map="cpu"
+        ),
+    }
+
+
+def on_runtime(runtime: Any, max_tokens: int) -> Any:
+    return load("graftlm.adapters.llama_index").GraftLLM(runtime=runtime, temperature=0.0, max_tokens=max_tokens)

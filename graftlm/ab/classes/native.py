@@ -1,0 +1,50 @@
+"""GraftLM's own programs: the same program on other engines, through the engine hook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graftlm.ab.classes.client import Constructor, key, load, served
+
+ENGINES = {
+    "hf": "graftlm.ab.classes.plain_engine:build_plain",
+    "hf-batching": "graftlm.ab.classes.batching_engine:build_batching",
+}
+
+
+def engines(max_tokens: int) -> Mapping[str, Constructor]:
+    def openai(model: str, url: str) -> Any:
+        return load("graftlm.core.runtime").Runtime(model, base_url=url, api_key=key())
+
+    others = tuple(name for name in ("vllm", "sglang", "llama-cpp"))
+    return {
+        **{name: (lambda model, name=name: _on_hook(model, name)) for name in ENGINES},
+        "graftlm": lambda model: load("graftlm.core.runtime").Runtime(model),
+        "openai": openai,
+        **served(openai, others),
+    }
+
+
+def on_runtime(runtime: Any, max_tokens: int) -> Any:
+    return runtime
+
+
+def _on_hook(model: str, name: str) -> Any:
+    registry = load("graftlm.plugins.manager").load()
+    if f"ab-{name}" not in registry.engines:
+        registry.add("graftlm-ab", _Engines())
+    return load("graftlm.core.runtime").Runtime(model, engine=f"ab-{name}")
+
+
+class _Engines:
+    """A plugin that lives as long as the comparison's process."""
+
+    def __init__(self) -> None:
+        from graftlm.plugins.hookspecs import Register, hookimpl
+
+        def graftlm_register_engines(register: Register) -> None:
+            for name, factory in ENGINES.items():
+                register(f"ab-{name}", factory)
+
+        self.graftlm_register_engines = hookimpl(graftlm_register_engines)

@@ -1,0 +1,160 @@
+"""PlainEngine: transformers' `generate`, one request after the other, behind the engine hook."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from graftlm.core.errors import EngineError
+from graftlm.core.metrics import Counters, Stats
+from graftlm.core.request import Chunk, Completion, FinishReason, Submission, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from graftlm.core.config import EngineConfig
+    from graftlm.core.text.tokenizer import Tokenizer
+
+
+class PlainEngine:
+    """Greedy or sampled text, stop strings, constraints as a token mask, and scores; each by a forward of its own.
+
+    Nothing is batched and no KV is kept from one request to the next: what a program of GraftLM costs on `generate`.
+    """
+
+    def __init__(self, model: str, config: EngineConfig, tokenizer: Tokenizer) -> None:
+        from transformers import AutoModelForCausalLM
+
+        options = {} if config.dtype == "auto" else {"dtype": config.dtype}
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, **options).eval()
+        self.tokenizer = tokenizer
+        self.counters = Counters()
+        self.waiting: deque[Submission] = deque()
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting
+
+    def add(self, submissions: Sequence[Submission]) -> None:
+        self.waiting.extend(submissions)
+
+    def step(self) -> bool:
+        """Answer the request that has waited longest."""
+        submission = self.waiting.popleft()
+        try:
+            with torch.inference_mode():
+                completion = self._answer(submission)
+        except Exception as error:  # the request's own; the engine goes on
+            submission.listener.on_error(error)
+            return True
+        self.finish(submission, completion)
+        return True
+
+    def finish(self, submission: Submission, done: Completion) -> None:
+        usage, counters = done.usage, self.counters
+        counters.requests += 1
+        counters.prompt_tokens += usage.prompt_tokens
+        counters.computed_tokens += usage.prompt_tokens
+        counters.completion_tokens += usage.completion_tokens
+        counters.largest_batch = max(counters.largest_batch, 1)
+        if submission.request.stream:
+            submission.listener.on_chunk(Chunk(done.text, done.token_ids, None, done.finish_reason, usage))
+        submission.listener.on_finish(done)
+
+    def _answer(self, submission: Submission) -> Completion:
+        request, ids = submission.request, prompt_of(submission)
+        if request.score_ids is not None or request.want_logits:
+            return self._score(ids, request.score_ids or [])
+        sampling = request.sampling
+        mask = [TokenMask(self.tokenizer, submission, len(ids))] if submission.grammar is not None else []
+        limit = sampling.max_tokens or self.model.config.max_position_embeddings - len(ids)
+        given = torch.tensor([ids], device=self.model.device)
+        output = self.model.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=limit,
+            min_new_tokens=limit if sampling.ignore_eos else sampling.min_tokens,
+            do_sample=sampling.temperature > 0,
+            **({"temperature": sampling.temperature} if sampling.temperature > 0 else {}),
+            **({"stop_strings": list(sampling.stop), "tokenizer": self.tokenizer.hf} if sampling.stop else {}),
+            logits_processor=mask,
+            pad_token_id=self.tokenizer.eos_token_ids[0],
+        )[0, len(ids) :].tolist()
+        return completion_of(self.tokenizer, output, sampling.stop, len(ids))
+
+    def _score(self, ids: list[int], continuation: list[int]) -> Completion:
+        logits = self.model(torch.tensor([ids + continuation], device=self.model.device)).logits[0].float()
+        usage = Usage(len(ids) + len(continuation), 0, 0, 0)
+        if not continuation:
+            return Completion("", [], "length", usage, logits=logits[-1].cpu().numpy())
+        rows = torch.log_softmax(logits[len(ids) - 1 : -1], -1)
+        scores = rows.gather(1, torch.tensor(continuation, device=rows.device)[:, None])[:, 0].tolist()
+        named = [TokenLogprob(i, self.tokenizer.decode([i]), s) for i, s in zip(continuation, scores, strict=True)]
+        return Completion("", [], "length", usage, named)
+
+    def cancel(self, submission_id: int) -> None:
+        self.waiting = deque(one for one in self.waiting if one.id != submission_id)
+
+    def fail_all(self, error: BaseException) -> None:
+        while self.waiting:
+            self.waiting.popleft().listener.on_error(error)
+
+    def stats(self) -> Stats:
+        return Stats(**vars(self.counters), weights=str(self.model.dtype).removeprefix("torch."))
+
+    def reset_stats(self) -> None:
+        self.counters.reset()
+
+    def clear_cache(self) -> None:
+        """There is none."""
+
+    def unpin(self, pin: int) -> None:
+        """Nothing is pinned."""
+
+    def close(self) -> None:
+        """The model goes with the engine."""
+
+
+class TokenMask:
+    """A logits processor that allows what a grammar allows."""
+
+    def __init__(self, tokenizer: Tokenizer, submission: Submission, num_prompt: int) -> None:
+        if submission.grammar is None:
+            raise EngineError("the request has no grammar")
+        self._matcher = submission.grammar.result().matcher()
+        self._eos = list(tokenizer.eos_token_ids)
+        self._num_seen = num_prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._matcher.advance(input_ids[0, self._num_seen :].tolist())
+        self._num_seen = input_ids.shape[1]
+        row = np.zeros((scores.shape[1] + 31) // 32, np.int32)
+        if not self._matcher.fill_mask(row):
+            return scores
+        allowed = torch.from_numpy(np.unpackbits(row.view(np.uint8), bitorder="little")[: scores.shape[1]].astype(bool))
+        return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
+
+
+def prompt_of(submission: Submission) -> list[int]:
+    if submission.prompt_ids is None:
+        raise EngineError("the request has no token ids")
+    ids: list[int] = submission.prompt_ids.tolist()
+    return ids
+
+
+def completion_of(tokenizer: Tokenizer, ids: list[int], stop: Sequence[str], num_prompt: int) -> Completion:
+    """The answer of generated ids: its text up to the end token or the first stop string."""
+    ended = next((i for i, token in enumerate(ids) if token in tokenizer.eos_token_ids), None)
+    text = tokenizer.decode(ids[:ended])
+    found = min(((text.find(one), one) for one in stop if one in text), default=None)
+    if found is not None:
+        text = text[: found[0]]
+    reason: FinishReason = "stop" if ended is not None or found is not None else "length"
+    num_new = len(ids) if ended is None else ended + 1
+    return Completion(text, ids[:ended], reason, Usage(num_prompt, 0, num_new, 0), stop=found and found[1])
+
+
+def build_plain(model: str, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None]) -> PlainEngine:
+    return PlainEngine(model, config, tokenizer)

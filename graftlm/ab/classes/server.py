@@ -1,0 +1,148 @@
+"""Server: an engine that frameworks reach through their own OpenAI client, started on a free port of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftlm.core.errors import EngineError
+
+READY_S = 900.0
+"""A server must answer after so many seconds: large models are read and compiled before."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one engine's server is started.
+
+    package  the module that must be installed
+    command  what follows the Python interpreter, of model and port
+    path     is asked until it answers
+    reset    empties the prefix cache by a POST; "" where the server has no such request
+    """
+
+    package: str
+    command: Callable[[str, int], list[str]]
+    path: str = "/v1/models"
+    reset: str = ""
+
+
+_SERVE = "from transformers.cli.transformers import main; main()"
+
+
+KINDS: Mapping[str, Kind] = {
+    "hf-batching": Kind(
+        "fastapi",
+        lambda model, port: ["-c", _SERVE, "serve", model, "--continuous-batching", "--port", str(port)],
+        "/health",
+    ),
+    "vllm": Kind(
+        "vllm",
+        lambda model, port: ["-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)],
+        "/health",
+        "/reset_prefix_cache",
+    ),
+    "sglang": Kind(
+        "sglang",
+        lambda model, port: ["-m", "sglang.launch_server", "--model-path", model, "--port", str(port)],
+        "/health",
+        "/flush_cache",
+    ),
+    "llama-cpp": Kind(
+        "llama_cpp",
+        lambda model, port: ["-m", "llama_cpp.server", "--model", gguf(model), "--n_ctx", "0", "--port", str(port)],
+    ),
+}  # fmt: skip
+
+
+def gguf(model: str) -> str:
+    """The GGUF file that llama.cpp reads: `model` itself, or the one file of that kind in the folder.
+
+    Raises: EngineError that names how to convert a folder.
+    """
+    path = Path(model).expanduser()
+    found = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if len(found) == 1 and found[0].is_file():
+        return str(found[0])
+    raise EngineError(
+        f"llama.cpp reads GGUF files and {str(model)!r} holds {len(found)} of them; convert it with llama.cpp's "
+        "convert_hf_to_gguf.py into that folder, or give the file: --engines llama-cpp:model.gguf"
+    )
+
+
+class Server:
+    """A running server. It ends with the process that started it, or with `close`."""
+
+    open: list[Server] = []
+    """The servers of this process."""
+
+    def __init__(self, name: str, model: str) -> None:
+        kind = KINDS[name]
+        if importlib.util.find_spec(kind.package) is None:
+            raise ModuleNotFoundError(f"No module named {kind.package!r}", name=kind.package)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.name, self._kind, self._root = name, kind, f"http://127.0.0.1:{port}"
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the server runs)
+        environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}  # which has the request that empties the cache
+        self._process = subprocess.Popen(
+            [sys.executable, *kind.command(model, port), "--host", "127.0.0.1"], 
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=environment,
+        )  # fmt: skip
+        Server.open.append(self)
+        self._await_ready()
+
+    @property
+    def url(self) -> str:
+        """The base URL for OpenAI clients."""
+        return f"{self._root}/v1"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def reset(self) -> bool:
+        """Empty the prefix cache; False if the server cannot."""
+        if not self._kind.reset:
+            return False
+        request = urllib.request.Request(self._root + self._kind.reset, b"", method="POST")
+        with suppress(OSError), urllib.request.urlopen(request, timeout=60) as answer:
+            return bool(answer.status < 300)
+        return False
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+        Server.open.remove(self)
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                status, words = self._process.returncode, self._last_words()
+                self.close()
+                raise EngineError(f"the server of {self.name} ended with status {status}: {words}")
+            with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(self._root + self._kind.path) as done:
+                if done.status == 200:
+                    return
+            time.sleep(0.2)
+        self.close()
+        raise EngineError(f"the server of {self.name} did not answer within {READY_S:.0f} s")
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
+        return lines[-1] if lines else "it wrote nothing"

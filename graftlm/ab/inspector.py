@@ -1,0 +1,175 @@
+"""Inspector: notes every call of a round, token by token, and where its time goes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from graftlm.ab.profile import Call, Profile, num_unique, outside
+
+if TYPE_CHECKING:
+    from graftlm.core.runtime import Runtime
+
+
+class Inspector:
+    """Looks into GraftLM's runtimes and transformers models while `watch` is open.
+
+    Each forward pass counts as prefill where a row has several new tokens, else as decode. On a GPU it is waited for,
+    so that its time is its own.
+    """
+
+    def __init__(self, runtimes: Sequence[Runtime], models: Sequence[Any]) -> None:
+        self._runtimes, self._models = runtimes, models
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._started = 0.0
+        self._phases: dict[str, float] = {}
+        self._calls: list[Call] = []
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note the calls made inside."""
+        with ExitStack() as undo:
+            for runtime in self._runtimes:
+                self._watch_runtime(runtime, undo)
+            for model in self._models:
+                self._watch_model(model, undo)
+            self._calls, self._phases = [], {}
+            self._started = time.perf_counter()
+            yield
+
+    def calls(self, spans: Sequence[tuple[float, float]] = ()) -> list[Call]:
+        """The calls in the order of their beginning; of an engine that cannot be looked into, its calls' `spans`."""
+        known = self._calls or [Call(begin, end) for begin, end in spans]
+        return sorted(known, key=lambda call: call.begin_s)
+
+    def profile(self, wall_s: float, spans: Sequence[tuple[float, float]]) -> Profile:
+        calls = self.calls(spans)
+        framework = outside(wall_s, calls)
+        phases = {name: seconds for name, seconds in self._phases.items() if seconds}
+        rest = wall_s - framework - sum(phases.values())
+        phases |= {"waiting and the rest of calls": max(0.0, rest), "framework, between calls": framework}
+        prompts = [call.prompt_ids for call in calls]
+        return Profile(wall_s, calls, phases, num_unique(prompts) if prompts and all(prompts) else None)
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _spend(self, phase: str, begin: float) -> None:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        with self._lock:
+            self._phases[phase] = self._phases.get(phase, 0.0) + time.perf_counter() - begin
+
+    # -- GraftLM -----------------------------------------------------------------------------------------------
+
+    def _watch_runtime(self, runtime: Any, undo: ExitStack) -> None:
+        submit_many = runtime.submit_many
+
+        def submitted(requests: Any) -> Any:
+            calls = [Call(self._now()) for _ in requests]
+            watched = [self._watched(r, c) for r, c in zip(requests, calls, strict=True)]
+            ids = runtime.tokenizer.encode_prompts([(request.prompt, request.tools) for request in requests])
+            futures = submit_many(watched)
+            for future, call, prompt in zip(futures, calls, ids, strict=True):
+                future.add_done_callback(partial(self._end, call, [] if isinstance(prompt, Exception) else prompt))
+            return futures
+
+        runtime.submit_many = submitted
+        undo.callback(setattr, runtime, "submit_many", submit_many)
+        engine = runtime._thread.engine
+        runner = getattr(engine, "runner", None)
+        if runner is None:
+            return
+        self._time(runner, "forward", _phase_of_plan, undo)
+        self._time(engine.sampler, "_masks_of", lambda *_: "grammar", undo)
+
+    def _watched(self, request: Any, call: Call) -> Any:
+        given = request.on_chunk
+
+        def on_chunk(chunk: Any) -> None:
+            if call.first_s is None:
+                call.first_s = self._now()
+            if given is not None:
+                given(chunk)
+
+        generates = request.score_ids is None and not request.want_logits
+        return replace(request, stream=True, on_chunk=on_chunk) if generates else request
+
+    def _end(self, call: Call, prompt: Any, future: Any) -> None:
+        call.end_s = self._now()
+        if not future.cancelled() and future.exception() is None:
+            done = future.result()
+            call.token_ids, call.prompt_ids = list(done.token_ids), [int(i) for i in prompt]
+            call.num_tokens, call.num_prompt = len(call.token_ids), len(call.prompt_ids)
+        with self._lock:
+            self._calls.append(call)
+
+    def _time(self, owner: Any, name: str, phase: Callable[..., str], undo: ExitStack) -> None:
+        """Count what each call of a method takes."""
+        function = getattr(owner, name)
+
+        def timed(*args: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self._spend(phase(*args), begin)
+
+        setattr(owner, name, timed)
+        undo.callback(delattr, owner, name)
+
+    # -- transformers ------------------------------------------------------------------------------------------
+
+    def _watch_model(self, model: Any, undo: ExitStack) -> None:
+        hooks = [
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            model.register_forward_hook(self._after_forward, with_kwargs=True),
+        ]
+        for hook in hooks:
+            undo.callback(hook.remove)
+        generate = model.generate
+
+        def generated(*args: Any, **kwargs: Any) -> Any:
+            call = self._local.call = Call(self._now())
+            try:
+                output = generate(*args, **kwargs)
+            finally:
+                self._local.call = None
+            call.end_s = self._now()
+            self._note_ids(call, kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None)), output)
+            return output
+
+        model.generate = generated
+        undo.callback(setattr, model, "generate", generate)
+
+    def _note_ids(self, call: Call, given: Any, output: Any) -> None:
+        rows = output if hasattr(output, "shape") else getattr(output, "sequences", None)
+        if given is not None and rows is not None and len(rows) == 1:
+            call.prompt_ids = given[0].tolist()
+            call.token_ids = rows[0, given.shape[1] :].tolist()
+            call.num_tokens, call.num_prompt = len(call.token_ids), len(call.prompt_ids)
+        with self._lock:
+            self._calls.append(call)
+
+    def _before_forward(self, model: Any, args: Any, kwargs: Any) -> None:
+        self._local.forward = time.perf_counter()
+
+    def _after_forward(self, model: Any, args: Any, kwargs: Any, output: Any) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        width = 1 if ids is None else ids.shape[-1]
+        self._spend("prefill" if width > 1 else "decode", self._local.forward)
+        call = getattr(self._local, "call", None)
+        if call is not None and call.first_s is None:
+            call.first_s = self._now()
+
+
+def _phase_of_plan(plan: Any) -> str:
+    return "prefill" if any(row.num_new > 1 for row in plan.rows) else "decode"

@@ -1,0 +1,85 @@
+"""GraftLM's own programs on transformers: the same answers as on GraftLM's engine, float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import graftlm as gl
+from graftlm.ab.classes import native
+from graftlm.plugins import manager
+from tests.models import byte_tokenizer, tiny_model
+
+PROMPTS = ["The same beginning, and this", "The same beginning, and that", "Another"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_the_plugin() -> Iterator[None]:
+    yield
+    manager.load().remove("graftlm-ab")
+
+
+@pytest.fixture(scope="module")
+def ours(folder: str) -> Iterator[gl.Runtime]:
+    with gl.Runtime(folder) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def plain(folder: str) -> Iterator[gl.Runtime]:
+    with native.engines(16)["hf"](folder) as runtime:
+        yield runtime
+
+
+def test_greedy_answers_are_equal_and_every_prompt_token_is_computed(ours: gl.Runtime, plain: gl.Runtime) -> None:
+    options = {"max_tokens": 6, "temperature": 0}
+    assert [a.token_ids for a in plain.generate(PROMPTS, **options)] == [
+        a.token_ids for a in ours.generate(PROMPTS, **options)
+    ]
+    stats = plain.stats()
+    assert stats.requests == 3 and stats.computed_tokens == stats.prompt_tokens == sum(map(len, PROMPTS))
+
+
+def test_continuous_batching_gives_the_same_answers(ours: gl.Runtime, folder: str) -> None:
+    options = {"max_tokens": 6, "temperature": 0}
+    with native.engines(16)["hf-batching"](folder) as runtime:
+        answers = runtime.generate(PROMPTS, **options)
+        assert [a.token_ids for a in answers] == [a.token_ids for a in ours.generate(PROMPTS, **options)]
+        assert runtime.stats().largest_batch > 1
+        with pytest.raises(gl.EngineError, match="has no constraints; use hf"):
+            runtime.generate("A", regex="[ab]", temperature=0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"regex": "[a-f]{3}[0-9]"}, {"choices": ["yes", "no"]}, {"stop": ["e", "a", "i", "o", "\x00"]}]
+)
+def test_constraints_and_stop_strings_hold(ours: gl.Runtime, plain: gl.Runtime, options: dict[str, object]) -> None:
+    asked = {"max_tokens": 8, "temperature": 0, **options}
+    assert plain.generate("A word: ", **asked).text == ours.generate("A word: ", **asked).text
+
+
+def test_select_and_score_agree(ours: gl.Runtime, plain: gl.Runtime) -> None:
+    assert plain.select("Is it?", ["yes", "no"]).choice == ours.select("Is it?", ["yes", "no"]).choice
+    assert plain.score("Is it?", " no").logprobs == pytest.approx(ours.score("Is it?", " no").logprobs, abs=1e-4)
+
+
+def test_a_program_runs_unchanged(ours: gl.Runtime, plain: gl.Runtime) -> None:
+    @gl.program
+    def judged(s: gl.ProgramState) -> None:
+        s += "A text."
+        parts = s.fork(2)
+        for i, part in enumerate(parts):
+            part += f" Part {i}: " + gl.gen("mark", regex="[0-9]", temperature=0)
+        s += " Marks: " + ", ".join(part["mark"] for part in parts) + gl.select("grade", ["A", "B"])
+
+    states = [judged.run(runtime=runtime) for runtime in (ours, plain)]
+    assert states[0].text == states[1].text

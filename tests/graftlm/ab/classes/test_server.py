@@ -1,0 +1,48 @@
+"""Servers are real processes on 127.0.0.1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from graftlm.ab.classes import server
+from graftlm.ab.classes.server import Kind, Server, gguf
+from graftlm.core.errors import EngineError
+
+
+def kind(monkeypatch: pytest.MonkeyPatch, *command: str, package: str = "http") -> None:
+    monkeypatch.setattr(server, "KINDS", {"files": Kind(package, lambda model, port: [*command, str(port)], "/")})
+
+
+def test_a_server_answers_at_its_url_and_ends_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = "import http.server as h, sys; h.test(h.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
+    kind(monkeypatch, "-c", serve)
+    running = Server("files", "any")
+    assert running.url.startswith("http://127.0.0.1:") and running.url.endswith("/v1")
+    assert Server.open == [running] and psutil.pid_exists(running.pid)
+    assert running.reset() is False
+    running.close()
+    assert Server.open == [] and not psutil.pid_exists(running.pid)
+
+
+def test_a_server_that_ends_at_once_is_an_error_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind(monkeypatch, "-c", "raise SystemExit('no such device')")
+    with pytest.raises(EngineError, match="of files ended with status 1: no such device"):
+        Server("files", "any")
+    assert Server.open == []
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind(monkeypatch, "-c", "", package="a_package_that_nobody_has")
+    with pytest.raises(ModuleNotFoundError) as raised:
+        Server("files", "any")
+    assert raised.value.name == "a_package_that_nobody_has"
+
+
+def test_llama_cpp_takes_the_one_gguf_file_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"holds 0 of them; convert it .* llama-cpp:model\.gguf"):
+        gguf(str(tmp_path))
+    (tmp_path / "model.gguf").write_bytes(b"")
+    assert gguf(str(tmp_path)) == gguf(str(tmp_path / "model.gguf")) == str(tmp_path / "model.gguf")

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from graftlm.ab.profile import Call, first_difference, num_unique, outside
+
+
+def test_first_token_and_the_time_between_tokens() -> None:
+    call = Call(1.0, end_s=3.0, first_s=1.5, num_tokens=4)
+    assert (call.to_first_s, call.between_s) == (0.5, 0.5)
+    assert (Call(1.0, 2.0).to_first_s, Call(1.0, 2.0, 1.5, 1).between_s) == (None, None)
+
+
+def test_shared_prefixes_are_computed_once_and_the_last_token_of_each_prompt_again() -> None:
+    assert num_unique([[1, 2, 3], [1, 2, 4], [1, 2, 3]]) == 3 + 1 + 1
+
+
+def test_time_outside_calls_is_the_framework_s() -> None:
+    assert outside(10.0, [Call(5, 7), Call(1, 3), Call(2, 4)]) == pytest.approx(10 - 3 - 2)
+    assert outside(2.0, []) == 2.0
+
+
+def test_the_first_difference_is_looked_for_in_calls_of_the_same_prompt() -> None:
+    ours = [Call(0, prompt_ids=[1], token_ids=[5, 6]), Call(1, prompt_ids=[2], token_ids=[7, 8, 9])]
+    theirs = [Call(0, prompt_ids=[2], token_ids=[7, 8, 1]), Call(1, prompt_ids=[1], token_ids=[5, 6])]
+    assert first_difference(ours, theirs) == (1, 2)
+    assert first_difference(ours, ours) is None
+    assert first_difference(ours, [Call(0, prompt_ids=[1], token_ids=[5])]) == (0, 1)

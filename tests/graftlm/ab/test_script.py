@@ -1,0 +1,86 @@
+"""Scripts whose constructor call is replaced; nothing of the framework has to be installed for that class."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from graftlm.ab.script import Script
+from graftlm.core.errors import ConfigError
+
+SCRIPT = '''"""Greets."""
+import sys
+from langchain_openai import ChatOpenAI
+from langchain_core.output_parsers import StrOutputParser
+
+if __name__ == "__main__":
+    llm = ChatOpenAI(model="gpt-4o-mini", max_tokens=7, temperature=0.2)
+    print(sys.argv, llm.invoke("Hello"))
+'''
+
+
+class Shout:
+    def invoke(self, text: str) -> str:
+        return text.upper()
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    return path
+
+
+def test_the_constructor_gives_the_engine_and_the_printed_text_is_the_answer(tmp_path: Path) -> None:
+    script = Script.load(path := written(tmp_path, SCRIPT), "ChatOpenAI")
+    assert (script.framework, script.max_tokens, script.unused) == ("langchain", 7, ("model", "temperature"))
+    assert script.run(Shout()) == f"{[str(path)]} HELLO\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "constructor", "framework"),
+    [
+        ("import dspy\nprint(dspy.LM('x'))", "dspy.LM", "dspy"),
+        ("import dspy as d\nprint(d.LM('x'))", "LM", "dspy"),
+        ("from guidance import models\nprint(models.OpenAI('x'))", "models.OpenAI", "guidance"),
+        ("from llama_index.llms.openai import OpenAI\nprint(OpenAI())", "OpenAI", "llama_index"),
+    ],
+)
+def test_constructors_of_each_framework_are_known_by_their_import(
+    tmp_path: Path, text: str, constructor: str, framework: str
+) -> None:
+    assert Script.load(written(tmp_path, text), constructor).framework == framework
+
+
+def test_a_script_ends_as_it_ends_by_itself(tmp_path: Path) -> None:
+    ending = "import dspy, sys\ndspy.LM()\nprint('said')\nsys.exit({})"
+    assert Script.load(written(tmp_path, ending.format("")), "dspy.LM").run(None) == "said\n"
+    with pytest.raises(RuntimeError, match="ended with status 3"):
+        Script.load(written(tmp_path, ending.format(3)), "dspy.LM").run(None)
+
+
+def test_a_module_beside_the_script_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a_module_beside_the_script.py").write_text("WORD = 'beside'")
+    text = "import dspy, a_module_beside_the_script as m\ndspy.LM()\nprint(m.WORD)"
+    assert Script.load(written(tmp_path, text), "dspy.LM").run(None) == "beside\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "constructor", "message"),
+    [
+        (SCRIPT, "ChatAnthropic", "calls no 'ChatAnthropic'.*that it calls: langchain_openai.ChatOpenAI"),
+        ("print('Hello')", "ChatOpenAI", "that it calls: none"),
+        ("from collections import Counter\nCounter()", "Counter", "belongs to none of LangChain"),
+        ("from langchain_openai import OpenAI\nOpenAI()", "OpenAI", "completes texts"),
+        ("def (", "ChatOpenAI", "is not Python"),
+    ],
+)
+def test_a_script_that_does_not_fit_is_an_error(tmp_path: Path, text: str, constructor: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Script.load(written(tmp_path, text), constructor)
+
+
+def test_a_script_that_prints_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="printed nothing"):
+        Script.load(written(tmp_path, f"import dspy\ndspy.LM()\nx = {os.sep!r}"), "dspy.LM").run(None)
