@@ -1,0 +1,96 @@
+"""Tokens sorted by expert, in blocks of one expert each, without a word from the host.
+
+A pair is a token and one of its experts: pair = token * top_k + rank. Grouped products (grouped_matmul.py) take a block
+of pairs of one expert with each program; how many blocks there are at most follows from the shapes alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
+
+_CHUNK = 4096
+"""Pairs that a program looks at together."""
+
+
+@triton.jit(do_not_specialize=["num_pairs", "max_blocks"])
+def _sort_pairs(
+    experts, pairs, block_expert, block_start, block_end, num_pairs, max_blocks, num_experts,
+    E: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program e places the pairs of expert e behind those of all experts before it, in their own order."""
+    launch_and_wait(PDL)
+    mine = tl.program_id(0)
+    i = tl.arange(0, CHUNK)
+    bins = tl.arange(0, E)
+    counts = tl.zeros([E], tl.int32)
+    for first in range(0, num_pairs, CHUNK):
+        ok = first + i < num_pairs
+        ids = tl.load(experts + first + i, mask=ok, other=E - 1)
+        counts += tl.histogram(ids, E)
+        # what is beyond the end was counted as of the last bin
+        counts -= tl.where(bins == E - 1, CHUNK - tl.minimum(num_pairs - first, CHUNK), 0)
+    before = bins < mine
+    begin = tl.sum(tl.where(before, counts, 0), 0)
+    count = tl.sum(tl.where(bins == mine, counts, 0), 0)
+    blocks = (counts + BLOCK - 1) // BLOCK
+    block = tl.sum(tl.where(before, blocks, 0), 0)
+    for b in range(0, (count + BLOCK - 1) // BLOCK):
+        tl.store(block_expert + block + b, mine)
+        tl.store(block_start + block + b, begin + b * BLOCK)
+        tl.store(block_end + block + b, begin + count)
+    if mine == num_experts - 1:
+        used = tl.sum(blocks, 0)
+        for first in range(used, max_blocks, CHUNK):
+            tl.store(block_expert + first + i, -1, mask=first + i < max_blocks)
+    placed = begin
+    for first in range(0, num_pairs, CHUNK):
+        ok = first + i < num_pairs
+        ids = tl.load(experts + first + i, mask=ok, other=-1)
+        hit = (ids == mine).to(tl.int32)
+        rank = tl.cumsum(hit, 0)
+        tl.store(pairs + placed + rank - 1, first + i, mask=hit == 1)
+        placed += tl.sum(hit, 0)
+
+
+@dataclass(frozen=True)
+class ExpertBlocks:
+    """Pairs sorted by expert, and blocks of them.
+
+    pairs         int32 [num_pairs], sorted by expert, stable
+    block_expert  int32 [max_blocks], -1 behind the last block that is used
+    block_start   int32 [max_blocks], the first of a block in `pairs`
+    block_end     int32 [max_blocks], the end of its expert's pairs, which may be in a later block
+    block         pairs in a block at most
+    """
+
+    pairs: torch.Tensor
+    block_expert: torch.Tensor
+    block_start: torch.Tensor
+    block_end: torch.Tensor
+    block: int
+
+    @classmethod
+    def of(cls, experts: torch.Tensor, num_experts: int, block: int) -> ExpertBlocks:
+        """experts int32 [num_tokens, top_k], contiguous, each below num_experts."""
+        num_pairs = experts.numel()
+        limit = max_blocks(num_pairs, num_experts, block)
+        pairs = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
+        table = torch.empty(3, limit, dtype=torch.int32, device=experts.device)
+        chunk = max(16, min(_CHUNK, triton.next_power_of_2(num_pairs)))
+        _sort_pairs[(num_experts,)](
+            experts, pairs, table[0], table[1], table[2], num_pairs, limit, num_experts,
+            E=triton.next_power_of_2(num_experts), CHUNK=chunk, BLOCK=block, num_warps=4 if chunk <= 1024 else 8,
+            **pdl_options(experts),
+        )  # fmt: skip
+        return cls(pairs, table[0], table[1], table[2], block)
+
+
+def max_blocks(num_pairs: int, num_experts: int, block: int) -> int:
+    """How many blocks so many pairs can fill: each expert that is hit may leave one of its own unfilled."""
+    return min(num_pairs, num_experts + num_pairs // block)

@@ -1,0 +1,174 @@
+"""Routers of mixtures: logits of all experts, and the chosen ones with their weights, in two small kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from graftlm.kernels.gpu.online_softmax import precision
+from graftlm.kernels.gpu.pdl import grid_wait, launch_and_wait, launch_dependents, pdl_options
+
+MAX_EXPERTS = 1024
+"""A program holds the scores of a token."""
+
+
+@dataclass(frozen=True)
+class Router:
+    """How a router chooses top_k experts from logits, and weighs them.
+
+    weight       [num_experts, hidden_size], bias [num_experts] or None: logits = x @ weight.T + bias
+    score        what the logits become before the choice; "logits" leaves them
+    correction   float [num_experts] or None: added to the scores for the choice alone (DeepSeek-V3)
+    num_groups, top_groups  only experts of the best groups are chosen; 1 and 1: of all
+    group_score  of a group: that of its best expert, or of its two best
+    after        what the chosen scores become
+    renormalize  whether weights are divided by their sum (plus eps)
+    scale        of the weights, last
+    logits_dtype what the model rounds logits to
+    """
+
+    weight: torch.Tensor
+    top_k: int
+    bias: torch.Tensor | None = None
+    score: Literal["softmax", "sigmoid", "logits"] = "softmax"
+    correction: torch.Tensor | None = None
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "two"] = "two"
+    after: Literal["none", "softmax", "sigmoid"] = "none"
+    renormalize: bool = False
+    eps: float = 0.0
+    scale: float = 1.0
+    logits_dtype: torch.dtype = torch.float32
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _logits(
+    x, weight, out, num_rows, num_experts, k_total, x_row, w_row,
+    M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (block of rows, part of the inputs)."""
+    launch_and_wait(PDL)
+    m, e, kk = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, E), tl.arange(0, K)
+    split = tl.program_id(1)
+    m_ok, e_ok = m < num_rows, e < num_experts
+    per_split = tl.cdiv(tl.cdiv(k_total, SPLITS), K) * K
+    begins = split * per_split
+    acc = tl.zeros([M, E], tl.float32)
+    for first in tl.range(begins, tl.minimum(begins + per_split, k_total), K, num_stages=3):
+        k = first + kk
+        k_ok = k < k_total
+        value = tl.load(x + m.to(tl.int64)[:, None] * x_row + k[None, :], mask=m_ok[:, None] & k_ok[None, :], other=0.0)
+        w = tl.load(weight + e[:, None] * w_row + k[None, :], mask=e_ok[:, None] & k_ok[None, :], other=0.0)
+        acc = tl.dot(value.to(w.dtype), tl.trans(w), acc, input_precision=PRECISION)
+    target = out + (split * num_rows + m).to(tl.int64)[:, None] * num_experts + e[None, :]
+    tl.store(target, acc, mask=m_ok[:, None] & e_ok[None, :])
+
+
+@triton.jit
+def _best_groups(choice, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr, E: tl.constexpr):
+    """`choice` [E] with the experts of all but the best groups at -inf."""
+    size: tl.constexpr = E // GROUPS
+    grid = tl.reshape(choice, [GROUPS, size])
+    best = tl.max(grid, 1)
+    if TWO:
+        at = tl.argmax(grid, 1)
+        rest = tl.where(tl.arange(0, size)[None, :] == at[:, None], float("-inf"), grid)
+        best += tl.max(rest, 1)
+    groups = tl.arange(0, GROUPS)
+    kept = tl.zeros([GROUPS], tl.int32)
+    for _ in tl.static_range(TOP_GROUPS):
+        at = tl.argmax(best, 0)
+        kept = tl.where(groups == at, 1, kept)
+        best = tl.where(groups == at, float("-inf"), best)
+    return tl.reshape(tl.where(kept[:, None] == 1, grid, float("-inf")), [E])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _route(
+    parts, bias, correction, experts, weights, num_rows, num_experts, eps, factor,
+    E: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, ROUND: tl.constexpr,
+    SCORE: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr,
+    AFTER: tl.constexpr, RENORMALIZE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row)."""
+    launch_dependents(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, E)
+    ok = e < num_experts
+    grid_wait(PDL)
+    logits = tl.zeros([E], tl.float32)
+    for part in tl.static_range(0, PARTS):
+        logits += tl.load(parts + (part * num_rows + row) * num_experts + e, mask=ok, other=0.0)
+    if BIAS:
+        logits += tl.load(bias + e, mask=ok, other=0.0).to(tl.float32)
+    logits = logits.to(ROUND).to(tl.float32)
+    score = logits
+    if SCORE == "softmax":
+        score = tl.where(ok, tl.exp(logits - tl.max(tl.where(ok, logits, float("-inf")), 0)), 0.0)
+        score = score / tl.sum(score, 0)
+    elif SCORE == "sigmoid":
+        score = 1.0 / (1.0 + tl.exp(-logits))
+    choice = score
+    if CORRECTED:
+        choice += tl.load(correction + e, mask=ok, other=0.0).to(tl.float32)
+    choice = tl.where(ok, choice, float("-inf"))
+    if TOP_GROUPS < GROUPS:
+        choice = _best_groups(choice, GROUPS, TOP_GROUPS, TWO, E)
+    rank = tl.arange(0, K_PAD)
+    chosen = tl.zeros([K_PAD], tl.int32)
+    value = tl.full([K_PAD], float("-inf"), tl.float32)
+    for j in tl.static_range(K):
+        at = tl.argmax(choice, 0)
+        chosen = tl.where(rank == j, at, chosen)
+        value = tl.where(rank == j, tl.sum(tl.where(e == at, score, 0.0), 0), value)
+        choice = tl.where(e == at, float("-inf"), choice)
+    k_ok = rank < K
+    if AFTER == "softmax":
+        value = tl.where(k_ok, tl.exp(value - tl.max(value, 0)), 0.0)
+        value = value / tl.sum(value, 0)
+    elif AFTER == "sigmoid":
+        value = 1.0 / (1.0 + tl.exp(-value))
+    if RENORMALIZE:
+        value = value / (tl.sum(tl.where(k_ok, value, 0.0), 0) + eps)
+    tl.store(experts + row * K + rank, chosen, mask=k_ok)
+    tl.store(weights + row * K + rank, value * factor, mask=k_ok)
+
+
+_ROUND = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def route(x: torch.Tensor, router: Router, *, strict: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the experts of each token.
+
+    x       [num_tokens, hidden_size], last dimension dense
+    strict  sum in one order whatever the number of tokens
+    -> experts int32 [num_tokens, top_k], the best first, of equal ones the first; weights float32 [num_tokens, top_k]
+    """
+    num_rows, k = x.shape
+    num_experts = router.weight.shape[0]
+    rows = 16 if num_rows <= 256 or strict else 64
+    num_blocks = triton.cdiv(num_rows, rows)
+    splits = 8 if strict else max(1, min(16, 128 // num_blocks))
+    parts = torch.empty(splits, num_rows, num_experts, dtype=torch.float32, device=x.device)
+    padded = max(16, triton.next_power_of_2(num_experts))
+    _logits[(num_blocks, splits)](
+        x, router.weight, parts, num_rows, num_experts, k, x.stride(0), router.weight.stride(0),
+        M=rows, E=padded, K=64 if padded <= 256 else 32, SPLITS=splits, PRECISION=precision(router.weight.dtype),
+        num_warps=4 if padded <= 128 else 8, **pdl_options(x),
+    )  # fmt: skip
+    experts = torch.empty(num_rows, router.top_k, dtype=torch.int32, device=x.device)
+    weights = torch.empty(num_rows, router.top_k, dtype=torch.float32, device=x.device)
+    _route[(num_rows,)](
+        parts, router.bias if router.bias is not None else x, router.correction if router.correction is not None else x,
+        experts, weights, num_rows, num_experts, router.eps, router.scale,
+        E=padded, K=router.top_k, K_PAD=triton.next_power_of_2(router.top_k), PARTS=splits, BIAS=router.bias is not None,
+        ROUND=_ROUND[router.logits_dtype], SCORE=router.score, CORRECTED=router.correction is not None,
+        GROUPS=router.num_groups, TOP_GROUPS=router.top_groups, TWO=router.group_score == "two", AFTER=router.after,
+        RENORMALIZE=router.renormalize, num_warps=1 if padded <= 256 else 4, **pdl_options(x),
+    )  # fmt: skip
+    return experts, weights
