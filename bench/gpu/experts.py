@@ -65,20 +65,19 @@ class Layers:
 def tiles(rows: int, role: Role) -> Iterator[Tile]:
     """The tiles that are tried for so many tokens."""
     wide = 2 if role == "gate_up" else 1
-    if rows in FEW:
-        pairs: tuple[int, ...] = (16,) if rows <= 32 else (16, 32)
-        tried = itertools.product(pairs, (32, 64, 128), (64, 128, 256), (4, 8), (2, 3, 4), (True, False), (False, True))
-    else:
-        pairs = (64,) if rows == 512 else (64, 128)
-        tried = itertools.product(pairs, (64, 128, 256), (64, 128), (4, 8), (3, 4), (False,), (False, True))
-    for m, n, k, warps, stages, swap, tma in tried:
+    few = rows in FEW
+    pairs = ((16,) if rows <= 32 else (16, 32)) if few else ((64,) if rows == 512 else (64, 128))
+    outputs, inputs = ((32, 64, 128), (64, 128, 256)) if few else ((64, 128, 256), (64,))
+    for m, n, k, stages in itertools.product(pairs, outputs, inputs, (2, 3, 4, 6)):
         held = stages * (n * wide + m) * k * 2
-        accumulated = m * n * wide / (warps * 32)
-        if held > SHARED_MEMORY or accumulated > 256 or (rows in FEW and held < 32 * 1024) or (swap and n < 64):
+        accumulated = m * n * wide // 32
+        if held > SHARED_MEMORY or (few and not 40 * 1024 <= held <= 112 * 1024) or (not few and stages not in (3, 4)):
             continue
-        if rows in FEW and (not swap and n * wide > 128 and warps == 4):
-            continue
-        yield Tile(m, n, k, warps, stages, swap, 1 if m <= 32 else 8, tma)
+        for warps, swap, tma in itertools.product((4, 8), (True, False), (False, True)):
+            if (few and (warps == 8) != (n * wide >= 256)) or (swap and (not few or n < 64)):
+                continue
+            if few or 64 <= accumulated // warps <= 256:
+                yield Tile(m, n, k, warps, stages, swap, 1 if few else 8, tma)
 
 
 def product(layers: Layers, role: Role, rows: int, tile: Tile) -> Callable[[], torch.Tensor]:
@@ -144,14 +143,8 @@ def check(layers: Layers) -> None:
             found = sum_parts(parts, torch.float32)
             logits = (x.float() @ layers.router[0].float().T).bfloat16().float()
             best = logits.softmax(-1).topk(shape.top_k)
-            same = (
-                (
-                    torch.gather(logits, 1, experts.long()).sort(-1).values
-                    - torch.gather(logits, 1, best.indices).sort(-1).values
-                )
-                .abs()
-                .max()
-            )
+            chosen = logits.gather(1, experts.long()).sort(-1).values
+            same = float((chosen - logits.gather(1, best.indices).sort(-1).values).abs().max())
             expected = torch.zeros(rows, shape.hidden, device="cuda")
             for rank in range(shape.top_k):
                 e = experts[:, rank].long()
@@ -161,9 +154,7 @@ def check(layers: Layers) -> None:
                     inner = torch.nn.functional.silu(gate) * up
                     expected[at] += (inner @ layers.down[0, expert].float().T) * weights[at, rank, None]
             error = float((found - expected).norm() / expected.norm())
-            print(
-                f"check rows {rows:4} tile {cut.pairs} tma {tma}: error {error:.1e}, logits of the chosen differ by {float(same):.1e}"
-            )
+            print(f"check rows {rows:4} tile {cut.pairs} tma {tma}: error {error:.1e}, of chosen logits {same:.1e}")
 
 
 def sweep(layers: Layers, rows: int, role: Role) -> list[dict[str, Any]]:

@@ -161,13 +161,14 @@ def route(x: torch.Tensor, router: Router, *, strict: bool = False) -> tuple[tor
         M=rows, E=padded, K=64 if padded <= 256 else 32, SPLITS=splits, PRECISION=precision(router.weight.dtype),
         num_warps=4 if padded <= 128 else 8, **pdl_options(x),
     )  # fmt: skip
+    correction = router.correction if router.correction is not None else x
     experts = torch.empty(num_rows, router.top_k, dtype=torch.int32, device=x.device)
     weights = torch.empty(num_rows, router.top_k, dtype=torch.float32, device=x.device)
     _route[(num_rows,)](
-        parts, router.bias if router.bias is not None else x, router.correction if router.correction is not None else x,
-        experts, weights, num_rows, num_experts, router.eps, router.scale,
-        E=padded, K=router.top_k, K_PAD=triton.next_power_of_2(router.top_k), PARTS=splits, BIAS=router.bias is not None,
-        ROUND=_ROUND[router.logits_dtype], SCORE=router.score, CORRECTED=router.correction is not None,
+        parts, router.bias if router.bias is not None else x, correction, experts, weights,
+        num_rows, num_experts, router.eps, router.scale,
+        E=padded, K=router.top_k, K_PAD=triton.next_power_of_2(router.top_k), PARTS=splits,
+        BIAS=router.bias is not None, ROUND=_ROUND[router.logits_dtype], SCORE=router.score, CORRECTED=router.correction is not None,
         GROUPS=router.num_groups, TOP_GROUPS=router.top_groups, TWO=router.group_score == "two", AFTER=router.after,
         RENORMALIZE=router.renormalize, num_warps=1 if padded <= 256 else 4, **pdl_options(x),
     )  # fmt: skip

@@ -81,8 +81,8 @@ def _grouped(
     x, weight, bias, out, scales, pairs, block_expert, block_start, block_end, num_blocks,
     n_total, k_total, top_k, x_row, w_expert, w_n, w_k, b_expert, out_row, out_rank, alpha, limit, shift,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, SWAP: tl.constexpr, GROUP: tl.constexpr,
-    TMA: tl.constexpr,     GATE: tl.constexpr, ACTIVATION: tl.constexpr, CLAMP: tl.constexpr, BIAS: tl.constexpr, DOWN: tl.constexpr,
-    SCALED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    TMA: tl.constexpr, GATE: tl.constexpr, ACTIVATION: tl.constexpr, CLAMP: tl.constexpr, BIAS: tl.constexpr,
+    DOWN: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of pairs, tile of outputs).
 
@@ -202,11 +202,11 @@ def _launch(
         held = TensorDescriptor.from_tensor(weight, [1, tile.outputs * (2 if form == 2 else 1), tile.inputs])
     _grouped[(num_blocks * triton.cdiv(n, tile.outputs),)](
         x, held, bias if bias is not None else x, out, scales if scales is not None else x, blocks.pairs,
-        blocks.block_expert, blocks.block_start, blocks.block_end, num_blocks, n, k, top_k, x.stride(0), *weight.stride(),
-        bias.stride(0) if bias is not None else 0, out.stride(-2), out.stride(0) if out.dim() == 3 else 0,
+        blocks.block_expert, blocks.block_start, blocks.block_end, num_blocks, n, k, top_k, x.stride(0),
+        *weight.stride(), bias.stride(0) if bias is not None else 0, out.stride(-2), out.stride(0) if out.dim() == 3 else 0,
         gate.alpha, gate.limit or 0.0, gate.shift,
-        M=tile.pairs, N=tile.outputs, K=tile.inputs, STAGES=tile.stages, SWAP=tile.swap, GROUP=tile.group, TMA=tile.tma, GATE=form,
-        ACTIVATION=gate.activation, CLAMP=gate.limit is not None, BIAS=bias is not None, DOWN=out.dim() == 3,
+        M=tile.pairs, N=tile.outputs, K=tile.inputs, STAGES=tile.stages, SWAP=tile.swap, GROUP=tile.group, TMA=tile.tma,
+        GATE=form, ACTIVATION=gate.activation, CLAMP=gate.limit is not None, BIAS=bias is not None, DOWN=out.dim() == 3,
         SCALED=scales is not None, EVEN=k % tile.inputs == 0, PRECISION=precision(x.dtype), num_warps=tile.warps,
         **pdl_options(x),
     )  # fmt: skip
