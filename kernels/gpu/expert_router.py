@@ -168,7 +168,8 @@ def route(x: torch.Tensor, router: Router, *, strict: bool = False) -> tuple[tor
         parts, router.bias if router.bias is not None else x, correction, experts, weights,
         num_rows, num_experts, router.eps, router.scale,
         E=padded, K=router.top_k, K_PAD=triton.next_power_of_2(router.top_k), PARTS=splits,
-        BIAS=router.bias is not None, ROUND=_ROUND[router.logits_dtype], SCORE=router.score, CORRECTED=router.correction is not None,
+        BIAS=router.bias is not None, ROUND=_ROUND[router.logits_dtype], SCORE=router.score,
+        CORRECTED=router.correction is not None,
         GROUPS=router.num_groups, TOP_GROUPS=router.top_groups, TWO=router.group_score == "two", AFTER=router.after,
         RENORMALIZE=router.renormalize, num_warps=1 if padded <= 256 else 4, **pdl_options(x),
     )  # fmt: skip

@@ -203,7 +203,8 @@ def _launch(
     _grouped[(num_blocks * triton.cdiv(n, tile.outputs),)](
         x, held, bias if bias is not None else x, out, scales if scales is not None else x, blocks.pairs,
         blocks.block_expert, blocks.block_start, blocks.block_end, num_blocks, n, k, top_k, x.stride(0),
-        *weight.stride(), bias.stride(0) if bias is not None else 0, out.stride(-2), out.stride(0) if out.dim() == 3 else 0,
+        *weight.stride(), bias.stride(0) if bias is not None else 0, out.stride(-2),
+        out.stride(0) if out.dim() == 3 else 0,
         gate.alpha, gate.limit or 0.0, gate.shift,
         M=tile.pairs, N=tile.outputs, K=tile.inputs, STAGES=tile.stages, SWAP=tile.swap, GROUP=tile.group, TMA=tile.tma,
         GATE=form, ACTIVATION=gate.activation, CLAMP=gate.limit is not None, BIAS=bias is not None, DOWN=out.dim() == 3,
