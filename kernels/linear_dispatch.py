@@ -17,6 +17,8 @@ from torch.nn.functional import linear as torch_linear
 from graftlm.kernels.bits12.weight_codec import INPUTS, compacted
 from graftlm.kernels.gpu.elementwise import add_norm, silu_mul
 from graftlm.kernels.gpu.gemv import gemv
+from graftlm.kernels.gpu.grouped_matmul import Tile
+from graftlm.kernels.gpu.mixture import ExpertPlan, ExpertTiles, ExpertWeights
 from graftlm.kernels.gpu.pdl import supports_pdl
 from graftlm.kernels.gpu.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
 from graftlm.kernels.hopper.support import gluon_kernel, takes
@@ -68,6 +70,18 @@ MEASURED = (
 )
 """Measured on an H200 with bfloat16 weights of Llama 8B; bench/gpu-notes.md has the figures. The first entry that has
 the number of rows and takes the weight is used; torch's library multiplies all other rows."""
+
+
+EXPERT_TILES = (
+    ExpertTiles(10, Tile(16, 64, 128, 4, 3, swap=True), Tile(16, 128, 128, 4, 2, swap=True)),
+    ExpertTiles(24, Tile(32, 64, 128, 4, 2, swap=True), Tile(32, 128, 128, 4, 2, swap=True)),
+    ExpertTiles(64, Tile(64, 64, 64, 4, 3, group=8), Tile(64, 128, 64, 4, 3, group=8)),
+    ExpertTiles(sys.maxsize, Tile(128, 128, 64, 8, 3, group=8), Tile(128, 256, 64, 8, 3, group=8)),
+)
+"""Tiles for a mixture's experts, by the tokens that an expert gets on average."""
+
+ONE_EXPERT_TILE = (ExpertTiles(sys.maxsize, Tile(64, 64, 64, 4, 3, group=8), Tile(64, 64, 64, 4, 3, group=8)),)
+"""For strict mode: one order of summation for every number of tokens."""
 
 
 def _skinny(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run:
@@ -247,3 +261,8 @@ def _checked(
         return run
     except Exception:  # Triton has another form of what the kernel is written in, or memory is short
         return None
+
+
+def plan_experts(weights: ExpertWeights, *, strict: bool = False) -> ExpertPlan:
+    """Choose the kernels for the experts of a mixture. strict: results do not depend on the other tokens of a step"""
+    return ExpertPlan(weights, ONE_EXPERT_TILE if strict else EXPERT_TILES)

@@ -20,6 +20,7 @@ from torch import nn
 from graftlm.core.fusion.gpu_layers import fuse_layers
 from graftlm.core.fusion.layer_parts import Product, Recognised, allclose, is_silu
 from graftlm.core.fusion.linears import Fusions
+from graftlm.core.fusion.mixtures import fuse_mixtures
 from graftlm.core.fusion.rotary_patch import RotaryPatch
 from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.elementwise import rms_norm, rotate, silu_mul
@@ -48,6 +49,7 @@ def fuse_gpu(
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
+        fuse_mixtures(model, work.found.mixtures, fusions, work.agree, strict=strict, dry=dry)
         for module in list(model.modules()):
             if not _pack_qkv(module, work):
                 _pack_gate_up(module, work) or _fuse_norm(module, work)

@@ -71,4 +71,6 @@ def layer_mlps(parts: Parts) -> list[Callable[[Choose], LayerMlp]]:
             return DenseMlp(plan, choose(down.weight, "add", down.bias))
 
         forms.insert(0, dense)
+    if (mixture := parts.mixture) is not None:
+        forms.insert(0, lambda choose: mixture)
     return forms

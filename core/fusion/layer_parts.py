@@ -7,12 +7,16 @@ they take from the modules: packed weights or plain ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from graftlm.kernels.rms_norm import Norm
+
+if TYPE_CHECKING:
+    from graftlm.core.fusion.mixtures import Mixture
 
 
 def allclose(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> bool:
@@ -57,7 +61,7 @@ class LayerModules:
     @classmethod
     def of(cls, layer: nn.Module) -> LayerModules | None:
         """None if `layer` has no self-attention, MLP and two norms under the usual names."""
-        attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp")
+        attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp") or _child(layer, "block_sparse_moe")
         first, second = _child(layer, "input_layernorm"), _child(layer, "post_attention_layernorm")
         out = _child(attention, "o_proj")
         qkv = _children(attention, "q_proj", "k_proj", "v_proj") or _children(attention, "qkv_proj")
@@ -98,7 +102,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a fused GPU layer computes with. Without `gate_up` its MLP is called as it is."""
+    """What a fused GPU layer computes with. Without `gate_up` and `mixture` its MLP is called as it is."""
 
     attention: nn.Module
     mlp: nn.Module
@@ -110,14 +114,16 @@ class Parts:
     k_norm: Norm | None
     gate_up: Product | None
     down: Product | None
+    mixture: Mixture | None = None
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """The modules that were fused before: norms whose arithmetic was checked, and projections packed into one."""
+    """The modules that were fused before: norms whose arithmetic was checked, projections packed into one, mixtures."""
 
     norms: dict[nn.Module, Norm]
     products: dict[nn.Module, Product]
+    mixtures: dict[nn.Module, Mixture] = field(default_factory=dict)
 
     def parts(self, layer: nn.Module) -> Parts | None:
         """The parts of `layer` if it has the common shape and its norms were fused."""
@@ -133,4 +139,5 @@ class Recognised:
         gate_up = (self.products.get(found.mlp) or Product.of(found.gate_up)) if found.gate_up else None
         down = Product.of((found.down,)) if found.down is not None and gate_up is not None else None
         gate_up = gate_up if down is not None else None
-        return Parts(found.attention, found.mlp, first, second, qkv, out, q_norm, k_norm, gate_up, down)
+        mixture = self.mixtures.get(found.mlp)
+        return Parts(found.attention, found.mlp, first, second, qkv, out, q_norm, k_norm, gate_up, down, mixture)

@@ -23,10 +23,12 @@ class Fusions:
     """What was replaced in a model. `undo` puts everything back.
 
     num_compact  linear layers that read their weight in 12 bits in steps of few tokens
+    reasons      why modules kept their own code, by the name of their class
     """
 
     num_packed: int = 0
     num_compact: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def add(self, undo: Callable[[], None]) -> None:

@@ -7,9 +7,7 @@ are faster by gpu/gemv.py; from about a hundred rows on arithmetic takes the tim
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
@@ -17,6 +15,7 @@ import triton.language as tl
 
 from graftlm.kernels.gpu.online_softmax import precision
 from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
+from graftlm.kernels.gpu.support import card_of
 
 MAX_PARTS = 8
 
@@ -96,7 +95,8 @@ def _launch(
     _skinny[(triton.cdiv(n, tile.outputs), tile.splits)](
         x, weight, bias if bias is not None else x, out, num_rows, n, k, x.stride(0), weight.stride(0),
         M=rows, N=tile.outputs, K=tile.inputs, SPLITS=tile.splits,
-        STAGES=max(min(tile.stages, _card(x.device).shared_memory // one_read), 1), GATED=gated, BIAS=bias is not None,
+        STAGES=max(min(tile.stages, card_of(x.device).shared_memory // one_read), 1), GATED=gated,
+        BIAS=bias is not None,
         PRECISION=precision(x.dtype), num_warps=4, **pdl_options(x),
     )  # fmt: skip
 
@@ -120,21 +120,7 @@ def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def skinny_parts(x: torch.Tensor, weight: torch.Tensor, tile: SkinnyTile | None = None) -> torch.Tensor:
     """What x [num_rows, k] @ weight [n, k].T is the sum of. -> float32 [num_parts, num_rows, n]"""
-    tile = tile or parts_tile(weight.shape[0], x.shape[0], _card(x.device).num_sms)
+    tile = tile or parts_tile(weight.shape[0], x.shape[0], card_of(x.device).num_sms)
     out = torch.empty(tile.splits, x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
     _launch(x, weight, tile, out)
     return out
-
-
-class _Card(NamedTuple):
-    num_sms: int
-    shared_memory: int  # bytes that a program can have
-
-
-@functools.cache
-def _card(device: torch.device) -> _Card:
-    if device.type != "cuda":
-        return _Card(1, 1 << 18)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    found = triton.runtime.driver.active.utils.get_device_properties(index)
-    return _Card(found["multiprocessor_count"], found["max_shared_mem"] - 1024)

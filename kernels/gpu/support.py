@@ -1,8 +1,10 @@
-"""Whether the Triton kernels can run on a device."""
+"""Whether the Triton kernels can run on a device, and what it has."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+from typing import NamedTuple
 
 import torch
 
@@ -35,3 +37,22 @@ def triton_version() -> tuple[int, ...]:
     import triton
 
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+
+class Card(NamedTuple):
+    """num_sms: multiprocessors; shared_memory: bytes of it that a program can have."""
+
+    num_sms: int
+    shared_memory: int
+
+
+@functools.cache
+def card_of(device: torch.device) -> Card:
+    """What `device` has; a device without GPU kernels counts as a small card with plenty of shared memory."""
+    if device.type != "cuda":
+        return Card(1, 1 << 18)
+    import triton
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = triton.runtime.driver.active.utils.get_device_properties(index)
+    return Card(found["multiprocessor_count"], found["max_shared_mem"] - 1024)

@@ -1,0 +1,140 @@
+"""Recognise a mixture's router: the rule that gives the experts and weights which the model's own code chose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from graftlm.kernels.gpu.expert_router import MAX_EXPERTS, Router
+
+_AGREEING = 0.75
+"""Share of tokens that must agree: two experts all but as good may change places where numbers are rounded."""
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a mixture chose for some tokens.
+
+    x        [num_tokens, hidden_size]
+    experts  [num_tokens, top_k], weights likewise
+    """
+
+    x: torch.Tensor
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+    def agrees(self, experts: torch.Tensor, weights: torch.Tensor) -> bool:
+        """Whether the same was chosen with the same weights, in whatever order, for nearly all tokens."""
+        if experts.shape != self.experts.shape:
+            return False
+        mine, other = self.experts.long().sort(-1), experts.long().sort(-1)
+        a, b = self.weights.float().gather(1, mine.indices), weights.float().gather(1, other.indices)
+        close = (a - b).abs().amax(-1) <= _TOLERANCE.get(self.x.dtype, 0.0) * a.abs().amax(-1)
+        return float(((mine.values == other.values).all(-1) & close).float().mean()) >= _AGREEING
+
+
+def router_of(block: nn.Module, experts: nn.Module, routing: Routing, num_experts: int) -> Router | None:
+    """The rule by which `block` routed; None if it is none of those known.
+
+    The rules are those of transformers' families, each of them tried on what was recorded.
+    """
+    if num_experts > MAX_EXPERTS:
+        return None
+    inner = set(experts.modules())
+    modules = [module for module in block.modules() if module not in inner]
+    for linear in modules:
+        weight: Any = getattr(linear, "weight", None)
+        if not isinstance(weight, torch.Tensor) or weight.shape != (num_experts, routing.x.shape[1]):
+            continue
+        bias: Any = getattr(linear, "bias", None)
+        bias = bias.detach() if isinstance(bias, torch.Tensor) and bias.shape == (num_experts,) else None
+        base = Router(weight.detach(), routing.experts.shape[1], bias)
+        corrections = [v for module in modules for v in _vectors(module, num_experts) if module is not linear]
+        corrections += [v for v in _vectors(linear, num_experts) if bias is None or v.data_ptr() != bias.data_ptr()]
+        for rule in _rules(base, corrections, _groups(modules), routing.x.dtype):
+            found = _scaled(rule, routing, modules)
+            if found is not None:
+                return found
+    return None
+
+
+def chosen(router: Router, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `router` chooses for x [num_tokens, hidden_size], by definition. -> experts, weights [num_tokens, top_k]"""
+    logits = nn.functional.linear(x.float(), router.weight.float())
+    logits = (logits if router.bias is None else logits + router.bias.float()).to(router.logits_dtype).float()
+    score = logits
+    if router.score != "logits":
+        score = logits.softmax(-1) if router.score == "softmax" else logits.sigmoid()
+    choice = score if router.correction is None else score + router.correction.float()
+    if router.top_groups < router.num_groups:
+        grouped = choice.view(len(x), router.num_groups, -1)
+        best = grouped.topk(2 if router.group_score == "two" else 1, -1).values.sum(-1)
+        kept = torch.zeros_like(best).scatter_(1, best.topk(router.top_groups, -1).indices, 1.0)
+        choice = grouped.masked_fill(kept[..., None] == 0, float("-inf")).view_as(choice)
+    experts = choice.topk(router.top_k, -1).indices
+    weights = score.gather(1, experts)
+    if router.after != "none":
+        weights = weights.softmax(-1) if router.after == "softmax" else weights.sigmoid()
+    if router.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + router.eps)
+    return experts, weights * router.scale
+
+
+def _vectors(module: nn.Module, num_experts: int) -> Iterator[torch.Tensor]:
+    """What a module may add to the scores for the choice."""
+    for name, tensor in itertools.chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
+        if tensor.numel() == num_experts and "bias" in name:
+            yield tensor.detach().view(-1)
+
+
+def _groups(modules: list[nn.Module]) -> list[tuple[int, int]]:
+    """Numbers of groups of experts, and of those that may be chosen from; the fewest first."""
+    found = {(1, 1)}
+    for module in modules:
+        holder: Any
+        for holder in (module, getattr(module, "config", None)):
+            names = [getattr(holder, name, None) for name in ("n_group", "num_group", "num_groups", "topk_group")]
+            groups, top = next((n for n in names[:3] if isinstance(n, int)), 1), names[3]
+            if isinstance(top, int) and 1 <= top < groups:
+                found.add((groups, top))
+    return sorted(found, reverse=True)
+
+
+def _rules(
+    base: Router, corrections: list[torch.Tensor], groups: list[tuple[int, int]], dtype: torch.dtype
+) -> Iterator[Router]:
+    num_experts = len(base.weight)
+    dtypes = dict.fromkeys([dtype, torch.float32])
+    scores: list[tuple[Any, Any]] = [
+        ("softmax", "none"),
+        ("logits", "softmax"),
+        ("sigmoid", "none"),
+        ("logits", "sigmoid"),
+    ]
+    group_scores: list[Any] = ["two", "best"]
+    for (score, after), rounded, correction in itertools.product(scores, dtypes, [*corrections, None]):
+        for (count, top), group_score in itertools.product(groups, group_scores):
+            if count > 1 and (num_experts & (num_experts - 1) or num_experts % count):
+                continue
+            for renormalize, eps in ((False, 0.0), (True, 1e-20)):
+                yield replace(
+                    base, score=score, after=after, logits_dtype=rounded, correction=correction, num_groups=count,
+                    top_groups=top, group_score=group_score, renormalize=renormalize, eps=eps,
+                )  # fmt: skip
+
+
+def _scaled(rule: Router, routing: Routing, modules: list[nn.Module]) -> Router | None:
+    """`rule` with the factor that the recorded weights have; None if it chooses otherwise."""
+    experts, weights = chosen(rule, routing.x)
+    ratio = float((routing.weights.float().sum(-1) / weights.sum(-1)).median())
+    holders = [holder for module in modules for holder in (module, getattr(module, "config", None))]
+    numbers = [float(v) for holder in holders if holder is not None for v in vars(holder).values() if type(v) is float]
+    scale = min([1.0, *numbers], key=lambda number: abs(number - ratio))
+    return replace(rule, scale=scale) if routing.agrees(experts, weights * scale) else None

@@ -1,0 +1,227 @@
+"""Mixtures of experts on GPUs: grouped products in place of a model's own experts, and its router in two kernels.
+
+A block is run once as it came, and what it handed to its experts is noted. From that follow its router, the experts,
+and what is added beside them (shared experts). Experts whose weights are known are replaced in any block; the whole
+block only if all three are known. Each replacement gives what the model's own code gave, or it is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from graftlm.core.fusion.expert_modules import expert_weights, has_experts
+from graftlm.core.fusion.expert_routers import Routing, router_of
+from graftlm.core.fusion.linears import Fusions
+from graftlm.kernels.gpu.elementwise import add_norm
+from graftlm.kernels.gpu.expert_router import Router, route
+from graftlm.kernels.gpu.grouped_matmul import sum_parts
+from graftlm.kernels.gpu.mixture import ExpertPlan
+from graftlm.kernels.linear_dispatch import AllClose, plan_experts
+from graftlm.kernels.rms_norm import Norm
+
+_PROBED = 32
+"""Tokens of the random input."""
+
+MAX_PARTS_BYTES = 1 << 28
+"""Of the outputs of all experts of a step's tokens; a longer step is run in pieces."""
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """Takes the place of the forward of a mixture's experts: (tokens, experts, weights) -> the weighted sum."""
+
+    plan: ExpertPlan
+
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        experts, weights = _in_order(*args, *options.values())
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        experts, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
+        pieces = [
+            sum_parts(self.plan.parts(x[at], experts[at], weights[at]), x.dtype)
+            for at in pieces_of(x, experts.shape[1])
+        ]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(hidden_states.shape)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Takes the place of the forward of a whole mixture, and is the MLP of a fused layer.
+
+    shared  what is added to the experts' output for tokens [num_tokens, hidden_size], or None
+    """
+
+    plan: ExpertPlan
+    router: Router
+    shared: Callable[[torch.Tensor], torch.Tensor] | None
+    strict: bool = False
+
+    kernels = (("grouped",),)
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        pieces = [sum_parts(self._parts(x[at]), x.dtype) for at in pieces_of(x, self.router.top_k)]
+        out = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return (out if self.shared is None else out + self.shared(x)).view(hidden_states.shape)
+
+    def add_norm(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
+        """residual [num_tokens, n] += the mixture of normed, in place. -> the residual after `norm`"""
+        if self.shared is not None:
+            residual.add_(self.shared(normed))
+        pieces = [add_norm(self._parts(normed[at]), residual[at], *norm) for at in pieces_of(normed, self.router.top_k)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _parts(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plan.parts(x, *route(x, self.router, strict=self.strict))
+
+
+def pieces_of(x: torch.Tensor, top_k: int) -> Iterator[slice]:
+    """Tokens of x [num_tokens, n] that run through the experts together."""
+    size = max(256, MAX_PARTS_BYTES // (top_k * x.shape[-1] * x.element_size()))
+    return (slice(first, first + size) for first in range(0, max(len(x), 1), size))
+
+
+def fuse_mixtures(
+    model: nn.Module, mixtures: dict[nn.Module, Mixture], fusions: Fusions, agree: AllClose, *, strict: bool, dry: bool
+) -> None:
+    """Replace experts and whole mixtures in `model`; to be called while everything in it is as it came.
+
+    mixtures  gets the mixtures that are known whole, by their module
+    dry       take every kernel for right
+    """
+    for block in list(model.modules()):
+        inner = next((child for child in block.children() if has_experts(child)), None)
+        if inner is None:
+            continue
+        weights = expert_weights(inner)
+        if isinstance(weights, str):
+            fusions.reasons[type(inner).__name__] = f"experts keep torch's products: {weights}"
+            continue
+        plan = plan_experts(weights, strict=strict)
+        seen = _seen(block, inner, weights.down)
+        mixture = None
+        try:
+            if seen is None:
+                mine = _agrees_alone(inner, plan, weights.down, agree)
+            else:
+                found = FusedExperts(plan)(seen.routing.x, seen.routing.experts, seen.routing.weights)
+                mine = agree(seen.routed, found)
+                mixture = _whole(block, inner, plan, seen, agree, strict=strict, dry=dry) if mine else None
+        except Exception as error:  # the card lacks memory, or a kernel does not take this shape
+            fusions.reasons[type(inner).__name__] = f"experts keep torch's products: {str(error).splitlines()[0][:200]}"
+            continue
+        if not mine:
+            fusions.reasons[type(inner).__name__] = "experts keep torch's products: the kernels' result differs"
+            continue
+        _put(inner, FusedExperts(plan), fusions)
+        if mixture is None:
+            fusions.reasons[type(block).__name__] = "its own code routes: the router, or what it adds, is not known"
+            continue
+        mixtures[block] = mixture
+        if seen is not None and isinstance(seen.out, torch.Tensor):
+            _put(block, mixture, fusions)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a block did with random tokens: its routing, the experts' output [num_tokens, n], its own output."""
+
+    routing: Routing
+    routed: torch.Tensor
+    out: Any
+
+
+def _seen(block: nn.Module, experts: nn.Module, down: torch.Tensor) -> _Seen | None:
+    """None if the block takes other arguments, or hands other tokens to its experts."""
+    calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    own = experts.forward
+
+    def listen(hidden: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        out: torch.Tensor = own(hidden, *args, **options)
+        calls.append((hidden, *_in_order(*args, *options.values()), out.clone()))
+        return out
+
+    x = torch.randn(1, _PROBED, down.shape[1], device=down.device).to(down.dtype)
+    setattr(experts, "forward", listen)  # noqa: B010
+    try:
+        out = block(x.clone())
+    except Exception:  # it takes something else
+        return None
+    finally:
+        delattr(experts, "forward")
+    if len(calls) != 1:
+        return None
+    hidden, chosen, weights, routed = calls[0]
+    if hidden.numel() != x.numel() or not torch.equal(hidden.reshape(_PROBED, -1), x[0]) or chosen.dim() != 2:
+        return None
+    return _Seen(Routing(x[0], chosen, weights), routed.reshape(_PROBED, -1), out)
+
+
+def _in_order(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts and weights, in whatever order they were given."""
+    first, second = tensors[:2]
+    return (second, first) if first.is_floating_point() else (first, second)
+
+
+def _agrees_alone(experts: nn.Module, plan: ExpertPlan, down: torch.Tensor, agree: AllClose) -> bool:
+    """Whether fused experts give what the module gives, for a routing of its own."""
+    x = torch.randn(_PROBED, down.shape[1], device=down.device).to(down.dtype)
+    scores = torch.rand(_PROBED, len(down), device=down.device)
+    weights, chosen = (scores.to(down.dtype)).topk(min(2, len(down)), -1)
+    return agree(experts(x, chosen, weights), FusedExperts(plan)(x, chosen, weights))
+
+
+def _whole(
+    block: nn.Module, experts: nn.Module, plan: ExpertPlan, seen: _Seen, agree: AllClose, *, strict: bool, dry: bool
+) -> Mixture | None:
+    """The whole block; None if its router, or what it adds to the experts' output, is not known."""
+    router = router_of(block, experts, seen.routing, plan.num_experts)
+    if router is None:
+        return None
+    fused = route(seen.routing.x, router, strict=strict)
+    if not dry and not seen.routing.agrees(*fused):
+        return None
+    out = seen.out[0] if isinstance(seen.out, tuple) else seen.out
+    if not isinstance(out, torch.Tensor) or out.numel() != seen.routed.numel():
+        return None
+    added = out.reshape(seen.routed.shape)
+    if _close(added, seen.routed):
+        return Mixture(plan, router, None, strict)
+    for shared in _shared(block, experts, seen.routing.x):
+        if _close(added, seen.routed + shared(seen.routing.x)):
+            return Mixture(plan, router, shared, strict)
+    return None
+
+
+def _shared(block: nn.Module, experts: nn.Module, x: torch.Tensor) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """What a block may add beside its experts: another child, with or without a gate of its own."""
+    children = [child for child in block.children() if child is not experts]
+    gates = [child for child in children if isinstance(child, nn.Linear) and child.out_features == 1]
+    for child in children:
+        try:
+            fits = child not in gates and child(x).shape == x.shape
+        except Exception:  # a router, or something else
+            continue
+        if fits:
+            yield child
+            yield from (partial(_gated, child, gate) for gate in gates)
+
+
+def _gated(child: nn.Module, gate: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = gate(x).sigmoid() * child(x)
+    return out
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    tolerance = 1e-4 if a.dtype == torch.float32 else 2e-2
+    return float((a.float() - b.float()).norm() / a.float().norm().clamp_min(1e-30)) < tolerance
+
+
+def _put(module: nn.Module, forward: Callable[..., Any], fusions: Fusions) -> None:
+    setattr(module, "forward", forward)  # noqa: B010
+    fusions.add(partial(delattr, module, "forward"))

@@ -1,0 +1,106 @@
+"""ExpertPlan: the kernels for a mixture's experts, by how many tokens an expert gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
+from graftlm.kernels.gpu.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up
+from graftlm.kernels.gpu.support import card_of
+
+MAX_FLOAT_ROWS = 512
+"""Up to so many tokens, the outputs of a token's experts are summed up from float32; of more, from the dtype of x."""
+
+
+class ExpertWeights(NamedTuple):
+    """The weights of a mixture's experts, as views of any strides.
+
+    gate_up  [num_experts, 2 n, k] (n without a gate), gate_up_bias [num_experts, 2 n] or None
+    down     [num_experts, k, n], down_bias [num_experts, k] or None
+    """
+
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+    gate: Gate
+
+
+class ExpertTiles(NamedTuple):
+    """The tiles for up to `density` pairs of a token and an expert, for each expert on average."""
+
+    density: float
+    gate_up: Tile
+    down: Tile
+
+
+@dataclass(frozen=True)
+class ExpertPlan:
+    """The kernels for the experts of one layer.
+
+    tiles  the first whose density is not below that of a step is used
+    """
+
+    weights: ExpertWeights
+    tiles: tuple[ExpertTiles, ...]
+
+    @property
+    def num_experts(self) -> int:
+        return self.weights.down.shape[0]
+
+    def parts(
+        self, x: torch.Tensor, experts: torch.Tensor, scales: torch.Tensor, *, scale_input: bool = False
+    ) -> torch.Tensor:
+        """Run each token through its experts.
+
+        x            [num_tokens, k], last dimension dense
+        experts      int32 [num_tokens, top_k], contiguous
+        scales       [num_tokens, top_k], contiguous: what each output is multiplied with, or each input
+        -> [top_k, num_tokens, k], the sum over whose first dimension is the output; float32 for few tokens
+        """
+        num_tokens, top_k = experts.shape
+        weights = self.weights
+        density = num_tokens * top_k / self.num_experts
+        tiles = next((t for t in self.tiles if density <= t.density), self.tiles[-1])
+        gate_up = fitted(tiles.gate_up, weights.gate_up, x, 2 if weights.gate.gated else 1)
+        down = fitted(tiles.down, weights.down, x, 1)
+        blocks = ExpertBlocks.of(experts, self.num_experts, gate_up.pairs)
+        hidden = grouped_gate_up(
+            x,
+            weights.gate_up,
+            weights.gate_up_bias,
+            blocks,
+            top_k,
+            weights.gate,
+            gate_up,
+            scales if scale_input else None,
+        )
+        dtype = torch.float32 if num_tokens <= MAX_FLOAT_ROWS or len(self.tiles) == 1 else x.dtype
+        return grouped_down(
+            hidden, weights.down, weights.down_bias, None if scale_input else scales, blocks, top_k, down, dtype
+        )
+
+
+def fitted(tile: Tile, weight: torch.Tensor, x: torch.Tensor, factors: int) -> Tile:
+    """`tile` with as many stages as the card's shared memory holds, and without what the weight or the card lacks.
+
+    factors  tiles of the weight that are read together: 2 with a gate
+    """
+    k = weight.shape[2]
+    inputs = tile.inputs * 2 // x.element_size()
+    while inputs > 16 and inputs >= 2 * k:
+        inputs //= 2
+    one_read = (tile.outputs * factors + tile.pairs) * inputs * x.element_size()
+    stages = max(min(tile.stages, card_of(x.device).shared_memory // one_read), 1)
+    return replace(tile, inputs=inputs, stages=stages, tma=tile.tma and takes_tma(weight))
+
+
+def takes_tma(weight: torch.Tensor) -> bool:
+    """Whether the tensor memory accelerator can read `weight` [num_experts, n, k]."""
+    if weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) < (9, 0):
+        return False
+    aligned = all(stride * weight.element_size() % 16 == 0 for stride in weight.stride()[:2])
+    return weight.stride(2) == 1 and aligned and weight.data_ptr() % 16 == 0 and weight.element_size() == 2
