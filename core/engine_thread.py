@@ -110,7 +110,11 @@ class EngineThread:
                     with _logged("a listener"):
                         submission.listener.on_error(failure)
 
-        self.post(run)
+        engine = self.engine
+        if engine is not None and getattr(engine, "any_thread", False) and not self.closed:
+            run(engine)  # it does its work elsewhere
+        else:
+            self.post(run)
 
     def call(self, task: Callable[[Engine], Any], name: str = "call") -> Any:
         """Run `task` between two steps and return what it returns. `name` is the caller's, for `check_may_wait`."""

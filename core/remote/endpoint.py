@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from graftlm.core.chat.messages import to_messages
-from graftlm.core.config import EngineConfig, SamplingParams
+from graftlm.core.config import EngineConfig
 from graftlm.core.errors import RemoteError
 from graftlm.core.remote.capabilities.capabilities import Capabilities, MaxTokensField
 from graftlm.core.remote.capabilities.probes import Probes
@@ -21,7 +21,7 @@ from graftlm.core.remote.transport import loop
 from graftlm.core.remote.transport.answer import Answer, StreamedAnswers, read_answers, read_usage
 from graftlm.core.remote.transport.client import Client
 from graftlm.core.remote.transport.prompt import RemotePrompt
-from graftlm.core.remote.transport.request_body import COMPLETIONS, request_body
+from graftlm.core.remote.transport.request_body import COMPLETIONS, Query, request_body
 
 if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
@@ -58,11 +58,6 @@ class Endpoint:
     def spent(self) -> RemoteUsage:
         """What all calls have cost so far."""
         return self._client.spent
-
-    @property
-    def closed(self) -> BaseException | None:
-        """Why the endpoint is closed, if it is."""
-        return self._client.closed
 
     def num_tokens_of(self, text: str) -> int | None:
         """How many tokens a text has, if the tokenizer was given."""
@@ -101,88 +96,51 @@ class Endpoint:
 
     # -- asking ------------------------------------------------------------------------------------------------
 
-    async def ask(
-        self,
-        prompt: RemotePrompt,
-        sampling: SamplingParams,
-        count: Count,
-        deadline_s: float | None = None,
-        *,
-        stops: tuple[str, ...] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> list[Answer]:
+    async def ask(self, query: Query) -> list[Answer]:
         """The `sampling.n` answers of one request, or of several where the endpoint brings one at a time."""
-        if sampling.n > 1 and self.capabilities.n is False:
-            return await self._ask_each(prompt, sampling, count, deadline_s, sampling.n, stops, extra)
-        path, body = self._body(prompt, sampling, stops, extra)
-        try:
-            found = await self._client.post(path, body, count, deadline_s)
-        except RemoteError as error:
-            if not self._learns_from(error, body):
-                raise _explained(error, path) from None
-            path, body = self._body(prompt, sampling, stops, extra)
-            found = await self._client.post(path, body, count, deadline_s)
-        answers = await self._read(found, prompt, count)
-        if sampling.n > 1:
+        num = query.sampling.n
+        if num > 1 and self.capabilities.n is False:
+            return await self._ask_each(query, 0)
+        answers = read_answers(await self.body(query), self.config)
+        if num > 1:
             self.capabilities = replace(self.capabilities, n=len(answers) > 1)
-            if len(answers) < sampling.n:
-                missing = sampling.n - len(answers)
-                answers += await self._ask_each(prompt, sampling, count, deadline_s, missing, stops, extra)
-        return answers[: sampling.n]
+            if len(answers) < num:
+                answers += await self._ask_each(query, len(answers))
+        return answers[:num]
 
-    async def ask_raw(
-        self,
-        prompts: Sequence[RemotePrompt],
-        sampling: SamplingParams,
-        count: Count,
-        deadline_s: float | None = None,
-        *,
-        extra: Mapping[str, Any],
-    ) -> list[Mapping[str, Any]]:
-        """The bodies of the answers to several prompts, asked at the same time."""
+    async def body(self, query: Query, *, probe: bool = False, **known: Any) -> Mapping[str, Any]:
+        """The body of the answer, as it came. It is counted whatever it holds, since it was computed.
 
-        async def one(prompt: RemotePrompt) -> Mapping[str, Any]:
-            path, body = self._body(prompt, sampling, None, extra)
-            found = await self._client.post(path, body, count, deadline_s)
-            await self._count_cost(found, [], prompt, count)
-            return found
-
-        return await _all(one(prompt) for prompt in prompts)
-
-    async def ask_stream(
-        self,
-        prompt: RemotePrompt,
-        sampling: SamplingParams,
-        count: Count,
-        deadline_s: float | None = None,
-        *,
-        stops: tuple[str, ...] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> AsyncGenerator[Piece]:
-        """`ask`, piece by piece. What is left unread is estimated: an endpoint that is cut off reports nothing."""
-        path, body = self._body(prompt, sampling, stops, extra, stream=True)
-        streamed = StreamedAnswers(sampling.n)
-        read = False
+        probe  counts it as a probe;  known: capabilities to ask with, in place of those that were found out.
+        """
+        path, sent = self._sent(query, **known)
         try:
-            async with aclosing(self._client.stream(path, body, count, deadline_s)) as pieces:
+            found = await self._client.post(path, sent, query.count, query.deadline_s, probe=probe)
+        except RemoteError as error:
+            if not self._learns_from(error, sent):
+                raise _explained(error, path) from None
+            path, sent = self._sent(query, **known)
+            found = await self._client.post(path, sent, query.count, query.deadline_s, probe=probe)
+        await self._count_cost(found, query)
+        return found
+
+    async def ask_stream(self, query: Query) -> AsyncGenerator[Piece]:
+        """`ask`, piece by piece. What is left unread is estimated: an endpoint that is cut off reports nothing."""
+        path, sent = request_body(query, self.config, self.capabilities, stream=True)
+        streamed = StreamedAnswers(query.sampling.n)
+        try:
+            async with aclosing(self._client.stream(path, sent, query.count, query.deadline_s)) as pieces:
                 async for piece in pieces:
                     for index, text in streamed.push(piece):
                         if text:
                             yield Piece(index, text)
-            found = streamed.body(self.config)
-            read = True
-            yield Piece(answers=await self._read(found, prompt, count))
         except RemoteError as error:
             raise _explained(error, path) from None
         finally:
-            if not read and streamed.begun:
-                await self._count_cost(streamed.partial(), streamed.cut_off, prompt, count)
-
-    async def probe(self, path: str, body: Mapping[str, Any], prompt: RemotePrompt, count: Count) -> Mapping[str, Any]:
-        """Send a probe; its tokens are counted, but not as a call for an answer."""
-        found = await self._client.post(path, body, count, probe=True)
-        await self._count_cost(found, [], prompt, count)
-        return found
+            if streamed.begun:
+                await self._count_cost(streamed.body, query)
+        streamed.check_complete(self.config)
+        yield Piece(answers=read_answers(streamed.body, self.config))
 
     async def extend(self, prompt: RemotePrompt, count: Count) -> RemotePrompt:
         """The prompt in the form in which the endpoint goes on with an open turn; raises RemoteError if it does not."""
@@ -202,54 +160,24 @@ class Endpoint:
 
     # -- parts of a call ---------------------------------------------------------------------------------------
 
-    def _body(
-        self,
-        prompt: RemotePrompt,
-        sampling: SamplingParams,
-        stops: tuple[str, ...] | None,
-        extra: Mapping[str, Any] | None,
-        *,
-        stream: bool = False,
-    ) -> tuple[str, dict[str, Any]]:
-        more = {**(self.config.extra_body or {}), **(extra or {})}
-        return request_body(
-            self.config.model, prompt, sampling, self.capabilities, stops=stops, stream=stream, extra=more
-        )
+    def _sent(self, query: Query, **known: Any) -> tuple[str, dict[str, Any]]:
+        """The path and the body."""
+        capabilities = replace(self.capabilities, **known) if known else self.capabilities
+        return request_body(query, self.config, capabilities)
 
-    async def _read(self, found: Mapping[str, Any], prompt: RemotePrompt, count: Count) -> list[Answer]:
-        """The answers of a body; it is counted whatever it holds, since it was computed."""
-        try:
-            answers = read_answers(found, self.config)
-        except RemoteError:
-            await self._count_cost(found, [], prompt, count)
-            raise
-        await self._count_cost(found, answers, prompt, count)
-        return answers
+    async def _count_cost(self, found: Mapping[str, Any], query: Query) -> None:
+        usage = read_usage(found, query.prompt)
+        self._client.count(query.count, replace(usage, cost=await self._prices.cost(usage, found)))
 
-    async def _count_cost(
-        self, found: Mapping[str, Any], answers: list[Answer], prompt: RemotePrompt, count: Count
-    ) -> None:
-        usage = read_usage(found, answers, prompt.num_bytes)
-        self._client.count(count, replace(usage, cost=await self._prices.cost(usage, found)))
-
-    async def _ask_each(
-        self,
-        prompt: RemotePrompt,
-        sampling: SamplingParams,
-        count: Count,
-        deadline_s: float | None,
-        num: int,
-        stops: tuple[str, ...] | None,
-        extra: Mapping[str, Any] | None,
-    ) -> list[Answer]:
-        """`num` answers by as many requests, at the same time. With a seed each has its own."""
-        first = sampling.n - num
+    async def _ask_each(self, query: Query, num_had: int) -> list[Answer]:
+        """The answers from `num_had` on, one request each, at the same time. With a seed each has its own."""
+        sampling = query.sampling
         singles = [
-            replace(sampling, n=1, seed=None if sampling.seed is None else sampling.seed + first + i)
-            for i in range(num)
+            replace(sampling, n=1, seed=None if sampling.seed is None else sampling.seed + i)
+            for i in range(num_had, sampling.n)
         ]
-        asked = (self.ask(prompt, single, count, deadline_s, stops=stops, extra=extra) for single in singles)
-        return [answers[0] for answers in await _all(asked)]
+        asked = await gather(self.ask(replace(query, sampling=single)) for single in singles)
+        return [answers[0] for answers in asked]
 
     def _learns_from(self, error: RemoteError, body: Mapping[str, Any]) -> bool:
         """Whether a refusal says which of two names the limit of tokens has here; remembered."""
@@ -262,7 +190,7 @@ class Endpoint:
         return False
 
 
-async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of all, in order, run at the same time; the first failure ends the others and is raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
@@ -20,6 +19,7 @@ from graftlm.core.remote.speculation.text import RemoteText
 from graftlm.core.remote.transport import loop
 from graftlm.core.remote.transport.answer import Answer, first_stop
 from graftlm.core.remote.transport.prompt import RemotePrompt
+from graftlm.core.remote.transport.request_body import Query
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.scheduling.stop_strings import StopMatcher
 
@@ -30,19 +30,20 @@ class RemoteEngine:
     """Starts a task for each request on the loop of endpoints; nothing runs on the engine's own thread."""
 
     idle = True
+    any_thread = True
 
     def __init__(
         self, endpoint: Endpoint, *, finished: Callable[[Request, Completion], None] = lambda request, completion: None
     ) -> None:
         self._endpoint = endpoint
         self._finished = finished
-        self._running: dict[int, Future[None]] = {}
+        self._running: dict[int, Future[Completion]] = {}
         self._stats = Stats()
 
     def add(self, submissions: Sequence[Submission]) -> None:
         for submission in submissions:
-            running = self._running[submission.id] = self._endpoint.start(self._serve(submission))
-            running.add_done_callback(partial(self._ended, submission.id))
+            running = self._running[submission.id] = self._endpoint.start(self._answer(submission))
+            running.add_done_callback(partial(self._ended, submission))
 
     def step(self) -> bool:
         return False
@@ -82,24 +83,18 @@ class RemoteEngine:
     def close(self) -> None:
         self.fail_all(EngineError("the runtime was closed before the request finished"))
 
-    def _ended(self, submission_id: int, running: Future[None]) -> None:
-        self._running.pop(submission_id, None)
+    def _ended(self, submission: Submission, running: Future[Completion]) -> None:
+        self._running.pop(submission.id, None)
+        listener = submission.listener
+        if running.cancelled():
+            listener.on_error(RequestCancelled("the request was cancelled"))
+        elif (error := running.exception()) is not None:
+            listener.on_error(error)
+        else:
+            self._finished(submission.request, running.result())
+            listener.on_finish(running.result())
 
     # -- one request -------------------------------------------------------------------------------------------
-
-    async def _serve(self, submission: Submission) -> None:
-        listener = submission.listener
-        try:
-            completion = await self._answer(submission)
-        except asyncio.CancelledError:
-            closed = self._endpoint.closed
-            listener.on_error(closed if closed is not None else RequestCancelled("the request was cancelled"))
-            raise
-        except BaseException as error:  # whatever it is, it is this request's failure
-            listener.on_error(error)
-            return
-        self._finished(submission.request, completion)
-        listener.on_finish(completion)
 
     async def _answer(self, submission: Submission) -> Completion:
         request, sampling = submission.request, submission.request.sampling
@@ -113,10 +108,11 @@ class RemoteEngine:
         if sampling.constrained:
             return await self._constrained(submission, prompt)
         ledger = Ledger()
+        query = Query(prompt, sampling, ledger.count, deadline_s)
         if request.stream:
-            answers = await self._stream(submission, prompt, ledger, deadline_s)
+            answers = await self._stream(submission, query, ledger)
         else:
-            answers = await self._endpoint.ask(prompt, sampling, ledger.count, deadline_s)
+            answers = await self._endpoint.ask(query)
         return _completion(request, answers, ledger.usage)
 
     async def _constrained(self, submission: Submission, prompt: RemotePrompt) -> Completion:
@@ -130,13 +126,11 @@ class RemoteEngine:
         value = await values.gen(text, request.sampling, _nothing_ahead, None)
         return replace(value.completion, request_id=request.id)
 
-    async def _stream(
-        self, submission: Submission, prompt: RemotePrompt, ledger: Ledger, deadline_s: float | None
-    ) -> list[Answer]:
+    async def _stream(self, submission: Submission, query: Query, ledger: Ledger) -> list[Answer]:
         sampling, listener = submission.request.sampling, submission.listener
         matchers = [StopMatcher(sampling.stop) for _ in range(sampling.n)]
         answers: list[Answer] = []
-        async with aclosing(self._endpoint.ask_stream(prompt, sampling, ledger.count, deadline_s)) as pieces:
+        async with aclosing(self._endpoint.ask_stream(query)) as pieces:
             async for piece in pieces:
                 if piece.answers is not None:
                     answers = piece.answers

@@ -11,18 +11,20 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError, RequestTimeout
-from graftlm.core.remote.capabilities.capabilities import Capabilities, ConstraintField, ContinueTurn
+from graftlm.core.remote.capabilities.capabilities import ConstraintField, ContinueTurn
 from graftlm.core.remote.transport.answer import Answer, read_answers
 from graftlm.core.remote.transport.prompt import RemotePrompt
-from graftlm.core.remote.transport.request_body import constraint_fields, request_body
+from graftlm.core.remote.transport.request_body import Query, constraint_fields
 
 if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint
     from graftlm.core.remote.ledger.usage import Count
+
+T = TypeVar("T")
 
 _COUNTING = RemotePrompt("1 2 3 4 5 6 7 8")
 _ASKED_TO_COUNT = RemotePrompt(
@@ -50,79 +52,78 @@ class Probes:
 
     async def continue_turn(self, count: Count) -> ContinueTurn:
         """How an open turn of the assistant is continued."""
-        return await self._once("continue_turn", self._find_continue_turn, count)  # type: ignore[no-any-return]
+
+        async def find() -> ContinueTurn:
+            tokenizer = self._endpoint.tokenizer
+            if tokenizer is not None and tokenizer.has_chat_template:
+                return "template"
+            manners: tuple[ContinueTurn, ...] = ("continue_final_message", "prefix", "bare")
+            for manner in manners:
+                answer = await self._ask(_ASKED_TO_COUNT, _GREEDY, count, continue_turn=manner)
+                if answer is not None and re.match(r"\s*8\b", answer.text):
+                    return manner
+            return "none"
+
+        return await self._once("continue_turn", find) or "none"
 
     async def logprobs(self, chat: bool, count: Count) -> bool:
         """Whether log-probabilities come, and with them the tokens."""
-        prompt = replace(_ASKED_TO_COUNT, text="") if chat else _COUNTING
 
-        async def find(count: Count) -> bool | None:
+        async def find() -> bool | None:
+            prompt = replace(_ASKED_TO_COUNT, text="") if chat else _COUNTING
             answer = await self._ask(prompt, replace(_GREEDY, logprobs=True), count)
             return None if answer is None else answer.token_ends is not None
 
-        return bool(await self._once("logprobs", find, count))
+        return bool(await self._once("logprobs", find))
 
     async def echo(self, count: Count) -> bool:
         """Whether /completions scores a given text."""
 
-        async def find(count: Count) -> bool | None:
-            body = {"echo": True, "logprobs": 1}
-            answer = await self._ask(_COUNTING, replace(_GREEDY, max_tokens=1), count, body)
+        async def find() -> bool | None:
+            answer = await self._ask(_COUNTING, replace(_GREEDY, max_tokens=1), count, {"echo": True, "logprobs": 1})
             return None if answer is None else answer.logprobs is not None and answer.text.startswith(_COUNTING.text)
 
-        return bool(await self._once("echo", find, count))
+        return bool(await self._once("echo", find))
 
     async def constraint(self, kind: str, chat: bool, count: Count) -> ConstraintField:
         """The field that constrains an answer to a regex, choices, a schema or a grammar."""
-        sampling, proves = _PROOFS[kind]
-        prompt = RemotePrompt(messages=_HELLO) if chat else RemotePrompt("Say hello.")
 
-        async def find(count: Count) -> ConstraintField:
+        async def find() -> ConstraintField:
+            sampling, proves = _PROOFS[kind]
+            prompt = RemotePrompt(messages=_HELLO) if chat else RemotePrompt("Say hello.")
             for field in constraint_fields(kind):
-                answer = await self._ask(prompt, sampling, count, known=_with(_known(self), kind, field))
+                asked_in: dict[str, Any] = {kind: field}
+                answer = await self._ask(prompt, sampling, count, **asked_in)
                 if answer is not None and proves(answer.text):
                     return field
             return "none"
 
-        return await self._once(kind, find, count)  # type: ignore[no-any-return]
+        return await self._once(kind, find) or "none"
 
-    async def _find_continue_turn(self, count: Count) -> ContinueTurn:
-        tokenizer = self._endpoint.tokenizer
-        if tokenizer is not None and tokenizer.has_chat_template:
-            return "template"
-        manners: tuple[ContinueTurn, ...] = ("continue_final_message", "prefix", "bare")
-        for manner in manners:
-            answer = await self._ask(_ASKED_TO_COUNT, _GREEDY, count, known=replace(_known(self), continue_turn=manner))
-            if answer is not None and re.match(r"\s*8\b", answer.text):
-                return manner
-        return "none"
-
-    async def _once(self, name: str, find: Callable[[Count], Awaitable[Any]], count: Count) -> Any:
+    async def _once(self, name: str, find: Callable[[], Awaitable[T | None]]) -> T | None:
         """What is known by now, or found out; what could not be found out is asked again later."""
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            known = getattr(_known(self), name)
-            if known is None:
-                known = await find(count)
-                if known is not None:
-                    self._endpoint.capabilities = _with(_known(self), name, known)
-            return known
+        known: T | None = getattr(self._endpoint.capabilities, name)
+        if known is None:
+            async with self._locks.setdefault(name, asyncio.Lock()):
+                known = getattr(self._endpoint.capabilities, name)
+                if known is None and (known := await find()) is not None:
+                    found: dict[str, Any] = {name: known}
+                    self._endpoint.capabilities = replace(self._endpoint.capabilities, **found)
+        return known
 
     async def _ask(
         self,
         prompt: RemotePrompt,
         sampling: SamplingParams,
         count: Count,
-        body: Mapping[str, Any] | None = None,
-        *,
-        known: Capabilities | None = None,
+        extra: Mapping[str, Any] | None = None,
+        **known: Any,
     ) -> Answer | None:
         """The answer to a probe; None where it is refused. What may pass raises, so that nothing wrong is kept."""
-        config = self._endpoint.config
-        more = {**(config.extra_body or {}), **(body or {})}
-        path, made = request_body(config.model, prompt, sampling, known or _known(self), extra=more)
+        query = Query(prompt, sampling, count, extra=extra or {})
         try:
-            found = await self._endpoint.probe(path, made, prompt, count)
-            return read_answers(found, config)[0]
+            found = await self._endpoint.body(query, probe=True, **known)
+            return read_answers(found, self._endpoint.config)[0]
         except RequestTimeout:
             raise
         except RemoteError as error:
@@ -131,17 +132,8 @@ class Probes:
             return None
 
 
-def _known(probes: Probes) -> Capabilities:
-    return probes._endpoint.capabilities
-
-
 def _is_json(text: str, value: Any) -> bool:
     try:
         return bool(json.loads(text) == value)
     except ValueError:
         return False
-
-
-def _with(capabilities: Capabilities, name: str, value: Any) -> Capabilities:
-    changed: dict[str, Any] = {name: value}
-    return replace(capabilities, **changed)

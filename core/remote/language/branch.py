@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from graftlm.core.config import SamplingParams
 from graftlm.core.program.branch import Branch, Fork, Variable, read_value
 from graftlm.core.program.expression import Expression, Gen, RoleBegin, RoleEnd, Select, Text
 from graftlm.core.program.transcript import Transcript
-from graftlm.core.remote.language.layout import placeholder
+from graftlm.core.remote.language.layout import ahead_of
 from graftlm.core.remote.language.transcript import RemoteTranscript
 from graftlm.core.remote.language.values import Value, Values
 from graftlm.core.remote.ledger.usage import RemoteUsage
@@ -141,9 +141,9 @@ class RemoteBranch(Branch):
                 case Text() | Gen() | Select():
                     parts.append(part)
                 case RoleEnd() | RoleBegin():
-                    return self._ahead(parts, complete=True)
+                    return ahead_of(parts, self.run.defaults, complete=True)
                 case Fork(children):
-                    ahead = self._ahead(parts, complete=True)
+                    ahead = ahead_of(parts, self.run.defaults, complete=True)
                     each = [child._queued() for child in children if isinstance(child, RemoteBranch)]
                     return replace(
                         ahead,
@@ -151,22 +151,4 @@ class RemoteBranch(Branch):
                         generates=ahead.generates or any(child.generates for child in each),
                         complete=all(child.complete for child in each),
                     )
-        return self._ahead(parts, complete=self.run.returned)
-
-    def _ahead(self, parts: Sequence[Text | Gen | Select], *, complete: bool) -> Ahead:
-        num_tokens = 0
-        for part in parts:
-            match part:
-                case Text(text):
-                    num_tokens += len(text.encode())
-                case Gen():
-                    num_tokens += part.sampling(self.run.defaults).max_tokens or 0
-                case Select(_, choices):
-                    num_tokens += max(len(choice.encode()) for choice in choices)
-        return Ahead(
-            num_tokens,
-            any(not isinstance(part, Text) for part in parts),
-            complete,
-            "".join(part.text if isinstance(part, Text) else placeholder(part) for part in parts),
-            tuple(part.text for part in parts if isinstance(part, Text)),
-        )
+        return ahead_of(parts, self.run.defaults, complete=self.run.returned)

@@ -15,6 +15,7 @@ from graftlm.core.request import FinishReason
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.compile import Grammar
+    from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.grammar.vocabulary import Vocabulary
 
 More = Callable[[str, str | None], Awaitable[tuple[str, FinishReason] | None]]
@@ -64,22 +65,36 @@ class Language:
         """-> the longest beginning of `text` that is a whole text of the language, None if there is none; the longest
         one that such a text can begin with; and what has to follow that.
         """
-        matcher = self._grammar.matcher()
         data = text.encode()
-        whole = 0 if matcher.accepting else None
-        alive = 0
-        for position, byte in enumerate(data):
-            if matcher.finished or matcher.advance([byte]) != 1:
-                break
-            alive = position + 1
-            if matcher.accepting:
-                whole = alive
+        whole, alive, matcher = self._follow(data)
         forced = b"" if matcher.finished else matcher.forced_bytes()
         return (
             None if whole is None else data[:whole].decode(errors="ignore"),
             data[:alive].decode(errors="ignore"),
             forced.decode(errors="ignore"),
         )
+
+    def end(self, text: str) -> tuple[int, int] | None:
+        """Where a value ends in `text`, and after how many characters that is sure; None if it may go on."""
+        data = text.encode()
+        whole, alive, matcher = self._follow(data)
+        if not whole or (alive == len(data) and not matcher.finished):
+            return None
+        at = len(data[:whole].decode(errors="ignore"))
+        return at, at if matcher.finished and whole == alive else len(data[:alive].decode(errors="ignore")) + 1
+
+    def _follow(self, data: bytes) -> tuple[int | None, int, Matcher]:
+        """How many bytes are a whole text of the language, how many can begin one, and the matcher after these."""
+        matcher = self._grammar.matcher()
+        whole = 0 if matcher.accepting else None
+        alive = 0
+        for byte in data:
+            if matcher.finished or matcher.advance([byte]) != 1:
+                break
+            alive += 1
+            if matcher.accepting:
+                whole = alive
+        return whole, alive, matcher
 
     def begins(self, text: str) -> bool:
         """Whether a text of the language can begin so."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from graftlm.core.program.expression import Gen, Select
+from graftlm.core.program.expression import Gen, Select, Text
+from graftlm.core.remote.speculation.surplus import Ahead
 from graftlm.core.remote.transport.answer import Answer
 from graftlm.core.remote.transport.prompt import RemotePrompt
 
@@ -43,6 +44,26 @@ def placeholder(part: Gen | Select) -> str:
     if choices is not None:
         return f"<{name}: one of {', '.join(choices)}>"
     return f"<{name}{_KINDS.get(part.dtype, '') if part.dtype is not None else ''}>"
+
+
+def ahead_of(parts: Sequence[Text | Gen | Select], defaults: Mapping[str, Any], *, complete: bool) -> Ahead:
+    """What parts that follow a gen tell of its call."""
+    num_tokens = 0
+    for part in parts:
+        match part:
+            case Text(text):
+                num_tokens += len(text.encode())
+            case Gen():
+                num_tokens += part.sampling(defaults).max_tokens or 0
+            case Select(_, choices):
+                num_tokens += max(len(choice.encode()) for choice in choices)
+    return Ahead(
+        num_tokens,
+        any(not isinstance(part, Text) for part in parts),
+        complete,
+        "".join(part.text if isinstance(part, Text) else placeholder(part) for part in parts),
+        tuple(part.text for part in parts if isinstance(part, Text)),
+    )
 
 
 def hinted(prompt: RemotePrompt, form: Form) -> RemotePrompt:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError
 from graftlm.core.program.select import Selection
+from graftlm.core.remote.endpoint import gather
 from graftlm.core.remote.ledger.usage import Count
 from graftlm.core.remote.transport.prompt import RemotePrompt
+from graftlm.core.remote.transport.request_body import Query
 
 if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint
@@ -38,7 +40,8 @@ async def _score(
 ) -> list[list[float]]:
     """For each choice the log-probabilities of its tokens: one request each, all at the same time."""
     prompts = [RemotePrompt(prompt + choice) for choice in choices]
-    bodies = await endpoint.ask_raw(prompts, _GREEDY, count, deadline_s, extra={"echo": True, "logprobs": 1})
+    extra = {"echo": True, "logprobs": 1}
+    bodies = await gather(endpoint.body(Query(p, _GREEDY, count, deadline_s, extra=extra)) for p in prompts)
     return [
         _logprobs_after(body, len(prompt), len(prompt + choice), endpoint)
         for body, choice in zip(bodies, choices, strict=True)

@@ -29,7 +29,7 @@ from graftlm.core.remote.speculation.surplus import Ahead
 from graftlm.core.remote.speculation.text import RemoteText, Written
 from graftlm.core.remote.transport.answer import Answer, first_stop
 from graftlm.core.remote.transport.prompt import RemotePrompt
-from graftlm.core.remote.transport.request_body import constraint_kind
+from graftlm.core.remote.transport.request_body import Query, constraint_kind
 from graftlm.core.request import Chunk, Completion, FinishReason
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class Values:
         if open_turn and await self._endpoint.probes.continue_turn(self.count) == "none":
             return await self._ask_for_turn(prompt, sampling, stops)
         sent = await self._endpoint.extend(prompt, self.count)
-        (answer,) = await self._endpoint.ask(sent, sampling, self.count, self._deadline_s, stops=stops)
-        return answer
+        return (await self._endpoint.ask(self._query(sent, sampling, stops)))[0]
 
     async def _ask_for_turn(self, prompt: RemotePrompt, sampling: SamplingParams, stops: tuple[str, ...]) -> Answer:
         """The answer of an endpoint that cannot go on with a turn: the whole turn, or what it adds when told to."""
@@ -93,7 +92,7 @@ class Values:
                 sent, num_given = continued(prompt, form), len(form.tail.encode())
             longer = replace(sampling, max_tokens=(sampling.max_tokens or 0) + num_given) if num_given else sampling
             sent_stops = () if prompt.text else stops  # they may stand in the given text
-            (found,) = await self._endpoint.ask(sent, longer, self.count, self._deadline_s, stops=sent_stops)
+            (found,) = await self._endpoint.ask(self._query(sent, longer, sent_stops))
             rest = after_text(found, prompt.text) if hint else after_tail(found, prompt.text, form.tail)
             if rest is not None:
                 return with_blanks(_limited(rest, sampling), prompt.text, form.tail)
@@ -139,7 +138,10 @@ class Values:
             """An enforced constraint changes what is drawn, but for greedy text that the language has anyway."""
             return sampling.greedy and stop != "" and language.begins(value + stop)
 
-        written = await text.generate(sampling, ahead, accept if field is not None else None)
+        if field is not None:
+            written = await text.generate(sampling, ahead, accept)
+        else:
+            written = await text.generate(sampling, ahead, ends=language.end)
         return await self._mended(text, written, sampling, language, field, name)
 
     async def _mended(
@@ -189,7 +191,7 @@ class Values:
         sent = await self._endpoint.extend(text.prompt, self.count)
         if sampling.constrained:
             await self._constraint_field(sampling, sent)
-        answers = await self._endpoint.ask(sent, sampling, self.count, self._deadline_s)
+        answers = await self._endpoint.ask(self._query(sent, sampling))
         each = []
         for answer in answers:
             at, end = first_stop(answer.text, sampling.stop)
@@ -258,6 +260,9 @@ class Values:
             ahead.generates,
         )
         return ahead
+
+    def _query(self, prompt: RemotePrompt, sampling: SamplingParams, stops: tuple[str, ...] | None = None) -> Query:
+        return Query(prompt, sampling, self.count, self._deadline_s, stops)
 
     async def _constraint_field(self, sampling: SamplingParams, prompt: RemotePrompt) -> str | None:
         """The field in which the endpoint takes the constraint; None if it takes it in none."""

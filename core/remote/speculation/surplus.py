@@ -18,6 +18,10 @@ CountTokens = Callable[[str], int | None]
 """How many tokens a text has, by the model's tokenizer; None if that is not known."""
 
 
+FindEnd = Callable[[str], tuple[int, int] | None]
+"""Where a value ends in a text, and where that is known; None if the text does not tell."""
+
+
 @dataclass(frozen=True)
 class Surplus:
     """An answer, and from where on nothing has used it.
@@ -133,11 +137,16 @@ def match_text(surplus: Surplus, text: str) -> tuple[Surplus | None, str | None]
 
 
 def decide(
-    surplus: Surplus, sampling: SamplingParams, head: str = "", count: CountTokens | None = None
+    surplus: Surplus,
+    sampling: SamplingParams,
+    head: str = "",
+    count: CountTokens | None = None,
+    ends: FindEnd | None = None,
 ) -> tuple[Surplus | None, Taken | str | None]:
     """Take a gen's value from a surplus.
 
     head  blanks at the end of the text that were not sent: the answer has to begin with them.
+    ends  where a constraint ends the value, if the endpoint does not enforce it.
     -> the surplus afterwards, and what was taken; or why nothing could be; None if the surplus was just used up
     """
     assert sampling.max_tokens is not None
@@ -153,6 +162,9 @@ def decide(
     if not rest.startswith(head):
         return None, "blanks not written"
     at, end = first_stop(rest[len(head) :], sampling.stop)
+    left_at = ends(rest[len(head) :]) if ends is not None else None
+    if left_at is not None and (not end or left_at[1] < end):
+        at, end = left_at
     at, end = at + len(head), end and end + len(head)
     until = end or len(rest)  # a stop counts if all of it is within the limit
     over = bool(end) or ended  # the model stopped there by itself, as it would have

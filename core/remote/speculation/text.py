@@ -13,6 +13,7 @@ from graftlm.core.remote.ledger.usage import Count, RemoteUsage
 from graftlm.core.remote.speculation.surplus import (
     Ahead,
     CountTokens,
+    FindEnd,
     Surplus,
     call_tokens,
     decide,
@@ -148,12 +149,17 @@ class RemoteText(GrowingText):
     # -- values ------------------------------------------------------------------------------------------------
 
     async def generate(
-        self, sampling: SamplingParams, ahead: Ahead, accept: Callable[[str, str], bool] | None = None
+        self,
+        sampling: SamplingParams,
+        ahead: Ahead,
+        accept: Callable[[str, str], bool] | None = None,
+        ends: FindEnd | None = None,
     ) -> Written:
         """The value of a gen; the caller appends it with `append`.
 
         accept  whether a value may come from a surplus, by the value and the stop string after it; given where the
                 endpoint enforces a constraint, so that its answers begin with no blank.
+        ends    where a constraint ends a value of a surplus; given where the endpoint does not enforce it.
         """
         head = "" if accept is not None else self._head(sampling)
         if not head:
@@ -171,7 +177,7 @@ class RemoteText(GrowingText):
                 self.surplus = await self._fetch(sampling, ahead, head)
                 paid = True
             surplus = self.surplus
-            after, taken = decide(surplus, sampling, head, self._num_tokens_of)
+            after, taken = decide(surplus, sampling, head, self._num_tokens_of, ends)
             if after is None or taken is None or isinstance(taken, str):
                 self._keep(None, taken if isinstance(taken, str) else None)
                 continue

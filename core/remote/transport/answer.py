@@ -10,6 +10,7 @@ from graftlm.core.errors import RemoteError
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.ledger.usage import RemoteUsage
 from graftlm.core.remote.transport.failures import no_answer
+from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.request import FinishReason, TokenLogprob
 
 _FINISH: Mapping[str | None, FinishReason] = {
@@ -67,29 +68,35 @@ def read_answers(body: Mapping[str, Any], config: EndpointConfig) -> list[Answer
     return [_read(choice, num_tokens, config) for choice in ordered]
 
 
-def read_usage(body: Mapping[str, Any], answers: Sequence[Answer], prompt_bytes: int) -> RemoteUsage:
-    """What the answers cost in tokens; estimated at four bytes a token where the endpoint does not say."""
+def read_usage(body: Mapping[str, Any], prompt: RemotePrompt) -> RemoteUsage:
+    """What a body cost in tokens; estimated at four bytes a token where the endpoint does not say."""
     given = body.get("usage")
     counts = given if isinstance(given, Mapping) else {}
-    prompt, completion = _number(counts, "prompt_tokens"), _number(counts, "completion_tokens")
-    estimated = prompt is None or completion is None
-    if prompt is None:
-        prompt = -(-prompt_bytes // 4)
+    num_prompt, completion = _number(counts, "prompt_tokens"), _number(counts, "completion_tokens")
+    estimated = num_prompt is None or completion is None
+    if num_prompt is None:
+        num_prompt = -(-prompt.num_bytes // 4)
     if completion is None:
-        completion = sum(
-            len(a.token_ends) if a.token_ends is not None else -(-len(a.text.encode()) // 4) for a in answers
-        )
+        completion = sum(_estimate(choice) for choice in body.get("choices") or () if isinstance(choice, Mapping))
     details = counts.get("prompt_tokens_details")
     cached = _number(details if isinstance(details, Mapping) else {}, "cached_tokens")
     if cached is None:
         cached = _number(counts, "prompt_cache_hit_tokens")  # DeepSeek
     return RemoteUsage(
-        prompt_tokens=prompt,
+        prompt_tokens=num_prompt,
         cached_tokens=cached or 0,
         completion_tokens=completion,
         estimated=int(estimated),
         cached_unknown=int(cached is None),
     )
+
+
+def _estimate(choice: Mapping[str, Any]) -> int:
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, Mapping) else choice.get("text")
+    text = text if isinstance(text, str) else ""
+    ends = _read_logprobs(choice.get("logprobs"), text)[1]
+    return len(ends) if ends is not None else -(-len(text.encode()) // 4)
 
 
 class StreamedAnswers:
@@ -98,7 +105,6 @@ class StreamedAnswers:
     def __init__(self, num: int) -> None:
         self._choices = [_Pieces() for _ in range(num)]
         self._usage: Any = None
-        self._error: Any = None
 
     def push(self, piece: Mapping[str, Any]) -> list[tuple[int, str]]:
         """Take a piece; the index and the text of what it adds."""
@@ -114,25 +120,20 @@ class StreamedAnswers:
 
     @property
     def begun(self) -> bool:
-        return any(pieces.text for pieces in self._choices)
+        return self._usage is not None or any(pieces.text or pieces.finish_reason for pieces in self._choices)
 
     @property
-    def cut_off(self) -> list[Answer]:
-        """What has come so far, as answers that were cut."""
-        return [Answer(pieces.text, "length") for pieces in self._choices]
-
-    def partial(self) -> Mapping[str, Any]:
+    def body(self) -> Mapping[str, Any]:
         """What has come so far, in the shape of an answer's body."""
         return {"choices": [c.choice(i) for i, c in enumerate(self._choices)], "usage": self._usage}
 
-    def body(self, config: EndpointConfig) -> Mapping[str, Any]:
-        """The answer's body; raises RemoteError if the stream ended before the answer did."""
+    def check_complete(self, config: EndpointConfig) -> None:
+        """Raise RemoteError if the stream ended before the answer did."""
         for pieces in self._choices:
             if pieces.finish_reason is None:
                 raise RemoteError(
                     f"{config.base_url} ended its stream without a finish_reason after {pieces.text[-80:]!r}; ask again"
                 )
-        return self.partial()
 
 
 class _Pieces:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from graftlm.core.errors import ConfigError, GraftError, RemoteError, RequestTimeout
+from graftlm.core.remote.config import Budget
 from graftlm.core.remote.ledger.usage import Count, RemoteUsage
 from graftlm.core.remote.transport.failures import Failure, failure_of, no_answer
 
@@ -21,6 +22,10 @@ T = TypeVar("T")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
 _JITTER = 0.25  # of a wait, added at random, so that clients do not come back together
+_PER_POOL = 32
+"""Requests under way on one SDK client: each looks through all connections of its client's pool."""
+
+_NO_BUDGET = Budget()
 
 
 class Client:
@@ -37,12 +42,12 @@ class Client:
         self.closed: BaseException | None = None
         self._slots = asyncio.Semaphore(config.max_in_flight)
         self._answered = False
-        self._sdk: openai.AsyncOpenAI | None = None
+        self._pools: list[_Pool] = []
 
     def open(self) -> None:
-        """Make the SDK's client, on any thread. Takes some 40 ms, and the first in a process a second for imports."""
-        if self._sdk is None:
-            self._sdk = _sdk_client(self.config)
+        """Make an SDK client, on any thread. Takes some 20 ms, and the first in a process a second for imports."""
+        if not self._pools:
+            self._pools.append(_Pool(self.config))
 
     async def post(
         self,
@@ -55,23 +60,12 @@ class Client:
     ) -> Mapping[str, Any]:
         """Send a body and return the answer's. `deadline_s` is a time of `time.monotonic()`, for all attempts."""
 
-        async def attempt() -> object:
-            return await self._client.post(path, cast_to=object, body=body)
+        def attempt(sdk: openai.AsyncOpenAI) -> Awaitable[object]:
+            return sdk.post(path, cast_to=object, body=body)
 
-        with _Slot(self._slots) as slot:
-            answer = await self._retrying(attempt, slot, _Calls(count, probe), deadline_s)
-        if not isinstance(answer, Mapping):
-            raise no_answer(self.config, "with a page, not with JSON", answer)
-        return answer
-
-    async def get(self, path: str, count: Count) -> Mapping[str, Any]:
-        """Read what the endpoint says of itself; counted as a probe, never repeated."""
-
-        async def attempt() -> object:
-            return await self._client.get(path, cast_to=object)
-
-        with _Slot(self._slots) as slot:
-            answer = await self._retrying(attempt, slot, _Calls(count, probe=True), None, max_retries=0)
+        with _Slot(self) as slot:
+            first = RemoteUsage(probe_calls=1) if probe else RemoteUsage(api_calls=1)
+            answer = await self._retrying(attempt, slot, first, count, deadline_s)
         if not isinstance(answer, Mapping):
             raise no_answer(self.config, "with a page, not with JSON", answer)
         return answer
@@ -85,18 +79,16 @@ class Client:
         """
         import openai
 
-        async def attempt() -> tuple[openai.AsyncStream[object], object]:
-            stream = await self._client.post(
-                path, cast_to=object, body=body, stream=True, stream_cls=openai.AsyncStream[object]
-            )
+        async def attempt(sdk: openai.AsyncOpenAI) -> tuple[openai.AsyncStream[object], object]:
+            stream = await sdk.post(path, cast_to=object, body=body, stream=True, stream_cls=openai.AsyncStream[object])
             try:
                 return stream, await anext(stream, None)
             except BaseException:
                 await stream.close()
                 raise
 
-        with _Slot(self._slots) as slot:
-            stream, piece = await self._retrying(attempt, slot, _Calls(count), deadline_s)
+        with _Slot(self) as slot:
+            stream, piece = await self._retrying(attempt, slot, RemoteUsage(api_calls=1), count, deadline_s)
             end_s = min(time.monotonic() + self.config.timeout, deadline_s or float("inf"))
             try:
                 while piece is not None:
@@ -115,21 +107,24 @@ class Client:
     async def close(self, reason: BaseException) -> None:
         """Close the connections; what is asked for later raises `reason`."""
         self.closed = reason
-        sdk, self._sdk = self._sdk, None
-        if sdk is not None:
-            await sdk.close()
+        pools, self._pools = self._pools, []
+        for pool in pools:
+            await pool.sdk.close()
 
-    # -- one attempt -------------------------------------------------------------------------------------------
-
-    @property
-    def _client(self) -> openai.AsyncOpenAI:
-        assert self._sdk is not None, "the client was not opened"
-        return self._sdk
-
-    def _begin(self, calls: _Calls) -> None:
-        """Count an attempt that is about to be sent; raises what forbids it."""
+    def take_pool(self) -> _Pool:
+        """The first SDK client with room, which keeps connections in use; a further one if all are busy."""
         if self.closed is not None:
             raise self.closed
+        pool = next((pool for pool in self._pools if pool.num_busy < _PER_POOL), None)
+        if pool is None:
+            self._pools.append(pool := _Pool(self.config))
+        pool.num_busy += 1
+        return pool
+
+    # -- attempts ----------------------------------------------------------------------------------------------
+
+    def _check_budget(self) -> None:
+        """Raise what forbids an attempt."""
         budget, spent = self.config.budget, self.spent
         for name, limit, value in (
             ("calls", budget.calls, spent.api_calls + spent.retries + spent.probe_calls),
@@ -144,7 +139,6 @@ class Client:
             if limit is not None and value >= limit:
                 where = self.config.base_url
                 raise RemoteError(f"the budget of {where} is spent: {value:g} of {limit:g} {name}; raise budget=")
-        self.count(calls.count, calls.next())
 
     async def _next(
         self, stream: openai.AsyncStream[object], end_s: float, deadline_s: float | None
@@ -160,30 +154,30 @@ class Client:
             raise _too_late(self.config)
         raise failure.error
 
-    # -- several attempts --------------------------------------------------------------------------------------
-
     async def _retrying(
         self,
-        attempt: Callable[[], Awaitable[T]],
+        attempt: Callable[[openai.AsyncOpenAI], Awaitable[T]],
         slot: _Slot,
-        calls: _Calls,
+        counted: RemoteUsage,
+        count: Count,
         deadline_s: float | None,
-        max_retries: int | None = None,
     ) -> T:
-        """Attempt, in `slot`, until it succeeds or must not be repeated.
+        """Attempt, in `slot`, until it succeeds or must not be repeated. The first attempt is counted as `counted`.
 
         Raises RemoteError, or RequestTimeout at the deadline.
         """
-        max_retries = self.config.max_retries if max_retries is None else max_retries
         num_retries = num_timeouts = num_stale = 0
         while True:
-            await self._take(slot, deadline_s)
+            sdk = await slot.take(deadline_s)
             answered = self._answered
             left_s = float("inf") if deadline_s is None else deadline_s - time.monotonic()
-            self._begin(calls)
+            if self.config.budget != _NO_BUDGET:
+                self._check_budget()
+            self.count(count, counted)
+            counted = RemoteUsage(retries=1)
             try:
                 async with asyncio.timeout(max(0.0, min(left_s, self.config.timeout))):
-                    result = await attempt()
+                    result = await attempt(sdk)
                 self._answered = True
                 return result
             except Exception as error:
@@ -195,19 +189,11 @@ class Client:
                 num_stale += 1
             elif failure.kind == "timeout" and num_timeouts < self.config.retry_timeouts:
                 num_timeouts += 1
-            elif failure.again and failure.kind != "timeout" and num_retries < max_retries:
+            elif failure.again and failure.kind != "timeout" and num_retries < self.config.max_retries:
                 await self._wait(failure, slot, num_retries, deadline_s)
                 num_retries += 1
             else:
                 raise failure.error
-
-    async def _take(self, slot: _Slot, deadline_s: float | None) -> None:
-        """Wait until fewer than `max_in_flight` requests are under way."""
-        try:
-            async with asyncio.timeout(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
-                await slot.take()
-        except TimeoutError:
-            raise _too_late(self.config) from None
 
     async def _wait(self, failure: Failure, slot: _Slot, num_retries: int, deadline_s: float | None) -> None:
         """Wait before the next attempt, without a slot."""
@@ -221,40 +207,47 @@ class Client:
         await asyncio.sleep(wait_s)
 
 
+class _Pool:
+    """One SDK client with its connections, and how many requests are under way on it."""
+
+    def __init__(self, config: EndpointConfig) -> None:
+        self.sdk: openai.AsyncOpenAI = _sdk_client(config)
+        self.num_busy = 0
+
+
 class _Slot:
-    """One of the places for requests under way, given back at the end of a `with` block."""
+    """One of the `max_in_flight` places for requests under way, given back at the end of a `with` block."""
 
-    def __init__(self, slots: asyncio.Semaphore) -> None:
-        self._slots = slots
-        self._held = False
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._pool: _Pool | None = None
 
-    async def take(self) -> None:
-        if not self._held:
-            await self._slots.acquire()
-            self._held = True
+    async def take(self, deadline_s: float | None) -> openai.AsyncOpenAI:
+        """Wait for a place, if this is none yet. -> the SDK client to use there"""
+        if self._pool is None:
+            try:
+                async with asyncio.timeout(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
+                    await self._client._slots.acquire()
+            except TimeoutError:
+                raise _too_late(self._client.config) from None
+            try:
+                self._pool = self._client.take_pool()
+            except BaseException:
+                self._client._slots.release()
+                raise
+        return self._pool.sdk
 
     def release(self) -> None:
-        if self._held:
-            self._held = False
-            self._slots.release()
+        if self._pool is not None:
+            self._pool.num_busy -= 1
+            self._pool = None
+            self._client._slots.release()
 
     def __enter__(self) -> _Slot:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-class _Calls:
-    """How the attempts of one call are counted: the first as a call or a probe, further ones as retries."""
-
-    def __init__(self, count: Count, probe: bool = False) -> None:
-        self.count = count
-        self._next = RemoteUsage(probe_calls=1) if probe else RemoteUsage(api_calls=1)
-
-    def next(self) -> RemoteUsage:
-        usage, self._next = self._next, RemoteUsage(retries=1)
-        return usage
 
 
 def _passed(deadline_s: float | None) -> bool:

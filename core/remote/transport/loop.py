@@ -6,39 +6,65 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_due: list[Callable[[], object]] = []
 
 
-def remote_loop() -> asyncio.AbstractEventLoop:
-    """The loop; its thread is started with the first use."""
+def post(function: Callable[[], object]) -> None:
+    """Call a function on the loop, soon. The loop is woken once for all that is posted before it looks."""
     global _loop
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="graftlm remote", daemon=True).start()
-        return _loop
+        _due.append(function)
+        if len(_due) == 1:
+            _loop.call_soon_threadsafe(_drain)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Run a coroutine there. Cancelling the future cancels the coroutine, which closes its connection."""
-    return asyncio.run_coroutine_threadsafe(coroutine, remote_loop())
+    future: Future[T] = Future()
+    post(partial(_start, coroutine, future))
+    return future
 
 
-def call_soon(function: Callable[..., object], *args: Any) -> None:
-    """Call a function there, soon."""
-    remote_loop().call_soon_threadsafe(function, *args)
+def _drain() -> None:
+    global _due
+    with _lock:
+        due, _due = _due, []
+    for function in due:
+        function()
+
+
+def _start(coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
+    task = asyncio.get_running_loop().create_task(coroutine)
+    task.add_done_callback(partial(_settle, future))
+    future.add_done_callback(lambda done: post(task.cancel) if done.cancelled() else None)
+
+
+def _settle(future: Future[T], task: asyncio.Task[T]) -> None:
+    with suppress(InvalidStateError):  # its waiter has cancelled it
+        if task.cancelled():
+            future.cancel()
+        elif (error := task.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())
 
 
 def _forget() -> None:
     """In a forked child the thread does not run; start over."""
-    global _loop, _lock
-    _loop, _lock = None, threading.Lock()
+    global _loop, _lock, _due
+    _loop, _lock, _due = None, threading.Lock(), []
 
 
 if hasattr(os, "register_at_fork"):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.remote.capabilities.capabilities import Capabilities, ConstraintField
+from graftlm.core.remote.config import EndpointConfig
+from graftlm.core.remote.ledger.usage import Count
 from graftlm.core.remote.transport.prompt import RemotePrompt
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
@@ -46,18 +49,30 @@ _FIELDS: Mapping[str, Mapping[ConstraintField, Callable[[Any], dict[str, Any]]]]
 """The fields that constrain an answer, by kind: vLLM's, SGLang's and OpenAI's."""
 
 
+@dataclass(frozen=True)
+class Query:
+    """What an endpoint is asked.
+
+    count       takes what it costs.
+    deadline_s  a time of `time.monotonic()`, for all attempts.
+    stops       replaces the stop strings of `sampling`.
+    extra       further fields of the body.
+    """
+
+    prompt: RemotePrompt
+    sampling: SamplingParams
+    count: Count
+    deadline_s: float | None = None
+    stops: tuple[str, ...] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
 def request_body(
-    model: str,
-    prompt: RemotePrompt,
-    sampling: SamplingParams,
-    capabilities: Capabilities,
-    *,
-    stops: tuple[str, ...] | None = None,
-    stream: bool = False,
-    extra: Mapping[str, Any] | None = None,
+    query: Query, config: EndpointConfig, capabilities: Capabilities, *, stream: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """The path and the body. `stops` replaces the stop strings of `sampling`."""
-    body: dict[str, Any] = {"model": model, "temperature": sampling.temperature}
+    """The path and the body."""
+    prompt, sampling = query.prompt, query.sampling
+    body: dict[str, Any] = {"model": config.model, "temperature": sampling.temperature}
     chat = prompt.messages is not None
     if chat:
         body["messages"] = _messages(prompt, capabilities, body)
@@ -72,7 +87,7 @@ def request_body(
     if sampling.logprobs or sampling.top_logprobs:
         num = sampling.top_logprobs
         body |= {"logprobs": True, "top_logprobs": num} if chat else {"logprobs": max(1, num)}
-    stops = sampling.stop if stops is None else stops
+    stops = sampling.stop if query.stops is None else query.stops
     if stops:
         body["stop"] = list(stops[: capabilities.max_stops])
     if sampling.n > 1:
@@ -89,7 +104,7 @@ def request_body(
         body |= _constraint(sampling, capabilities)
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return (CHAT if chat else COMPLETIONS), body | dict(extra or {})
+    return (CHAT if chat else COMPLETIONS), body | dict(config.extra_body or {}) | dict(query.extra)
 
 
 def constraint_kind(sampling: SamplingParams) -> str | None:

@@ -10,10 +10,8 @@ from llama_index.core.llms import ChatMessage
 from pydantic import BaseModel
 
 from graftlm.adapters.dspy import GraftAdapter, GraftLM
-from graftlm.adapters.guidance import GraftModel
 from graftlm.adapters.langchain import ChatGraftLM
 from graftlm.adapters.llama_index import GraftLLM
-from graftlm.core.errors import ConfigError
 from tests.core.remote.models import answers
 from tests.core.remote.server import Fault, Server
 
@@ -111,6 +109,4 @@ def test_what_needs_the_models_own_tokens_says_what_to_use_at_an_endpoint() -> N
         lm = GraftLM("m", base_url=server.url, cache=False)
         with dspy.context(lm=lm, adapter=GraftAdapter()), pytest.raises(Exception, match="use dspy.ChatAdapter"):
             dspy.Predict("question -> answer")(question="The capital?")
-        with pytest.raises(ConfigError, match="GraftModel runs models in this process so far"):
-            GraftModel("m", base_url=server.url)
         assert server.requests == []
