@@ -1,4 +1,4 @@
-"""`GraftModel`: a guidance model whose engine is a runtime in this process."""
+"""`GraftModel`: a guidance model whose engine is a runtime in this process, or at an endpoint."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, Self
 from graftlm.adapters.guidance.engine import GraftEngine
 from graftlm.adapters.guidance.interpreter import GraftInterpreter
 from graftlm.adapters.guidance.lazy import Task
+from graftlm.adapters.guidance.remote import RemoteEngine, RemoteInterpreter
 from graftlm.core.call_options import check_given, keywords_of, sort_keywords
 from graftlm.core.errors import ConfigError
+from graftlm.core.remote.ledger.usage import RemoteUsage
 from graftlm.core.runtime import Runtime
 from guidance._ast import ASTNode, Function, LiteralNode, _parse_tags
 from guidance._schema import SamplingParams
@@ -29,7 +31,10 @@ class GraftModel(Model):
     lazy               `+` returns at once and the grammar runs beside the program: branches off one object share a
                        batch without threads. Reading anything of a model object waits for it, and raises what went
                        wrong. Only without `echo`.
-    options            of the runtime: device, dtype, max_model_len, cache, ...
+    num_api_spec_tokens  at an endpoint: tokens that a call may fetch for what is appended later. Without it a call
+                       fetches what is appended together with its gen.
+    options            of the runtime: device, dtype, max_model_len, cache, ...; base_url, api_key, budget, ... for a
+                       model at an endpoint.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class GraftModel(Model):
         sampling_params: SamplingParams | None = None,
         seed: int | None = None,
         lazy: bool = False,
+        num_api_spec_tokens: int | None = None,
         **options: Any,
     ) -> None:
         if lazy and echo:
@@ -57,26 +63,31 @@ class GraftModel(Model):
             runtime = Runtime.shared(model, **options)
         else:
             check_given(runtime, options)
+        interpreter: GraftInterpreter | RemoteInterpreter
         if runtime.endpoint is not None:
-            raise ConfigError(
-                "GraftModel runs models in this process so far; for one at an endpoint write the program in graftlm's "
-                "own language (gl.gen, gl.select, gl.user and gl.assistant)"
+            if chat_template is not None or seed is not None:
+                raise ConfigError(
+                    "chat_template and seed are for models in this process; leave them out at an endpoint"
+                )
+            runtime.load()
+            interpreter = RemoteInterpreter(RemoteEngine(runtime, num_api_spec_tokens), watched=echo)
+        elif num_api_spec_tokens is not None:
+            raise ConfigError("num_api_spec_tokens is for models at an endpoint; give base_url= or leave it out")
+        else:
+            engine = GraftEngine(
+                runtime,
+                chat_template=chat_template,
+                enable_backtrack=enable_backtrack,
+                enable_ff_tokens=enable_ff_tokens,
+                enable_monitoring=enable_monitoring,
+                enable_token_probabilities=echo,
+                enable_top_k=echo,
+                seed=seed,
             )
-        engine = GraftEngine(
-            runtime,
-            chat_template=chat_template,
-            enable_backtrack=enable_backtrack,
-            enable_ff_tokens=enable_ff_tokens,
-            enable_monitoring=enable_monitoring,
-            enable_token_probabilities=echo,
-            enable_top_k=echo,
-            seed=seed,
-        )
+            interpreter = GraftInterpreter(engine, watched=echo)
         self._lazy = lazy
         none_set = SamplingParams(top_p=None, top_k=None, min_p=None, repetition_penalty=None)
-        super().__init__(
-            interpreter=GraftInterpreter(engine, watched=echo), sampling_params=sampling_params or none_set, echo=echo
-        )
+        super().__init__(interpreter=interpreter, sampling_params=sampling_params or none_set, echo=echo)
 
     # -- lazy: an object that is not made yet has a task in place of its fields ---------------------------------
 
@@ -92,7 +103,7 @@ class GraftModel(Model):
             return extended
         if not isinstance(other, ASTNode):
             return NotImplemented
-        engine: GraftEngine = vars(self)["_engine"] if before is not None else self.engine
+        engine: GraftEngine | RemoteEngine = vars(self)["_engine"] if before is not None else self.engine
         later = object.__new__(type(self))
         with engine.seeded():
             vars(later).update(_engine=engine, _task=Task.start(_append, self, other, before))
@@ -114,14 +125,21 @@ class GraftModel(Model):
         return copied
 
     def __repr__(self) -> str:
-        engine: GraftEngine = vars(self).get("_engine") or self.engine  # does not wait for a lazy object
+        engine: GraftEngine | RemoteEngine = vars(self).get("_engine") or self.engine  # does not wait for a lazy object
         return f"GraftModel({engine.runtime.model_name!r})"
 
     @property
     def runtime(self) -> Runtime:
         """The runtime behind the engine."""
-        assert isinstance(self._interpreter, GraftInterpreter)
+        assert isinstance(self._interpreter, GraftInterpreter | RemoteInterpreter)
         return self._interpreter.engine.runtime
+
+    @property
+    def usage(self) -> RemoteUsage:
+        """The bill of all calls to an endpoint that led to this object."""
+        if not isinstance(self._interpreter, RemoteInterpreter):
+            raise ConfigError("a model in this process has no bill; see runtime.stats()")
+        return self._interpreter.state.usage
 
 
 def _append(model: GraftModel, node: ASTNode) -> Any:
