@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graftlm.core.request import OpenRequest
 
 
 @dataclass
@@ -44,6 +48,8 @@ class Stats(Counters):
 
     weights  the dtype that the model computes in, such as "bfloat16"; "" before the model is loaded
     kv       the format of keys and values: "bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"; "" before
+    running, waiting  sequences of requests that are open
+    open     the open requests; empty for an engine elsewhere
     """
 
     slots_total: int = 0
@@ -52,6 +58,9 @@ class Stats(Counters):
     slots_in_use: int = 0
     weights: str = ""
     kv: str = ""
+    running: int = 0
+    waiting: int = 0
+    open: list[OpenRequest] = field(default_factory=list)
 
     @property
     def hit_rate(self) -> float:

@@ -48,6 +48,26 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """Where the time of one request went, in seconds: waiting, computing its prompt, writing its other tokens."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """A request that waits or runs. `cached_tokens` is None until it has started."""
+
+    id: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    completion_tokens: int
+    age_s: float
+
+
+@dataclass(frozen=True)
 class TokenLogprob:
     """One generated token. `logprob` is None where the grammar forced it."""
 
@@ -80,6 +100,7 @@ class Completion:
     """float32 [vocab_size] after the last prompt token, for a request that wants them."""
     pin: int | None = field(default=None, repr=False)
     """What `Engine.unpin` takes, for a request whose prefix stays in the cache."""
+    timing: Timing | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from graftlm.core.request import Completion, FinishReason, Listener, Request, Submission, TokenLogprob, Usage
+from graftlm.core.request import (
+    Completion,
+    FinishReason,
+    Listener,
+    OpenRequest,
+    Request,
+    Submission,
+    TokenLogprob,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -51,6 +60,7 @@ class Progress:
     pending_index  place of the newest of these among the tokens of its step
     num_reused     tokens that were in the cache when the sequence last started
     num_cached     tokens of the prompt that were in the cache at its first step; None before
+    started_s      when the sequence first started, on the clock of `arrived_s`; None before
     miss           where the prompt left the cache when the sequence first started
     """
 
@@ -60,6 +70,7 @@ class Progress:
     pending_index: int = -1
     num_reused: int = 0
     num_cached: int | None = None
+    started_s: float | None = None
     miss: PrefixMiss | None = None
 
 
@@ -92,6 +103,7 @@ class Output:
 
     num_spelled  generated tokens that are in `text`, which is brought up to date when somebody reads it
     stopped_by   the stop string or token id that ended the text
+    first_s      when the first token was generated; None before
     """
 
     matcher: Matcher | None = None
@@ -105,6 +117,7 @@ class Output:
     num_streamed_tokens: int = 0
     finish_reason: FinishReason | None = None
     stopped_by: str | int | None = None
+    first_s: float | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -246,6 +259,13 @@ class SequenceGroup:
         arrived_s = submission.arrived_s
         group.sequences.append(Sequence(request, ids, grammar=submission.grammar, arrived_s=arrived_s, group=group))
         return group
+
+    def progress(self, now_s: float) -> OpenRequest:
+        """How far the request has come."""
+        first = self.sequences[0]
+        num_generated = sum(sequence.num_generated for sequence in list(self.sequences))
+        cached, age_s = first.progress.num_cached, now_s - first.arrived_s
+        return OpenRequest(self.request.id, first.num_prompt_tokens, cached, num_generated, age_s)
 
     def end(self) -> None:
         """Mark the request as ended and break the reference cycle between it and its sequences."""

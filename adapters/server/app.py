@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request as HttpRequest
@@ -23,8 +23,11 @@ from graftlm.adapters.server.errors import ApiError, api_error, invalid_body
 from graftlm.adapters.server.gate import Gate
 from graftlm.adapters.server.info import info_routes
 from graftlm.adapters.server.intake import Intake
+from graftlm.adapters.server.metrics import Metrics
+from graftlm.adapters.server.page import History, page_routes
 from graftlm.adapters.server.responses import EventStream, WholeAnswer, Writer
 from graftlm.adapters.server.settings import ServerSettings
+from graftlm.adapters.server.tokens import token_routes
 from graftlm.adapters.server.wire import Envelope
 from graftlm.core.errors import GraftError
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from graftlm.core.request import Request
     from graftlm.core.runtime import Runtime
 
-AnyBody = TypeVar("AnyBody", bound=Body)
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 log = logging.getLogger("graftlm.server")
 
@@ -51,10 +54,14 @@ class Server:
         self.model_names = self.settings.model_names or (runtime.model_name,)
         self.draining = False
         self.intake: Intake | None = None
+        self.metrics = Metrics(runtime, self.model_names[0])
+        self._history = History(self)
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
             *info_routes(self),
+            *token_routes(self),
+            *page_routes(self, self._history),
         ]
         handlers: Any = {ApiError: _answer_error, HTTPException: _answer_route, ClientDisconnect: _answer_nobody}
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
@@ -65,8 +72,10 @@ class Server:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        self.intake = Intake(self.runtime)
+        self.intake = Intake(self.runtime, self.metrics)
+        keeper = asyncio.create_task(self._history.keep())
         yield
+        keeper.cancel()
         self.intake.close()
 
     @property
@@ -129,9 +138,10 @@ class Server:
             body = kind.model_validate_json(bytes(raw))
         except ValidationError as error:
             raise invalid_body(error, frozenset(kind.model_fields)) from None
-        if body.model is not None and body.model not in self.model_names:
+        name = getattr(body, "model", None)
+        if name is not None and name not in self.model_names:
             names = ", ".join(self.model_names)
-            message = f"the model {body.model!r} does not exist here; use {names}"
+            message = f"the model {name!r} does not exist here; use {names}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return body
 

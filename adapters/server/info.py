@@ -40,6 +40,9 @@ def info_routes(server: Server) -> list[Route]:
             raise ApiError(503, reason, kind="server_error", code="unavailable", retry_after=5)
         return JSONResponse({"status": "ok"})
 
+    async def metrics(http: HttpRequest) -> Response:
+        return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
     async def version(http: HttpRequest) -> Response:
         return JSONResponse({"version": graftlm.__version__})
 
@@ -69,6 +72,7 @@ def info_routes(server: Server) -> list[Route]:
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         *(Route(path, health) for path in ("/health", "/health_generate", "/ping")),
+        Route("/metrics", metrics),
         Route("/version", version),
         *(Route(path, server_info) for path in ("/server_info", "/get_server_info", "/model_info", "/get_model_info")),
     ]

@@ -22,6 +22,7 @@ from graftlm.core.errors import GraftError, RequestCancelled
 from graftlm.core.request import Chunk, Completion, Request
 
 if TYPE_CHECKING:
+    from graftlm.adapters.server.metrics import Metrics
     from graftlm.core.runtime import Runtime
 
 PING_S = 15.0
@@ -40,7 +41,7 @@ class Answer:
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
         self.arrived_s = self.last_s = time.monotonic()
-        self.first_s: float | None = None
+        self.streams = False  # whether a chunk has come
         self.num_open = len(requests)
         self.cancelled = False
         self._events: deque[tuple[int, Event]] = deque()
@@ -82,8 +83,9 @@ class Answer:
 class Intake:
     """One for a server, made on its event loop."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, metrics: Metrics) -> None:
         self.runtime = runtime
+        self.metrics = metrics
         self.open: set[Answer] = set()
         self._loop = asyncio.get_running_loop()
         self._arrived: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
@@ -160,13 +162,19 @@ class Intake:
         now = time.monotonic()
         while self._outbox:
             answer, number, event = self._outbox.popleft()
-            answer.last_s = now
-            if answer.first_s is None:
-                answer.first_s = now
-            if not isinstance(event, Chunk):
+            if isinstance(event, Chunk):
+                if answer.streams:
+                    self.metrics.written(now - answer.last_s)
+                answer.streams = True
+            else:
                 answer.num_open -= 1
                 if not answer.num_open:
                     self.open.discard(answer)
+                if isinstance(event, Completion):
+                    self.metrics.ended(answer, event, now)
+                elif event is not None:
+                    self.metrics.failed(event)
+            answer.last_s = now
             answer.take(number, event)
 
     def _ping(self) -> None:

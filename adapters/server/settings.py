@@ -26,7 +26,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
-    open_paths: frozenset[str] = frozenset({"/health", "/ping", "/metrics"})
+    open_paths: frozenset[str] = frozenset({"/", "/health", "/ping", "/metrics"})
     model_names: tuple[str, ...] = ()
     max_open_requests: int = 1024
     max_body_bytes: int = 32 << 20

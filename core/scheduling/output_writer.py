@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import ConfigError, EngineError, GrammarError
 from graftlm.core.grammar.matcher import ends_within
-from graftlm.core.request import Chunk, Completion, FinishReason, TokenLogprob, Usage
+from graftlm.core.request import Chunk, Completion, FinishReason, Timing, TokenLogprob, Usage
 from graftlm.core.scheduling.stop_strings import StopMatcher
 from graftlm.core.sequence import Output, Progress, Sequence
 
@@ -155,6 +156,7 @@ class OutputWriter:
             text_complete=complete,
             miss=sequence.progress.miss,
             pin=pin,
+            timing=_timing(sequence),
         )
 
     def _closes(self, sequence: Sequence) -> bool:
@@ -208,6 +210,8 @@ class OutputWriter:
         sampling = sequence.sampling
         output = sequence.output
         sequence.tokens.append(token_id)
+        if output.first_s is None:
+            output.first_s = time.monotonic()
         if sampling.logprobs:
             output.logprobs.append(self._logprob(token_id, sampled))
         # a grammar allows the end of text only where its text is complete, so there it always ends
@@ -274,3 +278,10 @@ class OutputWriter:
     def _token(self, token_id: int) -> str:
         table = self.tokenizer.token_bytes
         return table[token_id].decode("utf-8", "replace") if token_id < len(table) else ""
+
+
+def _timing(sequence: Sequence) -> Timing:
+    arrived_s, now = sequence.arrived_s, time.monotonic()
+    first_s = now if sequence.output.first_s is None else sequence.output.first_s
+    started_s = first_s if sequence.progress.started_s is None else sequence.progress.started_s
+    return Timing(max(0.0, started_s - arrived_s), max(0.0, first_s - started_s), now - first_s)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import EngineError, RequestCancelled, RequestTimeout, failure_of
-from graftlm.core.request import Completion, Listener, Request, Submission
+from graftlm.core.request import Completion, Listener, OpenRequest, Request, Submission
 from graftlm.core.scheduling.admission import Limits, admit
 from graftlm.core.scheduling.choice import Choice
 from graftlm.core.sequence import Sequence, SequenceGroup
@@ -62,6 +62,12 @@ class RequestTracker:
         self._timed: dict[int, SequenceGroup] = {}
         self._unopened: list[Sequence] = []
         self._seeds = random.Random(seed)
+
+    @property
+    def open(self) -> list[OpenRequest]:
+        """The requests that wait or run. From any thread."""
+        now = self.clock()
+        return [group.progress(now) for group in list(self._groups.values()) if not group.done]
 
     # -- they arrive -------------------------------------------------------------------------------------------
 

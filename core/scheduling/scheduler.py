@@ -223,6 +223,8 @@ class Scheduler:
     def _start(self, sequence: Sequence, peek: Peek) -> None:
         if sequence.progress.num_cached is None:
             sequence.progress.miss = self.cache.miss(sequence, peek)
+        if sequence.progress.started_s is None:
+            sequence.progress.started_s = time.monotonic()
         sequence.progress.num_reused = sequence.progress.num_computed = self.cache.start(sequence)
         growth = min(GROWTH, max(sequence.remaining, 0))
         if not self.cache.reserve(sequence, sequence.num_tokens + growth):

@@ -1,0 +1,119 @@
+"""Prometheus metrics: vLLM's names, so that its dashboards and routers fit, and GraftLM's own beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from graftlm.core.request import Completion
+
+if TYPE_CHECKING:
+    from graftlm.adapters.server.intake import Answer
+    from graftlm.core.metrics import Stats
+    from graftlm.core.runtime import Runtime
+
+SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+LONG_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("from a request's arrival to its first token", SHORT_S),
+    "inter_token_latency_seconds": ("between two chunks of a stream", SHORT_S),
+    "e2e_request_latency_seconds": ("from a request's arrival to its end", LONG_S),
+    "request_queue_time_seconds": ("before a request's first step", LONG_S),
+    "request_prefill_time_seconds": ("from the first step to the first token", LONG_S),
+    "request_decode_time_seconds": ("from the first token to the last", LONG_S),
+    "request_prompt_tokens": ("prompt tokens of a request", TOKENS),
+    "request_generation_tokens": ("generated tokens of a request", TOKENS),
+}
+
+_GAUGES = {
+    "vllm:num_requests_running": ("sequences that run", lambda s: s.running),
+    "vllm:num_requests_waiting": ("sequences that wait", lambda s: s.waiting),
+    "vllm:kv_cache_usage_perc": ("share of the KV slots in use, 0 to 1", lambda s: _share(s.slots_in_use, s)),
+    "graftlm:kv_cached_perc": ("share of the KV slots that hold prefixes, 0 to 1", lambda s: _share(s.slots_cached, s)),
+}
+
+_COUNTERS = {
+    "vllm:prefix_cache_queries": ("prompt tokens that were looked up", lambda s: s.prompt_tokens),
+    "vllm:prefix_cache_hits": ("prompt tokens that were in the cache", lambda s: s.cached_tokens),
+    "vllm:prompt_tokens": ("prompt tokens", lambda s: s.prompt_tokens),
+    "vllm:generation_tokens": ("generated tokens", lambda s: s.completion_tokens),
+    "vllm:num_preemptions": ("requests that gave up their slots to older ones", lambda s: s.retracted),
+    "graftlm:computed_tokens": ("prompt tokens that were run", lambda s: s.computed_tokens),
+    "graftlm:forced_tokens": ("generated tokens that a grammar forced", lambda s: s.forced_tokens),
+    "graftlm:drafted_tokens": ("draft tokens that were run", lambda s: s.drafted_tokens),
+    "graftlm:accepted_tokens": ("draft tokens that were accepted", lambda s: s.accepted_tokens),
+    "graftlm:steps": ("steps of the engine", lambda s: s.steps),
+}
+
+
+class Metrics(Collector):
+    """Counts what the server's requests do, and reads the engine's own counters when it is asked."""
+
+    def __init__(self, runtime: Runtime, model_name: str) -> None:
+        self._runtime = runtime
+        self._labels = [model_name]
+        self.registry = CollectorRegistry()
+        self._histograms = {
+            name: Histogram(f"vllm:{name}", told, ["model_name"], registry=self.registry, buckets=bounds).labels(
+                model_name
+            )
+            for name, (told, bounds) in _HISTOGRAMS.items()
+        }
+        labels = ["model_name", "finished_reason"]
+        self._ended = Counter("vllm:request_success", "requests that ended", labels, registry=self.registry)
+        labels = ["model_name", "error"]
+        self._failed = Counter("graftlm:request_failure", "requests that failed", labels, registry=self.registry)
+        self._between = self._histograms["inter_token_latency_seconds"]
+        self.registry.register(self)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def written(self, since_last_s: float) -> None:
+        """Count a chunk that is not its stream's first."""
+        self._between.observe(since_last_s)
+
+    def ended(self, answer: Answer, completion: Completion, now_s: float) -> None:
+        """Count a request that ended with a completion."""
+        seen, usage, timing = self._histograms, completion.usage, completion.timing
+        seen["e2e_request_latency_seconds"].observe(now_s - answer.arrived_s)
+        seen["request_prompt_tokens"].observe(usage.prompt_tokens)
+        seen["request_generation_tokens"].observe(usage.completion_tokens)
+        if timing is not None:
+            seen["time_to_first_token_seconds"].observe(timing.queue_s + timing.prefill_s)
+            seen["request_queue_time_seconds"].observe(timing.queue_s)
+            seen["request_prefill_time_seconds"].observe(timing.prefill_s)
+            seen["request_decode_time_seconds"].observe(timing.decode_s)
+        for one in completion.completions or [completion]:
+            self._ended.labels(*self._labels, one.finish_reason).inc()
+
+    def failed(self, error: BaseException) -> None:
+        """Count a request that ended with an error."""
+        self._failed.labels(*self._labels, type(error).__name__).inc()
+
+    def collect(self) -> Iterable[Metric]:
+        """The engine's gauges and counters, as they are now."""
+        stats = self._runtime.stats()
+        for name, (told, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, told, labels=["model_name"])
+            gauge.add_metric(self._labels, read(stats))
+            yield gauge
+        for name, (told, read) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, told, labels=["model_name"])
+            counter.add_metric(self._labels, read(stats))
+            yield counter
+        page = self._runtime.config.cache.page_size
+        sizes = {"block_size": str(page), "num_gpu_blocks": str(stats.slots_total // page), "cache_dtype": stats.kv}
+        yield InfoMetricFamily("vllm:cache_config", "the KV pool", value=sizes)
+
+
+def _share(num_slots: int, stats: Stats) -> float:
+    return num_slots / stats.slots_total if stats.slots_total else 0.0

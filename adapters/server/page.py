@@ -1,0 +1,90 @@
+"""The page at `/`: model, load, hit rate over time and the requests that run; and `/stats`, which it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+import graftlm
+
+if TYPE_CHECKING:
+    from graftlm.adapters.server.app import Server
+
+EVERY_S = 2.0
+NUM_SAMPLES = 300
+LISTED = 50  # open requests that `/stats` lists
+
+
+class History:
+    """What the engine's counters were every two seconds, for ten minutes."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._samples: deque[dict[str, float]] = deque(maxlen=NUM_SAMPLES)
+        self._last = (0, 0, 0)
+
+    async def keep(self) -> None:
+        """Take samples for ever."""
+        while True:
+            self.sample()
+            await asyncio.sleep(EVERY_S)
+
+    def sample(self) -> None:
+        """Add one: the hit rate of the prompts since the last one, tokens a second, sequences that run and wait."""
+        stats = self._server.runtime.stats()
+        now = (stats.cached_tokens, stats.prompt_tokens, stats.completion_tokens)
+        cached, prompts, written = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
+        self._last = now
+        self._samples.append(
+            {
+                "time": round(time.time(), 1),
+                "hit_rate": cached / prompts if prompts else -1.0,
+                "tokens_per_s": written / EVERY_S,
+                "running": stats.running,
+                "waiting": stats.waiting,
+            }
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """All that the page shows."""
+        server, stats = self._server, self._server.runtime.stats()
+        counts = {k: v for k, v in asdict(stats).items() if k != "open"}
+        opened = [asdict(one) for one in stats.open[:LISTED]]
+        named = {"model": server.model_names[0], "max_model_len": server.runtime.max_model_len}
+        state = server.unavailable() or "ready"
+        return {
+            **named,
+            "version": graftlm.__version__,
+            "state": state,
+            "hit_rate": stats.hit_rate,
+            "counters": counts,
+            "open": opened,
+            "history": list(self._samples),
+        }
+
+
+@cache
+def page_html() -> str:
+    """The page: one file without anything from elsewhere."""
+    return Path(__file__).with_name("page.html").read_text()
+
+
+def page_routes(server: Server, history: History) -> list[Route]:
+    """The routes of both."""
+
+    async def page(http: HttpRequest) -> Response:
+        return HTMLResponse(page_html())
+
+    async def stats(http: HttpRequest) -> Response:
+        return JSONResponse(history.stats())
+
+    return [Route("/", page), Route("/stats", stats)]

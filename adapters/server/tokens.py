@@ -1,0 +1,77 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from graftlm.adapters.server.completions import token_texts
+from graftlm.adapters.server.errors import api_error
+from graftlm.core.errors import ConfigError, GraftError
+
+if TYPE_CHECKING:
+    from graftlm.adapters.server.app import Server
+    from graftlm.core.text.tokenizer import Tokenizer
+
+
+class TokenizeBody(BaseModel):
+    """A text, or messages that are rendered with the chat template."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+    def ids(self, tokenizer: Tokenizer) -> list[int]:
+        if (self.prompt is None) == (self.messages is None):
+            raise ConfigError("prompt and messages: give exactly one of them")
+        if self.prompt is not None:
+            return tokenizer.encode(self.prompt) if self.add_special_tokens else tokenizer.encode_one(self.prompt)
+        text = tokenizer.render(self.messages or [], self.tools, add_generation_prompt=self.add_generation_prompt)
+        return tokenizer.encode_prompt(text).tolist()
+
+
+class DetokenizeBody(BaseModel):
+    """Token ids."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def token_routes(server: Server) -> list[Route]:
+    """The routes of both."""
+
+    async def tokenize(http: HttpRequest) -> Response:
+        body = await server.read(http, TokenizeBody)
+        tokenizer = server.runtime.tokenizer
+        try:
+            ids = await asyncio.to_thread(body.ids, tokenizer)
+        except GraftError as error:
+            raise api_error(error, frozenset(TokenizeBody.model_fields)) from error
+        texts = token_texts(tokenizer, ids) if body.return_token_strs else None
+        length = server.runtime.max_model_len
+        return JSONResponse({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts})
+
+    async def detokenize(http: HttpRequest) -> Response:
+        body = await server.read(http, DetokenizeBody)
+        size = server.runtime.tokenizer.vocab_size
+        wrong = next((i for i in body.tokens if not 0 <= i < size), None)
+        if wrong is not None:
+            error = ConfigError(f"tokens has {wrong:,}; the model knows 0 to {size - 1:,}")
+            raise api_error(error, frozenset(("tokens",)))
+        text = await asyncio.to_thread(server.runtime.tokenizer.decode, body.tokens, False)
+        return JSONResponse({"prompt": text})
+
+    return [Route("/tokenize", tokenize, methods=["POST"]), Route("/detokenize", detokenize, methods=["POST"])]

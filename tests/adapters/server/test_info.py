@@ -1,0 +1,93 @@
+"""What routers, monitors and clients ask: models, health, metrics, tokens, capacity."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import graftlm as gl
+from tests.served import Served
+
+VLLM = {
+    ("vllm:num_requests_running", "gauge"),
+    ("vllm:num_requests_waiting", "gauge"),
+    ("vllm:kv_cache_usage_perc", "gauge"),
+    ("vllm:prefix_cache_queries", "counter"),
+    ("vllm:prefix_cache_hits", "counter"),
+    ("vllm:prompt_tokens", "counter"),
+    ("vllm:generation_tokens", "counter"),
+    ("vllm:num_preemptions", "counter"),
+    ("vllm:request_success", "counter"),
+    ("vllm:time_to_first_token_seconds", "histogram"),
+    ("vllm:inter_token_latency_seconds", "histogram"),
+    ("vllm:e2e_request_latency_seconds", "histogram"),
+    ("vllm:request_queue_time_seconds", "histogram"),
+    ("vllm:request_prefill_time_seconds", "histogram"),
+    ("vllm:request_decode_time_seconds", "histogram"),
+}
+
+
+def values(server: Served) -> dict[str, float]:
+    """Every sample without the buckets, labels left out."""
+    families = text_string_to_metric_families(server.get("/metrics")[1])
+    return {s.name: s.value for family in families for s in family.samples if not s.name.endswith("_bucket")}
+
+
+def test_the_model_is_listed_with_its_context(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.max_model_len) == ("sprout", 4096)
+    assert client.models.retrieve("sprout").id == "sprout"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-5")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/server_info", "/get_model_info"])
+def test_a_router_gets_an_answer(server: Served, path: str) -> None:
+    assert server.get(path)[0] == 200
+
+
+def test_capacity_is_told_to_routers(server: Served) -> None:
+    told = httpx.get(f"{server.url}/server_info").json()
+    assert told["model_path"] == "sprout"
+    assert told["max_total_num_tokens"] > 4096
+    assert told["page_size"] == 1
+
+
+def test_metrics_have_the_names_and_types_of_vllm(server: Served) -> None:
+    families = text_string_to_metric_families(server.get("/metrics")[1])
+    assert {(family.name, family.type) for family in families} >= VLLM
+
+
+def test_metrics_count_what_a_request_did(server: Served, client: openai.OpenAI) -> None:
+    before = values(server)
+    stream = client.completions.create(
+        model="sprout", prompt="One, two, three, four", max_tokens=6, extra_body={"ignore_eos": True}, stream=True
+    )
+    assert len(list(stream)) > 1
+    after = values(server)
+    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert grown["vllm:generation_tokens_total"] == 6
+    assert grown["vllm:request_success_total"] == 1
+    assert grown["vllm:time_to_first_token_seconds_count"] == 1
+    assert grown["vllm:request_generation_tokens_sum"] == 6
+    assert grown["vllm:inter_token_latency_seconds_count"] >= 1
+    timed = ("request_queue_time", "request_prefill_time", "request_decode_time")
+    parts = sum(grown[f"vllm:{name}_seconds_sum"] for name in timed)
+    assert 0 < parts <= grown["vllm:e2e_request_latency_seconds_sum"]
+
+
+def test_tokens_go_there_and_back(server: Served) -> None:
+    tokenizer = gl.Runtime.shared("sprout", dtype="float32").tokenizer
+    asked = {"prompt": "Grüße aus Köln", "return_token_strs": True}
+    told = httpx.post(f"{server.url}/tokenize", json=asked).json()
+    assert told["tokens"] == tokenizer.encode("Grüße aus Köln")
+    assert (told["count"], len(told["token_strs"])) == (len(told["tokens"]), len(told["tokens"]))
+    back = httpx.post(f"{server.url}/detokenize", json={"tokens": told["tokens"]}).json()
+    assert back["prompt"].endswith("Grüße aus Köln")
+    messages = [{"role": "user", "content": "hello"}]
+    rendered = httpx.post(f"{server.url}/tokenize", json={"messages": messages}).json()
+    assert rendered["tokens"] == tokenizer.encode_prompt(messages).tolist()
+    assert httpx.post(f"{server.url}/detokenize", json={"tokens": [10**9]}).json()["error"]["param"] == "tokens"
+    assert httpx.post(f"{server.url}/tokenize", json={}).json()["error"]["param"] == "prompt"
