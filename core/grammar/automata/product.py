@@ -59,6 +59,32 @@ def is_empty(node: Node) -> bool:
     return not product(Intersection((node, ast.star(ast.ANY_CHAR)))).accepting
 
 
+def has_length(node: Node, low: int, high: int | None) -> bool:
+    """Whether some text of `low` to `high` characters matches `node`; None is without bound."""
+    table = _table(node)
+    live = _live(table.targets, table.accepting)
+    states = np.array([1]) if live[1] else np.array([], np.int64)
+    length = 0
+    while len(states) and (high is None or length <= high):
+        check()
+        if length >= low and (high is None or table.accepting[states].any()):
+            return True
+        states, length = _after_character(table.targets, live, states), length + 1
+    return False
+
+
+def _after_character(targets: Int64Array, live: npt.NDArray[np.bool_], states: Int64Array) -> Int64Array:
+    """The live states that one more character of UTF-8 leads to."""
+    found = [targets[states, :0x80].ravel()]
+    for first, last, num_more in ((0xC2, 0xDF, 1), (0xE0, 0xEF, 2), (0xF0, 0xF4, 3)):
+        inside = np.unique(targets[states, first : last + 1])
+        for _ in range(num_more):
+            inside = np.unique(targets[inside, 0x80:0xC0])
+        found.append(inside)
+    after = np.unique(np.concatenate(found))
+    return after[live[after]]
+
+
 def matches(node: Node, text: str) -> bool:
     """Whether `node` matches the whole of `text`."""
     try:
@@ -145,16 +171,21 @@ def _combine(first: _Table | Automaton, second: _Table, *, keep_if_second: bool)
     return _trim(np.stack(rows), accepting)
 
 
-def _trim(targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> Automaton:
-    """Number the states anew without those that cannot reach an accepting one; the start stays."""
+def _live(targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which states can reach an accepting one."""
     live = accepting.copy()
     while True:
         check()
         more = live | live[targets].any(axis=1)
         more[0] = False
         if (more == live).all():
-            break
+            return live
         live = more
+
+
+def _trim(targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> Automaton:
+    """Number the states anew without those that cannot reach an accepting one; the start stays."""
+    live = _live(targets, accepting)
     live[1] = True
     numbers = np.cumsum(live) - 1
     rows = []

@@ -70,17 +70,18 @@ def lower_schema(
 
     Raises GrammarError for what cannot be kept or satisfied.
     """
+    reader = SchemaReader(spec, options, items_differ=items_differ)
     if not context_free:
         try:
-            return Lowering(spec, options, items_differ=items_differ).lower()
+            return Lowering(spec, options, reader).lower()
         except _NotRegularError:
             pass
-    return Lowering(spec, options, context_free=True, items_differ=items_differ).lower()
+    return Lowering(spec, options, reader, context_free=True).lower()
 
 
 def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
     """What keeps the items of unique arrays apart, in text that the schema's language allows."""
-    lowering = Lowering(spec, options, items_differ=True)
+    lowering = Lowering(spec, options, SchemaReader(spec, options, items_differ=True))
 
     def lower(shape: Shape) -> Node | None:
         try:
@@ -89,6 +90,11 @@ def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
             return None
 
     return DistinctItems(Reference(""), lowering.algebra, lower)
+
+
+def _is_open(shape: Object) -> bool:
+    """Whether a member of any name may have any value."""
+    return shape.additional == ANYTHING and shape.names is None and shape.max_properties is None
 
 
 class _NotRegularError(Exception):
@@ -106,9 +112,9 @@ class Lowering:
     """Whether something else keeps the names in an object apart."""
 
     def __init__(
-        self, spec: JsonSchema, options: Options, *, context_free: bool = False, items_differ: bool = False
+        self, spec: JsonSchema, options: Options, reader: SchemaReader, *, context_free: bool = False
     ) -> None:
-        self._reader = SchemaReader(spec, options, items_differ=items_differ)
+        self._reader = reader
         self.algebra = self._reader.algebra
         self._strict = options.strict
         self._limits = options.limits
@@ -353,6 +359,8 @@ class Lowering:
     def _objects(self, parts: tuple[Shape, ...]) -> Node:
         """Objects that have all these shapes, each an Object, its Not, or a formula of them."""
         closed = self._close(tuple(self._countable(part) for part in parts or (Object(),)))
+        if len(closed) == 1 and isinstance(closed[0], Object) and _is_open(closed[0]):
+            self._needs_rules()  # before its members are lowered in vain
         try:
             return self._bracketed("{", Members(self, both(*closed)).node(), "}")
         except GrammarError as error:

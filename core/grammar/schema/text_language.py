@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
@@ -43,13 +44,21 @@ def node(shape: Text) -> Node:
     return json_text.spell(_combined(parts, refused, shape))
 
 
+@lru_cache(maxsize=4096)
 def is_empty(shape: Text) -> bool:
     """Whether it is certain that no text has this shape."""
-    if shape.max_length is not None and shape.min_length > shape.max_length:
+    low, high = shape.min_length, shape.max_length
+    if high is not None and low > high:
         return True
-    combined = _combined(_parts(shape), _refused(shape), shape)
+    parts, refused = _parts(shape), _refused(shape)
+    if not parts and (not refused or (high is None and not shape.no_patterns and not shape.no_formats)):
+        return False  # all texts, or all but a few
+    free = _combined(parts, refused, replace(shape, min_length=0, max_length=None))
+    shortest, longest = (0, None) if refused or len(parts) > 1 else lengths(free)
+    if not refused and len(parts) == 1 and low <= shortest and (high is None or (longest or high + 1) <= high):
+        return free == ast.NOTHING
     try:
-        return isinstance(combined, (ast.Intersection, ast.Difference)) and product.is_empty(combined)
+        return not product.has_length(free, low, high)
     except GrammarError:  # too large to say
         return False
 

@@ -53,3 +53,20 @@ def test_a_product_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(product, "MAX_STATES", 50)
     with pytest.raises(GrammarError, match="more than 50 states"):
         product.product(ast.Intersection((parse("(ab){0,9}"), parse("[ab]{3,17}"), parse("a(?:.|..)*"), parse(".{7}"))))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "low", "high", "expected"),
+    [
+        ("a{3}", 0, 2, False),
+        ("a{3}", 3, 3, True),
+        ("a{3}|b{7}", 4, 6, False),
+        ("(ab)*", 3, 3, False),
+        ("(ab)*", 3, None, True),
+        ("[é€😀]{2}", 2, 2, True),
+        ("[é€😀]{2}", 3, 8, False),
+        ("a{3}", 4, None, False),
+    ],
+)
+def test_lengths_are_counted_in_characters(pattern: str, low: int, high: int | None, expected: bool) -> None:
+    assert product.has_length(parse(pattern), low, high) is expected
