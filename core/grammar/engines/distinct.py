@@ -151,12 +151,27 @@ class DistinctMatcher:
             if num_kept == len(ending) and probe.accepting:
                 return found + ending
             probe.rollback(num_kept)
+            if (fresh := probe._fresh_ending()) is not None:
+                return found + fresh
             probe.fill_mask(row)
             token_id = probe._nearest(_ids(row))
             if token_id is None or probe.advance([token_id]) != 1:
                 return []
             found.append(token_id)
         return []
+
+    def _fresh_ending(self) -> list[int] | None:
+        """The base's ending after a few bytes that make the item at hand another one; the shortest of those tried."""
+        best: list[int] | None = None
+        for data in self._grammar.items.fresh(self._cursor):
+            ids = self._grammar.vocabulary.encode(data)
+            probe = self.fork()
+            if best is not None and len(ids) >= len(best) or probe.advance(ids) != len(ids):
+                continue
+            ending = probe._base.ending([])
+            if probe.advance(ending) == len(ending) and probe.accepting:
+                best = min(ids + ending, best or ids + ending, key=len)
+        return best
 
     def _nearest(self, allowed: list[int]) -> int | None:
         tokens = self._grammar.vocabulary.tokens

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata.dfa import START, Dfa
+from graftlm.core.grammar.ast import NOTHING
+from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra, item_at
-from graftlm.core.grammar.schema.shapes import Array, Both, ExactlyOne, Object, Reference, Shape, Union, union
+from graftlm.core.grammar.schema.shapes import (
+    Array,
+    Boolean,
+    Both,
+    ExactlyOne,
+    Null,
+    Number,
+    Object,
+    Reference,
+    Shape,
+    Text,
+    Union,
+    both,
+    union,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,6 +39,10 @@ VALUE, STRING, ESCAPE, SCALAR, AFTER, KEY, KEY_STRING, KEY_ESCAPE, COLON = range
 _BLANKS, _ENDS = b" \t\r\n", b",]} \t\r\n"
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_OBJECT, _CLOSE_OBJECT, _COMMA = b'"\\[]{},'
 _ITEM_STATES = 2_000
+_SCALARS = union(Null(), Boolean(), Number(), Text())
+_FRACTION = re.compile(rb"(-?\d+(?:\.\d+)?)\.?")
+_MAX_DIGITS = 17
+_ZERO = re.compile(rb"-?0(\.0*)?[eE].*")
 
 Containers = tuple[Object | Array, ...]
 
@@ -126,13 +146,27 @@ class DistinctItems:
         return after if self._can_differ(after) else None
 
     def may_run_out(self, cursor: Cursor) -> bool:
-        """Whether there is an item at hand that has only so many ways to differ from those before."""
-        for frame in cursor.frames:
-            if frame.unique and frame.seen:
-                language = self._language(frame)
-                if language is not None and not language.is_free:
-                    return True
-        return False
+        """Whether the item at hand may come where it has only so many ways to differ from those before."""
+        return any(
+            language.may_run_out(cursor.text[frame.start :] if frame.start >= 0 else b"")
+            for frame in cursor.frames
+            if frame.unique and frame.seen and (language := self._language(frame)) is not None
+        )
+
+    def fresh(self, cursor: Cursor) -> Iterator[bytes]:
+        """What may come next so that the item at hand differs from those before, if the schema allows it."""
+        in_array = bool(cursor.frames) and cursor.frames[-1].is_array
+        numbers = range(sum(len(frame.seen) for frame in cursor.frames) + 2)
+        forms = {
+            VALUE: [b"%d", b'"%d"', b"[%d", b'{"%d":0'],
+            STRING: [b'%d"'],
+            SCALAR: [b"%d", b".%d", b"%d1"],
+            AFTER: [b",%d", b',"%d"'] if in_array else [b',"%d":0'],
+            KEY: [b'"%d":0'],
+            KEY_STRING: [b'%d":0'],
+            COLON: [b":%d", b':"%d"'],
+        }.get(cursor.mode, [])
+        return (form % number for form in forms for number in numbers)
 
     def _frame(self, shapes: Containers, is_array: bool) -> Frame:
         mine = tuple(shape for shape in shapes if isinstance(shape, Array) == is_array)
@@ -199,38 +233,66 @@ class DistinctItems:
         arrays = tuple(shape for shape in frame.shapes if isinstance(shape, Array) and shape.unique)
         place = (arrays, min(frame.number, max(len(shape.prefix) for shape in arrays)))
         if place not in self._languages:
-            node = self._lower(union(*(item_at(shape, place[1]) for shape in arrays)))
-            self._languages[place] = None if node is None else _ItemLanguage.of(node)
+            shape = union(*(item_at(shape, place[1]) for shape in arrays))
+            node, is_whole = self._lower(shape), True
+            if node is None:  # not regular for its arrays and objects, of which there is no end
+                node, is_whole = self._lower(both(shape, _SCALARS)), False
+            self._languages[place] = None if node in (None, NOTHING) else _ItemLanguage.of(node, is_whole)
         return self._languages[place]
 
 
 class _ItemLanguage:
     """The texts of an item, and how many there are from each state of their automaton.
 
-    counts   float64 [num_states]: infinite where there is no end of them
-    is_free  whether an item that is not complete can always go on in endless ways
+    counts    float64 [num_states]: infinite where there is no end of them
+    is_whole  False where an item may also be an array or object, which is not in the automaton
     """
 
-    def __init__(self, dfa: Dfa) -> None:
+    def __init__(self, dfa: Dfa, is_whole: bool) -> None:
         self._dfa = dfa
+        self._is_whole = is_whole
         self.counts = _count_words(dfa)
-        unfinished = self.counts[START:][~dfa.accepting[START:]]
-        self.is_free = bool(np.isinf(unfinished).all())
+        digits = np.unique(dfa.classes[ord("1") : ord("9") + 1])
+        changing = self.counts[dfa.table[:, digits]].any(axis=1)
+        self._may_change = _leading_to(dfa, changing)
+        self._may_run_out = _leading_to(dfa, ~dfa.accepting & np.isfinite(self.counts))
 
     @classmethod
-    def of(cls, node: Node) -> _ItemLanguage | None:
+    def of(cls, node: Node, is_whole: bool) -> _ItemLanguage | None:
         from graftlm.core.grammar.spec import Limits
 
         try:
-            return cls(Dfa.compile(node, Limits(states=_ITEM_STATES, seconds=1.0), counters=False))
+            return cls(Dfa.compile(node, Limits(states=_ITEM_STATES, seconds=1.0), counters=False), is_whole)
         except GrammarError:
             return None  # so large that items hardly run out
 
     def has_more(self, begun: bytes, frame: Frame) -> bool:
         place = self._dfa.walk(self._dfa.start, begun)
-        if place is None:
-            return True  # the item is of another alternative
+        if place is None or not (begun or self._is_whole):
+            return True  # the item is of another alternative, or can be
+        if _ZERO.fullmatch(begun) and any(value == "0" for _, value in frame.seen):
+            return False  # whatever the exponent
+        fraction = _FRACTION.fullmatch(begun)
+        if fraction and (len(fraction[0]) > _MAX_DIGITS or not self._may_change[place[0]]):
+            value = _as_read(fraction[1].decode())  # what may follow are zeros, or more than float64 holds
+            return all(value != other for _, other in frame.seen)
         return bool(self.counts[place[0]] > sum(text.startswith(begun) for text, _ in frame.seen))
+
+    def may_run_out(self, begun: bytes) -> bool:
+        place = self._dfa.walk(self._dfa.start, begun)
+        return place is not None and bool(self._may_run_out[place[0]])
+
+
+def _leading_to(dfa: Dfa, states: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The live states from which one of `states` can be reached, these included."""
+    found = states.copy()
+    found[0] = False
+    while True:
+        more = found | found[dfa.table].any(axis=1)
+        more[0] = False
+        if (more == found).all():
+            return found
+        found = more
 
 
 def _count_words(dfa: Dfa) -> npt.NDArray[np.float64]:

@@ -257,10 +257,6 @@ class SchemaReader:
             message = "'uniqueItems' cannot be kept inside a larger grammar; check the items after parsing"
             self.refuse(pointer, "uniqueItems", message)
             return shape
-        if shape.items == ANYTHING:
-            message = "'uniqueItems' cannot be kept for items of any kind; say in 'items' what they are"
-            self.refuse(pointer, "uniqueItems", message)
-            return shape
         return replace(shape, unique=True)
 
     def _read_contains(self, schema: Schema, pointer: str) -> tuple[Contains, ...]:

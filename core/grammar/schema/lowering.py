@@ -111,9 +111,7 @@ class Lowering:
     names_differ = False
     """Whether something else keeps the names in an object apart."""
 
-    def __init__(
-        self, spec: JsonSchema, options: Options, reader: SchemaReader, *, context_free: bool = False
-    ) -> None:
+    def __init__(self, spec: JsonSchema, options: Options, reader: SchemaReader, *, context_free: bool = False) -> None:
         self._reader = reader
         self.algebra = self._reader.algebra
         self._strict = options.strict

@@ -27,6 +27,7 @@ KEYED = {"type": "object", "properties": {"k": {"enum": [1, 2]}}, "required": ["
         ({**UNIQUE, "items": {"enum": ["a", "b", "c"]}, "minItems": 2}, [["c", "b", "a"]], [["a"], ["b", "b"]]),
         ({**UNIQUE, "items": {"type": "boolean"}}, [[True, False]], [[True, True], [True, False, True]]),
         ({**UNIQUE, "items": {"type": ["number", "string"]}}, [[1, "1", 2]], [[1, 1.0], [10, 1e1]]),
+        (UNIQUE, [[1, "1", [1], True]], [[1, 1.0], [{"a": 1, "b": 2}, {"b": 2, "a": 1}], [[1], [1]]]),
         ({**UNIQUE, "items": KEYED}, [[{"k": 1}, {"k": 2}]], [[{"k": 1}, {"k": 1}]]),
         ({**UNIQUE, "prefixItems": [INTEGER], "items": {"type": "string"}}, [[1, "a"]], [[1, "a", "a"]]),
         ({"type": "array", "items": {**UNIQUE, "items": INTEGER}}, [[[1], [1]]], [[[1], [2, 2]]]),
@@ -58,6 +59,11 @@ def test_items_are_equal_however_they_are_spelled() -> None:
         {**UNIQUE, "items": INTEGER, "minItems": 3},
         {**UNIQUE, "items": {"type": "string", "pattern": "^(a|b[0-9]?)$"}, "minItems": 4},
         {**UNIQUE, "items": {"type": "object", "properties": {"k": {"type": "boolean"}}}, "minItems": 2},
+        {**UNIQUE, "items": {"type": "number", "minimum": 0, "maximum": 1}, "minItems": 3},
+        {**UNIQUE, "minItems": 2},
+        {**UNIQUE, "minItems": 2, "items": UNIQUE},
+        {**UNIQUE, "minItems": 2, "items": {"type": "object"}},
+        {**UNIQUE, "minItems": 2, "items": {"type": ["null", "number", "array"]}},
     ],
 )
 def test_texts_written_at_random_never_run_out_of_ways(schema: dict[str, Any]) -> None:
@@ -89,11 +95,6 @@ def test_more_items_than_there_are_values_is_an_error() -> None:
         compiled({**UNIQUE, "items": {"type": "boolean"}, "minItems": 3})
 
 
-def test_items_of_any_kind_are_refused() -> None:
-    with pytest.raises(GrammarError, match="'uniqueItems' cannot be kept for items of any kind"):
-        compiled(UNIQUE)
-
-
 def test_inside_a_larger_grammar_it_is_refused() -> None:
     with pytest.raises(GrammarError, match="inside a larger grammar"):
         lower_schema(JsonSchema(UNIQUE), Options())
@@ -102,3 +103,36 @@ def test_inside_a_larger_grammar_it_is_refused() -> None:
 def test_the_complement_is_refused() -> None:
     with pytest.raises(GrammarError, match="'uniqueItems' under 'not'"):
         compiled({"type": "array", "not": {**UNIQUE, "items": INTEGER}})
+
+
+@pytest.mark.parametrize(
+    "begun", ["[null,n", "[true,false,null,t", "[0,0e", "[0,-0.0E", '["",0,1,2,3,4,5,6,7,8,9,{},[],""']
+)
+def test_a_way_that_leads_nowhere_but_to_an_equal_item_is_masked(begun: str) -> None:
+    matcher = compiled(UNIQUE).matcher()
+    data = list(begun.encode())
+    assert matcher.advance(data) == len(data) - 1
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        "[0,1,2,3,4,5,6,7,8,9,",
+        "[null,true,false,",
+        '["","',
+        "[[],[",
+        "[{},{",
+        '[{"0":0},{"0',
+        "[[0],[1],[",
+        "[1,1",
+        "[0,0.",
+    ],
+)
+def test_an_ending_is_found_wherever_the_mask_leads(begun: str) -> None:
+    matcher = compiled(UNIQUE).matcher()
+    data = list(begun.encode())
+    assert matcher.advance(data) == len(data)
+    ending = matcher.ending([])
+    items = json.loads(bytes(data + ending))
+    assert matcher.min_tokens_to_accept() == len(ending) <= 12
+    assert len({json.dumps(item) for item in items}) == len(items)
