@@ -27,7 +27,7 @@ from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.source import EndpointSource
 from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage
 from graftlm.core.shared_runtimes import SharedRuntimes
-from graftlm.core.stream import ChunkStream, FutureListener, StreamListener
+from graftlm.core.stream import ChunkStream, EngineFuture, FutureListener, StreamListener
 
 if TYPE_CHECKING:
     from graftlm.core.program.select import Selection
@@ -177,11 +177,10 @@ class Runtime:
 
         prompt  text taken as is, token ids, or messages; or a list of these.
         """
-        self._thread.check_may_wait("generate()")
         params = SamplingParams.from_options(**sampling)
         if not _is_batch(prompt):
-            return self._wait([self.submit(Request(prompt, params))])[0]
-        return self._wait(self.submit_many([Request(p, params) for p in prompt]))
+            return self._answer([Request(prompt, params)], "generate()")[0]
+        return self._answer([Request(p, params) for p in prompt], "generate()")
 
     async def agenerate(self, prompt: Any, **sampling: Any) -> Any:
         """`generate` on any event loop; cancelling the task frees the request's KV."""
@@ -209,27 +208,23 @@ class Runtime:
 
     def select(self, prompt: Any, choices: Sequence[str], method: str = "token_length_normalized") -> Selection:
         """Choose among texts by their likelihood after the prompt."""
-        self._thread.check_may_wait("select()")
+        self.check_may_wait("select()")
         from graftlm.core.program.select import select
 
         return select(self, prompt, choices, method=method)
 
     def score(self, prompt: Any, continuation: str | Sequence[int]) -> Score:
         """Log-probabilities (natural log) of given text or token ids after the prompt."""
-        self._thread.check_may_wait("score()")
-        ids = (
-            self.tokenizer.encode_continuation(continuation)
-            if isinstance(continuation, str)
-            else [int(i) for i in continuation]
-        )
+        encode = self.tokenizer.encode_continuation
+        ids = encode(continuation) if isinstance(continuation, str) else [int(i) for i in continuation]
         if not ids:
             raise ConfigError("the continuation is empty; give at least one token to score")
-        (done,) = self._wait([self.submit(Request(prompt, score_ids=ids))])
+        (done,) = self._answer([Request(prompt, score_ids=ids)], "score()")
         return Score(ids, [t.logprob for t in done.logprobs or [] if t.logprob is not None], done.usage)
 
     def logits(self, token_ids: Sequence[int]) -> Future[np.ndarray]:
         """The logits after given token ids, float32 [vocab_size]; the ids' KV is cached."""
-        future: Future[np.ndarray] = Future()
+        future: Future[np.ndarray] = EngineFuture(self._thread)
         inner = self.submit(Request(list(token_ids), want_logits=True))
         future.add_done_callback(lambda outer: outer.cancelled() and inner.cancel())
         inner.add_done_callback(partial(_pass_logits, future))
@@ -237,10 +232,9 @@ class Runtime:
 
     def warm(self, prefix: Any) -> Pin:
         """Compute a prefix and keep it from eviction until `unpin()`."""
-        self._thread.check_may_wait("warm()")
         if isinstance(prefix, list | tuple) and prefix and not isinstance(prefix[0], int):
             prefix = self.tokenizer.render(prefix, add_generation_prompt=False)
-        (done,) = self._wait([self.submit(Request(prefix, want_logits=True, pin=True))])
+        (done,) = self._answer([Request(prefix, want_logits=True, pin=True)], "warm()")
         return Pin(self._thread, done.pin, done.usage.prompt_tokens)
 
     def explain(self, completion: Completion) -> CacheReport:
@@ -285,7 +279,7 @@ class Runtime:
         A request that cannot be encoded fails alone, through its own future.
         """
         self._check_open()
-        futures: list[Future[Completion]] = [Future() for _ in requests]
+        futures: list[Future[Completion]] = [EngineFuture(self._thread) for _ in requests]
         listeners = [FutureListener(f, _checked(r).on_chunk) for f, r in zip(futures, requests, strict=True)]
         for future, given in zip(futures, self._hand_over(requests, listeners), strict=True):
             if isinstance(given, GraftError):
@@ -296,9 +290,10 @@ class Runtime:
 
     def submit_stream(self, request: Request) -> ChunkStream:
         """Queue a request and iterate over its chunks from this thread."""
-        self._thread.check_may_wait("stream()")
+        self.check_may_wait("stream()")
         listener = StreamListener()
-        return ChunkStream(listener, partial(self._cancel, self._hand_over_stream(request, listener)))
+        cancel = partial(self._cancel, self._hand_over_stream(request, listener))
+        return ChunkStream(listener, cancel, self.check_may_wait)
 
     async def submit_astream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Queue a request and iterate over its chunks on the running event loop."""
@@ -344,7 +339,13 @@ class Runtime:
         self._check_open()
         self._thread.add([Submission(request, listener, *inputs, first.arrived_s, first.id)])
 
-    def _wait(self, futures: list[Future[Completion]]) -> list[Completion]:
+    def check_may_wait(self, name: str) -> None:
+        """Raise EngineError on the engine's own thread, where the call `name` would wait for itself."""
+        self._thread.check_may_wait(name)
+
+    def _answer(self, requests: Sequence[Request], name: str) -> list[Completion]:
+        self.check_may_wait(name)
+        futures = self.submit_many(requests)
         try:
             if len(futures) > 1:  # to wake up for each of them would keep the engine's thread from its work
                 wait(futures, return_when=FIRST_EXCEPTION)

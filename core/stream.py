@@ -7,10 +7,36 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+from weakref import ref
 
 from graftlm.core.request import Chunk, Completion
 
+if TYPE_CHECKING:
+    from graftlm.core.engine_thread import EngineThread
+
 _Item = Chunk | BaseException | None
+_Result = TypeVar("_Result")
+
+
+class EngineFuture(Future[_Result]):
+    """A future of what an engine computes; on that engine's thread, `result` raises instead of waiting for itself."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        super().__init__()
+        self._thread = ref(thread)  # a result that is kept keeps no engine
+
+    def result(self, timeout: float | None = None) -> _Result:
+        self._check("result()", timeout)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._check("exception()", timeout)
+        return super().exception(timeout)
+
+    def _check(self, name: str, timeout: float | None) -> None:
+        if timeout != 0 and not self.done() and (thread := self._thread()) is not None:
+            thread.check_may_wait(f"a future's {name}")
 
 
 class FutureListener:
@@ -79,14 +105,18 @@ class StreamListener:
 class ChunkStream(Iterator[Chunk]):
     """The chunks of one answer. `completion` is set once the last one has been read."""
 
-    def __init__(self, listener: StreamListener, cancel: Callable[[], None]) -> None:
+    def __init__(
+        self, listener: StreamListener, cancel: Callable[[], None], check_may_wait: Callable[[str], None]
+    ) -> None:
         self._listener = listener
         self._cancel = cancel
+        self._check_may_wait = check_may_wait
         self._done = False
 
     def __next__(self) -> Chunk:
         if self._done:
             raise StopIteration
+        self._check_may_wait("reading a stream")
         try:
             chunk = self._listener.next()
         except BaseException:

@@ -74,6 +74,9 @@ class Scripted:
         self.warmed.append(self.tokenizer.decode(prefix, skip_special=False))
         return self
 
+    def check_may_wait(self, name: str) -> None:
+        """It has no thread."""
+
     def unpin(self) -> None:
         self.unpinned += 1
 

@@ -65,6 +65,7 @@ class Batch:
         """Submit the items' first calls together, then wait until all items are done."""
         if not self._runs:
             return
+        self._runs[0].check_may_wait("batch()")
         pin = self._gate.open(self._runs[0].backend, self._runs[0].interpreter)
         try:
             for run in self._runs:

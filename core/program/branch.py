@@ -117,7 +117,7 @@ class Branch:
 
     def wait(self) -> None:
         """Block until this branch, and all that were forked from it, have executed everything that was queued."""
-        self.run.wait_for(lambda: self.num_busy == 0)
+        self.run.wait_for(lambda: self.num_busy == 0, "join()")
 
     def fail(self, error: BaseException) -> None:
         """End the branch: every queued expression fails with the error."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from graftlm.core.errors import EngineError
 from graftlm.core.request import Completion, Request
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Backend(Protocol):
     def model_name(self) -> str: ...
     def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]: ...
     def warm(self, prefix: Any) -> Any: ...
+    def check_may_wait(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,14 @@ class Interpreter:
         """`call` for each of `calls`."""
         for call in calls:
             self.call(call)
+
+    def check_may_wait(self, name: str) -> None:
+        """Raise EngineError on the interpreter's own thread, where the call `name` would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise EngineError(
+                f"{name} was called in a callback on the thread that runs all programs, so it would wait for itself; "
+                "call it on another thread"
+            )
 
     def _start(self) -> None:
         with self._lock:

@@ -243,7 +243,7 @@ class ProgramStream(ChunkStream):
     """The chunks of a program's model calls; `state` is the program's state."""
 
     def __init__(self, state: ProgramState, listener: StreamListener) -> None:
-        super().__init__(listener, state.cancel)
+        super().__init__(listener, state.cancel, state._run.check_may_wait)
         self.state = state
 
 

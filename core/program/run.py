@@ -148,15 +148,25 @@ class Run:
             run = run.outer
         return False
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Block until `condition()` is true; False if `timeout` seconds passed before. Checked after every change."""
+    def wait_for(self, condition: Callable[[], bool], name: str, timeout: float | None = None) -> bool:
+        """Block until `condition()` is true; False if `timeout` seconds passed before. Checked after every change.
+
+        Raises as `check_may_wait` where that would never be.
+        """
         reading = int(current_run() is self)
         with self.changed:
+            if timeout is None and not condition():
+                self.check_may_wait(name)
             self.num_reading += reading
             try:
                 return self.changed.wait_for(condition, timeout)
             finally:
                 self.num_reading -= reading
+
+    def check_may_wait(self, name: str) -> None:
+        """Raise EngineError on a thread that this run needs to go on; `name` is the caller's."""
+        self.interpreter.check_may_wait(name)
+        self.backend.check_may_wait(name)
 
     def when_done(self) -> Future[None]:
         """A future that is resolved when the run is done."""

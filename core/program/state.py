@@ -105,9 +105,14 @@ class ProgramState:
     def __getitem__(self, name: str) -> Any:
         branch, run = self._branch, self._run
         inside = run.inside()
-        run.wait_for(lambda: name in branch.variables or branch.error is not None or inside or run.returned)
+        run.wait_for(
+            lambda: name in branch.variables or branch.error is not None or inside or run.returned, f"state[{name!r}]"
+        )
         if name in branch.variables:
-            return branch.variables[name].result()
+            variable = branch.variables[name]
+            if not variable.done():
+                run.check_may_wait(f"state[{name!r}]")
+            return variable.result()
         error = branch.error or (None if inside else run.raised)
         if error is not None:
             raise error
@@ -163,7 +168,7 @@ class ProgramState:
         """The return value of the program's function; raises what it raised. Only from outside the program."""
         if self._run.inside():
             raise ConfigError("a program cannot read its own result; read it where the program was started")
-        self._run.wait_for(lambda: self._run.returned)
+        self._run.wait_for(lambda: self._run.returned, "state.result")
         if self._run.raised is not None:
             raise self._run.raised
         return self._run.result
@@ -184,7 +189,7 @@ class ProgramState:
         """
         run = self._run
         inside = run.inside()
-        return run.wait_for(lambda: self._branch.num_busy == 0 and (inside or run.returned), timeout)
+        return run.wait_for(lambda: self._branch.num_busy == 0 and (inside or run.returned), "state.wait()", timeout)
 
     def cancel(self) -> None:
         """Cancel the program's model calls and free their KV; readers get RequestCancelled."""
@@ -194,7 +199,7 @@ class ProgramState:
         """Wait until the text is complete; raises the error that prevents it."""
         branch, run = self._branch, self._run
         inside = run.inside()
-        run.wait_for(lambda: not branch.busy and (inside or run.returned))
+        run.wait_for(lambda: not branch.busy and (inside or run.returned), "state.text")
         error = branch.error or (run.raised if branch.parent is None and not inside else None)
         if error is not None:
             raise error

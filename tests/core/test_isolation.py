@@ -8,13 +8,14 @@ import os
 import pickle
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import graftlm as gl
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.errors import ConfigError, EngineError, GraftError, RequestTooLong
 from graftlm.core.grammar.cache import GrammarCache
@@ -96,8 +97,8 @@ class Faulty:
 
     finished = accepting = False
 
-    def __init__(self, method: str, n: int = 1) -> None:
-        self._method, self._left = method, n
+    def __init__(self, method: str, n: int = 1, kind: type[BaseException] = ValueError) -> None:
+        self._method, self._left, self._kind = method, n, kind
 
     def matcher(self) -> Faulty:
         return self._call("matcher", self)
@@ -127,7 +128,7 @@ class Faulty:
         if method == self._method:
             self._left -= 1
             if self._left == 0:
-                raise ValueError(f"{method} is broken")
+                raise self._kind(f"{method} is broken")
         return result
 
 
@@ -187,7 +188,13 @@ def test_a_constraint_that_is_none_used_to_be_an_attribute_error(rt: Runtime, co
 
 # -- the engine's own thread ---------------------------------------------------------------------------------------
 
-CALLS = {
+
+@gl.program
+def a_program(s: gl.ProgramState) -> None:
+    s += "x" + gl.gen("a", max_tokens=3)
+
+
+CALLS: dict[str, Callable[[Runtime], Any]] = {
     "generate()": lambda rt: rt.generate("x"),
     "score()": lambda rt: rt.score("x", "y"),
     "select()": lambda rt: rt.select("x", ["a", "b"]),
@@ -196,6 +203,13 @@ CALLS = {
     "reset_stats()": lambda rt: rt.reset_stats(),
     "clear_cache()": lambda rt: rt.clear_cache(),
     "load": lambda rt: rt.load(),
+    "a future's result()": lambda rt: rt.submit(Request("x", LONG)).result(),
+    "a future's exception()": lambda rt: rt.logits([1, 2]).exception(60),
+    "state['a']": lambda rt: a_program.run(runtime=rt)["a"],
+    "state.text": lambda rt: a_program.run(runtime=rt).text,
+    "state.wait()": lambda rt: a_program.run(runtime=rt).wait(),
+    "batch()": lambda rt: a_program.batch([{}, {}], runtime=rt),
+    "reading a stream": lambda rt: next(a_program.stream(runtime=rt)),
 }
 
 
@@ -212,7 +226,23 @@ def test_a_waiting_call_in_a_callback_used_to_wait_for_itself_forever(rt: Runtim
 
     rt.submit(Request("x", SamplingParams(max_tokens=3, ignore_eos=True), stream=True, on_chunk=on_chunk)).result(20)
     error = heard.result(20)
-    assert isinstance(error, EngineError) and name.strip("()") in str(error) and "submit()" in str(error)
+    assert (
+        isinstance(error, EngineError) and str(error).startswith(name.removesuffix("()")) and "submit()" in str(error)
+    )
+    assert rt.generate("x", max_tokens=2, ignore_eos=True).finish_reason == "length"
+
+
+def test_what_is_known_already_is_read_in_a_callback(rt: Runtime) -> None:
+    done = a_program.run(runtime=rt)
+    expected = done["a"], done.text
+    heard: Future[tuple[Any, ...]] = Future()
+
+    def on_chunk(chunk: Chunk) -> None:
+        if not heard.done():
+            heard.set_result((done["a"], done.text, done.wait(), "a" in done))
+
+    rt.submit(Request("x", SamplingParams(max_tokens=3, ignore_eos=True), stream=True, on_chunk=on_chunk)).result(20)
+    assert heard.result(20) == (*expected, True, True)
 
 
 def test_submitting_and_closing_in_a_callback_work() -> None:
