@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.errors import GraftError
+from graftlm.core.errors import GraftError, failure_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -105,8 +105,8 @@ class ModelSource:
 
         try:
             return Prepared(ids, compile_constraint(request.sampling, self.tokenizer, self.config.grammar_engine))
-        except GraftError as error:
-            return error
+        except Exception as error:
+            return failure_of(error)
 
     @property
     def _takes_ids(self) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import marshal
 import os
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftlm.core.chat.messages import Message, to_messages, to_template_dicts
-from graftlm.core.errors import ConfigError, ModelError
+from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.text.batch_encoder import BatchEncoder
 from graftlm.core.text.detokenizer import Detokenizer
@@ -130,13 +131,13 @@ class Tokenizer:
         Raises ConfigError if it is empty, of another kind, or holds a lone surrogate.
         """
         (ids,) = self.encode_prompts([(prompt, tools)])
-        if isinstance(ids, ConfigError):
+        if isinstance(ids, GraftError):
             raise ids
         return ids
 
     def encode_prompts(
         self, prompts: Sequence[tuple[Any, list[dict[str, Any]] | None]]
-    ) -> list[NDArray[np.int32] | ConfigError]:
+    ) -> list[NDArray[np.int32] | GraftError]:
         """Turn prompts, each with its tools, into ids: all texts among them in one batch.
 
         The ids are those of each whole prompt, however much of it others share. An error is its prompt's own.
@@ -146,16 +147,28 @@ class Tokenizer:
         for i, (prompt, tools) in enumerate(prompts):
             try:
                 results.append(self._text_or_ids(prompt, tools))
-            except ConfigError as error:
-                results.append(error)
+            except Exception as error:
+                results.append(failure_of(error))
             if isinstance(results[i], str):
                 texts[i] = results[i]
         bos = self._default_bos
-        for i, ids in zip(texts, self._batch_encoder.encode(list(texts.values())), strict=True):
+        for i, ids in zip(texts, self._encode_each(list(texts.values())), strict=True):
+            if isinstance(ids, GraftError):
+                results[i] = ids
+                continue
             if bos is not None and (not len(ids) or ids[0] != bos):
                 ids = np.concatenate([np.array([bos], dtype=np.int32), ids])
             results[i] = ids if len(ids) else ConfigError("the prompt is empty; give at least one token")
         return results
+
+    def _encode_each(self, texts: list[str]) -> Sequence[NDArray[np.int32] | GraftError]:
+        """The ids of each text, or what the tokenizer raised at it."""
+        try:
+            return self._batch_encoder.encode(texts)
+        except Exception as error:
+            if len(texts) == 1:
+                return [failure_of(error)]
+            return [self._encode_each([text])[0] for text in texts]
 
     def _text_or_ids(self, prompt: Any, tools: list[dict[str, Any]] | None) -> str | NDArray[np.int32]:
         """The text of a prompt, rendered if it is messages, or the ids that it gives."""
@@ -273,6 +286,7 @@ class Tokenizer:
         return frozenset([*self.hf.all_special_ids, *added])
 
 
+_LARGEST_ID = np.iinfo(np.int32).max
 _MARSHALLED = np.dtype([("kind", "u1"), ("value", "<i4")])
 
 
@@ -303,11 +317,16 @@ def _check_writable(text: str) -> None:
 
 
 def _checked_ids(ids: Any) -> NDArray[np.int32]:
-    checked = _packed(ids) if type(ids) is list and type(ids[0]) is int else np.asarray(ids)
+    try:
+        checked = _packed(ids) if type(ids) is list and type(ids[0]) is int else np.asarray(ids)
+    except ValueError:  # lists among the ids
+        checked = np.empty(0, object)
     if checked.ndim != 1 or checked.dtype.kind not in "iu":
-        raise ConfigError(f"the prompt is a list of {type(ids[0]).__name__}; give token ids (integers) or messages")
-    if checked.min() < 0:
-        raise ConfigError(f"the prompt holds token id {checked.min()}; ids are 0 or more")
+        other = next((one for one in ids if not isinstance(one, int | np.integer)), ids[0])
+        raise ConfigError(f"the prompt's list holds {reprlib.repr(other)}; give token ids (integers) or messages")
+    if checked.min() < 0 or checked.max() > _LARGEST_ID:
+        wrong = checked.min() if checked.min() < 0 else checked.max()
+        raise ConfigError(f"the prompt holds token id {wrong}; ids are 0 or more, and at most {_LARGEST_ID:,}")
     return checked.astype(np.int32)
 
 
