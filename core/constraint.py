@@ -54,12 +54,12 @@ def prepare_constraints(tokenizer: Tokenizer) -> None:
 
 
 def _prepare(tokenizer: Tokenizer) -> None:
-    from graftlm.core.grammar.automata import jit
-
-    jit.prepare()
-    for name in ("compile", "cache", "regex.regex", "schema.lowering"):
-        importlib.import_module(f"graftlm.core.grammar.{name}")
     with suppress(Exception):  # the request that needs it meets the error
+        from graftlm.core.grammar.automata import jit
+
+        jit.prepare()
+        for name in ("compile", "cache", "regex.regex", "schema.lowering"):
+            importlib.import_module(f"graftlm.core.grammar.{name}")
         vocabulary_of(tokenizer).prepare()
 
 

@@ -21,7 +21,7 @@ from graftlm.core.scheduling.output_writer import OutputWriter
 from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
 from graftlm.core.scheduling.speculation import Drafter, DraftVerifier
-from graftlm.core.step_plan import StepPlan, build_plan
+from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan, build_plan
 
 if TYPE_CHECKING:
     import torch
@@ -205,19 +205,24 @@ class LocalEngine:
         """Schedule and lay out the next step; None if nothing can run."""
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
-        for sequence, error in self.scheduler.failures:
-            self.requests.fail(sequence, error)
-        self.scheduler.failures.clear()
+        failures = self.scheduler.failures
         if self.drafter is not None:
             scheduled = self.drafter.extend(scheduled)
-            for sequence, failure in self.drafter.failures:
-                self.requests.fail(sequence, failure)
-            if self.drafter.failures:
-                self.drafter.failures.clear()
-                scheduled = [row for row in scheduled if row.sequence.progress.status == "running"]
+            failures += self.drafter.failures
+            self.drafter.failures.clear()
+        if failures:
+            for sequence, error in failures:
+                self.requests.fail(sequence, error)
+            failures.clear()
+            # a request that fails takes its other sequences with it
+            scheduled = [row for row in scheduled if row.sequence.progress.status == "running"]
         if not scheduled:
             return None
-        plan = build_plan(scheduled, share_decode=self.config.shared_prefix_decode)
+        try:
+            plan = build_plan(scheduled, share_decode=self.config.shared_prefix_decode)
+        except BaseException as error:
+            self._fail_step(scheduled, error)
+            return None
         self.counters.schedule_s += time.perf_counter() - started
         return plan
 
@@ -236,8 +241,8 @@ class LocalEngine:
         try:
             logits = self.runner.forward(plan)
             pending = self.sampler.sample_async(plan, logits)
-        except Exception as error:  # whatever a model or kernel raises belongs to the requests of this step
-            self._fail_step(plan, error)
+        except BaseException as error:  # whatever a model or kernel raises belongs to the requests of this step
+            self._fail_step(plan.rows, error)
             return None
         self.scheduler.launched(plan)
         self._await_tokens(plan, pending)
@@ -249,8 +254,8 @@ class LocalEngine:
         started = time.perf_counter()
         try:
             launched.pending = self.sampler.sample_constrained(launched.plan, launched.logits)
-        except Exception as error:
-            self._fail_step(launched.plan, error)
+        except BaseException as error:
+            self._fail_step(launched.plan.rows, error)
             return False
         self.counters.sample_s += time.perf_counter() - started
         if launched.pending is None:
@@ -277,8 +282,8 @@ class LocalEngine:
             outcomes = (
                 self.sampler.sample(plan, launched.logits) if pending is None else self.sampler.results(plan, pending)
             )
-        except Exception as error:
-            self._fail_step(plan, error)
+        except BaseException as error:
+            self._fail_step(plan.rows, error)
             return True
         chosen = time.perf_counter()
         self._commit(launched, outcomes)
@@ -299,8 +304,8 @@ class LocalEngine:
             self.counters.accepted_tokens = accepted_before + verifier.num_accepted
             try:
                 outcomes = self.sampler.sample(*further)
-            except Exception as error:
-                self._fail_step(further.plan, error)
+            except BaseException as error:
+                self._fail_step(further.plan.rows, error)
                 break
             self._commit(InFlightStep(*further, None), outcomes)
 
@@ -343,11 +348,11 @@ class LocalEngine:
 
     # -- failures ----------------------------------------------------------------------------------------------
 
-    def _fail_step(self, plan: StepPlan, error: Exception) -> None:
+    def _fail_step(self, rows: Seq[ScheduledRow | PlanRow], error: BaseException) -> None:
         """End the requests of a step with what went wrong; raises EngineError if the device will run no other step."""
-        for row in plan.rows:
+        for row in rows:
             if row.sequence.progress.status != "finished":
-                failure = EngineError(f"a step of {len(plan.rows)} sequences failed: {type(error).__name__}: {error}")
+                failure = EngineError(f"a step of {len(rows)} sequences failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self.requests.fail(row.sequence, failure)
         try:

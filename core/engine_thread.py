@@ -33,8 +33,9 @@ log = logging.getLogger("graftlm.engine")
 class EngineThread:
     """Builds an engine, runs its steps, and runs tasks between them.
 
-    A task that raises ends alone: the engine and the tasks behind it go on. The thread does not refer to the runtime
-    in front of it, so a runtime that nobody holds is freed.
+    A task that raises, be it SystemExit, ends alone: the engine and the tasks behind it go on. What is raised outside
+    of any task and any request's own code ends the engine, and every request is told. The thread does not refer to the
+    runtime in front of it, so a runtime that nobody holds is freed.
     """
 
     def __init__(self, name: str, build: BuildEngine) -> None:
@@ -101,7 +102,7 @@ class EngineThread:
         def run(engine: Engine) -> None:
             try:
                 engine.add(submissions)
-            except Exception as error:
+            except BaseException as error:
                 for submission in submissions:
                     with _logged("cancelling a request that was not taken"):
                         engine.cancel(submission.id)
@@ -124,7 +125,7 @@ class EngineThread:
         def run(engine: Engine) -> None:
             try:
                 future.set_result(task(engine))
-            except Exception as error:
+            except BaseException as error:
                 future.set_exception(error)
 
         self.post(run)
@@ -221,7 +222,7 @@ def _logged(what: str) -> Iterator[None]:
     """Log what one caller's code raises instead of letting it reach the others."""
     try:
         yield
-    except Exception:
+    except BaseException:
         log.exception("%s failed", what)
 
 

@@ -201,7 +201,7 @@ class Registry:
             arguments = {"request": request, "completion": completion}
             try:
                 observer.function(*(arguments[name] for name in observer.argnames))
-            except Exception:
+            except BaseException:  # Rust code panics with one
                 log.exception("observer of plugin %r failed on request %s", observer.plugin_name, request.id)
 
 

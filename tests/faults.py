@@ -12,12 +12,18 @@ class InjectedFault(RuntimeError):
     """Raised by a part that was told to fail."""
 
 
+class InjectedExit(BaseException):
+    """The same for what is no Exception."""
+
+
 @contextmanager
-def failing(owner: Any, name: str, *, every: int, once: bool = False) -> Iterator[list[int]]:
-    """Let `owner.name` raise InjectedFault at each n-th call, or at the n-th alone. -> the calls that raised
+def failing(
+    owner: Any, name: str, *, every: int, once: bool = False, kind: type[BaseException] = InjectedFault
+) -> Iterator[list[int]]:
+    """Let `owner.name` raise `kind` at each n-th call, or at the n-th alone. -> the calls that raised
 
     owner  an object, a class or a module: a runner ("forward": a step), a PagePool ("allocate"), a tokenizer
-           ("detokenizer"), `graftlm.core.grammar.cache.compile_spec`, a kernel's module, ...
+           ("detokenizer"), `graftlm.core.grammar.cache` ("compile_spec"), a kernel's class ("forward"), ...
     """
     original = getattr(owner, name)
     own = name in vars(owner)
@@ -27,7 +33,7 @@ def failing(owner: Any, name: str, *, every: int, once: bool = False) -> Iterato
         number = next(calls)
         if number == every if once else number % every == 0:
             failed.append(number)
-            raise InjectedFault(f"{name} was told to fail at call {number}")
+            raise kind(f"{name} was told to fail at call {number}")
         return original(*args, **options)
 
     setattr(owner, name, called)

@@ -106,7 +106,7 @@ class StepSampler:
                     row[:] = 0
                     if sequence.output.matcher.fill_mask(row[: self._mask_words]):
                         masks[place] = row
-            except Exception as error:  # its token is drawn with the others, and dropped
+            except BaseException as error:  # its token is drawn with the others, and dropped
                 failures[place] = failure_of(error)
         return masks, failures
 

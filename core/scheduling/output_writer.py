@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from graftlm.core.errors import ConfigError, EngineError, GrammarError
+from graftlm.core.errors import ConfigError, EngineError
 from graftlm.core.grammar.matcher import ends_within
 from graftlm.core.request import Chunk, Completion, FinishReason, Timing, TokenLogprob, Usage
 from graftlm.core.scheduling.stop_strings import StopMatcher
@@ -37,10 +37,6 @@ class OutputWriter:
         if sequence.sampling.stop:
             output.stop_matcher = StopMatcher(sequence.sampling.stop)
         if sequence.grammar is not None and output.matcher is None:
-            error = sequence.grammar.exception()
-            if error is not None and not isinstance(error, Exception):
-                # a compiler written in Rust panics with a BaseException, which would end the engine
-                raise GrammarError(f"the constraint's compiler failed: {type(error).__name__}: {error}") from error
             output.matcher = sequence.grammar.result().matcher()
 
     def open(self, sequence: Sequence) -> None:

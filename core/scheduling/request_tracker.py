@@ -28,7 +28,8 @@ log = logging.getLogger("graftlm.engine")
 class RequestTracker:
     """Every request ends here, once: with a completion, or with an error that names its cause.
 
-    What a request's own grammar, matcher, listener or text raises ends that request and no other.
+    What a request's own grammar, matcher, listener or text raises ends that request and no other, be it SystemExit or
+    the panic of a library in Rust, which is no Exception.
 
     wake      called from any thread when a grammar has been compiled
     clock     seconds, as those of deadlines
@@ -77,7 +78,7 @@ class RequestTracker:
             group = SequenceGroup.of(submission)
             (sequence,) = group.sequences
             sequence.bounds = admit(sequence, self.limits, self._seeds)
-        except Exception as error:
+        except BaseException as error:
             self.counters.failed += 1
             self._tell_error(submission.listener, failure_of(error))
             return
@@ -101,7 +102,7 @@ class RequestTracker:
                 continue
             try:
                 self.writer.open(sequence)
-            except Exception as error:
+            except BaseException as error:
                 self.fail(sequence, failure_of(error))
                 continue
             self._choose_or_finish(sequence)
@@ -118,7 +119,7 @@ class RequestTracker:
         if len(samples) > 1:
             try:
                 siblings = [self.writer.fork(sequence, i) for i in range(1, len(samples))]
-            except Exception as error:
+            except BaseException as error:
                 self.fail(sequence, failure_of(error))
                 return
             group.sequences.extend(siblings)
@@ -133,7 +134,7 @@ class RequestTracker:
         place = len(sequence.tokens)
         try:
             self.writer.write(sequence, token_id, sampled)
-        except Exception as error:
+        except BaseException as error:
             self.fail(sequence, failure_of(error))
             return
         replaced = len(sequence.tokens) <= place or sequence.tokens[place] != token_id
@@ -159,7 +160,7 @@ class RequestTracker:
             self.drafter.remember(sequence)
         try:
             group.completions[sequence.index] = self.writer.completion(sequence, pin)
-        except Exception as error:
+        except BaseException as error:
             self.fail(sequence, failure_of(error))
             return
         if len(group.completions) == sequence.sampling.n or sequence.scoring or sequence.request.want_logits:
@@ -168,7 +169,7 @@ class RequestTracker:
             completion = group.completion
             try:
                 group.listener.on_finish(completion)
-            except Exception:
+            except BaseException:
                 log.exception("the listener of request %d raised when it was given the completion", group.request.id)
             self.finished(group.request, completion)
 
@@ -179,7 +180,7 @@ class RequestTracker:
             try:
                 if (chunk := self.writer.chunk(sequence)) is not None:
                     group.listener.on_chunk(chunk)
-            except Exception as error:
+            except BaseException as error:
                 self.fail(sequence, error)
                 return
         self._choose_or_finish(sequence)
@@ -188,7 +189,7 @@ class RequestTracker:
         """Bring a sequence's text up to date."""
         try:
             self.writer.spell(sequence)
-        except Exception as error:
+        except BaseException as error:
             self.fail(sequence, failure_of(error))
 
     def _choose_or_finish(self, sequence: Sequence) -> None:
@@ -198,7 +199,7 @@ class RequestTracker:
             return
         try:
             choice = Choice.at(sequence)
-        except Exception as error:
+        except BaseException as error:
             self.fail(sequence, failure_of(error))
             return
         if choice is not None:
@@ -218,7 +219,7 @@ class RequestTracker:
         self.scheduler.resume(chooser, choice.num_reused)
         try:
             self.writer.choose(chooser, choice.best())
-        except Exception as error:
+        except BaseException as error:
             self.fail(chooser, failure_of(error))
             return
         self._emit(chooser)
@@ -273,5 +274,5 @@ class RequestTracker:
     def _tell_error(self, listener: Listener, error: BaseException) -> None:
         try:
             listener.on_error(error)
-        except Exception:
+        except BaseException:
             log.exception("a listener raised when it was told of %r", error)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.errors import GraftError, RequestTooLong
+from graftlm.core.errors import EngineError, GraftError, RequestTooLong
 from graftlm.core.kv.prefix_cache import GROWTH, PrefixCache
 from graftlm.core.kv.radix import Node, Peek
 from graftlm.core.metrics import Counters
@@ -100,7 +100,11 @@ class Scheduler:
             if sequence.progress.status != "running":
                 continue  # retracted for an older one
             if row := self._next_row(sequence, budget):
-                if not self._make_room(sequence, sequence.progress.num_computed + row.num_new):
+                try:
+                    if not self._make_room(sequence, sequence.progress.num_computed + row.num_new):
+                        continue
+                except BaseException as error:
+                    self._drop(sequence, error)
                     continue
                 rows.append(row)
                 budget -= row.num_new if row.num_new > 1 else 0
@@ -163,7 +167,11 @@ class Scheduler:
                     self._fail(sequence)
                     continue
                 return  # what runs will make room; nobody overtakes meanwhile
-            self._start(sequence, peek)
+            try:
+                self._start(sequence, peek)
+            except BaseException as error:
+                self._drop(sequence, error)
+                continue
             started = True
             headroom += min(sequence.remaining, HEADROOM)
             leaders[self._leader_key(sequence)] = sequence
@@ -248,6 +256,14 @@ class Scheduler:
             "shorten it, unpin a prefix or raise CacheConfig.max_tokens"
         )
         self.failures.append(Failure(sequence, RequestTooLong(message, length=sequence.num_tokens, limit=limit)))
+
+    def _drop(self, sequence: Sequence, error: BaseException) -> None:
+        """End a sequence for which taking slots raised."""
+        self.cache.release(sequence, publish=False)
+        self.remove(sequence, publish=False)
+        failure = EngineError(f"no KV slots could be taken: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self.failures.append(Failure(sequence, failure))
 
     def _order(self, now: float) -> list[tuple[Sequence, Peek]]:
         """The waiting sequences to look at, in the order in which they may start."""

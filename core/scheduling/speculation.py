@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graftlm.core.errors import GraftError, failure_of
+from graftlm.core.errors import failure_of
 from graftlm.core.scheduling.ngram_lookup import Recent, find
+from graftlm.core.scheduling.scheduler import Failure
 from graftlm.core.scheduling.step_times import StepTimes
 from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan
 
@@ -104,7 +105,7 @@ class Drafter:
         self._eos = frozenset(eos_token_ids)
         self._max_step = min(MAX_STEP, max_step_tokens)
         self._recent: OrderedDict[str, Recent] = OrderedDict()
-        self.failures: list[tuple[Sequence, GraftError]] = []
+        self.failures: list[Failure] = []
 
     def extend(self, scheduled: list[ScheduledRow]) -> list[ScheduledRow]:
         """The rows of a step with the drafts that shorten the expected time of a token.
@@ -126,8 +127,8 @@ class Drafter:
             try:
                 if self._takes(row) and self._due(row.sequence, len(scheduled)):
                     chances += [(chance, i) for chance in self._guess(row)]
-            except Exception as error:
-                self.failures.append((row.sequence, failure_of(error)))
+            except BaseException as error:
+                self.failures.append(Failure(row.sequence, failure_of(error)))
         counts = [0] * len(scheduled)
         # a draft is worth it if it adds a greater share of tokens than of time; the likeliest come first
         for chance, i in sorted(chances, key=_chance, reverse=True)[: self._max_step - num_tokens]:

@@ -16,6 +16,7 @@ import torch
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
+from graftlm.core import engine as core_engine
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
@@ -23,7 +24,7 @@ from graftlm.core.errors import GraftError, RequestCancelled, RequestTimeout, Re
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.step_plan import StepPlan, slots_of
 from graftlm.core.text.tokenizer import Tokenizer
-from tests.faults import InjectedFault, failing
+from tests.faults import InjectedExit, InjectedFault, failing
 from tests.models import byte_tokenizer
 
 NUM_SLOTS = 96
@@ -146,7 +147,14 @@ class EngineMachine(RuleBasedStateMachine):
         )
         tokenizer = Tokenizer.from_hf(byte_tokenizer())
         self.engine = LocalEngine(spec, tokenizer, config, clock=lambda: self.now_s)
-        self.points = {"forward": runner, "logits": runner, "sample": self.engine.sampler}
+        self.points: dict[str, Any] = {
+            "forward": runner,
+            "logits": runner,
+            "sample": self.engine.sampler,
+            "allocate": self.engine.cache.pool,
+            "build_plan": core_engine,
+            "detokenizer": tokenizer,
+        }
         self.listeners: dict[int, tuple[Request, Recorder]] = {}
         self.cancelled: set[int] = set()
         self.broken: set[int] = set()  # whose own constraint fails
@@ -220,10 +228,14 @@ class EngineMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
 
-    @rule(point=st.sampled_from(["forward", "logits", "sample"]), nth=st.integers(1, 5))
-    def let_fail(self, point: str, nth: int) -> None:
-        """The step fails before it has written KV, after it, or when its tokens are sampled."""
-        self.faults.enter_context(failing(self.points[point], point, every=nth, once=True))
+    @rule(
+        point=st.sampled_from(["forward", "logits", "sample", "allocate", "build_plan", "detokenizer"]),
+        nth=st.integers(1, 5),
+        kind=st.sampled_from([InjectedFault, InjectedExit]),
+    )
+    def let_fail(self, point: str, nth: int, kind: type[BaseException]) -> None:
+        """The step fails before it has written KV, after it, or when its tokens are sampled; or a part beside it."""
+        self.faults.enter_context(failing(self.points[point], point, every=nth, once=True, kind=kind))
 
     @rule()
     def clear_cache(self) -> None:
@@ -277,7 +289,10 @@ class EngineMachine(RuleBasedStateMachine):
         elif isinstance(error, RequestCancelled):
             assert submission in self.cancelled
         else:
-            planted = isinstance(error.__cause__, InjectedFault) or str(error) in ("closed", "a listener's own")
+            planted = isinstance(error.__cause__, InjectedFault | InjectedExit) or str(error) in (
+                "closed",
+                "a listener's own",
+            )
             assert planted or submission in self.broken, repr(error)
 
     def teardown(self) -> None:
