@@ -1,7 +1,8 @@
 """python -m bench runtime soak --seconds N: a mixed load with faults, and the laws that must hold after it.
 
-Threads and an event loop send every kind of request to one runtime whose KV pool is a fifth of the load: greedy,
-sampled, constrained, scored, streamed, cancelled, timed out, too long, wrong. Steps fail now and then, and so do
+Threads and an event loop send every kind of request to one runtime whose KV pool is a fifth of the load, so that
+cached prefixes are evicted and running requests retracted: greedy, sampled, constrained, scored, streamed, cancelled,
+timed out, too long, wrong. Steps, kernels, allocations, compilations and detokenizers fail now and then, and so do
 matchers and listeners of single requests. Every request must end, each answer must be the one that the request gets
 alone, slots must be conserved, memory must stay flat, and no thread may be left.
 """
@@ -13,15 +14,17 @@ import asyncio
 import gc
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
 
 import psutil
+import torch
 
 from graftlm import (
     CacheConfig,
@@ -33,13 +36,15 @@ from graftlm import (
     Runtime,
     SamplingParams,
 )
-from tests.faults import InjectedFault, failing
+from graftlm.core import engine as core_engine
+from graftlm.core.grammar.cache import _shared as grammars
+from tests.faults import InjectedExit, InjectedFault, failing
 from tests.models import byte_tokenizer, tiny_model
 
-NUM_THREADS = 8
-NUM_TASKS = 4
-POOL_TOKENS = 400
-STEPS_PER_FAULT = 60
+NUM_THREADS = 16
+NUM_TASKS = 8
+POOL_TOKENS = 480
+CROWD_EVERY_S = 5.0
 PATIENCE_S = 60.0
 """A request that has not ended after so long counts as hung."""
 
@@ -47,6 +52,25 @@ MEMORY_GROWTH = 0.01
 MEMORY_SLACK = 8_000_000
 """What memory may grow by after the first tenth of the time: a share of it, and bytes for the allocator's own noise."""
 
+
+class Fault(NamedTuple):
+    """A method that raises at each n-th call. of: whose it is, by the engine"""
+
+    of: Callable[[Any], Any]
+    name: str
+    every: int
+    kind: type[BaseException] = InjectedFault
+
+
+FAULTS = {
+    "step": Fault(lambda engine: engine.runner, "forward", 1301),
+    "attention kernel": Fault(lambda engine: engine.runner.attention, "forward", 3001),
+    "layout of a step": Fault(lambda engine: core_engine, "build_plan", 1201, InjectedExit),
+    "sampler": Fault(lambda engine: engine.sampler, "sample", 1801, InjectedExit),
+    "allocation of KV": Fault(lambda engine: engine.cache.pool, "allocate", 499),
+    "detokenizer": Fault(lambda engine: engine.writer.tokenizer, "detokenizer", 211),
+    "compilation": Fault(lambda engine: grammars, "_compiler", 11),
+}
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 24}
 CONSTRAINTS: list[dict[str, Any]] = [
     {},
@@ -88,28 +112,45 @@ class Soak:
         starts = [[dice.randrange(3, 250) for _ in range(n)] for n in (5, 60, 90)]
         self.prompts = [dice.choice(starts) + [dice.randrange(3, 250) for _ in range(i % 30 + 1)] for i in range(48)]
         self.options = [GREEDY | CONSTRAINTS[i % len(CONSTRAINTS)] for i in range(len(self.prompts))]
+        self.sent = 0
         pairs = zip(self.prompts, self.options, strict=True)
         self.answers = [runtime.generate(prompt, **options).token_ids for prompt, options in pairs]
+        long = SamplingParams.from_options(**GREEDY | {"max_tokens": 160})
+        self.crowd = [Request([dice.randrange(3, 250) for _ in range(60)], long) for _ in range(3)]
+        self.crowd_answers = [runtime.submit(request).result().token_ids for request in self.crowd]
         self.ended: Counter[str] = Counter()
+        self.hung = 0
+        self.may_start = threading.Event()
+        self.may_start.set()
         self.wrong: list[str] = []
         self._lock = threading.Lock()
 
     def one(self, dice: random.Random) -> None:
         """Send one request of a random kind and see it through."""
+        self.may_start.wait()
         kind = dice.choice(list(KINDS))
-        try:
-            outcome = KINDS[kind](self, dice)
-        except EngineError as error:
-            outcome = "fault" if isinstance(error.__cause__, InjectedFault) else f"{kind}: {error!r}"
-        except Exception as error:
-            outcome = f"{kind}: {error!r}"
-        self.count(kind, outcome)
+        self.see_through(kind, lambda: KINDS[kind](self, dice))
 
-    def count(self, kind: str, outcome: str | None) -> None:
+    def see_through(self, kind: str, send: Callable[[], str | Exception | None]) -> None:
+        self.begin()
+        try:
+            self.count(kind, send())
+        except Exception as error:
+            self.count(kind, error)
+
+    def begin(self) -> None:
         with self._lock:
-            self.ended[kind if outcome is None else "ended by a fault" if outcome == "fault" else "wrong"] += 1
-            if outcome not in (None, "fault"):
-                self.wrong.append(str(outcome))
+            self.sent += 1
+
+    def count(self, kind: str, outcome: str | Exception | None) -> None:
+        """outcome: what went wrong; None if nothing did"""
+        faulty = isinstance(outcome, EngineError) and isinstance(outcome.__cause__, InjectedFault | InjectedExit)
+        with self._lock:
+            self.ended[kind if outcome is None else "ended by a fault" if faulty else "wrong"] += 1
+            if isinstance(outcome, TimeoutError) and not isinstance(outcome, RequestTimeout):
+                self.hung += 1
+            elif outcome is not None and not faulty:
+                self.wrong.append(f"{kind}: {outcome if isinstance(outcome, str) else repr(outcome)}")
 
     def check(self, index: int, ids: list[int]) -> str | None:
         return None if ids == self.answers[index] else f"request {index} got {ids}, alone it gets {self.answers[index]}"
@@ -118,6 +159,20 @@ class Soak:
         i = dice.randrange(len(self.prompts))
         request = Request(self.prompts[i], SamplingParams.from_options(**self.options[i]))
         return self.check(i, self.runtime.submit(request).result(PATIENCE_S).token_ids)
+
+    def crowd_in(self, goes_on: Callable[[], bool]) -> None:
+        """Every few seconds, send requests that outgrow the pool together; nobody else starts one meanwhile."""
+        while goes_on():
+            self.may_start.clear()
+            try:
+                self.see_through("crowd", self.crowded)
+            finally:
+                self.may_start.set()
+            time.sleep(CROWD_EVERY_S)
+
+    def crowded(self) -> str | None:
+        done = [future.result(PATIENCE_S).token_ids for future in self.runtime.submit_many(self.crowd)]
+        return None if done == self.crowd_answers else f"a crowd got {done}, alone they get {self.crowd_answers}"
 
     def streamed(self, dice: random.Random) -> str | None:
         i = dice.randrange(len(self.prompts))
@@ -154,24 +209,33 @@ class Soak:
         params = SamplingParams(constraint=dice.choice([object(), 5]), max_tokens=4)
         expect(ConfigError, self.runtime, Request(dice.choice(self.prompts), params))
 
-    def raising_matcher(self, dice: random.Random) -> str | None:
-        params = SamplingParams(constraint=Raising(), max_tokens=20, ignore_eos=True)
-        cause = expect(EngineError, self.runtime, Request(dice.choice(self.prompts), params)).__cause__
-        return None if isinstance(cause, ValueError) else "fault" if isinstance(cause, InjectedFault) else repr(cause)
+    def compiled(self, dice: random.Random) -> str | None:
+        if dice.random() < 0.005:
+            grammars.clear()
+        pattern = f"[a-f]{{3}}{dice.randrange(1000)}"
+        params = SamplingParams(regex=pattern, max_tokens=20)
+        done = self.runtime.submit(Request(dice.choice(self.prompts), params)).result(PATIENCE_S)
+        return None if re.fullmatch(pattern, done.text) else f"{done.text!r} is not of {pattern!r}"
 
-    def raising_listener(self, dice: random.Random) -> str | None:
+    def raising_matcher(self, dice: random.Random) -> Exception | None:
+        params = SamplingParams(constraint=Raising(), max_tokens=20, ignore_eos=True)
+        error = expect(EngineError, self.runtime, Request(dice.choice(self.prompts), params))
+        return None if isinstance(error.__cause__, ValueError) else error
+
+    def raising_listener(self, dice: random.Random) -> Exception | None:
         def fail(chunk: Any) -> None:
             raise KeyError("a listener")
 
         params = SamplingParams(max_tokens=20, ignore_eos=True)
         error = expect(Exception, self.runtime, Request(dice.choice(self.prompts), params, stream=True, on_chunk=fail))
-        if isinstance(error, KeyError):
-            return None
-        return "fault" if isinstance(error.__cause__, InjectedFault) else repr(error)
+        return None if isinstance(error, KeyError) else error
 
     async def awaited(self, dice: random.Random) -> None:
         """Send one request on an event loop, and perhaps cancel its task."""
+        while not self.may_start.is_set():
+            await asyncio.sleep(0.01)
         i = dice.randrange(len(self.prompts))
+        self.begin()
         task = asyncio.ensure_future(self.runtime.agenerate(self.prompts[i], **self.options[i]))
         if dice.random() < 0.3:
             await asyncio.sleep(dice.random() / 50)
@@ -181,15 +245,16 @@ class Soak:
         except asyncio.CancelledError:
             self.count("awaited, cancelled", None)
         except Exception as error:
-            self.count("awaited", "fault" if isinstance(error.__cause__, InjectedFault) else f"awaited: {error!r}")
+            self.count("awaited", error)
 
 
-KINDS: dict[str, Callable[[Soak, random.Random], str | None]] = {
+KINDS: dict[str, Callable[[Soak, random.Random], str | Exception | None]] = {
     "answer": Soak.answer,
     "streamed": Soak.streamed,
     "closed stream": Soak.closed_stream,
     "sampled": Soak.sampled,
     "scored": Soak.scored,
+    "compiled": Soak.compiled,
     "cancelled": Soak.cancelled,
     "timed out": Soak.timed_out,
     "too long": Soak.too_long,
@@ -208,70 +273,117 @@ def expect(kind: type[Exception], runtime: Runtime, request: Request) -> Excepti
     raise AssertionError(f"{kind.__name__} was expected, the request gave {done}")
 
 
-def soak(seconds: float) -> dict[str, Any]:
-    """Run the load for so long. -> what became of the requests, and `broken`: the laws that did not hold"""
+def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
+    """Run the load for so long, or until so many requests have been sent.
+
+    -> what became of the requests, and `broken`: the laws that did not hold
+    """
     before = set(threading.enumerate())
     process = psutil.Process()
     memory: list[int] = []
     config = CacheConfig(max_tokens=POOL_TOKENS)
-    with Runtime(tiny_model(), tokenizer=byte_tokenizer(), cache=config, dtype="float32", max_batch=8) as runtime:
+    with Runtime(tiny_model(), tokenizer=byte_tokenizer(), cache=config, dtype="float32", max_batch=16) as runtime:
         load = Soak(runtime.load())
         stop = time.monotonic() + seconds
 
+        def goes_on() -> bool:
+            return time.monotonic() < stop and (num_requests is None or load.sent < num_requests)
+
         def call(seed: int) -> None:
             dice = random.Random(seed)
-            while time.monotonic() < stop:
+            while goes_on():
                 load.one(dice)
 
         async def tasks() -> None:
             async def go_on(seed: int) -> None:
                 dice = random.Random(seed)
-                while time.monotonic() < stop:
+                while goes_on():
                     await load.awaited(dice)
 
             await asyncio.gather(*(go_on(1000 + i) for i in range(NUM_TASKS)))
 
         callers = [threading.Thread(target=call, args=(seed,), daemon=True) for seed in range(NUM_THREADS)]
         callers.append(threading.Thread(target=lambda: asyncio.run(tasks()), daemon=True))
+        callers.append(threading.Thread(target=load.crowd_in, args=(goes_on,), daemon=True))
         engine: Any = runtime._thread.engine
-        with failing(engine.runner, "forward", every=STEPS_PER_FAULT) as faults:
+        with ExitStack() as faults:
+            evicted = faults.enter_context(counted(engine.cache.tree, "evict"))
+            failed = {
+                part: faults.enter_context(failing(fault.of(engine), fault.name, every=fault.every, kind=fault.kind))
+                for part, fault in FAULTS.items()
+            }
             for caller in callers:
                 caller.start()
-            for _ in range(10):
-                time.sleep(max(seconds / 10, 0.01))
-                gc.collect()
-                memory.append(process.memory_info().rss)
+            tenths = 0
+            while goes_on():
+                time.sleep(0.05)
+                passed = 1 - (stop - time.monotonic()) / seconds
+                if num_requests is not None:
+                    passed = max(passed, load.sent / num_requests)
+                if passed * 10 >= tenths + 1:
+                    tenths += 1
+                    gc.collect()
+                    memory.append(process.memory_info().rss)
             for caller in callers:
                 caller.join(2 * PATIENCE_S)
-        hung = sum(caller.is_alive() for caller in callers)
+        hung = sum(caller.is_alive() for caller in callers) + load.hung
         runtime._thread.call(lambda engine: engine.check_integrity())
         stats = runtime.stats()
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("graftlm")]
     left = [name for name in left if not name.startswith(("graftlm-grammar", "graftlm grammar"))]  # of the process
     growth = memory[-1] - memory[0]
+    lost = load.sent - load.ended.total()
     laws = {
-        f"{hung} callers hang": hung > 0,
+        f"{hung} requests or callers hang": hung > 0,
+        f"{lost} requests were lost": lost != 0,
         f"{len(load.wrong)} requests ended wrongly: {load.wrong[:3]}": bool(load.wrong),
         f"{stats.slots_in_use} slots are in use": stats.slots_in_use > 0,
         "slots were lost": stats.slots_free + stats.slots_cached != stats.slots_total,
         f"memory grew by {growth:,} bytes": growth > MEMORY_GROWTH * memory[0] + MEMORY_SLACK,
         f"threads are left: {left}": bool(left),
-        "no step failed": not faults,
+        "nothing was retracted": stats.retracted == 0,
+        "nothing was evicted": not evicted,
+        f"no fault was met at: {[part for part, calls in failed.items() if not calls]}": not all(failed.values()),
     }
     return {
-        "requests": load.ended.total(),
+        "requests": load.sent,
+        "hung": hung,
+        "lost": lost,
+        "wrong": len(load.wrong),
         "ended": dict(load.ended),
         "steps": stats.steps,
-        "failed_steps": len(faults),
+        "faults": {part: len(calls) for part, calls in failed.items()},
         "retracted": stats.retracted,
+        "evictions": len(evicted),
         "memory_bytes": memory,
+        "growth": round(growth / memory[0], 4),
         "broken": [law for law, is_broken in laws.items() if is_broken],
     }
 
 
+@contextmanager
+def counted(owner: Any, name: str) -> Iterator[list[int]]:
+    """Note the lengths of what `owner.name` returns, where it returns anything."""
+    original, lengths = getattr(owner, name), list[int]()
+
+    def called(*args: Any) -> Any:
+        result = original(*args)
+        lengths.extend([len(result)] if result else [])
+        return result
+
+    setattr(owner, name, called)
+    try:
+        yield lengths
+    finally:
+        delattr(owner, name)
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench runtime soak")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    result = soak(parser.parse_args(arguments).seconds)
+    parser.add_argument("--seconds", type=float, default=60.0, help="end after so long")
+    parser.add_argument("--requests", type=int, help="end once so many have been sent")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # the model is too small for more, whose waiting would cost the callers
+    result = soak(options.seconds, options.requests)
     print(json.dumps(result, indent=2))
     return 1 if result["broken"] else 0
