@@ -116,7 +116,7 @@ def raising_listener(chunk: Chunk) -> None:
 
 
 def faulty(method: str) -> Request:
-    return Request(random_prompt(30), SamplingParams(constraint=Faulty(method, 3), ignore_eos=True))
+    return Request(random_prompt(30), SamplingParams(constraint=Faulty(method, 3), temperature=0))
 
 
 FAILING: dict[str, Callable[[], Request]] = {
