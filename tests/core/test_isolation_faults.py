@@ -35,7 +35,7 @@ def at_once(
 ) -> list[Any]:
     """Answer requests that the engine meets in one step. -> completions and errors; each: told the step of each end"""
     gate = threading.Event()
-    rt._thread.post(lambda engine: gate.wait(20))
+    rt._thread.post(lambda engine: gate.wait(300))
     rt._thread.post(lambda engine: (engine.clear_cache(), engine.reset_stats()))
     futures = [rt.submit(request) for request in requests]
     for i, future in enumerate(futures):
