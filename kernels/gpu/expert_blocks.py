@@ -20,7 +20,7 @@ _CHUNK = 4096
 
 @triton.jit(do_not_specialize=["num_pairs", "max_blocks"])
 def _sort_pairs(
-    experts, pairs, block_expert, block_start, block_end, num_pairs, max_blocks, num_experts,
+    experts, pairs, block_expert, block_start, block_end, num_used, num_pairs, max_blocks, num_experts,
     E: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program e places the pairs of expert e behind those of all experts before it, in their own order."""
@@ -46,6 +46,7 @@ def _sort_pairs(
         tl.store(block_end + block + b, begin + count)
     if mine == num_experts - 1:
         used = tl.sum(blocks, 0)
+        tl.store(num_used, used)
         for first in range(used, max_blocks, CHUNK):
             tl.store(block_expert + first + i, -1, mask=first + i < max_blocks)
     placed = begin
@@ -66,6 +67,7 @@ class ExpertBlocks:
     block_expert  int32 [max_blocks], -1 behind the last block that is used
     block_start   int32 [max_blocks], the first of a block in `pairs`
     block_end     int32 [max_blocks], the end of its expert's pairs, which may be in a later block
+    used          int32 [1]: how many blocks are used
     block         pairs in a block at most
     """
 
@@ -73,6 +75,7 @@ class ExpertBlocks:
     block_expert: torch.Tensor
     block_start: torch.Tensor
     block_end: torch.Tensor
+    used: torch.Tensor
     block: int
 
     @classmethod
@@ -81,14 +84,16 @@ class ExpertBlocks:
         num_pairs = experts.numel()
         limit = max_blocks(num_pairs, num_experts, block)
         pairs = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
-        table = torch.empty(3, limit, dtype=torch.int32, device=experts.device)
+        # columns begin at multiples of 16 bytes: what kernels are compiled for does not change with the number of pairs
+        table = torch.empty(4, triton.cdiv(limit, 4) * 4, dtype=torch.int32, device=experts.device)
+        columns, used = [column[:limit] for column in table[:3]], table[3, :1]
         chunk = max(16, min(_CHUNK, triton.next_power_of_2(num_pairs)))
         _sort_pairs[(num_experts,)](
-            experts, pairs, table[0], table[1], table[2], num_pairs, limit, num_experts,
+            experts, pairs, *columns, used, num_pairs, limit, num_experts,
             E=triton.next_power_of_2(num_experts), CHUNK=chunk, BLOCK=block, num_warps=4 if chunk <= 1024 else 8,
             **pdl_options(experts),
         )  # fmt: skip
-        return cls(pairs, table[0], table[1], table[2], block)
+        return cls(pairs, *columns, used, block)
 
 
 def max_blocks(num_pairs: int, num_experts: int, block: int) -> int:

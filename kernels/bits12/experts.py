@@ -1,0 +1,317 @@
+"""Grouped products of a mixture's experts with weights in 12 bits, on Hopper, for few tokens an expert.
+
+As bits12/matmul.py, whose parts these are: one warp reads codes, two groups multiply in turn, one adds what is listed.
+An item is a block of up to 16 pairs of a token and an expert (gpu/expert_blocks.py), and 64 outputs of that expert.
+Tokens are laid out by block first, so that the copy engine can read them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from graftlm.kernels.bits12.matmul import _factor, _one_of_each, _read_codes, _store, codes_layout
+from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight, compacted
+from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
+from graftlm.kernels.gpu.pdl import grid_wait, launch_and_wait, launch_dependents, pdl_options
+from graftlm.kernels.hopper.tiles import K, barrier, gated, load, tiled
+
+PAIRS = 16
+"""Of a block."""
+_STAGES = 10
+_REGISTERS = 96
+_SENTINEL = gl.constexpr(SENTINEL)
+_LINES = gl.constexpr(LINES)
+_INPUTS = gl.constexpr(INPUTS)
+_PAIRS = gl.constexpr(PAIRS)
+
+
+@triton.jit
+def _lay_out(
+    x, out, pairs, block_expert, block_start, block_end, top_k, k, M: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr
+):
+    """Program (block, part of the inputs): the tokens of the block's pairs, one after the other."""
+    launch_and_wait(PDL)
+    block = tl.program_id(0)
+    if tl.load(block_expert + block) >= 0:
+        at = tl.load(block_start + block) + tl.arange(0, M)
+        ok = at < tl.load(block_end + block)
+        token = tl.load(pairs + at, mask=ok, other=0) // top_k
+        i = tl.program_id(1) * K + tl.arange(0, K)
+        found = tl.load(
+            x + token.to(tl.int64)[:, None] * k + i[None, :], mask=ok[:, None] & (i < k)[None, :], other=0.0
+        )
+        row = block * M + tl.arange(0, M)
+        tl.store(out + row.to(tl.int64)[:, None] * k + i[None, :], found, mask=(i < k)[None, :])
+
+
+@gluon.jit
+def _expert(block_expert, item, blocks_of, num_items):
+    """The expert of an item; of an item behind the last one 0."""
+    return gl.load(block_expert + item // blocks_of, mask=item < num_items, other=0)
+
+
+@gluon.jit
+def _read(x, codes, shared, table, sizes, PDL: gl.constexpr):
+    xs, _, ready, free = shared
+    block_expert, _, _, _, used = table
+    blocks_of, steps, _, _ = sizes
+    STAGES: gl.constexpr = ready.shape[0]
+    K: gl.constexpr = xs.shape[2]
+    BYTES: gl.constexpr = xs.shape[1] * 2 * K * 2 + _LINES * 128
+    first, num_programs = gl.program_id(0), gl.num_programs(0)
+    launch_dependents(PDL)
+    grid_wait(PDL)
+    num_items = gl.load(used) * blocks_of
+    at = 0
+    expert = _expert(block_expert, first, blocks_of, num_items)
+    for item in range(first, num_items, num_programs):
+        following = _expert(block_expert, item + num_programs, blocks_of, num_items)
+        tile = (expert * blocks_of + item % blocks_of) * steps
+        row = item // blocks_of * _PAIRS
+        for step in range(steps):
+            s = at % STAGES
+            mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
+            mbarrier.expect(ready.index(s), BYTES)
+            _read_codes(codes, shared, s, tile + step, True)
+            for box in gl.static_range(2):
+                load(x, [row, (step * 2 + box) * K], ready.index(s), xs.index(s * 2 + box))
+            at += 1
+        expert = following
+
+
+@gluon.jit
+def _listed(starts, block, ok, output):
+    """Where the listed weights of the outputs of a block begin and end."""
+    at = starts + block * 64 + output
+    return gl.load(at, mask=ok, other=0), gl.load(at + 1, mask=ok, other=0)
+
+
+@gluon.jit
+def _add_listed(x, given, handed, lists, table, sizes, PDL: gl.constexpr):
+    starts, most, inputs, values = lists
+    block_expert, block_start, block_end, _, used = table
+    blocks_of, _, k, _ = sizes
+    ROWS: gl.constexpr = given.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    output = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
+    first, num_programs = gl.program_id(0), gl.num_programs(0)
+    grid_wait(PDL)
+    num_items = gl.load(used) * blocks_of
+    turn = 0
+    block = _expert(block_expert, first, blocks_of, num_items) * blocks_of + first % blocks_of
+    at, end = _listed(starts, block, first < num_items, output)
+    column, value = _one_of_each(inputs, values, at, end)
+    for item in range(first, num_items, num_programs):
+        after = item + num_programs
+        next_block = _expert(block_expert, after, blocks_of, num_items) * blocks_of + after % blocks_of
+        next_at, next_end = _listed(starts, next_block, after < num_items, output)
+        group = item // blocks_of
+        there = (row < gl.load(block_end + group) - gl.load(block_start + group))[None, :]
+        rows = ((group * _PAIRS + row) * k)[None, :]
+        sums = gl.zeros([64, ROWS], gl.float32, layout)
+        # read here: Triton 3.6 does not carry the bound of an inner loop from one turn of the outer one to the next
+        for _ in range(gl.load(most + block)):
+            at += 1
+            next_column, next_value = _one_of_each(inputs, values, at, end)
+            found = gl.load(x + rows + column[:, None], mask=(column >= 0)[:, None] & there, other=0.0).to(gl.float32)
+            sums += value[:, None] * found
+            sums -= _SENTINEL * found
+            column, value = next_column, next_value
+        at, end, block = next_at, next_end, next_block
+        column, value = _one_of_each(inputs, values, at, end)
+        mbarrier.wait(handed.index(1), turn & 1 ^ 1)
+        given.store(sums)
+        barrier()
+        mbarrier.arrive(handed.index(0))
+        turn += 1  # noqa: SIM113
+
+
+@gluon.jit
+def _scatter(found, out, scales, pairs, start, count, first, n, top_k, out_rank):
+    """found [outputs, pairs] times the pairs' scales into out[rank, token, n] of each."""
+    layout: gl.constexpr = found.type.layout
+    i = first + gl.arange(0, found.shape[0], layout=gl.SliceLayout(1, layout))
+    row = gl.arange(0, found.shape[1], layout=gl.SliceLayout(0, layout))
+    ok = row < count
+    pair = gl.load(pairs + start + row, mask=ok, other=0)
+    scale = gl.load(scales + pair, mask=ok, other=0.0)
+    found = found.to(gl.bfloat16).to(gl.float32) * scale[None, :]
+    target = out + (pair % top_k * out_rank + pair // top_k * n)[None, :] + i[:, None]
+    gl.store(target, found.to(out.dtype.element_ty), mask=ok[None, :] & (i < n)[:, None])
+
+
+@gluon.jit
+def _multiply(
+    shared, given, handed, factors, table, out, sizes, GROUP: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr
+):
+    """Every second step of each of the program's items; the first group stores their sum."""
+    xs, ws, ready, free = shared
+    from_other, from_lists = given
+    by_other, by_lists = handed
+    STAGES: gl.constexpr = ready.shape[0]
+    ROWS: gl.constexpr = xs.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    block_expert, block_start, block_end, pairs, used = table
+    blocks_of, steps, _, n = sizes
+    weight_scales, routing, top_k, out_rank = factors
+    grid_wait(PDL)
+    num_items = gl.load(used) * blocks_of
+    at, turn, num_programs = 0, 0, gl.num_programs(0)
+    for item in range(gl.program_id(0), num_items, num_programs):
+        tile, group = item % blocks_of, item // blocks_of
+        expert = gl.load(block_expert + group)
+        i = (expert * blocks_of + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+        scale = gl.load(weight_scales + i)
+        start = gl.load(block_start + group)
+        count = gl.load(block_end + group) - start
+        sums = gl.zeros([64, ROWS], gl.float32, layout)
+        for step in range((GROUP + at) % 2, steps, 2):
+            s = (at + step) % STAGES
+            mbarrier.wait(ready.index(s), (at + step) // STAGES & 1)
+            more = warpgroup_mma_init(sums)
+            for box in gl.static_range(2):
+                w = _factor(ws.index(s * 3 + box), ws.index(s * 3 + 2).slice(box * 16, 16, 0), layout)
+                more = warpgroup_mma(w, xs.index(s * 2 + box).permute((1, 0)), more, is_async=True)
+            sums = warpgroup_mma_wait(0, deps=(more,))
+            mbarrier.arrive(free.index(s))
+        at += steps
+        if GROUP == 1:
+            mbarrier.wait(by_other.index(1), turn & 1 ^ 1)
+            from_other.store(sums)
+            barrier()
+            mbarrier.arrive(by_other.index(0))
+        else:
+            mbarrier.wait(by_lists.index(0), turn & 1)
+            sums += from_lists.load(layout)
+            barrier()
+            mbarrier.arrive(by_lists.index(1))
+            mbarrier.wait(by_other.index(0), turn & 1)
+            sums += from_other.load(layout)
+            barrier()
+            mbarrier.arrive(by_other.index(1))
+            sums *= scale[:, None]
+            if GATE:
+                _store(gated(sums, out.dtype.element_ty), out, group * _PAIRS, count, tile * 32, n)
+            else:
+                _scatter(sums, out, routing, pairs, start, count, tile * 64, n, top_k, out_rank)
+        turn += 1  # noqa: SIM113
+
+
+@gluon.jit(do_not_specialize=["blocks_of", "steps", "top_k"])
+def _compact_experts(
+    x, x_tiles, codes, starts, most, inputs, values, weight_scales, routing, out,
+    block_expert, block_start, block_end, pairs, used, blocks_of, steps, k, n, top_k, out_rank,
+    ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GATE: gl.constexpr, REGISTERS: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Program (some of the items)."""
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    xs = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * 2, ROWS, K], x_tiles.layout)
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES * 3, 32, 32], codes.layout)
+    from_other = gl.allocate_shared_memory(gl.float32, [64, ROWS], flat)
+    from_lists = gl.allocate_shared_memory(gl.float32, [64, ROWS], flat)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    by_other = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())  # handed over, taken
+    by_lists = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(by_other.index(i), count=1)
+        mbarrier.init(by_lists.index(i), count=1)
+    fence_async_shared()
+    shared, given, handed = (xs, ws, ready, free), (from_other, from_lists), (by_other, by_lists)
+    table = (block_expert, block_start, block_end, pairs, used)
+    sizes, factors, lists = (
+        (blocks_of, steps, k, n),
+        (weight_scales, routing, top_k, out_rank),
+        (starts, most, inputs, values),
+    )
+    gl.warp_specialize(
+        [
+            (_multiply, (shared, given, handed, factors, table, out, sizes, 0, GATE, PDL)),
+            (_multiply, (shared, given, handed, factors, table, out, sizes, 1, GATE, PDL)),
+            (_add_listed, (x, from_lists, by_lists, lists, table, sizes, PDL)),
+            (_read, (x_tiles, codes, shared, table, sizes, PDL)),
+        ],
+        [4, 4, 1],  # warps
+        [REGISTERS, REGISTERS, 24],  # registers of a thread
+    )
+
+
+def compact_experts(weight: torch.Tensor, *, gates: bool) -> CompactWeight | None:
+    """The compact form of the weights of all experts [num_experts, n, k], one under the other; None if there is none.
+
+    gates  the first n / 2 outputs of each are gates, n in 64s
+    """
+    num_experts, n, k = weight.shape
+    if n % OUTPUTS or k % (2 * INPUTS) or not weight.is_contiguous():
+        return None
+    if gates:
+        weight = weight.view(num_experts, 2, n // 16, 8, k).transpose(1, 2)
+    return compacted(weight.reshape(num_experts * n, k))
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: CompactWeight,
+    num_experts: int,
+    blocks: ExpertBlocks,
+    routing: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """x [max_blocks * PAIRS, k] laid out by blocks; out likewise [max_blocks * PAIRS, n], or [top_k, num_tokens, n]."""
+    k, gate = x.shape[1], out.dim() == 2
+    blocks_of = weight.num_outputs // num_experts // OUTPUTS
+    num_items = len(blocks.block_expert) * blocks_of
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    codes = TensorDescriptor(weight.codes, list(weight.codes.shape), [32, 1], [32, 32], codes_layout())
+    _compact_experts[(min(num_items, num_sms),)](
+        x, tiled(x, PAIRS, K), codes, weight.starts, weight.most, weight.inputs, weight.values, weight.scales, routing,
+        out, blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
+        k // INPUTS, k, out.shape[-1], routing.shape[-1], 0 if gate else out.stride(0),
+        ROWS=PAIRS, K=K, STAGES=_STAGES, GATE=gate, REGISTERS=_REGISTERS, num_warps=4, maxnreg=_REGISTERS,
+        **pdl_options(routing),
+    )  # fmt: skip
+
+
+def compact_parts(
+    x: torch.Tensor,
+    gate_up: CompactWeight,
+    down: CompactWeight,
+    experts: torch.Tensor,
+    scales: torch.Tensor,
+    num_experts: int,
+) -> torch.Tensor:
+    """Run each token of x [num_tokens, k] through its experts, with SiLU gates.
+
+    experts  int32 [num_tokens, top_k], scales float32 likewise, both contiguous
+    -> float32 [top_k, num_tokens, k], the sum over whose first dimension is the output
+    """
+    (num_tokens, k), top_k = x.shape, experts.shape[1]
+    blocks = ExpertBlocks.of(experts, num_experts, PAIRS)
+    num_blocks = len(blocks.block_expert)
+    laid = torch.empty(num_blocks * PAIRS, k, dtype=x.dtype, device=x.device)
+    _lay_out[(num_blocks, triton.cdiv(k, 512))](
+        x.contiguous(), laid, blocks.pairs, blocks.block_expert, blocks.block_start, blocks.block_end, top_k, k,
+        M=PAIRS, K=512, num_warps=4, **pdl_options(experts),
+    )  # fmt: skip
+    hidden = torch.empty(num_blocks * PAIRS, gate_up.num_outputs // num_experts // 2, dtype=x.dtype, device=x.device)
+    _launch(laid, gate_up, num_experts, blocks, scales, hidden)
+    out = torch.empty(top_k, num_tokens, down.num_outputs // num_experts, dtype=torch.float32, device=x.device)
+    _launch(hidden, down, num_experts, blocks, scales, out)
+    return out
