@@ -17,7 +17,7 @@ from torch.nn.functional import linear as torch_linear
 from graftlm.kernels.bits12.weight_codec import INPUTS, compacted
 from graftlm.kernels.gpu.elementwise import add_norm, silu_mul
 from graftlm.kernels.gpu.gemv import gemv
-from graftlm.kernels.gpu.grouped_matmul import Tile
+from graftlm.kernels.gpu.grouped_matmul import Gate, Tile
 from graftlm.kernels.gpu.mixture import ExpertPlan, ExpertTiles, ExpertWeights
 from graftlm.kernels.gpu.pdl import supports_pdl
 from graftlm.kernels.gpu.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
@@ -266,6 +266,36 @@ def _checked(
         return None
 
 
-def plan_experts(weights: ExpertWeights, *, strict: bool = False) -> ExpertPlan:
-    """Choose the kernels for the experts of a mixture. strict: results do not depend on the other tokens of a step"""
-    return ExpertPlan(weights, ONE_EXPERT_TILE if strict else EXPERT_TILES)
+COMPACT_DENSITY = 12
+"""Up to so many tokens for each expert on average, weights in 12 bits are faster than in 16."""
+
+
+def plan_experts(weights: ExpertWeights, *, strict: bool = False, compact: bool = False) -> ExpertPlan:
+    """Choose the kernels for the experts of a mixture.
+
+    strict   results do not depend on the other tokens of a step
+    compact  whether a copy of the weights in 12 bits may be held for few tokens
+    """
+    if strict:
+        return ExpertPlan(weights, ONE_EXPERT_TILE)
+    run = _compact_experts(weights) if compact and can_compact_experts(weights) else None
+    return ExpertPlan(weights, EXPERT_TILES, run, COMPACT_DENSITY)
+
+
+def can_compact_experts(weights: ExpertWeights) -> bool:
+    """Whether the weights could be held in 12 bits: bfloat16 on Hopper, dense, gated by SiLU alone, without biases."""
+    plain = weights.gate == Gate() and weights.gate_up_bias is None and weights.down_bias is None
+    flat = [weight.flatten(0, 1) for weight in (weights.gate_up, weights.down) if weight.is_contiguous()]
+    return plain and len(flat) == 2 and all(map(can_compact, flat)) and gluon_kernel("bits12.experts") is not None
+
+
+def _compact_experts(weights: ExpertWeights) -> Callable[..., torch.Tensor] | None:
+    kernel = gluon_kernel("bits12.experts")
+    if kernel is None:
+        return None
+    gate_up = kernel.compact_experts(weights.gate_up, gates=True)
+    down = kernel.compact_experts(weights.down, gates=False) if gate_up is not None else None
+    if down is None:
+        return None
+    num_experts = len(weights.down)
+    return lambda x, experts, scales: kernel.compact_parts(x, gate_up, down, experts, scales, num_experts)

@@ -5,14 +5,16 @@ A step of few tokens takes as long as reading the weights does; steps of many re
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError
+from graftlm.core.fusion.expert_modules import expert_weights, has_experts
 from graftlm.core.kv.memory import free_bytes, size_of
-from graftlm.kernels.linear_dispatch import can_compact
+from graftlm.kernels.linear_dispatch import can_compact, can_compact_experts
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
@@ -24,23 +26,36 @@ _SIZE = 0.76
 """Of what they are made of, lists included."""
 
 
-def wants_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
-    """Whether a model is to have compact weights; raises ConfigError if they are asked for and cannot be had."""
+class Compact(IntEnum):
+    """Which weights are held in 12 bits too: none, those of linear layers, or those of a mixture's experts as well."""
+
+    NONE = 0
+    LINEARS = 1
+    ALL = 2
+
+
+def wants_compact(loaded: LoadedModel, config: EngineConfig) -> Compact:
+    """Which weights a model is to have in 12 bits; raises ConfigError if they are asked for and cannot be had."""
     if config.compact_weights is False:
-        return False
-    suited = [m.weight for m in loaded.model.modules() if type(m) is nn.Linear and can_compact(m.weight)]
-    needed, free = int(_SIZE * sum(weight.nbytes for weight in suited)), free_bytes(loaded.device) if suited else 0
+        return Compact.NONE
+    linears = [m.weight for m in loaded.model.modules() if type(m) is nn.Linear and can_compact(m.weight)]
+    found = [expert_weights(m) for m in loaded.model.modules() if has_experts(m)]
+    experts = [w for e in found if not isinstance(e, str) and can_compact_experts(e) for w in (e.gate_up, e.down)]
+    suited = linears + experts
+    free = free_bytes(loaded.device) if suited else 0
+    needed = [int(_SIZE * sum(weight.nbytes for weight in weights)) for weights in (linears, suited)]
     if config.compact_weights is None:
-        return bool(suited) and not config.strict and needed <= LARGEST_SHARE * free
+        fitting = [need <= LARGEST_SHARE * free for need in needed] if not config.strict else [False]
+        return Compact.NONE if not suited or not fitting[0] else Compact.ALL if fitting[1] else Compact.LINEARS
     if not suited or config.strict:
         why = "strict=True" if config.strict else f"{loaded.name} in {str(loaded.dtype)[6:]} on {loaded.device}"
         raise ConfigError(
             f"compact_weights is True, but there are none for {why}; they need bfloat16, a Hopper GPU, Triton 3.6 or "
             "newer and strict=False: leave compact_weights out"
         )
-    if needed > free:
+    if needed[1] > free:
         raise ConfigError(
-            f"compact weights take {size_of(needed)} beside the weights, {size_of(free)} are free on {loaded.device}; "
-            "use compact_weights=False, or end what else uses the GPU"
+            f"compact weights take {size_of(needed[1])} beside the weights, {size_of(free)} are free on "
+            f"{loaded.device}; use compact_weights=False, or end what else uses the GPU"
         )
-    return True
+    return Compact.ALL

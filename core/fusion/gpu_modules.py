@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graftlm.core.fusion.compact_weights import Compact
 from graftlm.core.fusion.gpu_layers import fuse_layers
 from graftlm.core.fusion.layer_parts import Product, Recognised, allclose, is_silu
 from graftlm.core.fusion.linears import Fusions
@@ -32,13 +33,13 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 def fuse_gpu(
-    model: nn.Module, *, max_rows: int | None = None, strict: bool = False, compact: bool = False, dry: bool = False
+    model: nn.Module, *, max_rows: int | None = None, strict: bool = False, compact: int = 0, dry: bool = False
 ) -> Fusions:
     """Replace in `model` what has a faster equal on a GPU. One layer's weights are held twice while they are packed.
 
     max_rows  up to how many rows products take in what is around them; None takes the measured rule.
     strict    all plain linear layers give each row to the last bit what they would give it alone.
-    compact   weights of layers and of the head are held in 12 bits too, where they can be (compact_weights.py).
+    compact   which weights are held in 12 bits too, where they can be: a Compact of compact_weights.py.
     dry       take every replacement for an equal one, to see what is launched; `model` is then void. What it shares
               with other models of its kind stays as it is.
     """
@@ -49,12 +50,13 @@ def fuse_gpu(
     with torch.no_grad():
         if linear is not None:
             _fix_linears(model, linear, fusions)
-        fuse_mixtures(model, work.found.mixtures, fusions, work.agree, strict=strict, dry=dry)
+        experts = compact >= Compact.ALL
+        fuse_mixtures(model, work.found.mixtures, fusions, work.agree, strict=strict, dry=dry, compact=experts)
         for module in list(model.modules()):
             if not _pack_qkv(module, work):
                 _pack_gate_up(module, work) or _fuse_norm(module, work)
         _fuse_rotary(model, work, dry=dry)
-        fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, compact=compact, linear=linear)
+        fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, compact=compact > 0, linear=linear)
         if linear is None:
             _fuse_head(model, work, compact=fusions.num_compact > 0)
     return fusions

@@ -61,7 +61,10 @@ class Mixture:
     shared: Callable[[torch.Tensor], torch.Tensor] | None
     strict: bool = False
 
-    kernels = (("grouped",),)
+    @property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        """Which kernels its products use."""
+        return (("grouped",) if self.plan.compact is None else ("bits12", "grouped"),)
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -87,12 +90,20 @@ def pieces_of(x: torch.Tensor, top_k: int) -> Iterator[slice]:
 
 
 def fuse_mixtures(
-    model: nn.Module, mixtures: dict[nn.Module, Mixture], fusions: Fusions, agree: AllClose, *, strict: bool, dry: bool
+    model: nn.Module,
+    mixtures: dict[nn.Module, Mixture],
+    fusions: Fusions,
+    agree: AllClose,
+    *,
+    strict: bool,
+    dry: bool,
+    compact: bool = False,
 ) -> None:
     """Replace experts and whole mixtures in `model`; to be called while everything in it is as it came.
 
     mixtures  gets the mixtures that are known whole, by their module
     dry       take every kernel for right
+    compact   whether weights of experts that have a compact form are held in that too
     """
     for block in list(model.modules()):
         inner = next((child for child in block.children() if has_experts(child)), None)
@@ -102,7 +113,7 @@ def fuse_mixtures(
         if isinstance(weights, str):
             fusions.reasons[type(inner).__name__] = f"experts keep torch's products: {weights}"
             continue
-        plan = plan_experts(weights, strict=strict)
+        plan = plan_experts(weights, strict=strict, compact=compact)
         seen = _seen(block, inner, weights.down)
         mixture = None
         try:
@@ -119,6 +130,7 @@ def fuse_mixtures(
             fusions.reasons[type(inner).__name__] = "experts keep torch's products: the kernels' result differs"
             continue
         _put(inner, FusedExperts(plan), fusions)
+        fusions.num_compact += plan.compact is not None
         if mixture is None:
             fusions.reasons[type(block).__name__] = "its own code routes: the router, or what it adds, is not known"
             continue

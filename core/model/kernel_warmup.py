@@ -59,7 +59,7 @@ def rehearse(
     config: EngineConfig,
     attention_factory: AttentionFactory,
     *,
-    compact: bool = False,
+    compact: int = 0,
     server: CompileServer | None = None,
 ) -> Rehearsal | None:
     """Begin to compile what the rest of the start launches. None where Triton does not run.
@@ -67,7 +67,7 @@ def rehearse(
     The model stays as it is. Nothing is to be launched on behalf of it, but for its own forward, before the kernels
     are waited for.
 
-    compact  whether its layers will have compact weights too (compact_weights.py)
+    compact  which of its weights will be held in 12 bits too (compact_weights.py)
     server   what compiles, until the kernels have been waited for; None: threads
     """
     if triton_problem(loaded.device) is not None:

@@ -120,7 +120,7 @@ def _check_strict(loaded: LoadedModel, attention_factory: AttentionFactory) -> N
         warnings.warn(f"strict=True does not hold for {named}: {reason}; {remedy}", stacklevel=3)
 
 
-def _wants_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
+def _wants_compact(loaded: LoadedModel, config: EngineConfig) -> int:
     if triton_problem(loaded.device) is None:
         from graftlm.core.fusion.compact_weights import wants_compact
 
@@ -130,10 +130,10 @@ def _wants_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
             f"compact_weights is True, but there are none on {loaded.device}; they need a Hopper GPU and Triton: leave "
             "compact_weights out"
         )
-    return False
+    return 0
 
 
-def _fuse(model: nn.Module, device: torch.device, *, strict: bool, compact: bool) -> Fusions:
+def _fuse(model: nn.Module, device: torch.device, *, strict: bool, compact: int) -> Fusions:
     if device.type == "cpu":
         return fuse(model)
     if triton_problem(device) is None:

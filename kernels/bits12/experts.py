@@ -259,7 +259,7 @@ def compact_experts(weight: torch.Tensor, *, gates: bool) -> CompactWeight | Non
     gates  the first n / 2 outputs of each are gates, n in 64s
     """
     num_experts, n, k = weight.shape
-    if n % OUTPUTS or k % (2 * INPUTS) or not weight.is_contiguous():
+    if n % OUTPUTS or k % 8 or k < 2 * INPUTS or not weight.is_contiguous():
         return None
     if gates:
         weight = weight.view(num_experts, 2, n // 16, 8, k).transpose(1, 2)
@@ -283,7 +283,7 @@ def _launch(
     _compact_experts[(min(num_items, num_sms),)](
         x, tiled(x, PAIRS, K), codes, weight.starts, weight.most, weight.inputs, weight.values, weight.scales, routing,
         out, blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
-        k // INPUTS, k, out.shape[-1], routing.shape[-1], 0 if gate else out.stride(0),
+        triton.cdiv(k, INPUTS), k, out.shape[-1], routing.shape[-1], 0 if gate else out.stride(0),
         ROWS=PAIRS, K=K, STAGES=_STAGES, GATE=gate, REGISTERS=_REGISTERS, num_warps=4, maxnreg=_REGISTERS,
         **pdl_options(routing),
     )  # fmt: skip

@@ -86,14 +86,14 @@ class ExpertBlocks:
         pairs = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
         # columns begin at multiples of 16 bytes: what kernels are compiled for does not change with the number of pairs
         table = torch.empty(4, triton.cdiv(limit, 4) * 4, dtype=torch.int32, device=experts.device)
-        columns, used = [column[:limit] for column in table[:3]], table[3, :1]
+        expert, start, end, used = table[0, :limit], table[1, :limit], table[2, :limit], table[3, :1]
         chunk = max(16, min(_CHUNK, triton.next_power_of_2(num_pairs)))
         _sort_pairs[(num_experts,)](
-            experts, pairs, *columns, used, num_pairs, limit, num_experts,
+            experts, pairs, expert, start, end, used, num_pairs, limit, num_experts,
             E=triton.next_power_of_2(num_experts), CHUNK=chunk, BLOCK=block, num_warps=4 if chunk <= 1024 else 8,
             **pdl_options(experts),
         )  # fmt: skip
-        return cls(pairs, *columns, used, block)
+        return cls(pairs, expert, start, end, used, block)
 
 
 def max_blocks(num_pairs: int, num_experts: int, block: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 
 from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up
+from graftlm.kernels.gpu.pdl import MAX_ROWS
 from graftlm.kernels.gpu.support import card_of
 
 MAX_FLOAT_ROWS = 512
@@ -41,11 +43,14 @@ class ExpertTiles(NamedTuple):
 class ExpertPlan:
     """The kernels for the experts of one layer.
 
-    tiles  the first whose density is not below that of a step is used
+    tiles    the first whose density is not below that of a step is used
+    compact  runs up to `density` of these from weights in 12 bits: x, experts, scales -> parts; None if there are none
     """
 
     weights: ExpertWeights
     tiles: tuple[ExpertTiles, ...]
+    compact: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    density: float = 0.0
 
     @property
     def num_experts(self) -> int:
@@ -64,6 +69,8 @@ class ExpertPlan:
         num_tokens, top_k = experts.shape
         weights = self.weights
         density = num_tokens * top_k / self.num_experts
+        if self.compact is not None and density <= self.density and num_tokens <= MAX_ROWS and not scale_input:
+            return self.compact(x, experts, scales.float())
         tiles = next((t for t in self.tiles if density <= t.density), self.tiles[-1])
         gate_up = fitted(tiles.gate_up, weights.gate_up, x, 2 if weights.gate.gated else 1)
         down = fitted(tiles.down, weights.down, x, 1)

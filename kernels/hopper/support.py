@@ -13,6 +13,7 @@ from graftlm.kernels.gpu.support import triton_version
 
 GluonModule = Literal[
     "bits12.decode",
+    "bits12.experts",
     "bits12.matmul",
     "hopper.gate_up_silu_decode",
     "hopper.gate_up_silu_prefill",

@@ -20,6 +20,7 @@ from typing import Any
 
 KERNELS = (
     "bits12.decode",
+    "bits12.experts",
     "bits12.matmul",
     "gpu.argmax",
     "gpu.batch_invariant_matmul",
