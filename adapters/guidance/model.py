@@ -63,7 +63,7 @@ class GraftModel(Model):
             runtime = Runtime.shared(model, **options)
         else:
             check_given(runtime, options)
-        interpreter: GraftInterpreter | RemoteInterpreter
+        interpreter: Any
         if runtime.endpoint is not None:
             if chat_template is not None or seed is not None:
                 raise ConfigError(

@@ -18,6 +18,7 @@ from graftlm.core.remote.language.layout import ahead_of
 from graftlm.core.remote.language.transcript import RemoteTranscript
 from graftlm.core.remote.language.values import Values
 from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.speculation.live import Follow
 from graftlm.core.remote.speculation.surplus import Ahead
 from graftlm.core.remote.speculation.text import RemoteText
 from graftlm.core.remote.transport.answer import Answer
@@ -214,7 +215,12 @@ def _with_defaults(expression: Text | Gen | Select, given: Mapping[str, Any]) ->
 
 
 async def _unasked(
-    prompt: RemotePrompt, sampling: SamplingParams, *, stops: tuple[str, ...], tokens: bool = False
+    prompt: RemotePrompt,
+    sampling: SamplingParams,
+    *,
+    stops: tuple[str, ...],
+    tokens: bool = False,
+    follow: Follow | None = None,
 ) -> Answer:
     raise AssertionError("a text that was never bound to a call asks for nothing")
 

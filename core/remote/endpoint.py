@@ -31,10 +31,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a streamed answer; the last one has all answers."""
+    """A piece of a streamed answer, and its answer as if cut there; the last one has all answers."""
 
     index: int = 0
     text: str = ""
+    so_far: Answer | None = None
     answers: list[Answer] | None = None
 
 
@@ -131,9 +132,9 @@ class Endpoint:
         try:
             async with aclosing(self._client.stream(path, sent, query.count, query.deadline_s)) as pieces:
                 async for piece in pieces:
-                    for index, text in streamed.push(piece):
+                    for index, text, so_far in streamed.push(piece):
                         if text:
-                            yield Piece(index, text)
+                            yield Piece(index, text, so_far)
         except RemoteError as error:
             raise _explained(error, path) from None
         finally:

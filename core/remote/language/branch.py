@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -64,12 +65,13 @@ class RemoteBranch(Branch):
 
     def _new_transcript(self) -> Transcript:
         values, endpoint = self._values, self._endpoint
-        text = RemoteText(values.ask, values.count, self.run.num_api_spec_tokens, endpoint.num_tokens_of)
+        spec_tokens = self.run.num_api_spec_tokens
+        text = RemoteText(values.ask, values.count, spec_tokens, endpoint.num_tokens_of, self._reader)
         return RemoteTranscript(endpoint, text)
 
     def _start(self, parent: Branch, transcript: Transcript) -> None:
         assert isinstance(parent, RemoteBranch) and isinstance(transcript, RemoteTranscript)
-        transcript.remote.bind(self._values.ask, self._values.count)
+        transcript.remote.bind(self._values.ask, self._values.count, self._reader)
         parent._children.append(self)
         super()._start(parent, transcript)
 
@@ -119,6 +121,32 @@ class RemoteBranch(Branch):
         future = self._endpoint.start(coroutine)
         self.run.begin_call(future)
         future.add_done_callback(lambda done: self.run.interpreter.post(partial(resume, done)))
+
+    @property
+    def _reader(self) -> Callable[[Coroutine[Any, Any, None]], None] | None:
+        """What reads answers beside the program, if its values are streamed."""
+        return None if self.run.on_chunk is None else self._read_beside
+
+    def _read_beside(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Read an answer to its end, so that its bill is known; the run ends after that."""
+        future = self._endpoint.start(coroutine)
+        self.run.begin_call(future)
+        self._hold(1)
+
+        def done(future: Future[None]) -> None:
+            self.run.end_call(future)
+            self._hold(-1)
+
+        future.add_done_callback(done)
+
+    def _hold(self, num: int) -> None:
+        with self.run.changed:
+            branch: Branch | None = self
+            while branch is not None:
+                branch.num_busy += num
+                branch = branch.parent
+            self.run.notify_if_done()
+            self.run.changed.notify_all()
 
     # -- looking ahead -----------------------------------------------------------------------------------------
 

@@ -83,6 +83,22 @@ class Language:
         at = len(data[:whole].decode(errors="ignore"))
         return at, at if matcher.finished and whole == alive else len(data[:alive].decode(errors="ignore")) + 1
 
+    def follower(self) -> Callable[[str], int]:
+        """How many characters of a growing text are sure to stay, if it is cut where it leaves the language."""
+        matcher, position, whole, alive = self._grammar.matcher(), 0, 0, True
+
+        def safe(text: str) -> int:
+            nonlocal position, whole, alive
+            data = text.encode()
+            while alive and position < len(data) and not matcher.finished:
+                alive = matcher.advance([data[position]]) == 1
+                position += alive
+                whole = position if matcher.accepting else whole
+            sure = whole or position  # beyond a whole text, what comes may be cut again
+            return len(data[:sure].decode(errors="ignore"))
+
+        return safe
+
     def _follow(self, data: bytes) -> tuple[int | None, int, Matcher]:
         """How many bytes are a whole text of the language, how many can begin one, and the matcher after these."""
         matcher = self._grammar.matcher()

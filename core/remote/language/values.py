@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +26,7 @@ from graftlm.core.remote.language.layout import (
 )
 from graftlm.core.remote.language.scoring import score_choices
 from graftlm.core.remote.ledger.usage import Count, RemoteUsage
+from graftlm.core.remote.speculation.live import Follow, Told
 from graftlm.core.remote.speculation.surplus import Ahead
 from graftlm.core.remote.speculation.text import RemoteText, Written
 from graftlm.core.remote.transport.answer import Answer, first_stop
@@ -70,16 +72,34 @@ class Values:
         self._outer_count(usage)
 
     async def ask(
-        self, prompt: RemotePrompt, sampling: SamplingParams, *, stops: tuple[str, ...], tokens: bool = False
+        self,
+        prompt: RemotePrompt,
+        sampling: SamplingParams,
+        *,
+        stops: tuple[str, ...],
+        tokens: bool = False,
+        follow: Follow | None = None,
     ) -> Answer:
-        """One answer. With `tokens` it is asked with what tells where its tokens end, if the endpoint does."""
+        """One answer. With `tokens` it is asked with what tells where its tokens end, if the endpoint does.
+
+        An endpoint that cannot go on with a turn is not followed, since its answer may not have the wanted form.
+        """
         if tokens and await self._endpoint.probes.logprobs(prompt.messages is not None, self.count):
             sampling = replace(sampling, logprobs=True)
         open_turn = prompt.messages is not None and (prompt.text != "" or self._form.rest_generates)
         if open_turn and await self._endpoint.probes.continue_turn(self.count) == "none":
             return await self._ask_for_turn(prompt, sampling, stops)
         sent = await self._endpoint.extend(prompt, self.count)
-        return (await self._endpoint.ask(self._query(sent, sampling, stops)))[0]
+        query = self._query(sent, sampling, stops)
+        if follow is None:
+            return (await self._endpoint.ask(query))[0]
+        async with aclosing(self._endpoint.ask_stream(query)) as pieces:
+            async for piece in pieces:
+                if piece.answers is not None:
+                    return piece.answers[0]
+                if piece.so_far is not None and (piece.so_far.token_ends is not None or not sampling.logprobs):
+                    follow(piece.so_far)  # where tokens are told, text without them decides nothing
+        raise AssertionError("a stream ends with its answers")
 
     async def _ask_for_turn(self, prompt: RemotePrompt, sampling: SamplingParams, stops: tuple[str, ...]) -> Answer:
         """The answer of an endpoint that cannot go on with a turn: the whole turn, or what it adds when told to."""
@@ -111,27 +131,50 @@ class Values:
     async def gen(self, text: RemoteText, sampling: SamplingParams, look_ahead: LookAhead, part: Gen | None) -> Value:
         """The value of a gen; it is appended to the text."""
         name = part.name if part is not None else None
-        value = await self._gen(text, sampling, look_ahead, part)
-        if self._sink is not None:
+        sink, shown = self._sink, ""
+
+        def tell(piece: str) -> None:
+            nonlocal shown
+            assert sink is not None
+            shown += piece
+            sink(Chunk(piece, [], name=name))
+
+        value = await self._gen(text, sampling, look_ahead, part, None if sink is None else tell)
+        if sink is not None:
             for index, one in enumerate(value.completion.completions or [value.completion]):
-                self._sink(
-                    Chunk(one.text, [], finish_reason=one.finish_reason, usage=one.usage, index=index, name=name)
-                )
+                left = one.text[len(shown) :] if index == 0 else one.text
+                sink(Chunk(left, [], finish_reason=one.finish_reason, usage=one.usage, index=index, name=name))
         return value
 
-    async def _gen(self, text: RemoteText, sampling: SamplingParams, look_ahead: LookAhead, part: Gen | None) -> Value:
+    async def _gen(
+        self,
+        text: RemoteText,
+        sampling: SamplingParams,
+        look_ahead: LookAhead,
+        part: Gen | None,
+        tell: Callable[[str], None] | None,
+    ) -> Value:
         ahead = await self._begin(text, sampling, look_ahead, part)
         name = self._form.name
         if sampling.n > 1:
             return await self._several(text, sampling, name)
         if not sampling.constrained:
-            written = await text.generate(sampling, ahead)
+            told = None if tell is None else Told(tell, sampling.stop)
+            written = await text.generate(sampling, ahead, told=told)
             text.append(written.text)
             return self._value([written])
-        return await self._constrained(text, sampling, ahead, name)
+        return await self._constrained(text, sampling, ahead, name, tell)
 
-    async def _constrained(self, text: RemoteText, sampling: SamplingParams, ahead: Ahead, name: str | None) -> Value:
+    async def _constrained(
+        self,
+        text: RemoteText,
+        sampling: SamplingParams,
+        ahead: Ahead,
+        name: str | None,
+        tell: Callable[[str], None] | None = None,
+    ) -> Value:
         language = await Language.of(sampling)
+        told = None if tell is None else Told(tell, sampling.stop, language.follower())
         field = await self._constraint_field(sampling, text.prompt)
 
         def accept(value: str, stop: str) -> bool:
@@ -139,9 +182,9 @@ class Values:
             return sampling.greedy and stop != "" and language.begins(value + stop)
 
         if field is not None:
-            written = await text.generate(sampling, ahead, accept)
+            written = await text.generate(sampling, ahead, accept, told=told)
         else:
-            written = await text.generate(sampling, ahead, ends=language.end)
+            written = await text.generate(sampling, ahead, ends=language.end, told=told)
         return await self._mended(text, written, sampling, language, field, name)
 
     async def _mended(
@@ -221,7 +264,7 @@ class Values:
         """Choose, by the best that the endpoint can do; `Selection.how` says what that was."""
         choices = part.choices
         ahead = await self._begin(text, sampling, look_ahead, part)
-        found = text.take_choice(choices)
+        found = await text.take_choice(choices)
         if found is not None:
             text.append(found)
             return self._selection(choices, found, "generated")

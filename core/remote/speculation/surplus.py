@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from graftlm.core.config import SamplingParams
+from graftlm.core.remote.speculation.live import LiveAnswer
 from graftlm.core.remote.transport.answer import Answer, first_stop
 
 CountTokens = Callable[[str], int | None]
 """How many tokens a text has, by the model's tokenizer; None if that is not known."""
 
+
+_UNDECIDED, _NO_BLANKS = "token limit undecided", "blanks not written"
 
 FindEnd = Callable[[str], tuple[int, int] | None]
 """Where a value ends in a text, and where that is known; None if the text does not tell."""
@@ -32,6 +35,7 @@ class Surplus:
     owed       characters of the last gen's stop that no text has used; 1 after an end of turn. A sampled gen that
                begins there would be drawn knowing that the stop follows.
     counted    whether its tokens are counted here; a branch that shares it leaves that to the first.
+    live       while the answer is still being written;  max_tokens: what it was asked with.
     """
 
     answer: Answer
@@ -40,6 +44,8 @@ class Surplus:
     first_end: int | None = None
     owed: int = 0
     counted: bool = True
+    live: LiveAnswer | None = None
+    max_tokens: int = 0
 
     @property
     def rest(self) -> str:
@@ -49,9 +55,23 @@ class Surplus:
     def greedy(self) -> bool:
         return self.shape.greedy
 
-    def used(self, num_chars: int) -> Surplus:
-        """The surplus after a text of so many characters was matched."""
-        return replace(self, at=self.at + num_chars, owed=max(0, self.owed - num_chars))
+    def surely_taken(self, sampling: SamplingParams) -> bool:
+        """Whether no limit of tokens can make what has come so far be asked for anew."""
+        return self.answer.token_ends is not None or (sampling.max_tokens or 0) >= self.max_tokens
+
+    def grown(self) -> Surplus:
+        """The surplus with the answer as it is by now."""
+        live = self.live
+        return self if live is None else replace(self, live=None if live.complete else live, answer=live.answer)
+
+    def matched(self, text: str) -> tuple[Surplus | None, str | None]:
+        """Match a given text. -> the surplus after it, None if it did not match; and why it did not."""
+        if self.rest.startswith(text):
+            at = self.at + len(text)
+            return replace(self, at=at, owed=max(0, self.owed - len(text))), None
+        if text.startswith(self.rest) and not self.answer.ended:
+            return replace(self, at=len(self.answer.text)), None  # the call ended inside of the text: all was used
+        return None, "another text"
 
     def split_tokens(self) -> tuple[int, int]:
         """Tokens used after the first value, and tokens that nothing used; what remains belongs to the first value.
@@ -126,16 +146,6 @@ def call_tokens(max_tokens: int, num_spec_tokens: int, ahead: Ahead) -> int:
     return max(max_tokens, wanted)
 
 
-def match_text(surplus: Surplus, text: str) -> tuple[Surplus | None, str | None]:
-    """Match a given text. -> the surplus after it, None if it is used up or did not match; and why it did not."""
-    rest = surplus.rest
-    if rest.startswith(text):
-        return surplus.used(len(text)), None
-    if text.startswith(rest) and not surplus.answer.ended:
-        return None, None  # the call ended inside of the text: all of it was used
-    return None, "another text"
-
-
 def decide(
     surplus: Surplus,
     sampling: SamplingParams,
@@ -160,7 +170,7 @@ def decide(
     if _inside_token(surplus):
         return None, "inside of a token"
     if not rest.startswith(head):
-        return None, "blanks not written"
+        return None, _NO_BLANKS
     at, end = first_stop(rest[len(head) :], sampling.stop)
     left_at = ends(rest[len(head) :]) if ends is not None else None
     if left_at is not None and (not end or left_at[1] < end):
@@ -172,17 +182,23 @@ def decide(
     if num is None and over and _at_most(surplus, until) <= limit:
         num = 0
     if num is None or (num > limit and surplus.answer.token_ends is None):
-        return None, "token limit undecided"
+        return None, _UNDECIDED
     if num > limit:  # cut where the limit would have cut
-        ends = [e - surplus.at for e in surplus.answer.token_ends or () if e > surplus.at]
-        cut = ends[limit - 1]
+        cut = [e - surplus.at for e in surplus.answer.token_ends or () if e > surplus.at][limit - 1]
         if cut <= len(head):
-            return None, "token limit undecided"
+            return None, _UNDECIDED
         return _after(surplus, cut, 0), Taken(rest[len(head) : cut], "length")
     left = 0 if over else limit - num
     value = rest[len(head) : at]
     owed = end - at if end else int(ended)
     return _after(surplus, at, owed), Taken(value, "stop" if over else "length", left)
+
+
+def is_final(surplus: Surplus, taken: Taken | str | None, head: str) -> bool:
+    """Whether more of an answer that is still being written would leave the decision as it is."""
+    if isinstance(taken, Taken):
+        return taken.num_left == 0
+    return taken not in (None, _UNDECIDED) and not (taken == _NO_BLANKS and len(surplus.rest) < len(head))
 
 
 def take_choice(surplus: Surplus, choices: Sequence[str]) -> tuple[Surplus | None, str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from graftlm.core.chat.growing_text import GrowingText
 from graftlm.core.config import SamplingParams
 from graftlm.core.remote.ledger.usage import Count, RemoteUsage
+from graftlm.core.remote.speculation.live import Follow, LiveAnswer, Told
 from graftlm.core.remote.speculation.surplus import (
     Ahead,
     CountTokens,
@@ -17,7 +18,7 @@ from graftlm.core.remote.speculation.surplus import (
     Surplus,
     call_tokens,
     decide,
-    match_text,
+    is_final,
     may_speculate,
     shape_of,
     take_choice,
@@ -30,11 +31,24 @@ _BLANKS = " \t"
 
 
 class Ask(Protocol):
-    """Sends a prompt and brings one answer. Without `stops` the answer runs to its end or the limit."""
+    """Sends a prompt and brings one answer. Without `stops` the answer runs to its end or the limit.
+
+    follow  is given the answer as it is written.
+    """
 
     async def __call__(
-        self, prompt: RemotePrompt, sampling: SamplingParams, *, stops: tuple[str, ...], tokens: bool = False
+        self,
+        prompt: RemotePrompt,
+        sampling: SamplingParams,
+        *,
+        stops: tuple[str, ...],
+        tokens: bool = False,
+        follow: Follow | None = None,
     ) -> Answer: ...
+
+
+Start = Callable[[Coroutine[Any, Any, None]], object]
+"""Runs what reads an answer beside the program, which has not ended before."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,7 @@ class RemoteText(GrowingText):
     num_spec_tokens  tokens that a call may fetch; None for no speculation.
     count            takes what was saved and wasted.
     num_tokens_of    how many tokens a text has, where the tokenizer is known.
+    start            with it, values are taken from a call while it is being answered.
     """
 
     def __init__(
@@ -62,12 +77,15 @@ class RemoteText(GrowingText):
         count: Count,
         num_spec_tokens: int | None = None,
         num_tokens_of: CountTokens | None = None,
+        start: Start | None = None,
     ) -> None:
         super().__init__()
         self._ask = ask
         self._count = count
         self._num_spec_tokens = num_spec_tokens
         self._num_tokens_of = num_tokens_of
+        self._start = start
+        self._given = ""  # given text that waits for an answer that is being written
         self.messages: tuple[Mapping[str, Any], ...] | None = None
         self.start = 0
         self.value_end = 0  # of the last value, or where the turn begins
@@ -85,20 +103,20 @@ class RemoteText(GrowingText):
 
     @property
     def pending(self) -> RemoteUsage:
-        """What the surplus would be counted as if nothing else used it."""
-        if self.surplus is None or not self.surplus.counted:
+        """What the surplus would be counted as if nothing else used it; nothing before its answer is complete."""
+        if self.surplus is None:
             return RemoteUsage()
-        used, wasted = self.surplus.split_tokens()
-        return RemoteUsage(spec_tokens_used=used, spec_tokens_wasted=wasted)
+        surplus = self.surplus.grown()
+        return _counted(surplus.matched(self._given)[0] or surplus)
 
     @property
     def open_text(self) -> str:
         """The text of the open turn; all text of what is no chat."""
         return self.text[self.start :]
 
-    def bind(self, ask: Ask, count: Count) -> None:
+    def bind(self, ask: Ask, count: Count, start: Start | None = None) -> None:
         """Ask and count for another branch from now on."""
-        self._ask, self._count = ask, count
+        self._ask, self._count, self._start = ask, count, start
 
     def branch(self, *, first: bool) -> RemoteText:
         """The text of a fork. Greedy branches share the surplus; of sampled ones only the first takes it, since
@@ -128,11 +146,35 @@ class RemoteText(GrowingText):
         self._held = ""
 
     def _match(self, text: str) -> None:
-        if text and self.surplus is not None:
-            after, why = match_text(self.surplus, text)
-            if after is None and why is None:  # the answer ended inside of the text: all of it was used
-                self.surplus = replace(self.surplus, at=len(self.surplus.answer.text))
+        """Match given text; in an answer that is being written it waits for the next value."""
+        self._given += text
+        if self.surplus is not None and self.surplus.live is not None:
+            self.surplus = self.surplus.grown()
+        if self.surplus is None or self.surplus.live is None:
+            self._match_given()
+
+    def _match_given(self) -> None:
+        given, self._given = self._given, ""
+        if given and self.surplus is not None:
+            after, why = self.surplus.matched(given)
+            if after is not None and not after.rest and not after.answer.ended and after.live is None:
+                self.surplus, after = after, None  # all of it was used
             self._keep(after, why)
+
+    async def _catch_up(self, num_chars: int = 0) -> None:
+        """Wait until the answer has what decides about the given text, and so many characters after it."""
+        while self.surplus is not None:
+            self.surplus = self.surplus.grown()
+            rest, live = self.surplus.rest, self.surplus.live
+            needed = len(self._given) + num_chars
+            if (
+                live is None
+                or len(rest) >= needed
+                or not (rest.startswith(self._given) or self._given.startswith(rest))
+            ):
+                break
+            await live.grow()
+        self._match_given()
 
     def drop(self, why: str) -> None:
         """Give the surplus up."""
@@ -140,11 +182,21 @@ class RemoteText(GrowingText):
 
     def _keep(self, after: Surplus | None, why: str | None = None) -> None:
         """Go on with `after`; where nothing is left, count what became of the surplus, and why if text was wasted."""
-        before = self.surplus
-        if after is None and before is not None:
-            missed = {why: 1} if why is not None and before.rest else {}
-            self._count(replace(self.pending, misses=missed))
-        self.surplus = after
+        before, self.surplus = self.surplus, after
+        if after is not None or before is None:
+            return
+        before, given, self._given = before.grown(), self._given, ""
+        count = self._count
+
+        def settle(answer: Answer) -> None:
+            done = replace(before, answer=answer, live=None)
+            done, missed = done.matched(given)[0] or done, {why: 1} if why is not None else {}
+            count(replace(_counted(done), misses=missed if done.rest else {}))
+
+        if before.live is not None:
+            before.live.then(settle)
+        else:
+            settle(before.answer)
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -154,16 +206,19 @@ class RemoteText(GrowingText):
         ahead: Ahead,
         accept: Callable[[str, str], bool] | None = None,
         ends: FindEnd | None = None,
+        told: Told | None = None,
     ) -> Written:
         """The value of a gen; the caller appends it with `append`.
 
         accept  whether a value may come from a surplus, by the value and the stop string after it; given where the
                 endpoint enforces a constraint, so that its answers begin with no blank.
         ends    where a constraint ends a value of a surplus; given where the endpoint does not enforce it.
+        told    is told the value while it is written.
         """
         head = "" if accept is not None else self._head(sampling)
         if not head:
             self._match(self._held)
+        await self._catch_up()
         paid = False
         speculates = (
             self._num_spec_tokens is not None and may_speculate(sampling) and (ahead.generates or not ahead.complete)
@@ -173,34 +228,44 @@ class RemoteText(GrowingText):
         while True:
             if self.surplus is None:
                 if paid or not speculates:
-                    return await self._plain(sampling, head)
+                    return await self._plain(sampling, head, told)
                 self.surplus = await self._fetch(sampling, ahead, head)
                 paid = True
-            surplus = self.surplus
+            surplus = self.surplus = self.surplus.grown()
             after, taken = decide(surplus, sampling, head, self._num_tokens_of, ends)
+            if surplus.live is not None and not is_final(surplus, taken, head):
+                if (
+                    told is not None
+                    and accept is None
+                    and surplus.rest.startswith(head)
+                    and surplus.surely_taken(sampling)
+                ):
+                    told.grow(surplus.rest[len(head) :])
+                await surplus.live.grow()
+                continue
             if after is None or taken is None or isinstance(taken, str):
                 self._keep(None, taken if isinstance(taken, str) else None)
                 continue
             if accept is not None and not accept(taken.value, surplus.answer.text[after.at : after.at + after.owed]):
                 self._keep(None, "constraint not met")
                 continue
+            self.surplus = after
             if taken.num_left == 0:
-                self.surplus = after
                 if not paid:
                     self._count(RemoteUsage(calls_saved=1))
                 return Written(taken.value, _reason(taken.finish), surplus.answer)
             # The call was shorter than the gen may be. Keep what came: asking anew would favour short values.
-            self.surplus = after
             self._keep(None)
             left = replace(sampling, max_tokens=taken.num_left)
-            more = await self._ask(self.prompt.plus(taken.value), left, stops=sampling.stop)
-            text = taken.value + more.text
-            at, end = first_stop(text, sampling.stop)  # a stop may begin in one answer and end in the next
-            return Written(text[:at], "stop" if end else more.finish_reason, more)
+            more = await self._ask(
+                self.prompt.plus(taken.value), left, stops=sampling.stop, follow=_follow(told, taken.value)
+            )
+            return _cut(taken.value + more.text, sampling, more)  # a stop may begin in one answer and end in the next
 
-    def take_choice(self, choices: tuple[str, ...]) -> str | None:
+    async def take_choice(self, choices: tuple[str, ...]) -> str | None:
         """A choice from the surplus, if one can be taken; without one the surplus is given up."""
         self._match(self._held)
+        await self._catch_up(max(map(len, choices)))
         if self.surplus is None:
             return None
         after, found = take_choice(self.surplus, choices)
@@ -224,19 +289,22 @@ class RemoteText(GrowingText):
         assert sampling.max_tokens is not None and self._num_spec_tokens is not None
         budget = call_tokens(sampling.max_tokens, self._num_spec_tokens, ahead)
         shape = shape_of(sampling)
-        answer = await self._ask(self._without(head), replace(shape, max_tokens=budget), stops=(), tokens=True)
-        return Surplus(answer, shape)
+        longer, prompt = replace(shape, max_tokens=budget), self._without(head)
+        if self._start is None:
+            return Surplus(await self._ask(prompt, longer, stops=(), tokens=True), shape)
+        live, ask = LiveAnswer(), self._ask
+        self._start(live.read(lambda follow: ask(prompt, longer, stops=(), tokens=True, follow=follow)))
+        return Surplus(live.answer, shape, live=live, max_tokens=budget)
 
-    async def _plain(self, sampling: SamplingParams, head: str) -> Written:
+    async def _plain(self, sampling: SamplingParams, head: str, told: Told | None) -> Written:
         """Ask for the value alone. Some servers leave the stop in the text, so it is always cut here too."""
-        answer = await self._ask(self._without(head), sampling, stops=sampling.stop)
+        follow = _follow(told, "", head)
+        answer = await self._ask(self._without(head), sampling, stops=sampling.stop, follow=follow)
         if not answer.text.startswith(head):
             self._count(RemoteUsage(misses={"blanks not written": 1}))
             head = ""
-            answer = await self._ask(self.prompt, sampling, stops=sampling.stop)
-        text = answer.text[len(head) :]
-        at, end = first_stop(text, sampling.stop)
-        return Written(text[:at], "stop" if end else answer.finish_reason, answer)
+            answer = await self._ask(self.prompt, sampling, stops=sampling.stop, follow=_follow(told, ""))
+        return _cut(answer.text[len(head) :], sampling, answer)
 
     def _head(self, sampling: SamplingParams) -> str:
         """Blanks at the end of the given text, which are not sent but expected in the answer.
@@ -250,6 +318,31 @@ class RemoteText(GrowingText):
     def _without(self, head: str) -> RemotePrompt:
         prompt = self.prompt
         return replace(prompt, text=prompt.text[: len(prompt.text) - len(head)]) if head else prompt
+
+
+def _counted(surplus: Surplus) -> RemoteUsage:
+    """The bill of a surplus if nothing else uses it."""
+    if not surplus.counted or surplus.live is not None:
+        return RemoteUsage()
+    used, wasted = surplus.split_tokens()
+    return RemoteUsage(spec_tokens_used=used, spec_tokens_wasted=wasted)
+
+
+def _cut(text: str, sampling: SamplingParams, answer: Answer) -> Written:
+    at, end = first_stop(text, sampling.stop)
+    return Written(text[:at], "stop" if end else answer.finish_reason, answer)
+
+
+def _follow(told: Told | None, before: str, head: str = "") -> Follow | None:
+    """Tell of a value that begins with `before` and goes on with an answer, which has `head` before it."""
+    if told is None:
+        return None
+
+    def follow(answer: Answer) -> None:
+        if answer.text.startswith(head):
+            told.grow(before + answer.text[len(head) :])
+
+    return follow
 
 
 def _reason(finish: str) -> FinishReason:

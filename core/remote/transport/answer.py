@@ -106,16 +106,16 @@ class StreamedAnswers:
         self._choices = [_Pieces() for _ in range(num)]
         self._usage: Any = None
 
-    def push(self, piece: Mapping[str, Any]) -> list[tuple[int, str]]:
-        """Take a piece; the index and the text of what it adds."""
+    def push(self, piece: Mapping[str, Any]) -> list[tuple[int, str, Answer]]:
+        """Take a piece. -> for each choice in it the index, the text that it adds, and the answer as if cut there"""
         if isinstance(piece.get("usage"), Mapping):
             self._usage = piece["usage"]
-        added: list[tuple[int, str]] = []
+        added = []
         choices = piece.get("choices")
         for choice in choices if isinstance(choices, Sequence) else ():
             index = choice.get("index") or 0
             if index < len(self._choices):
-                added.append((index, self._choices[index].push(choice)))
+                added.append((index, self._choices[index].push(choice), self._choices[index].so_far))
         return added
 
     @property
@@ -145,6 +145,12 @@ class _Pieces:
         self._logprobs: list[Mapping[str, Any]] = []
         self._calls: dict[int, dict[str, Any]] = {}
         self._chat = False
+        self._ends: list[int] = []
+
+    @property
+    def so_far(self) -> Answer:
+        ends = tuple(self._ends) if self._ends and self._ends[-1] == len(self.text) else None
+        return Answer(self.text, "length", token_ends=ends)
 
     def push(self, choice: Mapping[str, Any]) -> str:
         delta = choice.get("delta")
@@ -154,6 +160,8 @@ class _Pieces:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if isinstance(choice.get("logprobs"), Mapping):
             self._logprobs.append(choice["logprobs"])
+            for token in _tokens(choice["logprobs"]) or ():
+                self._ends.append((self._ends[-1] if self._ends else 0) + len(token))
         for call in (delta.get("tool_calls") if isinstance(delta, Mapping) else None) or ():
             self._push_call(call)
         return str(text)
@@ -207,26 +215,32 @@ def _read(choice: Mapping[str, Any], num_tokens: int | None, config: EndpointCon
 
 def _read_logprobs(given: Any, text: str) -> tuple[tuple[TokenLogprob, ...] | None, tuple[int, ...] | None]:
     """The tokens of a text, in the shape of either API, and where they end if together they are that text."""
-    if not isinstance(given, Mapping):
+    tokens = _tokens(given)
+    if tokens is None:
         return None, None
     content = given.get("content")
     if isinstance(content, Sequence):
-        tokens = [str(entry.get("token", "")) for entry in content]
         values = [entry.get("logprob") for entry in content]
         tops = [
             [(top.get("token"), top.get("logprob")) for top in entry.get("top_logprobs") or ()] for entry in content
         ]
-    elif isinstance(given.get("tokens"), Sequence):
-        tokens = [str(token) for token in given["tokens"]]
+    else:
         values = list(given.get("token_logprobs") or [None] * len(tokens))
         tops = [list((top or {}).items()) for top in given.get("top_logprobs") or [None] * len(tokens)]
-    else:
-        return None, None
     logprobs = tuple(
         TokenLogprob(-1, token, value, tuple((-1, str(t), float(v)) for t, v in top if v is not None))
         for token, value, top in zip(tokens, values, tops, strict=False)
     )
     return logprobs, token_ends(tokens, text)
+
+
+def _tokens(given: Any) -> list[str] | None:
+    """The tokens of the log-probabilities of either API."""
+    if not isinstance(given, Mapping):
+        return None
+    if isinstance(given.get("content"), Sequence):
+        return [str(entry.get("token", "")) for entry in given["content"]]
+    return [str(token) for token in given["tokens"]] if isinstance(given.get("tokens"), Sequence) else None
 
 
 def token_ends(tokens: Sequence[str], text: str) -> tuple[int, ...] | None:

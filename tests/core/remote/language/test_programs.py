@@ -10,7 +10,7 @@ import graftlm as gl
 from graftlm.core.errors import ConfigError, RemoteError
 from graftlm.core.program.state import ProgramState
 from tests.core.remote.models import answers, continues, follows_layout, writes
-from tests.core.remote.server import Server
+from tests.core.remote.server import Fault, Server
 
 KNOWN = {"continue_turn": "continue_final_message", "logprobs": False, "echo": False, "regex": "none"}
 FORM = "Name: Ann\nAge: 31\nCity: Bonn\n"
@@ -131,6 +131,75 @@ def test_a_program_streams_its_values_with_their_names() -> None:
         for chunk in program.stream(runtime=rt):
             written[chunk.name] = written.get(chunk.name, "") + chunk.text
         assert written == {"name": "Ann", "age": "31", "city": "Bonn"}
+
+
+@pytest.mark.parametrize("num_spec_tokens", [None, 64])
+def test_values_stream_while_they_are_written(num_spec_tokens: int | None) -> None:
+    @gl.program(temperature=0, num_api_spec_tokens=num_spec_tokens)
+    def program(s: ProgramState) -> None:
+        s += "Q: " + gl.gen("q", stop="\n", max_tokens=32) + "\nA: " + gl.gen("a", stop="\n", max_tokens=64)
+
+    document = "Q: what is it\nA: a thing of parts\nQ: and"
+    with Server(continues(document), seconds_per_token=0.01) as server, runtime(server, logprobs=True) as rt:
+        first: dict[str | None, int] = {}
+        written: dict[str | None, list[str]] = {}
+        for chunk in program.stream(runtime=rt):
+            # what a value's first piece came before: the end of the calls so far
+            first.setdefault(chunk.name, sum(call.answered for call in server.calls))
+            written.setdefault(chunk.name, []).append(chunk.text)
+        assert {name: "".join(pieces) for name, pieces in written.items()} == {
+            "q": "what is it",
+            "a": "a thing of parts",
+        }
+        assert all(len([piece for piece in pieces if piece]) > 2 for pieces in written.values())
+        assert first == ({"q": 0, "a": 0} if num_spec_tokens else {"q": 0, "a": 1})
+        assert len(server.calls) == (1 if num_spec_tokens else 2)
+        assert server.totals()[1:] == (rt.usage.prompt_tokens, rt.usage.completion_tokens)
+        assert rt.usage.estimated == 0
+
+
+def test_a_program_goes_on_with_a_value_while_its_call_is_still_answered() -> None:
+    @gl.program(temperature=0, num_api_spec_tokens=64)
+    def program(s: ProgramState) -> None:
+        s += "Q: " + gl.gen("q", stop="\n", max_tokens=32)
+        seen.append((s["q"], server.calls[0].answered))
+        s += "\nA: " + gl.gen("a", stop="\n", max_tokens=64)
+
+    seen: list[tuple[str, bool]] = []
+    with (
+        Server(continues("Q: one two\nA: three\nQ: and so on"), seconds_per_token=0.05) as server,
+        runtime(server) as rt,
+    ):
+        chunks = list(program.stream(runtime=rt))
+        assert seen == [("one two", False)]
+        assert "".join(chunk.text for chunk in chunks if chunk.name == "a") == "three"
+        assert len(server.calls) == 1 and rt.usage.completion_tokens == server.calls[0].completion_tokens
+
+
+def test_streamed_json_is_told_as_far_as_it_is_sure_to_stay() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+
+    @gl.program(temperature=0)
+    def program(s: ProgramState) -> None:
+        s += "J: " + gl.gen("j", json_schema=schema, max_tokens=64)
+
+    with Server(continues('J: {"a": "one two three"} and more')) as server, runtime(server, json_schema="none") as rt:
+        pieces = [chunk.text for chunk in program.stream(runtime=rt)]
+    assert "".join(pieces) == '{"a": "one two three"}' and len(pieces) > 5
+
+
+def test_a_call_that_breaks_off_keeps_what_was_decided_and_fails_what_was_not() -> None:
+    @gl.program(temperature=0, num_api_spec_tokens=64)
+    def program(s: ProgramState) -> None:
+        s += "Q: " + gl.gen("q", stop="\n", max_tokens=32) + "\nA: " + gl.gen("a", stop="\n", max_tokens=64)
+
+    faults = [Fault(cut_after=6)]
+    with Server(continues("Q: one two\nA: three four\nQ: and"), faults=faults) as server, runtime(server) as rt:
+        pieces: list[tuple[str | None, str]] = []
+        with pytest.raises(RemoteError, match="broke its answer off"):
+            pieces.extend((chunk.name, chunk.text) for chunk in program.stream(runtime=rt))
+        assert "".join(text for name, text in pieces if name == "q") == "one two"
+        assert len(server.calls) == 1  # nothing is asked again after a stream has begun
 
 
 async def test_programs_on_an_event_loop() -> None:

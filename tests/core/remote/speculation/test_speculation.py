@@ -5,6 +5,7 @@ SPECULATED_PROGRAMS=10000 SPECULATED_DRAWS=20000 in the environment compares as 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.speculation.live import Follow, Told
 from graftlm.core.remote.speculation.surplus import Ahead
 from graftlm.core.remote.speculation.text import RemoteText
 from graftlm.core.remote.transport.answer import Answer, first_stop, token_ends
@@ -55,7 +57,13 @@ class Direct:
         self.usage += usage
 
     async def ask(
-        self, prompt: RemotePrompt, sampling: SamplingParams, *, stops: tuple[str, ...], tokens: bool = False
+        self,
+        prompt: RemotePrompt,
+        sampling: SamplingParams,
+        *,
+        stops: tuple[str, ...],
+        tokens: bool = False,
+        follow: Follow | None = None,
     ) -> Answer:
         self.num_calls += 1
         written: list[str] = []
@@ -69,6 +77,10 @@ class Direct:
                 break
             written.append(token)
             at, end = first_stop("".join(written), stops)
+            if follow is not None:
+                await asyncio.sleep(0)
+                so_far = "".join(written)[:at]
+                follow(Answer(so_far, "length", token_ends=token_ends(written, so_far) if self.tells_tokens else None))
             if end:
                 self.num_tokens += len(written)
                 return Answer("".join(written)[: end if self.keeps_stop else at], "stop", len(written))
@@ -77,24 +89,35 @@ class Direct:
         return Answer(text, finish, len(written), token_ends(written, text) if self.tells_tokens else None)
 
 
-def run(parts: Sequence[Part], direct: Direct, num_spec_tokens: int | None) -> list[str]:
-    """The values of a program."""
+def run(parts: Sequence[Part], direct: Direct, num_spec_tokens: int | None, *, live: bool = False) -> list[str]:
+    """The values of a program. With `live` they are told, and taken from answers, while these are written."""
+    readers: list[asyncio.Task[None]] = []
+
+    def start(reading: Coroutine[Any, Any, None]) -> None:
+        readers.append(asyncio.ensure_future(reading))
 
     async def go() -> list[str]:
-        text = RemoteText(direct.ask, direct.count, num_spec_tokens)
+        text = RemoteText(direct.ask, direct.count, num_spec_tokens, start=start if live else None)
         values = []
         for i, part in enumerate(parts):
             if isinstance(part, str):
                 text.write(part)
                 continue
             sampling = SamplingParams(temperature=part.temperature, max_tokens=part.max_tokens, stop=part.stop)
-            written = await text.generate(sampling, ahead_of(parts[i + 1 :]))
+            told = Told(str, part.stop) if live else None
+            written = await text.generate(sampling, ahead_of(parts[i + 1 :]), told=told)
+            assert told is None or written.text.startswith(told.text)
             text.append(written.text)
             values.append(written.text)
         text.drop("end of program")
+        if readers:
+            await asyncio.gather(*readers)
         return values
 
-    return drive(go())
+    return runner.run(go()) if live else drive(go())
+
+
+runner = asyncio.Runner()
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -157,13 +180,13 @@ def next_characters(model: Model, text: str, num: int) -> str:
 
 
 @settings(max_examples=NUM_PROGRAMS, deadline=None)
-@given(programs(), st.integers(1, 40), st.booleans())
+@given(programs(), st.integers(1, 40), st.booleans(), st.booleans())
 def test_greedy_values_are_those_of_the_plain_program(
-    program: tuple[Model, bool, list[Part]], num_spec_tokens: int, keeps_stop: bool
+    program: tuple[Model, bool, list[Part]], num_spec_tokens: int, keeps_stop: bool, live: bool
 ) -> None:
     model, tells, parts = program
     plain, fewer = Direct(model, tells, keeps_stop), Direct(model, tells, keeps_stop)
-    assert run(parts, fewer, num_spec_tokens) == run(parts, plain, None)
+    assert run(parts, fewer, num_spec_tokens, live=live) == run(parts, plain, None)
     usage = fewer.usage
     assert 0 <= usage.spec_tokens_used + usage.spec_tokens_wasted <= fewer.num_tokens
     assert plain.usage.calls_saved == 0
@@ -229,13 +252,13 @@ PROGRAMS: list[list[Part]] = [
 
 
 @pytest.mark.parametrize("parts", PROGRAMS)
-@pytest.mark.parametrize("budget", [2, 5, 20])
-def test_sampled_values_have_the_law_of_the_plain_program(parts: list[Part], budget: int) -> None:
+@pytest.mark.parametrize(("budget", "live"), [(2, False), (5, False), (20, False), (20, True)])
+def test_sampled_values_have_the_law_of_the_plain_program(parts: list[Part], budget: int, live: bool) -> None:
     num = NUM_DRAWS
 
     def law(num_spec_tokens: int | None, seed: int) -> Counter[tuple[str, ...]]:
         direct = Direct(flips, rng=random.Random(seed))
-        return Counter(tuple(run(parts, direct, num_spec_tokens)) for _ in range(num))
+        return Counter(tuple(run(parts, direct, num_spec_tokens, live=live)) for _ in range(num))
 
     plain, other, fewer = law(None, 1), law(None, 2), law(budget, 3)
     noise = distance(plain, other, num)

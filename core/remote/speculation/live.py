@@ -1,0 +1,87 @@
+"""Answers that are still being written, and values that are told while they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from graftlm.core.remote.transport.answer import Answer, first_stop
+
+Follow = Callable[[Answer], None]
+"""Is given the answer as far as it has come, as one that is cut there."""
+
+
+class LiveAnswer:
+    """An answer that a task reads. Used on the loop of endpoints; `answer` and `complete` may be read anywhere."""
+
+    def __init__(self) -> None:
+        self.answer = Answer("", "length")
+        self.complete = False
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._after: list[Follow] = []
+
+    async def read(self, asked: Callable[[Follow], Coroutine[Any, Any, Answer]]) -> None:
+        """Ask, and follow the answer to its end. What goes wrong is raised where the answer is waited for."""
+        try:
+            self.answer = await asked(self._push)
+            self.complete = True
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._changed.set()
+        for told in self._after:
+            told(self.answer)
+
+    async def grow(self) -> None:
+        """Wait for more; raises what ended the answer."""
+        if not self.complete and self._error is None:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+
+    def then(self, told: Follow) -> None:
+        """Tell of the answer when it is complete."""
+        if self.complete:
+            told(self.answer)
+        else:
+            self._after.append(told)
+
+    def _push(self, answer: Answer) -> None:
+        self.answer = answer
+        self._changed.set()
+
+
+class Told:
+    """Tells a value piece by piece, so far as it is sure.
+
+    stops  are not told, nor what may be the beginning of one.
+    safe   how many characters of a text its constraint is sure to keep.
+    """
+
+    def __init__(
+        self, tell: Callable[[str], None], stops: Sequence[str], safe: Callable[[str], int] | None = None
+    ) -> None:
+        self.text = ""
+        self._tell = tell
+        self._stops = stops
+        self._safe = safe
+
+    def grow(self, value: str) -> None:
+        """Tell what is new in the value so far."""
+        at, end = first_stop(value, self._stops)
+        if not end:
+            at -= max((_num_begun(value, stop) for stop in self._stops), default=0)
+        if self._safe is not None:
+            at = min(at, self._safe(value[:at]))
+        if at > len(self.text) and value.startswith(self.text):
+            piece, self.text = value[len(self.text) : at], value[:at]
+            self._tell(piece)
+
+
+def _num_begun(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
