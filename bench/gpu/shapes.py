@@ -1,0 +1,220 @@
+"""python -m bench.gpu.shapes SHAPE: one model shape with random weights on one GPU, by the workloads of docs/gpu.md.
+
+Decode of 32 rows of 1,500 tokens, 128 of 1,000 and 8 of 12,000; 64 sampled answers of 128 tokens to 512; and 256
+requests of mixed lengths. Prompts are token ids. `--profile` adds the kernels of a decode step by time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Shape = dict[str, Any]
+Ids = list[int]
+
+SHAPES: dict[str, Shape] = {
+    "gemma3-4b": {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_144,
+        "sliding_window": 1024, "query_pre_attn_scalar": 256, "max_position_embeddings": 131_072,
+    },
+    "gemma2-9b": {
+        "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "vocab_size": 256_000,
+        "sliding_window": 4096, "query_pre_attn_scalar": 256, "max_position_embeddings": 16_384,
+    },
+    "llama3-8b": {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256, "rope_theta": 500_000.0,
+        "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    },
+    "llama3-1b": {
+        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128_256,
+        "rope_theta": 500_000.0, "max_position_embeddings": 131_072, "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
+        "max_position_embeddings": 40_960, "tie_word_embeddings": False,
+    },
+    "phi4-mini": {
+        "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+        "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 200_064, "partial_rotary_factor": 0.75,
+        "max_position_embeddings": 131_072, "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+}  # fmt: skip
+"""What AutoConfig.for_model takes. The special tokens are those of the tokenizer for tests."""
+
+DECODE = ((32, 1_500), (128, 1_000), (8, 12_000))
+NEW = 128
+TINY = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 5_000, "sliding_window": 32,
+    "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 4_096,
+}  # fmt: skip
+DIVISOR = 100
+"""Of lengths and requests with --tiny."""
+
+
+def build(shape: Shape, *, tiny: bool) -> Any:
+    """A transformers model of this shape, bfloat16 on the GPU; tiny, float32 and anywhere with `tiny`."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from graftlm.testing.byte_tokenizer import BOS, IM_END, PAD
+
+    special = {"bos_token_id": BOS, "eos_token_id": IM_END, "pad_token_id": PAD}
+    fields = shape | special | ({k: v for k, v in TINY.items() if k in shape or k == "layer_types"} if tiny else {})
+    if "sliding_window" not in shape:
+        fields.pop("layer_types", None)
+    config = AutoConfig.for_model(**fields)
+    cuda = torch.cuda.is_available()
+    with torch.device("cuda" if cuda else "cpu"):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if cuda else torch.float32).eval()
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.data.normal_(0.0, 0.02)
+    return model
+
+
+class Measured:
+    """One runtime and what was found out about it."""
+
+    def __init__(self, shape: Shape, *, tiny: bool, **options: Any) -> None:
+        from graftlm import Runtime
+        from graftlm.testing.byte_tokenizer import byte_tokenizer
+
+        self.divisor = DIVISOR if tiny else 1
+        self.model = build(shape, tiny=tiny)
+        self.vocabulary = self.model.get_input_embeddings().num_embeddings
+        began = time.perf_counter()
+        length = 16_384 // (self.divisor if tiny else 1)
+        self.runtime = Runtime(self.model, tokenizer=byte_tokenizer(), max_model_len=length, **options).load()
+        self.generate([[5, 6, 7]], max_tokens=1)
+        self.figures: dict[str, Any] = {"start_s": round(time.perf_counter() - began, 1)}
+
+    def generate(self, prompts: Sequence[Ids], **options: Any) -> Any:
+        return self.runtime.generate(list(prompts), ignore_eos=True, **{"temperature": 0.0, **options})
+
+    def ids(self, rng: np.random.Generator, length: int) -> Ids:
+        drawn: Ids = rng.integers(min(1000, self.vocabulary // 2), self.vocabulary - 1, length).tolist()
+        return drawn
+
+    def decode(self, rows: int, context: int) -> float:
+        """Milliseconds of a decode step: an answer of NEW + 1 tokens less one of 1 token, both of cached prompts."""
+        rows, context = max(rows // self.divisor, 2), max(context // self.divisor, 8)
+        rng = np.random.default_rng(rows)
+        prompts = [self.ids(rng, context) for _ in range(rows)]
+        self.runtime.clear_cache()
+        self.generate(prompts, max_tokens=2)
+        return min(self._step(prompts) for _ in range(3))
+
+    def _step(self, prompts: Sequence[Ids]) -> float:
+        times = []
+        for new in (1, NEW + 1):
+            began = time.perf_counter()
+            self.generate(prompts, max_tokens=new)
+            times.append(time.perf_counter() - began)
+        return 1e3 * (times[1] - times[0]) / NEW
+
+    def sampled(self, seed: int) -> float:
+        """Tokens a second of 64 answers of 128 tokens to prompts of 512, at temperature 0.8 and top_p 0.95."""
+        rng = np.random.default_rng(seed)
+        count, length, new = (max(n // self.divisor, 2) for n in (64, 512, 128))
+        prompts = [self.ids(rng, length) for _ in range(count)]
+        self.runtime.clear_cache()
+        began = time.perf_counter()
+        self.generate(prompts, max_tokens=new, temperature=0.8, top_p=0.95, seed=seed)
+        return count * new / (time.perf_counter() - began)
+
+    def mixed(self, seed: int) -> float:
+        """Requests a second: prompts lognormal(6.2, 0.9) in 32..6,000, answers lognormal(4.3, 0.8) in 4..400."""
+        from graftlm import Request, SamplingParams
+
+        rng = np.random.default_rng(seed)
+        count = max(256 // self.divisor, 4)
+        lengths = np.clip(rng.lognormal(6.2, 0.9, count), 32, 6000).astype(int) // self.divisor + 1
+        answers = np.clip(rng.lognormal(4.3, 0.8, count), 4, 400).astype(int)
+        requests = [
+            Request(self.ids(rng, n), SamplingParams(temperature=0.0, max_tokens=int(new), ignore_eos=True))
+            for n, new in zip(lengths, answers, strict=True)
+        ]
+        self.runtime.clear_cache()
+        began = time.perf_counter()
+        for future in self.runtime.submit_many(requests):
+            future.result()
+        return count / (time.perf_counter() - began)
+
+    def profile(self, rows: int, context: int, top: int = 15) -> list[tuple[str, float, float]]:
+        """(kernel, microseconds of a decode step, launches of a step), the longest first, behind the whole step."""
+        from torch.profiler import ProfilerActivity, profile
+
+        rng = np.random.default_rng(rows)
+        prompts = [self.ids(rng, context // self.divisor) for _ in range(max(rows // self.divisor, 2))]
+        steps = 16
+        self.generate(prompts, max_tokens=2)
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            self.generate(prompts, max_tokens=steps + 1)
+        times, counts = Counter[str](), Counter[str]()
+        for event in found.events():
+            name = event.name[:90]
+            times[name] += event.device_time / steps
+            counts[name] += 1
+        whole = sum(times.values())
+        return [("all kernels", whole, sum(counts.values()) / steps)] + [
+            (name, time, counts[name] / steps) for name, time in times.most_common(top)
+        ]
+
+    def run(self, name: str, measure: Callable[[], Any]) -> None:
+        """Keep and print one figure, or why there is none."""
+        try:
+            self.figures[name] = measure()
+        except Exception as error:
+            self.figures[name] = f"{type(error).__name__}: {str(error)[:200]}"
+        print(f"{name:24} {self.figures[name]}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.shapes", description=__doc__)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--only", default="decode,sampled,mixed", help="sections, with commas")
+    parser.add_argument("--profile", action="store_true", help="the kernels of decode steps, by time")
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and short prompts, on any device")
+    parser.add_argument("--json", type=Path, dest="output", help="write the figures to this file")
+    given = parser.parse_args(arguments)
+    shape = SHAPES[given.shape] | ({"num_hidden_layers": given.layers} if given.layers else {})
+    measured = Measured(shape, tiny=given.tiny)
+    print(f"{given.shape}: first token after {measured.figures['start_s']} s; {measured.runtime.stats()}", flush=True)
+    only = given.only.split(",")
+    if "decode" in only:
+        for rows, context in DECODE:
+            measured.run(f"decode {rows} x {context}, ms", lambda at=(rows, context): round(measured.decode(*at), 3))
+            if given.profile:
+                for name, us, launches in measured.profile(rows, context):
+                    print(f"    {us:9.1f} us {launches:7.1f}  {name}", flush=True)
+    if "sampled" in only:
+        measured.run("sampled, tokens/s", lambda: round(max(measured.sampled(seed) for seed in (1, 2)), 1))
+    if "mixed" in only:
+        measured.run("mixed, requests/s", lambda: round(max(measured.mixed(seed) for seed in (1, 2)), 2))
+    if given.output:
+        given.output.write_text(json.dumps({"shape": given.shape, **measured.figures}, indent=1) + "\n")
+    measured.runtime.close()
+    return int(any(isinstance(value, str) for value in measured.figures.values()))
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # nothing is torn down: the card is free when the process is gone
