@@ -173,6 +173,7 @@ class LocalEngine:
             slots_in_use=self.cache.num_in_use,
             weights=self.spec.weights,
             kv=self.spec.kv,
+            execution=self.spec.execution,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             open=self.requests.open,

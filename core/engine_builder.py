@@ -40,6 +40,7 @@ class RunnerSpec:
     step_tokens     prompt tokens computed in one step, beside one token of each row that decodes
     weights         the dtype that the model computes in, in words
     kv              the KV cache's format, in words
+    execution       how the model runs and why not faster, in words
     lane            the runner itself, where it keeps prefixes (the serial lane)
     min_forced      the shortest run of forced tokens worth a longer step on this device
     drafts          whether rows may carry draft tokens
@@ -57,6 +58,7 @@ class RunnerSpec:
     step_tokens: int
     weights: str = ""
     kv: str = ""
+    execution: str = ""
     lane: SnapshotLane | None = None
     min_forced: int = 1
     drafts: bool = False
@@ -81,7 +83,8 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         serial = SerialRunner(loaded)
         sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
         budget = step_tokens(config.max_step_tokens, loaded.device)
-        return RunnerSpec(serial, num_slots, *sizes, budget, dtype, str(kv), lane=serial, close=loaded.release)
+        words = (dtype, str(kv), loaded.execution)
+        return RunnerSpec(serial, num_slots, *sizes, budget, *words, lane=serial, close=loaded.release)
     from graftlm.core.execution.paged import PagedRunner
     from graftlm.core.sampling.device_sampler import DeviceSampler
 
@@ -110,6 +113,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         budget,
         dtype,
         str(kv),
+        loaded.execution,
         drafts=config.speculation == "auto" and loaded.device.type == "cpu" and device_sampler is None,
         device_sampler=device_sampler,
         check_device=partial(_synchronize, loaded.device),

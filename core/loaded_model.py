@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,6 +51,17 @@ class LoadedModel:
     def release(self) -> None:
         """Give the model back as it came: its own modules, its weights in their plain layout."""
         self.fusions.undo()
+
+    @property
+    def execution(self) -> str:
+        """How the model runs, in one line, and why not faster where it could be."""
+        if self.lane == "serial":
+            return f"serial: {self.lane_reason}"
+        reasons = Counter(self.fusions.unfused)
+        fused = f"paged, {self.fusions.num_fused} of {len(self.layers)} layers fused"
+        if self.fusions.num_fused < len(self.layers) and not reasons and self.device.type == "cuda":
+            reasons["the model's decoder layers have other names"] += 1
+        return ": ".join([fused, *[", ".join(reasons)][: len(reasons)]])
 
     @property
     def text_config(self) -> Any:

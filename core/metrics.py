@@ -48,6 +48,7 @@ class Stats(Counters):
 
     weights  the dtype that the model computes in, such as "bfloat16"; "" before the model is loaded
     kv       the format of keys and values: "bfloat16", "bfloat16 in 12 bits", "float8_e4m3fn"; "" before
+    execution  how the model runs and why not faster: "paged, 32 of 32 layers fused", "serial: ..."; "" before
     running, waiting  sequences of requests that are open
     open     the open requests; empty for an engine elsewhere
     """
@@ -58,6 +59,7 @@ class Stats(Counters):
     slots_in_use: int = 0
     weights: str = ""
     kv: str = ""
+    execution: str = ""
     running: int = 0
     waiting: int = 0
     open: list[OpenRequest] = field(default_factory=list)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
 from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.norm import Norm
 
 
 class SlotRange(Protocol):
@@ -89,13 +90,22 @@ class LayerSpec:
     sinks: bool = False
 
 
+Rotation = Literal["halves", "pairs", "spread", "none"]
+"""How a head is rotated: number i with number i + rotary_dim / 2, by the cosine i, both halves of cos equal (Llama);
+number 2 i with number 2 i + 1, by the cosine i (GLM); the same, by the cosine 2 i (Cohere); not at all."""
+
+
+ROTATIONS: tuple[Rotation, ...] = get_args(Rotation)
+
+
 @dataclass(frozen=True)
 class PackedQKV:
     """Queries, keys and values as one product gives them: the heads of q, then of k, then of v, not yet rotated.
 
     qkv     [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], last dimension dense
-    cos     [num_tokens, rotary_dim <= head_dim], both halves equal; sin likewise. The rest of a head is not rotated
-    q_norm  [head_dim], weight of an RMSNorm of each head before it is rotated; k_norm likewise; both or none
+    cos     [num_tokens, rotary_dim <= head_dim]; sin likewise. The rest of a head is not rotated
+    q_norm  RMSNorm of each head before it is rotated; k_norm likewise, with the same epsilon; both or none
+    rotation  which numbers of a head are turned together
     """
 
     qkv: torch.Tensor
@@ -104,9 +114,9 @@ class PackedQKV:
     head_dim: int
     cos: torch.Tensor
     sin: torch.Tensor
-    q_norm: torch.Tensor | None = None
-    k_norm: torch.Tensor | None = None
-    eps: float = 0.0
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    rotation: Rotation = "halves"
 
     def split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]; views."""

@@ -15,14 +15,16 @@ import torch
 from torch.nn.functional import linear as torch_linear
 
 from graftlm.kernels.bits12.weight_codec import INPUTS, compacted
-from graftlm.kernels.gpu.elementwise import add_norm, silu_mul
+from graftlm.kernels.gpu.activation import Activation
+from graftlm.kernels.gpu.elementwise import gate_mul
 from graftlm.kernels.gpu.gemv import gemv
 from graftlm.kernels.gpu.grouped_matmul import Gate, Tile
 from graftlm.kernels.gpu.mixture import ExpertPlan, ExpertTiles, ExpertWeights
+from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.gpu.pdl import supports_pdl
 from graftlm.kernels.gpu.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
 from graftlm.kernels.hopper.support import gluon_kernel, takes
-from graftlm.kernels.rms_norm import Norm
+from graftlm.kernels.norm import Addition, Norm
 
 Role = Literal["qkv", "gate_up", "add", "head"]
 """What becomes of a product: it is used as it is (qkv, head), is gated, or is added to the residual stream."""
@@ -36,11 +38,12 @@ AllClose = Callable[[torch.Tensor, torch.Tensor], bool]
 """Tells whether two results of the same computation are equal within the tolerance."""
 
 Run = Callable[[torch.Tensor], torch.Tensor]
-"""What a kernel does with rows x [num_rows, k]. For qkv and head -> [num_rows, n], for gate_up silu(gate) * up
+"""What a kernel does with rows x [num_rows, k]. For qkv and head -> [num_rows, n], for gate_up activation(gate) * up
 [num_rows, n / 2], for add [num_parts, num_rows, n], which the norm that follows sums up."""
 
-Make = Callable[[torch.Tensor, torch.Tensor | None, Role], Run | None]
-"""weight [n, k], bias [n], role -> what multiplies with it; None where the kernel cannot take the weight."""
+Make = Callable[[torch.Tensor, torch.Tensor | None, Role, Activation], Run | None]
+"""weight [n, k], bias [n], role, activation of the gates -> what multiplies with it; None where the kernel cannot take
+the weight. The bias of an `add` is left to the sum."""
 
 FEW_ROWS = 64
 """Kernels for few rows go up to so many."""
@@ -87,17 +90,17 @@ ONE_EXPERT_TILE = (ExpertTiles(sys.maxsize, Tile(64, 64, 64, 4, 3, group=8), Til
 """For strict mode: one order of summation for every number of tokens."""
 
 
-def _skinny(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run:
+def _skinny(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run:
     if role == "gate_up":
-        return lambda x: skinny_gate_up(x, weight)
+        return lambda x: skinny_gate_up(x, weight, activation)
     return (lambda x: skinny_parts(x, weight)) if role == "add" else lambda x: skinny_matmul(x, weight, bias)
 
 
-def _gemv(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run:
-    return lambda x: gemv(x, weight, bias, gated=role == "gate_up")
+def _gemv(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run:
+    return lambda x: gemv(x, weight, bias, activation=activation if role == "gate_up" else None)
 
 
-def _prefetch(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
+def _prefetch(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:
     kernel = gluon_kernel("hopper.prefetch_matmul") if takes(weight) else None
     if kernel is None:
         return None
@@ -106,14 +109,14 @@ def _prefetch(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Ru
     return lambda x: kernel.prefetch_matmul(x, weight, bias)
 
 
-def _gate_up_silu(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
+def _gate_up_silu(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:
     decode, prefill = gluon_kernel("hopper.gate_up_silu_decode"), gluon_kernel("hopper.gate_up_silu_prefill")
     if decode is None or prefill is None or not takes(weight) or weight.shape[0] % 16:
         return None
-    return lambda x: (decode if len(x) <= decode.MAX_ROWS else prefill).gate_up_silu(x, weight)
+    return lambda x: (decode if len(x) <= decode.MAX_ROWS else prefill).gate_up(x, weight, activation)
 
 
-def _halves(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
+def _halves(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:
     """Split K in two. With 65 to 256 rows one product has fewer tiles than the GPU has multiprocessors. The library's
     own split K ends with a kernel that sums up, which the norm that follows does anyway.
     """
@@ -124,13 +127,13 @@ def _halves(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run 
     return lambda x: torch.bmm(x.view(len(x), 2, k // 2).transpose(0, 1), halves)
 
 
-def _bits12(weight: torch.Tensor, bias: torch.Tensor | None, role: Role) -> Run | None:
+def _bits12(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:
     held = compacted(weight, gates=role == "gate_up") if can_compact(weight) else None
     kernel = gluon_kernel("bits12.matmul")
     if held is None or kernel is None:
         return None
     if role == "gate_up":
-        return lambda x: kernel.compact_gate_up(x, held)
+        return lambda x: kernel.compact_gate_up(x, held, activation)
     if role == "add":
         return lambda x: kernel.compact_parts(x, held)
     return lambda x: kernel.compact_matmul(x, held, bias)
@@ -159,12 +162,14 @@ class LinearPlan:
     weight  [n, k], bias [n] or None
     chosen  the kernels with the rows that they multiply, the first that has a number of rows is used
     linear  multiplies all other rows; None is torch's own, which adds to the residual in its epilogue
+    activation  that of gates
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     chosen: tuple[tuple[Kind, tuple[range, ...], Run], ...] = ()
     linear: Linear | None = None
+    activation: Activation = "silu"
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -176,21 +181,29 @@ class LinearPlan:
         return run(x) if run is not None else self._all(x)
 
     def gate_up(self, x: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, where x [num_rows, k] @ weight.T + bias is both, the gates first. -> [num_rows, n / 2]
+        """activation(gate) * up, where x [num_rows, k] @ weight.T + bias is both, the gates first. -> [num_rows, n / 2]
 
         Sums are in float32, and both factors are rounded before they are multiplied, as separate kernels do.
         """
         run = self._run(len(x))
-        return run(x) if run is not None else silu_mul(self._all(x))
+        return run(x) if run is not None else gate_mul(self._all(x), self.activation)
 
-    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
-        """residual [num_rows, n] += x [num_rows, k] @ weight.T + bias, in place.
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm: Norm | None,
+        addition: Addition | None = None,
+    ) -> torch.Tensor | None:
+        """Add x [num_rows, k] @ weight.T + bias to the residual [num_rows, n], in place, as `addition` says.
 
-        -> the residual after `norm`, where a kernel for few rows left the sum to the norm; else None
+        -> the residual after `norm`, where one kernel both adds and norms; else None
         """
         run = self._run(len(x))
         if run is not None:
-            return add_norm(run(x), residual, *norm)
+            return add_norm(run(x), residual, norm, self.bias, addition)
+        if addition is not None:
+            return add_norm(self._all(x)[None], residual, norm, addition=addition)
         if self.bias is None and self.linear is None:
             residual.addmm_(x, self.weight.t())
         else:
@@ -220,6 +233,7 @@ def plan(
     max_rows: int | None = None,
     compact: bool = False,
     linear: Linear | None = None,
+    activation: Activation = "silu",
 ) -> LinearPlan:
     """Choose the kernels for a linear layer of weight [n, k] and bias [n].
 
@@ -227,10 +241,11 @@ def plan(
     max_rows  up to how many rows kernels for few rows are used; None takes the measured rule
     compact   whether a copy of the weight in 12 bits may be held for few rows
     linear    multiplies all rows, in the place of any kernel (strict mode)
+    activation  that of gates
     """
     few = max_rows_of(weight) if max_rows is None else max_rows
-    if linear is not None or few == 0 or (bias is not None and role in ("gate_up", "add")):
-        return LinearPlan(weight, bias, linear=linear)
+    if linear is not None or few == 0 or (bias is not None and role == "gate_up"):
+        return LinearPlan(weight, bias, linear=linear, activation=activation)
     chosen: list[tuple[Kind, tuple[range, ...], Run]] = []
     for kind, roles, rows, probes in MEASURED:
         special = kind not in ("gemv", "skinny")
@@ -240,23 +255,29 @@ def plan(
             rows = tuple(range(r.start, min(r.stop, few + 1)) for r in rows)
         served = [ranges for _, ranges, _ in chosen]
         probes = tuple(n for n in probes if not any(n in r for ranges in served for r in ranges))
-        run = _checked(kind, weight, bias, role, probes, agree)
+        run = _checked(kind, weight, bias, role, activation, probes, agree)
         if run is not None:
             chosen.append((kind, rows, run))
-    return LinearPlan(weight, bias, tuple(chosen))
+    return LinearPlan(weight, bias, tuple(chosen), activation=activation)
 
 
 def _checked(
-    kind: Kind, weight: torch.Tensor, bias: torch.Tensor | None, role: Role, probes: tuple[int, ...], agree: AllClose
+    kind: Kind,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    role: Role,
+    activation: Activation,
+    probes: tuple[int, ...],
+    agree: AllClose,
 ) -> Run | None:
     """What multiplies with `weight`; None if the kernel does not take it, fails, or differs from torch."""
     try:
-        run = KINDS[kind](weight, bias, role)
+        run = KINDS[kind](weight, bias, role, activation)
         if run is None or not probes:
             return run
         x = torch.randn(max(probes), weight.shape[1], device=weight.device).to(weight.dtype)
-        expected = torch_linear(x, weight, bias)
-        expected = silu_mul(expected) if role == "gate_up" else expected
+        expected = torch_linear(x, weight, bias if role != "add" else None)
+        expected = gate_mul(expected, activation) if role == "gate_up" else expected
         for n in probes:
             found = run(x[:n])
             if not agree(expected[:n], found.sum(0).to(x.dtype) if role == "add" else found):

@@ -22,10 +22,11 @@ from typing import Any, Literal
 
 import torch
 
-from graftlm.kernels.gpu.elementwise import add_norm
 from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.expert_router import Router, route
 from graftlm.kernels.gpu.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up, sum_parts
+from graftlm.kernels.gpu.norm import add_norm
+from graftlm.kernels.norm import Norm
 
 SHARED_MEMORY = 227 * 1024
 FEW, MANY = (1, 8, 32, 128, 256), (512, 2048, 8192)
@@ -200,14 +201,14 @@ def chain(layers: Layers, rows: int, gate_up: Tile, down: Tile) -> dict[str, flo
             blocks = ExpertBlocks.of(e, shape.experts, gate_up.pairs)
             hidden = grouped_gate_up(x, layers.gate_up[i], None, blocks, shape.top_k, Gate(), gate_up)
             parts = grouped_down(hidden, layers.down[i], None, w, blocks, shape.top_k, down, dtype)
-            add_norm(parts, residual, norm, 1e-6)
+            add_norm(parts, residual, Norm(norm, 1e-6))
 
     parts = torch.zeros(shape.top_k, rows, shape.hidden, dtype=dtype, device="cuda")
     return {
         "whole": seconds(whole, layers.copies),
         "route": seconds(lambda: [route(x, router) for router in routers], layers.copies),
         "sort": seconds(lambda: [ExpertBlocks.of(e, shape.experts, gate_up.pairs) for e in experts], layers.copies),
-        "add_norm": seconds(lambda: [add_norm(parts, residual, norm, 1e-6) for _ in routers], layers.copies),
+        "add_norm": seconds(lambda: [add_norm(parts, residual, Norm(norm, 1e-6)) for _ in routers], layers.copies),
     }
 
 

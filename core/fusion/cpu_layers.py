@@ -27,7 +27,7 @@ from graftlm.core.fusion.layer_parts import LayerModules, allclose, decoder_stac
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.packed_linear import PackedLinear, Panels
-from graftlm.kernels.rms_norm import Norm
+from graftlm.kernels.norm import Norm
 
 if TYPE_CHECKING:
     from graftlm.core.fusion.linears import Fusions
@@ -102,8 +102,8 @@ def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
     for layers, rotary in decoder_stacks(model):
         for layer in layers:
             modules = LayerModules.of(layer)
-            norm = Norm.of(modules.input_norm) if modules is not None else None
-            if modules is None or norm is None:
+            norm = Norm.of(modules.before_attention) if isinstance(modules, LayerModules) else None
+            if isinstance(modules, str) or norm is None:
                 continue
             try:
                 probe = LayerProbe.of(layer, rotary, norm.weight, max(_PROBED), switch)
@@ -152,28 +152,32 @@ def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: F
 
     loops = Elementwise(found[0][1].hidden.dtype)
     space = Workspace([weights for *_, weights in found])
-    num_fused = 0
     for layer, probe, weights in found:
         halves = DecodeLayer(weights, space), PrefillLayer(weights, loops)
         fused = FusedCpuLayer(*halves, probe.call.module, probe.call.params, layer.forward, space.num_rows)
         if all(_same(probe.first(n), fused) for n in _PROBED) and _same(probe, fused._replace(max_rows=0)):
             setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))
-            num_fused += 1
-    return num_fused
+            fusions.num_fused += 1
+    return fusions.num_fused
 
 
 def weights_of(modules: LayerModules, call: AttentionCall) -> LayerWeights | None:
     """What a layer computes with; None if the compiled code cannot. `call` is how it called its attention."""
     from graftlm.kernels.cpu.decoder_layer import LayerWeights
 
-    before, after = Norm.of(modules.input_norm), Norm.of(modules.mlp_norm)
+    before, after = Norm.of(modules.before_attention), Norm.of(modules.before_mlp)
+    norms = (before, after, *(Norm.of(norm) for norm in (modules.q_norm, modules.k_norm)))
+    if any(norm is not None and not norm.is_plain for norm in norms) or modules.activation != "silu":
+        return None
+    if modules.after_attention is not None or modules.after_mlp is not None or modules.factor != 1.0:
+        return None
     qkv, gate_up, out = _panels(modules.qkv), _panels(modules.gate_up), _panels((modules.out,))
     down = _panels((modules.down,)) if modules.down is not None else None
     if before is None or after is None or not (qkv and gate_up and out and down):
         return None
     num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[3]
-    q_norm, k_norm = Norm.of(modules.q_norm), Norm.of(modules.k_norm)
+    q_norm, k_norm = norms[2:]
     weights = LayerWeights(before, qkv, q_norm, k_norm, out[0], after, gate_up, down[0], num_heads, num_kv_heads, dim)
     return weights if weights.problem() is None else None
 

@@ -12,7 +12,7 @@ on random input; a layer of another shape keeps what it has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,12 +32,12 @@ from graftlm.core.fusion.layer_mlp import LayerMlp, layer_mlps
 from graftlm.core.fusion.layer_parts import Parts, Recognised, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.core.fusion.linears import Fusions
-from graftlm.kernels.attention import PackedQKV
+from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu.elementwise import rms_norm
+from graftlm.kernels.gpu.norm import norm_rows, norm_rows_
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.linear_dispatch import AllClose, Linear, LinearPlan, plan
-from graftlm.kernels.rms_norm import Norm
+from graftlm.kernels.norm import Norm
 
 _PROBED = 5
 """Tokens of the random inputs."""
@@ -48,12 +48,28 @@ _ROUTED_TRIES = 4
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a layer's attention, and how it was called when it was probed."""
+    """The heads of a layer's attention, and how it was called when it was probed.
+
+    whole_norms  whether queries are normed over all heads together, and keys too
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     params: AttentionParams
+    rotation: Rotation = "halves"
+    whole_norms: bool = False
+
+    def packed(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, parts: Parts) -> PackedQKV:
+        """What the attention is called with, of the product qkv [num_tokens, all heads * head_dim]."""
+        q_norm, k_norm = parts.q_norm, parts.k_norm
+        if self.whole_norms and q_norm is not None and k_norm is not None:
+            q, k, _ = qkv.split([n * self.head_dim for n in (self.num_heads, *[self.num_kv_heads] * 2)], -1)
+            norm_rows_(q, q_norm)
+            norm_rows_(k, k_norm)
+            q_norm = k_norm = None
+        heads = self.num_heads, self.num_kv_heads, self.head_dim
+        return PackedQKV(qkv, *heads, cos, sin, q_norm, k_norm, self.rotation)
 
 
 class Handoff:
@@ -136,39 +152,35 @@ class FusedLayer:
         -> x, of which only `wanted` means anything, and perhaps x after the norm that follows
         """
         parts, heads = self.parts, self.heads
-        normed = normed if normed is not None else rms_norm(x, *parts.before_attention)
-        packed = PackedQKV(
-            self.linears.qkv.matmul(normed),
-            heads.num_heads,
-            heads.num_kv_heads,
-            heads.head_dim,
-            cos,
-            sin,
-            parts.q_norm.weight if parts.q_norm is not None else None,
-            parts.k_norm.weight if parts.k_norm is not None else None,
-            parts.q_norm.eps if parts.q_norm is not None else 0.0,
-        )
+        if normed is None:
+            normed = norm_rows(x, parts.before_attention) if parts.before_attention is not None else x
+        packed = heads.packed(self.linears.qkv.matmul(normed), cos, sin, parts)
         last_token_only = wanted is not None and wanted.last_token_only
         call = PackedCall(parts.attention, packed, heads.params, last_token_only)
         attended = step(call).flatten(1)
         if wanted is None:
-            return self._finish(x, attended)
+            return self._finish(x, attended, normed)
+        tokens = wanted.tokens
         rest, _ = self._finish(
-            x.index_select(0, wanted.tokens), attended if last_token_only else attended[wanted.tokens]
+            x.index_select(0, tokens), attended if last_token_only else attended[tokens], normed[tokens]
         )
-        return x.index_copy_(0, wanted.tokens, rest), None
+        return x.index_copy_(0, tokens, rest), None
 
-    def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _finish(
+        self, x: torch.Tensor, attended: torch.Tensor, normed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What comes after the attention, for x [n, hidden_size], overwritten, and attended [n, heads * dim].
 
+        normed  the attention's input
         -> x, and perhaps x after the norm that follows
         """
         parts, linears = self.parts, self.linears
-        normed = linears.out.add_norm(attended, x, parts.before_mlp)
-        normed = normed if normed is not None else rms_norm(x, *parts.before_mlp)
+        summed = linears.out.add_norm(attended, x, parts.before_mlp, parts.add_attention)
+        if not parts.parallel:
+            normed = summed if summed is not None else norm_rows(x, parts.before_mlp) if parts.before_mlp else x
         # behind the last layer, a norm that nobody asks for is as quick as a sum alone
-        normed = self.mlp.add_norm(normed, x, self.following or parts.before_attention)
-        return x, normed if self.following is not None else None
+        following = self.mlp.add_norm(normed, x, self.following or parts.before_attention, parts.add_mlp)
+        return x, following if self.following is not None else None
 
 
 def fuse_layers(
@@ -180,30 +192,31 @@ def fuse_layers(
     max_rows: int | None = None,
     compact: bool = False,
     linear: Linear | None = None,
-) -> int:
-    """Replace the forward of every layer of the common shape. -> how many.
+) -> None:
+    """Replace the forward of every layer that has a fused equal; note of others why they have none.
 
     max_rows  up to how many rows kernels for few rows are used; None takes the measured rule
     compact   whether weights that have a compact form are held in that too
     """
     switch = AttentionSwitch(model)
-    num_fused = 0
     for layers, rotary in decoder_stacks(model):
         handoff = Handoff()
         all_parts = [found.parts(layer) for layer in layers]
         for layer, parts, behind in zip(layers, all_parts, [*all_parts[1:], None], strict=True):
-            if parts is None:
+            if isinstance(parts, str):
+                fusions.unfused.append(parts)
                 continue
-            following = behind.before_attention if behind is not None else None
+            following = behind.before_attention if isinstance(behind, Parts) else None
             make = partial(FusedLayer, following=following, handoff=handoff)
             choose = partial(plan, agree=agree, max_rows=max_rows, linear=linear)
             fused = _fused(layer, rotary, parts, switch, agree, make, choose, compact=compact)
-            if fused is not None:
+            if isinstance(fused, str):
+                fusions.unfused.append(fused)
+            else:
                 fusions.num_compact += sum("bits12" in kinds for kinds in fused.kernels)
                 layer.forward = fused
                 fusions.add(partial(delattr, layer, "forward"))
-                num_fused += 1
-    return num_fused
+                fusions.num_fused += 1
 
 
 def _fused(
@@ -216,19 +229,24 @@ def _fused(
     choose: Callable[..., LinearPlan],
     *,
     compact: bool,
-) -> FusedLayer | None:
-    """The fused equal of `layer`, as `make` makes it; None if there is none."""
+) -> FusedLayer | str:
+    """The fused equal of `layer`, as `make` makes it; why there is none."""
 
-    def probe() -> LayerProbe | None:
+    def probe() -> LayerProbe | str:
         try:
-            return LayerProbe.of(layer, rotary, parts.qkv.weight[0], _PROBED, switch)
-        except Exception:  # it takes or gives something else: it keeps its own forward
-            return None
+            found = LayerProbe.of(layer, rotary, parts.qkv.weight[0], _PROBED, switch)
+        except Exception as error:  # it takes or gives something else: it keeps its own forward
+            return f"{type(layer).__name__} is called otherwise: {type(error).__name__}"
+        return found if found is not None else f"{type(layer).__name__} does not attend once"
 
-    probes = [probe()]
-    heads = _heads(probes[0].call, parts) if probes[0] is not None else None
-    if heads is None:
-        return None
+    first = probe()
+    if isinstance(first, str):
+        return first
+    heads = _heads(first.call, parts)
+    heads = _rotated(first, parts, heads, agree) if isinstance(heads, Heads) else heads
+    if isinstance(heads, str):
+        return heads
+    probes: list[LayerProbe | str] = [first]
     routes = any(has_experts(module) for module in parts.mlp.modules())
     for make_mlp, hold in [(form, hold) for form in layer_mlps(parts) for hold in (True, False) if compact or not hold]:
         try:
@@ -238,23 +256,45 @@ def _fused(
                 probes += [probe()] if attempt == len(probes) else []
                 found = probes[attempt]
                 same = partial(_same, fused=fused, agree=agree, routes=routes)
-                if found is not None and same(found) and same(found.first(1)):
+                if isinstance(found, LayerProbe) and same(found) and same(found.first(1)):
                     return fused
         except Exception:  # a kernel refuses these shapes, or the MLP gives something else
             continue
-    return None
+    return f"{type(layer).__name__} computes something else between its modules"
 
 
-def _heads(call: AttentionCall, parts: Parts) -> Heads | None:
-    """How a layer of these parts calls its attention; None if that has another shape."""
+def _heads(call: AttentionCall, parts: Parts) -> Heads | str:
+    """How a layer of these parts calls its attention; why that has another shape."""
     num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[-1]
     same_dims = call.k.shape[-1] == call.v.shape[-1] == dim
     norms = [n for n in (parts.q_norm, parts.k_norm) if n is not None]
     if not same_dims or parts.qkv.weight.shape[0] != (num_heads + 2 * num_kv_heads) * dim:
-        return None
-    if any(n.weight.shape != (dim,) or n.eps != norms[0].eps for n in norms):
-        return None
-    return Heads(num_heads, num_kv_heads, dim, call.params)
+        return "heads of queries, keys and values differ in size"
+    whole = [n.weight.shape[0] for n in norms] == [num_heads * dim, num_kv_heads * dim] != [dim, dim]
+    if not whole and any(n.weight.shape != (dim,) for n in norms):
+        return "norms of queries and keys are of another size than heads"
+    if any(
+        n._replace(weight=None) != norms[0]._replace(weight=None) or n.centered or n.bias is not None for n in norms
+    ):
+        return "norms of queries and keys that no kernel has"
+    return Heads(num_heads, num_kv_heads, dim, call.params, whole_norms=whole)
+
+
+def _rotated(probe: LayerProbe, parts: Parts, heads: Heads, agree: AllClose) -> Heads | str:
+    """`heads` with the rotation that gives the probe's queries and keys; why there is none."""
+    normed = probe.hidden[0] if parts.before_attention is None else parts.before_attention(probe.hidden[0])
+    for rotation in ROTATIONS:
+        candidate = replace(heads, rotation=rotation)
+        qkv = torch.nn.functional.linear(normed, parts.qkv.weight, parts.qkv.bias)
+        q, k, v = (x[0].transpose(0, 1) for x in (probe.call.q, probe.call.k, probe.call.v))
+        store, slots = (torch.empty_like(k), torch.empty_like(v)), torch.arange(len(q), device=q.device)
+        try:
+            found = rotate_store(candidate.packed(qkv, probe.cos[0], probe.sin[0], parts), *store, slots.int())
+        except Exception:  # a kernel refuses this shape
+            continue
+        if agree(q, found[0]) and agree(k, store[0]) and agree(v, store[1]):
+            return candidate
+    return "queries and keys are rotated or scaled in a way that no kernel has"
 
 
 def _mostly(agree: AllClose, expected: torch.Tensor, found: torch.Tensor) -> bool:
@@ -288,5 +328,5 @@ def _same(probe: LayerProbe, fused: FusedLayer, agree: AllClose, *, routes: bool
     part, _ = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step, wanted)
     agreeing = agree_out(probe.expected[0], out) and agree_out(probe.expected[0, ::3], part[wanted.tokens])
     if normed is not None and fused.following is not None:
-        agreeing = agreeing and agree(rms_norm(out, *fused.following), normed)
+        agreeing = agreeing and agree(norm_rows(out, fused.following), normed)
     return agreeing and all(agree(a, b) for a, b in zip(expected, found, strict=True))

@@ -2,7 +2,7 @@
 and whole layers on top of these (gpu_layers.py).
 
 Each replacement is run beside what it replaces on random input and left out if they differ, so a model with other
-arithmetic under the same names (Gemma's norm, say) keeps its own. Modules that a quantizer put in place are left alone.
+arithmetic under the same names keeps its own. Modules that a quantizer put in place are left alone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from torch import nn
 
 from graftlm.core.fusion.compact_weights import Compact
 from graftlm.core.fusion.gpu_layers import fuse_layers
-from graftlm.core.fusion.layer_parts import Product, Recognised, allclose, is_silu
+from graftlm.core.fusion.layer_parts import Product, Recognised, activation_of, allclose
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import fuse_mixtures
 from graftlm.core.fusion.rotary_patch import RotaryPatch
 from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
-from graftlm.kernels.gpu.elementwise import rms_norm, rotate, silu_mul
+from graftlm.kernels.gpu.elementwise import gate_mul, rotate
+from graftlm.kernels.gpu.norm import norm_rows
 from graftlm.kernels.linear_dispatch import AllClose, Linear, max_rows_of, plan
-from graftlm.kernels.rms_norm import Norm
+from graftlm.kernels.norm import Norm
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error between old and new on random input; half precision rounds once more or less."""
@@ -183,11 +184,11 @@ def _pack_gate_up(module: nn.Module, work: _Work) -> bool:
         return False
     packed = PackedProjections(linears, work.linear)
     width = linears[0].out_features
-    silu = is_silu(activation)
+    kind = activation_of(activation)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         both = packed.linear(x, packed.weight, packed.bias)
-        hidden = silu_mul(both) if silu else activation(both[..., :width]) * both[..., width:]
+        hidden = gate_mul(both, kind) if kind is not None else activation(both[..., :width]) * both[..., width:]
         out: torch.Tensor = down(hidden)
         return out
 
@@ -206,10 +207,10 @@ def _fuse_norm(module: nn.Module, work: _Work) -> bool:
         return False
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, *norm)
+        return norm_rows(x, norm)
 
-    weight = norm.weight
-    probe = torch.randn(2, 3, weight.shape[0], device=weight.device).to(weight.dtype)
+    weight = next(module.parameters())
+    probe = torch.randn(2, 3, len(weight), device=weight.device).to(weight.dtype)
     if not _replace_forward(module, forward, probe, work):
         return False
     work.found.norms[module] = norm

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from graftlm.core.fusion.layer_parts import Parts
+from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.linear_dispatch import LinearPlan
-from graftlm.kernels.rms_norm import Norm
+from graftlm.kernels.norm import Addition, Norm
 
 
 class LayerMlp(Protocol):
@@ -21,8 +22,10 @@ class LayerMlp(Protocol):
     def kernels(self) -> tuple[tuple[str, ...], ...]:
         """Which kernels each of its products uses beside torch's."""
 
-    def add_norm(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
-        """residual [num_rows, n] += mlp(normed [num_rows, n]), in place.
+    def add_norm(
+        self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None, addition: Addition | None = None
+    ) -> torch.Tensor | None:
+        """Add mlp(normed [num_rows, n]) to the residual [num_rows, n], in place, as `addition` says.
 
         -> the residual after `norm`, where the sum was left to the norm; else None
         """
@@ -31,7 +34,7 @@ class LayerMlp(Protocol):
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """Gate and up projections with SiLU, and down."""
+    """Gate and up projections with their activation, and down."""
 
     gate_up: LinearPlan
     down: LinearPlan
@@ -40,8 +43,10 @@ class DenseMlp:
     def kernels(self) -> tuple[tuple[str, ...], ...]:
         return self.gate_up.kinds, self.down.kinds
 
-    def add_norm(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
-        return self.down.add_norm(self.gate_up.gate_up(normed), residual, norm)
+    def add_norm(
+        self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None, addition: Addition | None = None
+    ) -> torch.Tensor | None:
+        return self.down.add_norm(self.gate_up.gate_up(normed), residual, norm, addition)
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,13 @@ class ModuleMlp:
     module: nn.Module
     kernels: tuple[tuple[str, ...], ...] = ()
 
-    def add_norm(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
-        residual.add_(self.module(normed[None])[0])
+    def add_norm(
+        self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None, addition: Addition | None = None
+    ) -> torch.Tensor | None:
+        out = self.module(normed[None])[0]
+        if addition is not None:
+            return add_norm(out[None], residual, norm, addition=addition)
+        residual.add_(out)
         return None
 
 
@@ -67,7 +77,7 @@ def layer_mlps(parts: Parts) -> list[Callable[[Choose], LayerMlp]]:
     if gate_up is not None and down is not None:
 
         def dense(choose: Choose) -> LayerMlp:
-            plan = choose(gate_up.weight, "gate_up", gate_up.bias)
+            plan = choose(gate_up.weight, "gate_up", gate_up.bias, activation=parts.activation)
             return DenseMlp(plan, choose(down.weight, "add", down.bias))
 
         forms.insert(0, dense)

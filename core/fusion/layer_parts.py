@@ -1,4 +1,4 @@
-"""Recognise decoder layers of the common shape: norm, attention, norm, MLP, each half added to the residual stream.
+"""Recognise decoder layers: attention and MLP, normed before or after or both, added to the residual stream.
 
 Layers are recognised by the names that transformers gives their modules. CPUs and GPUs share this and differ in what
 they take from the modules: packed weights or plain ones.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 
-from graftlm.kernels.rms_norm import Norm
+from graftlm.kernels.gpu.activation import Activation, gate_by_torch
+from graftlm.kernels.norm import Addition, Norm
 
 if TYPE_CHECKING:
     from graftlm.core.fusion.mixtures import Mixture
@@ -30,6 +31,21 @@ def is_silu(activation: object) -> bool:
     return isinstance(activation, nn.SiLU) or "silu" in type(activation).__name__.lower()
 
 
+def activation_of(function: object) -> Activation | None:
+    """The activation that `function` computes, judged by what it gives; None if it is none that kernels have."""
+    if not callable(function):
+        return None
+    x = torch.linspace(-4.0, 4.0, 81)
+    both = torch.cat([x, torch.ones_like(x)])
+    try:
+        with torch.no_grad():
+            found = function(x)
+    except Exception:  # it takes something else
+        return None
+    kinds: tuple[Activation, ...] = ("silu", "gelu_tanh")
+    return next((kind for kind in kinds if allclose(gate_by_torch(both, kind), found, 1e-5)), None)
+
+
 def decoder_stacks(model: nn.Module) -> Iterator[tuple[nn.ModuleList, nn.Module]]:
     """The stacks of decoder layers in `model`, each with the rotary embedding that is computed for its layers."""
     for owner in list(model.modules()):
@@ -38,41 +54,80 @@ def decoder_stacks(model: nn.Module) -> Iterator[tuple[nn.ModuleList, nn.Module]
             yield layers, rotary
 
 
+class NormNames(NamedTuple):
+    """The names of a layer's norms; None for one that it has not."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mlp: str | None
+    after_mlp: str | None
+
+
+NORM_NAMES = (
+    NormNames(
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    ),  # Gemma 2 and 3
+    NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),  # GLM 4
+    NormNames("input_layernorm", None, "post_attention_layernorm", None),  # Llama
+    NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),  # OLMo 2, EXAONE 4
+    NormNames("input_layernorm", None, None, None),  # Phi, Cohere: attention and MLP have the same input
+)
+"""The first whose names a layer has are its norms."""
+
+_FACTORS = ("residual_multiplier",)
+"""Names of an attribute by which a layer multiplies what it adds to the residual stream."""
+
+
 @dataclass(frozen=True)
 class LayerModules:
     """The modules of a decoder layer, by their usual names.
 
-    qkv      q_proj, k_proj and v_proj, or one qkv_proj
-    gate_up  gate_proj and up_proj, or one gate_up_proj; empty if the MLP is no SwiGLU (silu(gate) * up)
-    down     None with an empty gate_up
+    parallel  whether the MLP has the attention's input
+    factor    multiplies what attention and MLP add to the residual stream
+    qkv       q_proj, k_proj and v_proj, or one qkv_proj
+    gate_up   gate_proj and up_proj, or one gate_up_proj; empty if the MLP is none of activation(gate) * up
+    down      None with an empty gate_up
     """
 
     attention: nn.Module
     mlp: nn.Module
-    input_norm: nn.Module
-    mlp_norm: nn.Module
+    before_attention: nn.Module | None
+    after_attention: nn.Module | None
+    before_mlp: nn.Module | None
+    after_mlp: nn.Module | None
+    parallel: bool
+    factor: float
     qkv: tuple[nn.Module, ...]
     q_norm: nn.Module | None
     k_norm: nn.Module | None
     out: nn.Module
     gate_up: tuple[nn.Module, ...]
     down: nn.Module | None
+    activation: Activation | None
 
     @classmethod
-    def of(cls, layer: nn.Module) -> LayerModules | None:
-        """None if `layer` has no self-attention, MLP and two norms under the usual names."""
+    def of(cls, layer: nn.Module) -> LayerModules | str:
+        """Why `layer` is none of this shape if it has no self-attention, MLP and norms under the usual names."""
         attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp") or _child(layer, "block_sparse_moe")
-        first, second = _child(layer, "input_layernorm"), _child(layer, "post_attention_layernorm")
-        out = _child(attention, "o_proj")
+        if attention is None or mlp is None:
+            return "no self_attn and mlp"
+        names = next((n for n in NORM_NAMES if all(_child(layer, name) is not None for name in n if name)), None)
+        if names is None:
+            return "norms of other names"
+        norms = [_child(layer, name) if name else None for name in names]
+        out = _child(attention, "o_proj") or _child(attention, "dense")
         qkv = _children(attention, "q_proj", "k_proj", "v_proj") or _children(attention, "qkv_proj")
-        if attention is None or mlp is None or first is None or second is None or out is None or not qkv:
-            return None
-        down, activation = _child(mlp, "down_proj"), getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
+        if out is None or not qkv:
+            return "projections of other names"
+        down, function = _child(mlp, "down_proj"), getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
         gate_up = _children(mlp, "gate_proj", "up_proj") or _children(mlp, "gate_up_proj")
-        if down is None or not is_silu(activation):
-            gate_up = ()
-        q_norm, k_norm = _child(attention, "q_norm"), _child(attention, "k_norm")
-        return cls(attention, mlp, first, second, qkv, q_norm, k_norm, out, gate_up, down if gate_up else None)
+        activation = activation_of(function) if down is not None and gate_up else None
+        if activation is None:
+            gate_up, down = (), None
+        factor = next((float(getattr(layer, name)) for name in _FACTORS if hasattr(layer, name)), 1.0)
+        q_norm, k_norm = (_child(attention, f"{x}_norm") or _child(attention, f"{x}_layernorm") for x in ("q", "k"))
+        parallel = names.before_mlp is None and names.after_mlp is None
+        return cls(attention, mlp, *norms, parallel, factor, qkv, q_norm, k_norm, out, gate_up, down, activation)
 
 
 def _child(module: nn.Module | None, name: str) -> nn.Module | None:
@@ -102,18 +157,25 @@ class Product:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a fused GPU layer computes with. Without `gate_up` and `mixture` its MLP is called as it is."""
+    """What a fused GPU layer computes with. Without `gate_up` and `mixture` its MLP is called as it is.
+
+    add_attention  how the attention's output is added to the residual stream; None adds it as it is. add_mlp likewise
+    """
 
     attention: nn.Module
     mlp: nn.Module
-    before_attention: Norm
-    before_mlp: Norm
+    before_attention: Norm | None
+    before_mlp: Norm | None
+    add_attention: Addition | None
+    add_mlp: Addition | None
+    parallel: bool
     qkv: Product
     out: Product
     q_norm: Norm | None
     k_norm: Norm | None
     gate_up: Product | None
     down: Product | None
+    activation: Activation
     mixture: Mixture | None = None
 
 
@@ -125,19 +187,31 @@ class Recognised:
     products: dict[nn.Module, Product]
     mixtures: dict[nn.Module, Mixture] = field(default_factory=dict)
 
-    def parts(self, layer: nn.Module) -> Parts | None:
-        """The parts of `layer` if it has the common shape and its norms were fused."""
+    def parts(self, layer: nn.Module) -> Parts | str:
+        """The parts of `layer`; why there are none, if it has another shape or its norms were not fused."""
         found = LayerModules.of(layer)
-        if found is None:
-            return None
-        first, second = self.norms.get(found.input_norm), self.norms.get(found.mlp_norm)
-        q_norm, k_norm = (self.norms.get(m) if m is not None else None for m in (found.q_norm, found.k_norm))
-        qkv = self.products.get(found.attention) or Product.of(found.qkv)
-        out = Product.of((found.out,))
-        if first is None or second is None or qkv is None or out is None or (q_norm is None) != (k_norm is None):
-            return None
+        if isinstance(found, str):
+            return found
+        modules = (found.before_attention, found.after_attention, found.before_mlp, found.after_mlp)
+        for module in (*modules, found.q_norm, found.k_norm):
+            if module is not None and module not in self.norms:
+                return f"{type(module).__name__} is no norm that kernels have"
+        first, after_attention, second, after_mlp, q_norm, k_norm = (
+            self.norms[m] if m is not None else None for m in (*modules, found.q_norm, found.k_norm)
+        )
+        qkv, out = self.products.get(found.attention) or Product.of(found.qkv), Product.of((found.out,))
+        if qkv is None or out is None:
+            return "its projections are no plain linear layers"
+        if (q_norm is None) != (k_norm is None):
+            return "only one of queries and keys is normed"
+        additions = [
+            Addition(post, found.factor) if post is not None or found.factor != 1.0 else None
+            for post in (after_attention, after_mlp)
+        ]
         gate_up = (self.products.get(found.mlp) or Product.of(found.gate_up)) if found.gate_up else None
         down = Product.of((found.down,)) if found.down is not None and gate_up is not None else None
         gate_up = gate_up if down is not None else None
-        mixture = self.mixtures.get(found.mlp)
-        return Parts(found.attention, found.mlp, first, second, qkv, out, q_norm, k_norm, gate_up, down, mixture)
+        return Parts(
+            found.attention, found.mlp, first, second, *additions, found.parallel, qkv, out, q_norm, k_norm,
+            gate_up, down, found.activation or "silu", self.mixtures.get(found.mlp),
+        )  # fmt: skip

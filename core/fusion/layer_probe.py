@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +39,7 @@ class LayerProbe:
         """
         hidden = torch.randn(1, num_tokens, like.shape[0], device=like.device).to(like.dtype)
         positions = torch.arange(_FIRST_POSITION, _FIRST_POSITION + num_tokens, device=like.device)[None]
-        cos, sin = rotary(hidden, positions)
+        cos, sin = rotary(hidden, positions, **_kind_of(layer, rotary))
         _, out = _run(layer, hidden, cos, sin, switch)
         # Scale the residual stream to the size of what is added to it. A larger one would hide an error of the sum; a
         # smaller one would make its own rounding look like one.
@@ -52,6 +53,14 @@ class LayerProbe:
         q, k, v = (x[:, :, :num_tokens] for x in (self.call.q, self.call.k, self.call.v))
         hidden, cos, sin, expected = (x[:, :num_tokens] for x in (self.hidden, self.cos, self.sin, self.expected))
         return LayerProbe(hidden, cos, sin, expected, self.call._replace(q=q, k=k, v=v))
+
+
+def _kind_of(layer: nn.Module, rotary: nn.Module) -> dict[str, str]:
+    """Which of its rotations a rotary embedding is to give for this layer, where it has several."""
+    if "layer_type" not in inspect.signature(rotary.forward).parameters:
+        return {}
+    kinds = (getattr(m, name, None) for m in layer.modules() for name in ("layer_type", "attention_type"))
+    return {"layer_type": next(kind for kind in kinds if isinstance(kind, str))}
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:

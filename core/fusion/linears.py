@@ -22,13 +22,17 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 class Fusions:
     """What was replaced in a model. `undo` puts everything back.
 
+    num_fused    decoder layers that run as a few kernels
     num_compact  linear layers that read their weight in 12 bits in steps of few tokens
     reasons      why modules kept their own code, by the name of their class
+    unfused      of each decoder layer that keeps its own forward on a GPU: why
     """
 
     num_packed: int = 0
     num_compact: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
+    num_fused: int = 0
+    unfused: list[str] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def add(self, undo: Callable[[], None]) -> None:

@@ -18,12 +18,12 @@ from torch import nn
 from graftlm.core.fusion.expert_modules import expert_weights, has_experts
 from graftlm.core.fusion.expert_routers import Routing, router_of
 from graftlm.core.fusion.linears import Fusions
-from graftlm.kernels.gpu.elementwise import add_norm
 from graftlm.kernels.gpu.expert_router import Router, route
 from graftlm.kernels.gpu.grouped_matmul import sum_parts
 from graftlm.kernels.gpu.mixture import ExpertPlan
+from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.linear_dispatch import AllClose, plan_experts
-from graftlm.kernels.rms_norm import Norm
+from graftlm.kernels.norm import Addition, Norm
 
 _PROBED = 32
 """Tokens of the random input."""
@@ -72,11 +72,15 @@ class Mixture:
         out = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return (out if self.shared is None else out + self.shared(x)).view(hidden_states.shape)
 
-    def add_norm(self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor | None:
-        """residual [num_tokens, n] += the mixture of normed, in place. -> the residual after `norm`"""
+    def add_norm(
+        self, normed: torch.Tensor, residual: torch.Tensor, norm: Norm | None, addition: Addition | None = None
+    ) -> torch.Tensor | None:
+        """Add the mixture of normed to the residual [num_tokens, n], in place. -> the residual after `norm`"""
+        if addition is not None:
+            return add_norm(self(normed)[None], residual, norm, addition=addition)
         if self.shared is not None:
             residual.add_(self.shared(normed))
-        pieces = [add_norm(self._parts(normed[at]), residual[at], *norm) for at in pieces_of(normed, self.router.top_k)]
+        pieces = [add_norm(self._parts(normed[at]), residual[at], norm) for at in pieces_of(normed, self.router.top_k)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _parts(self, x: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight
+from graftlm.kernels.gpu.activation import Activation
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.prefetch_matmul import num_parts
 from graftlm.kernels.hopper.tiles import K, barrier, gated, halves, load, tiled
@@ -166,8 +167,9 @@ def _store(found, out, first_row, num_rows, first, n):
 
 @gluon.jit
 def _multiply(
-    shared, given, handed, scales, bias, out, sizes, GROUP: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr
-):
+    shared, given, handed, scales, bias, out, sizes,
+    GROUP: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
+):  # fmt: skip
     """Every second step of each of the program's items; the first group stores their sum."""
     xs, ws, ready, free = shared
     from_other, from_lists = given
@@ -208,7 +210,7 @@ def _multiply(
             mbarrier.arrive(by_other.index(1))
             sums *= scale[:, None]
             if GATE:
-                _store(gated(sums, out.dtype.element_ty), out, 0, num_rows, block * 32, n)
+                _store(gated(sums, out.dtype.element_ty, ACTIVATION), out, 0, num_rows, block * 32, n)
             else:
                 if BIAS:
                     sums += gl.load(bias + i, mask=i < n, other=0.0).to(gl.float32)[:, None]
@@ -220,7 +222,7 @@ def _compact(
     x, x_tiles, codes, starts, most, inputs, values, scales, bias, out,
     num_rows, k, n, num_blocks, num_items, steps, tiles,
     ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
-    REGISTERS: gl.constexpr, PDL: gl.constexpr,
+    ACTIVATION: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the items: a block of outputs, a part of the inputs)."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -243,8 +245,8 @@ def _compact(
     sizes = (num_rows, n, num_blocks, num_items, steps)
     gl.warp_specialize(
         [
-            (_multiply, (shared, given, handed, scales, bias, out, sizes, 0, BIAS, GATE)),
-            (_multiply, (shared, given, handed, scales, bias, out, sizes, 1, BIAS, GATE)),
+            (_multiply, (shared, given, handed, scales, bias, out, sizes, 0, BIAS, GATE, ACTIVATION)),
+            (_multiply, (shared, given, handed, scales, bias, out, sizes, 1, BIAS, GATE, ACTIVATION)),
             (_add_listed, (x, from_lists, by_lists, starts, most, inputs, values, k, sizes, PDL)),
             (_read, (x_tiles, codes, shared, sizes, tiles, PDL)),
         ],
@@ -265,12 +267,17 @@ def stages_of(rows: int) -> int:
 
 
 def launch(
-    x: torch.Tensor, weight: CompactWeight, out: torch.Tensor, bias: torch.Tensor | None = None, *, gate: bool = False
+    x: torch.Tensor,
+    weight: CompactWeight,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: Activation | None = None,
 ) -> None:
     """out [num_parts, num_rows, n]: what x [num_rows, k] @ weight.T + bias [n] is the sum of.
 
-    gate  the outputs are gates and what they are for, eight beside eight; out [1, num_rows, n / 2] = silu(gate) * up.
-    x contiguous bfloat16; num_rows up to 64, k at least 256 * num_parts, one part if there is a bias or a gate.
+    activation  the outputs are gates and ups, eight beside eight; out [1, num_rows, n / 2] = activation(gate) * up.
+    x contiguous bfloat16; num_rows up to 64, k at least 256 * num_parts, one part if there is a bias or an activation.
     """
     (num_rows, k), (num_parts, _, n) = x.shape, out.shape
     rows, num_blocks, tiles = max(16, triton.next_power_of_2(num_rows)), len(weight.most), triton.cdiv(k, INPUTS)
@@ -280,8 +287,9 @@ def launch(
     _compact[(min(num_items, num_sms),)](
         x, tiled(x, rows, K), codes, weight.starts, weight.most, weight.inputs, weight.values, weight.scales,
         bias if bias is not None else x, out, num_rows, k, n, num_blocks, num_items, steps, tiles,
-        ROWS=rows, K=K, STAGES=min(stages_of(rows), steps // 2 * 2), BIAS=bias is not None, GATE=gate,
-        REGISTERS=_REGISTERS, num_warps=4, maxnreg=_REGISTERS, **pdl_options(x),
+        ROWS=rows, K=K, STAGES=min(stages_of(rows), steps // 2 * 2), BIAS=bias is not None,
+        GATE=activation is not None, ACTIVATION=activation or "", REGISTERS=_REGISTERS,
+        num_warps=4, maxnreg=_REGISTERS, **pdl_options(x),
     )  # fmt: skip
 
 
@@ -301,8 +309,8 @@ def compact_parts(x: torch.Tensor, weight: CompactWeight) -> torch.Tensor:
     return out
 
 
-def compact_gate_up(x: torch.Tensor, weight: CompactWeight) -> torch.Tensor:
-    """silu(gate) * up, where x @ weight.T is both, eight beside eight (`compacted`). -> [num_rows, n / 2]"""
+def compact_gate_up(x: torch.Tensor, weight: CompactWeight, activation: Activation = "silu") -> torch.Tensor:
+    """activation(gate) * up, where x @ weight.T is both, eight beside eight (`compacted`). -> [num_rows, n / 2]"""
     out = torch.empty(1, x.shape[0], weight.num_outputs // 2, dtype=x.dtype, device=x.device)
-    launch(x, weight, out, gate=True)
+    launch(x, weight, out, activation=activation)
     return out[0]

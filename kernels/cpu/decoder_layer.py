@@ -21,7 +21,7 @@ from graftlm.kernels.cpu.matmul import MatmulCall, compile_matmul
 from graftlm.kernels.cpu.openmp import parallel_region
 from graftlm.kernels.cpu.packed_linear import Panels, linear
 from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, address_of
-from graftlm.kernels.rms_norm import Norm
+from graftlm.kernels.norm import Norm
 
 MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 16}
 """Rows up to which our products are as fast as oneDNN's, which also has instructions for bfloat16 arithmetic."""

@@ -28,7 +28,7 @@ from graftlm.kernels.cpu.loop_runtime import (
 if TYPE_CHECKING:
     import torch
 
-    from graftlm.kernels.rms_norm import Norm
+    from graftlm.kernels.norm import Norm
 
 _ROWS = 4
 """Rows of a task."""

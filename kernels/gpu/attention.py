@@ -244,8 +244,8 @@ class TritonAttention:
         k, v, exponents = self.store.k[layer], self.store.v[layer], self._exponents(layer)
         num_rows, num_heads, _ = q.shape
         num_kv_heads = k.shape[1]
-        count = num_splits if self._compact is None else self._compact.num_splits
-        splits = count(num_rows, num_kv_heads, self.num_sms)
+        of_grid = num_rows, num_kv_heads, self.num_sms
+        splits = num_splits(*of_grid, q.shape[2]) if self._compact is None else self._compact.num_splits(*of_grid)
         first = slice(0, num_rows)
         # a window may end before the shared prefix does: then each row reads what it sees by itself
         shared = shared and layout.prefix and params.window is None

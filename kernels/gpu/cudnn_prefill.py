@@ -73,7 +73,7 @@ class DensePrefill(VerifiedPath):
             self.enabled
             and any(segment.dense for segment in self.segments)
             and q.dtype in MAX_ERROR
-            and q.shape[-1] == call.v.shape[-1] <= 128
+            and q.shape[-1] == call.v.shape[-1] <= 256
             and q.shape[-1] % 8 == 0
             and params.softcap is None
             and (params.window is None or len(q) <= params.window)

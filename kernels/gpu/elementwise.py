@@ -1,4 +1,4 @@
-"""The small fused kernels between the matrix products: norm, activation, rotary embedding, KV store."""
+"""The small fused kernels between the matrix products: activation, rotary embedding, KV store."""
 
 from __future__ import annotations
 
@@ -8,84 +8,32 @@ import triton.language as tl
 
 from graftlm.kernels.bits12 import kv_codec
 from graftlm.kernels.bits12.kv_pack import store_packed
-from graftlm.kernels.gpu.pdl import grid_wait, launch_and_wait, launch_dependents, pdl_options
+from graftlm.kernels.gpu.activation import Activation, activated
+from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
 
 
 @triton.jit
-def _rms_norm(
-    x, residual, weight, out, x_row, x_part, n, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
-    launch_dependents(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    ok = i < n
-    scale = tl.load(weight + i, mask=ok, other=0.0)  # read early
-    grid_wait(PDL)
-    value = tl.load(x + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
-    if PARTS:
-        for part in tl.static_range(1, PARTS):
-            value += tl.load(x + part * x_part + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
-        value += tl.load(residual + row * n + i, mask=ok, other=0.0).to(tl.float32)
-        rounded = value.to(residual.dtype.element_ty)
-        tl.store(residual + row * n + i, rounded, mask=ok)
-        value = rounded.to(tl.float32)
-    normed = value * tl.rsqrt(tl.sum(value * value, 0) / n + eps)
-    # round before the weight, as the models' own code does
-    normed = normed.to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * n + i, (scale.to(tl.float32) * normed).to(out.dtype.element_ty), mask=ok)
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """weight * x / sqrt(mean(x^2) + eps) over the last dimension. x [..., n] -> [..., n], dtype of x"""
-    n = x.shape[-1]
-    rows = x.reshape(-1, n)
-    out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-    _launch_norm(rows, rows, weight, eps, out, 0)
-    return out.view(x.shape)
-
-
-def add_norm(parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Add all `parts` to the residual, in place, and norm it.
-
-    parts  [num_parts, num_rows, n], contiguous; residual [num_rows, n], contiguous -> [num_rows, n], its dtype
-    """
-    out = torch.empty_like(residual)
-    _launch_norm(parts[0], residual, weight, eps, out, len(parts))
-    return out
-
-
-def _launch_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, num_parts: int
-) -> None:
-    num_rows, n = x.shape
-    # parts are of few rows: a row's latency is all there is
-    most = 8 if not num_parts else 16 if num_rows > 32 else 32
-    _rms_norm[(num_rows,)](
-        x, residual, weight, out, x.stride(0), x.stride(0) * num_rows, n, eps, PARTS=num_parts,
-        BLOCK=triton.next_power_of_2(n), num_warps=most if n > 2048 else 4, **pdl_options(x),
-    )  # fmt: skip
-
-
-@triton.jit
-def _silu_mul(x, out, n, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _gate(x, out, n, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.constexpr):
     launch_and_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = i < n
     gate = tl.load(x + row * 2 * n + i, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * n + n + i, mask=ok, other=0.0).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * n + i, (activated * up).to(out.dtype.element_ty), mask=ok)
+    kind = out.dtype.element_ty
+    tl.store(out + row * n + i, (activated(gate, ACTIVATION).to(kind).to(tl.float32) * up).to(kind), mask=ok)
 
 
-def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of packed projections. x [..., 2 n], contiguous -> [..., n], dtype of x."""
+def gate_mul(x: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+    """activation(gate) * up of packed projections. x [..., 2 n], contiguous -> [..., n], dtype of x."""
     n = x.shape[-1] // 2
     rows = x.reshape(-1, 2 * n)
     num_rows = rows.shape[0]
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
     block = 4096 if num_rows > 256 else 2048 if num_rows > 64 else 1024  # small steps want many programs
-    _silu_mul[(num_rows, triton.cdiv(n, block))](rows, out, n, BLOCK=block, num_warps=block // 256, **pdl_options(rows))
+    _gate[(num_rows, triton.cdiv(n, block))](
+        rows, out, n, BLOCK=block, ACTIVATION=activation, num_warps=block // 256, **pdl_options(rows)
+    )
     return out.view(*x.shape[:-1], n)
 
 

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.gpu.activation import Activation, activated
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 
 
@@ -29,8 +30,8 @@ def _take(w, w_up, x, first, k_total, acc, acc_up, K: tl.constexpr, GATED: tl.co
 @triton.jit
 def _gemv(
     x, weight, bias, out, n_total, k_total, weight_row,
-    N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    PDL: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs): all of their weights."""
     n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
@@ -63,7 +64,7 @@ def _gemv(
     if GATED:
         # rounded where separate kernels round
         gate = y.to(kind).to(tl.float32)
-        y = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * y_up.to(kind).to(tl.float32)
+        y = activated(gate, ACTIVATION).to(kind).to(tl.float32) * y_up.to(kind).to(tl.float32)
     tl.store(out + n, y.to(kind), mask=n_ok)
 
 
@@ -82,22 +83,25 @@ def gemv(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
+    activation: Activation | None = None,
     tile: GemvTile | None = None,
 ) -> torch.Tensor:
     """x @ weight.T + bias, for one row.
 
     x       [1, k], dense
-    weight  [n, k], last dimension dense; `gated`: [2 n, k], the gates first, the answer is silu(gate) * other
+    weight  [n, k], last dimension dense; with an activation [2 n, k], the gates first, the answer is
+            activation(gate) * up
     -> [1, n], dtype of x; sums in float32
     """
     k = x.shape[1]
+    gated = activation is not None
     n = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty(1, n, dtype=x.dtype, device=x.device)
     tile = tile or tile_of(n, k, gated)
     _gemv[(triton.cdiv(n, tile.outputs),)](
         x, weight, bias if bias is not None else x, out, n, k, weight.stride(0), N=tile.outputs, K=tile.inputs,
-        STAGES=tile.stages, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, **pdl_options(x),
+        STAGES=tile.stages, GATED=gated, ACTIVATION=activation or "", BIAS=bias is not None,
+        num_warps=tile.warps, **pdl_options(x),
     )  # fmt: skip
     return out
 

@@ -2,7 +2,7 @@
 
 `gate_up` multiplies tokens with the gate and up projections of their experts and gates them; `down` multiplies the
 result with the down projections and the routing weights. Each output is written by one program and summed in one order;
-the sum over a token's experts is left to the norm that follows (elementwise.add_norm) or to `sum_parts`.
+the sum over a token's experts is left to the norm that follows (norm.add_norm) or to `sum_parts`.
 """
 
 from __future__ import annotations

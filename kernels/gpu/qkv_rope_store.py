@@ -23,8 +23,8 @@ def _rotate_store(
     qkv, cos, sin, q_weight, k_weight, k_store, v_store, k_scale, v_scale, exponents, slots, num_tokens, eps,
     qkv_token, table_token, ks_slot, ks_head, vs_slot, vs_head, e_head,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
-    REST: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr,
-    STORES: tl.constexpr, COMPACT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    REST: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, ROUNDED: tl.constexpr, SCALED: tl.constexpr,
+    STORES: tl.constexpr, COMPACT: tl.constexpr, ROTATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of tokens, head): q is turned where it lies; k too, and stored; v is stored.
 
@@ -38,19 +38,22 @@ def _rotate_store(
     d, r = tl.arange(0, HALF_PAD), tl.arange(0, REST_PAD)
     ok = t_ok[:, None] & (d < HALF)[None, :]
     rest_ok = t_ok[:, None] & (r < REST)[None, :]
-    table = token[:, None] * table_token + d[None, :]
+    at, second = d, HALF + d  # the numbers that are turned together
+    if ROTATION == "pairs" or ROTATION == "spread":
+        at, second = 2 * d, 2 * d + 1
+    table = token[:, None] * table_token + (at if ROTATION == "spread" else d)[None, :]
     cosine = tl.load(cos + table, mask=ok, other=0.0)
     sine = tl.load(sin + table, mask=ok, other=0.0)
     slot = tl.load(slots + token, mask=t_ok, other=0).to(tl.int64)[:, None]
     if NORM:
         weight = q_weight if head < Q_HEADS else k_weight
-        wa = tl.load(weight + d, mask=d < HALF, other=0.0)
-        wb = tl.load(weight + HALF + d, mask=d < HALF, other=0.0)
+        wa = tl.load(weight + at, mask=d < HALF, other=0.0)
+        wb = tl.load(weight + second, mask=d < HALF, other=0.0)
         wr = tl.load(weight + 2 * HALF + r, mask=r < REST, other=0.0)
     grid_wait(PDL)
     here = qkv + token[:, None] * qkv_token + head * D
-    a = tl.load(here + d[None, :], mask=ok, other=0.0).to(tl.float32)
-    b = tl.load(here + HALF + d[None, :], mask=ok, other=0.0).to(tl.float32)
+    a = tl.load(here + at[None, :], mask=ok, other=0.0).to(tl.float32)
+    b = tl.load(here + second[None, :], mask=ok, other=0.0).to(tl.float32)
     rest = tl.zeros([BLOCK, REST_PAD], tl.float32)
     if REST:
         rest = tl.load(here + 2 * HALF + r[None, :], mask=rest_ok, other=0.0).to(tl.float32)
@@ -59,18 +62,21 @@ def _rotate_store(
         if NORM:
             squares = tl.sum(a * a, 1) + tl.sum(b * b, 1) + tl.sum(rest * rest, 1)
             factor = tl.rsqrt(squares / D + eps)[:, None]
-            # rounded where the models' own code rounds
-            a = _round(wa.to(tl.float32)[None, :] * _round(a * factor, kind), kind)
-            b = _round(wb.to(tl.float32)[None, :] * _round(b * factor, kind), kind)
+            a, b, rest = a * factor, b * factor, rest * factor
+            if ROUNDED:
+                a, b, rest = _round(a, kind), _round(b, kind), _round(rest, kind)
+            a = _round(wa.to(tl.float32)[None, :] * a, kind)
+            b = _round(wb.to(tl.float32)[None, :] * b, kind)
             if REST:
-                rest = _round(wr.to(tl.float32)[None, :] * _round(rest * factor, kind), kind)
+                rest = _round(wr.to(tl.float32)[None, :] * rest, kind)
                 tl.store(here + 2 * HALF + r[None, :], rest.to(kind), mask=rest_ok)
-        c, s = cosine.to(tl.float32), sine.to(tl.float32)
-        turned = _round(_round(a * c, kind) - _round(b * s, kind), kind)
-        b = _round(_round(b * c, kind) + _round(a * s, kind), kind)
-        a = turned
-        tl.store(here + d[None, :], a.to(kind), mask=ok)
-        tl.store(here + HALF + d[None, :], b.to(kind), mask=ok)
+        if ROTATION != "none":
+            c, s = cosine.to(tl.float32), sine.to(tl.float32)
+            turned = _round(_round(a * c, kind) - _round(b * s, kind), kind)
+            b = _round(_round(b * c, kind) + _round(a * s, kind), kind)
+            a = turned
+        tl.store(here + at[None, :], a.to(kind), mask=ok)
+        tl.store(here + second[None, :], b.to(kind), mask=ok)
     if STORES and head >= Q_HEADS:
         if is_v:
             kv_head = head - Q_HEADS - K_HEADS
@@ -88,8 +94,8 @@ def _rotate_store(
             store_packed(a, b, there, exponent, t_ok[:, None], BLOCK)
         else:
             stored = k_store.dtype.element_ty
-            tl.store(there + d[None, :], a.to(stored), mask=ok)
-            tl.store(there + HALF + d[None, :], b.to(stored), mask=ok)
+            tl.store(there + at[None, :], a.to(stored), mask=ok)
+            tl.store(there + second[None, :], b.to(stored), mask=ok)
             if REST:
                 tl.store(there + 2 * HALF + r[None, :], rest.to(stored), mask=rest_ok)
 
@@ -114,27 +120,27 @@ def rotate_store(
                [num_slots, num_kv_heads, 48] (kv_codec.py), for heads of 128 dimensions in bfloat16
     -> q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]: views of `packed.qkv`
     """
-    qkv, dim = packed.qkv, packed.head_dim
+    qkv, dim, q_norm, k_norm = packed.qkv, packed.head_dim, packed.q_norm, packed.k_norm
     num_tokens = qkv.shape[0]
     assert exponents is None or (dim == kv_codec.DIM and qkv.dtype is torch.bfloat16)
     half = packed.cos.shape[-1] // 2
     rest = dim - 2 * half
     # halves of a head that is turned as a whole are packed where they are turned; others afterwards
-    stores = exponents is None or half == kv_codec.DIM // 2
+    stores = exponents is None or (half == kv_codec.DIM // 2 and packed.rotation in ("halves", "none"))
     heads = packed.num_heads + packed.num_kv_heads * (2 if stores else 1)
     block = block or (1 if num_tokens == 1 else 4 if num_tokens <= 16 else 16)
     _rotate_store[(triton.cdiv(num_tokens, block), heads)](
         qkv, packed.cos, packed.sin,
-        packed.q_norm if packed.q_norm is not None else qkv, packed.k_norm if packed.k_norm is not None else qkv,
+        q_norm.weight if q_norm is not None else qkv, k_norm.weight if k_norm is not None else qkv,
         k_store, v_store, k_scale if k_scale is not None else qkv, v_scale if v_scale is not None else qkv,
         exponents if exponents is not None else qkv,
-        slots, num_tokens, packed.eps, qkv.stride(0), packed.cos.stride(-2),
+        slots, num_tokens, q_norm.eps if q_norm is not None else 0.0, qkv.stride(0), packed.cos.stride(-2),
         k_store.stride(0), k_store.stride(1), v_store.stride(0), v_store.stride(1),
         exponents.stride(0) if exponents is not None else 0,
         Q_HEADS=packed.num_heads, K_HEADS=packed.num_kv_heads, D=dim, HALF=half,
         HALF_PAD=triton.next_power_of_2(half), REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
-        NORM=packed.q_norm is not None, SCALED=k_scale is not None, STORES=stores, COMPACT=exponents is not None,
-        BLOCK=block,
+        NORM=q_norm is not None, ROUNDED=q_norm is not None and q_norm.rounded, SCALED=k_scale is not None,
+        STORES=stores, COMPACT=exponents is not None, ROTATION=packed.rotation, BLOCK=block,
         num_warps=4 if block > 4 else 1,
         enable_fp_fusion=False,  # a product and a sum in one instruction would leave out the rounding between them
         **pdl_options(qkv),

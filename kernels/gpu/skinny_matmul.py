@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.gpu.activation import Activation, activated
 from graftlm.kernels.gpu.online_softmax import precision
 from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
 from graftlm.kernels.gpu.support import card_of
@@ -24,7 +25,7 @@ MAX_PARTS = 8
 def _skinny(
     x, weight, bias, out, num_rows, n_total, k_total, x_row, weight_row,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, part of the inputs). The weight is the first factor, so that the rows may be few."""
     launch_and_wait(PDL)
@@ -53,7 +54,7 @@ def _skinny(
     if GATED:
         # rounded where separate kernels round
         gate = acc.to(kind).to(tl.float32)
-        acc = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)
+        acc = activated(gate, ACTIVATION).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)
     target = out + (split * num_rows + m)[None, :] * n_total + n[:, None]
     tl.store(target, acc.to(kind), mask=n_ok[:, None] & m_ok[None, :])
 
@@ -86,17 +87,17 @@ def _launch(
     out: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
+    activation: Activation | None = None,
 ) -> None:
     num_rows, k = x.shape
     n = out.shape[-1]
     rows = max(16, triton.next_power_of_2(num_rows))
-    one_read = (tile.outputs * (2 if gated else 1) + rows) * tile.inputs * x.element_size()
+    one_read = (tile.outputs * (2 if activation is not None else 1) + rows) * tile.inputs * x.element_size()
     _skinny[(triton.cdiv(n, tile.outputs), tile.splits)](
         x, weight, bias if bias is not None else x, out, num_rows, n, k, x.stride(0), weight.stride(0),
         M=rows, N=tile.outputs, K=tile.inputs, SPLITS=tile.splits,
-        STAGES=max(min(tile.stages, card_of(x.device).shared_memory // one_read), 1), GATED=gated,
-        BIAS=bias is not None,
+        STAGES=max(min(tile.stages, card_of(x.device).shared_memory // one_read), 1),
+        GATED=activation is not None, ACTIVATION=activation or "", BIAS=bias is not None,
         PRECISION=precision(x.dtype), num_warps=4, **pdl_options(x),
     )  # fmt: skip
 
@@ -111,10 +112,10 @@ def skinny_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return out
 
 
-def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+def skinny_gate_up(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+    """activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
-    _launch(x, weight, GATED, out, gated=True)
+    _launch(x, weight, GATED, out, activation=activation)
     return out
 
 

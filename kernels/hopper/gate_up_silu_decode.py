@@ -1,4 +1,4 @@
-"""Gate and up projections with SiLU in one kernel, for 33 to 256 rows, on Hopper.
+"""Gate and up projections with their activation in one kernel, for 33 to 256 rows, on Hopper.
 
 Such a step reads the weight once, which takes as long as its arithmetic does or longer. One warp has the copy engine
 bring in tiles of both factors, two groups of warps multiply them, the weight as the first factor. Each eight gates
@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from graftlm.kernels.gpu.activation import Activation
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, barrier, gated, load, rounds, store, tiled
 
@@ -64,9 +65,9 @@ def _read(
 
 
 @gluon.jit
-def _gate(sums, to, out, row, gate):
+def _gate(sums, to, out, row, gate, ACTIVATION: gl.constexpr):
     """Store the gated form of sums [64, rows]: eight gates, the eight that they are for, and so on. By way of `to`"""
-    found = gated(sums, to.dtype)
+    found = gated(sums, to.dtype, ACTIVATION)
     tma.store_wait(0)
     barrier()
     to.store(gl.permute(found, [1, 0]))
@@ -78,7 +79,7 @@ def _gate(sums, to, out, row, gate):
 @gluon.jit
 def _multiply(
     shared, to, more_to, out, more_out, num_tiles,
-    GROUP: gl.constexpr, MORE: gl.constexpr, STEPS: gl.constexpr,
+    GROUP: gl.constexpr, MORE: gl.constexpr, STEPS: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """This group's block of 64 outputs of each of the program's tiles."""
     xs, more_xs, ws, ready, free = shared
@@ -114,9 +115,9 @@ def _multiply(
         else:
             a = warpgroup_mma_wait(0, deps=(sums,))
         mbarrier.arrive(free.index((at + STAGES - 1) % STAGES))
-        _gate(a, to.index(GROUP), out, 0, gate)
+        _gate(a, to.index(GROUP), out, 0, gate, ACTIVATION)
         if MORE > 0:
-            _gate(b, more_to.index(GROUP), more_out, ROWS, gate)
+            _gate(b, more_to.index(GROUP), more_out, ROWS, gate, ACTIVATION)
     tma.store_wait(0)
 
 
@@ -124,7 +125,7 @@ def _multiply(
 def _gated(
     x, more_x, weight, out, more_out, num_tiles,
     ROWS: gl.constexpr, MORE: gl.constexpr, K: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr, PDL: gl.constexpr,
+    ACTIVATION: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the tiles of 64 gates and the 64 outputs that they are for)."""
     kind: gl.constexpr = x.dtype
@@ -144,8 +145,8 @@ def _gated(
     shared = (xs, more_xs, ws, ready, free)
     gl.warp_specialize(
         [
-            (_multiply, (shared, to, more_to, out, more_out, num_tiles, 0, MORE, STEPS)),
-            (_multiply, (shared, to, more_to, out, more_out, num_tiles, 1, MORE, STEPS)),
+            (_multiply, (shared, to, more_to, out, more_out, num_tiles, 0, MORE, STEPS, ACTIVATION)),
+            (_multiply, (shared, to, more_to, out, more_out, num_tiles, 1, MORE, STEPS, ACTIVATION)),
             (_read, (x, more_x, weight, shared, num_tiles, MORE, STEPS, PDL)),
         ],
         [4, 1],  # warps
@@ -183,8 +184,8 @@ def tile_of(num_rows: int) -> Tile:
     return next(tile for tile in TILES if num_rows <= tile.rows + tile.more)
 
 
-def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """out [num_rows, n] = silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
+def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, activation: Activation = "silu") -> None:
+    """out [num_rows, n] = activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
 
     All contiguous and of one type of 16 bits, n in eights, k in 64s; up to MAX_ROWS rows.
     """
@@ -197,13 +198,13 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     _gated[(num_programs,)](
         tiled(x, rows, K), tiled(x, more or rows, K), tiled(beside, 4, 2, 8, K),
         tiled(out, rows, 32), tiled(out, more or rows, 32), num_tiles,
-        ROWS=rows, MORE=more, K=K, STEPS=k // K, STAGES=min(stages, k // K), REGISTERS=registers,
-        num_warps=4, maxnreg=at_start, **pdl_options(x),
+        ROWS=rows, MORE=more, K=K, STEPS=k // K, STAGES=min(stages, k // K), ACTIVATION=activation,
+        REGISTERS=registers, num_warps=4, maxnreg=at_start, **pdl_options(x),
     )  # fmt: skip
 
 
-def gate_up_silu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+def gate_up(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+    """activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
-    launch(x, weight, out)
+    launch(x, weight, out, activation)
     return out

@@ -1,4 +1,4 @@
-"""Gate and up projections with SiLU in one kernel, for more than 512 rows, on Hopper.
+"""Gate and up projections with their activation in one kernel, for more than 512 rows, on Hopper.
 
 One warp has the copy engine bring in tiles of both factors, two groups of warps multiply them, 64 rows each. Along the
 weight each eight gates are laid beside the eight outputs that they are for, so that a thread has both of a pair among
@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from graftlm.kernels.gpu.activation import Activation
 from graftlm.kernels.hopper.tiles import K, barrier, gated_across, load, store, tiled
 
 ROWS = 128
@@ -66,9 +67,9 @@ def _read(x, weight, shared, across, down, BAND: gl.constexpr, STEPS: gl.constex
 
 
 @gluon.jit
-def _gate(sums, to, out, row, gate):
+def _gate(sums, to, out, row, gate, ACTIVATION: gl.constexpr):
     """Store the gated form of sums [64, 256]: eight gates, the eight that they are for, and so on. By way of `to`"""
-    found = gated_across(sums, to)
+    found = gated_across(sums, to, ACTIVATION)
     tma.store_wait(0)
     barrier()
     to.store(found)
@@ -78,7 +79,10 @@ def _gate(sums, to, out, row, gate):
 
 
 @gluon.jit
-def _multiply(shared, to, out, across, down, GROUP: gl.constexpr, BAND: gl.constexpr, STEPS: gl.constexpr):
+def _multiply(
+    shared, to, out, across, down,
+    GROUP: gl.constexpr, BAND: gl.constexpr, STEPS: gl.constexpr, ACTIVATION: gl.constexpr,
+):  # fmt: skip
     """This group's 64 rows of each of the program's tiles."""
     xs, ws, ready, free = shared
     STAGES: gl.constexpr = ws.shape[0]
@@ -100,13 +104,14 @@ def _multiply(shared, to, out, across, down, GROUP: gl.constexpr, BAND: gl.const
         done = warpgroup_mma_wait(0, deps=(sums,))
         mbarrier.arrive(free.index((at + STAGES - 1) % STAGES))
         row, gate = _place(tile, across, down, BAND)
-        _gate(done, to.index(GROUP), out, (row * 2 + GROUP) * 64, gate * 128)
+        _gate(done, to.index(GROUP), out, (row * 2 + GROUP) * 64, gate * 128, ACTIVATION)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["across", "down"])
 def _gated(
-    x, weight, out, across, down, K: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr
+    x, weight, out, across, down,
+    K: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the tiles of 128 rows, 128 gates and the 128 outputs that they are for)."""
     kind: gl.constexpr = x.dtype
@@ -122,8 +127,8 @@ def _gated(
     shared = (xs, ws, ready, free)
     gl.warp_specialize(
         [
-            (_multiply, (shared, to, out, across, down, 0, BAND, STEPS)),
-            (_multiply, (shared, to, out, across, down, 1, BAND, STEPS)),
+            (_multiply, (shared, to, out, across, down, 0, BAND, STEPS, ACTIVATION)),
+            (_multiply, (shared, to, out, across, down, 1, BAND, STEPS, ACTIVATION)),
             (_read, (x, weight, shared, across, down, BAND, STEPS)),
         ],
         [4, 1],  # warps
@@ -131,8 +136,8 @@ def _gated(
     )
 
 
-def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """out [num_rows, n] = silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
+def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, activation: Activation = "silu") -> None:
+    """out [num_rows, n] = activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first.
 
     All contiguous and of one type of 16 bits, n in eights, k in 64s.
     """
@@ -142,12 +147,12 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     beside = weight.view(2, n // 8, 8, k).transpose(0, 1)  # eight gates, then what they are for
     _gated[(min(across * down, num_sms),)](
         tiled(x, 64, K), tiled(beside, 16, 2, 8, K), tiled(out, 64, GATES), across, down,
-        K=K, STEPS=k // K, STAGES=STAGES, BAND=BAND, num_warps=4,
+        K=K, STEPS=k // K, STAGES=STAGES, BAND=BAND, ACTIVATION=activation, num_warps=4,
     )  # fmt: skip
 
 
-def gate_up_silu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
+def gate_up(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+    """activation(gate) * up, where x [num_rows, k] @ weight [2 n, k].T is both, the gates first. -> [num_rows, n]"""
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
-    launch(x, weight, out)
+    launch(x, weight, out, activation)
     return out

@@ -32,6 +32,7 @@ KERNELS = (
     "gpu.extend",
     "gpu.gemv",
     "gpu.grouped_matmul",
+    "gpu.norm",
     "gpu.qkv_rope_store",
     "gpu.shared_prefix",
     "gpu.skinny_matmul",

@@ -9,9 +9,11 @@ import pytest
 import torch
 from triton import knobs
 
-from graftlm.kernels.gpu.elementwise import _rms_norm, _silu_mul, rms_norm, silu_mul
+from graftlm.kernels.gpu.elementwise import _gate, gate_mul
+from graftlm.kernels.gpu.norm import _norm, norm_rows
 from graftlm.kernels.jit.compile_server import CompileServer
 from graftlm.kernels.jit.precompile import compile_meanwhile, compile_together
+from graftlm.kernels.norm import Norm
 
 pytestmark = pytest.mark.gpu
 
@@ -20,13 +22,13 @@ def test_a_call_whose_kernels_were_compiled_together_compiles_none_and_gives_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = torch.device("cuda")
-    for kernel in (_rms_norm, _silu_mul):
+    for kernel in (_norm, _gate):
         kernel.device_caches.clear()  # what other tests of this process have compiled
     x = torch.randn(3, 1136, device=device)
     weight = torch.rand(1136, device=device)
 
     def run() -> torch.Tensor:
-        return silu_mul(rms_norm(x, weight, 1e-5).repeat(1, 2))
+        return gate_mul(norm_rows(x, Norm(weight, 1e-5)).repeat(1, 2))
 
     assert compile_together(run, device) == 2
     compiled: list[str] = []
@@ -45,15 +47,15 @@ def test_processes_compile_once_a_kernel_was_missing_in_the_cache(
     monkeypatch.setattr("graftlm.kernels.jit.compile_server.FEWEST_CORES", 1)
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(knobs.compilation, "listener", lambda *, cache_hit, **_: hits.append(cache_hit))
-    for kernel in (_rms_norm, _silu_mul):
+    for kernel in (_norm, _gate):
         kernel.device_caches.clear()
     x = torch.randn(3, 1136, device=device)
 
     def run() -> torch.Tensor:
-        return silu_mul(rms_norm(x, x[0], 1e-5).repeat(1, 2))
+        return gate_mul(norm_rows(x, Norm(x[0], 1e-5)).repeat(1, 2))
 
     with CompileServer() as server:
-        assert compile_meanwhile(lambda: rms_norm(x[:, :80], x[0, :80], 1e-5), device, server).wait() == 1
+        assert compile_meanwhile(lambda: norm_rows(x[:, :80], Norm(x[0, :80], 1e-5)), device, server).wait() == 1
         assert hits == [False]
         assert compile_meanwhile(run, device, server).wait() == 2
         assert hits == [False, True, True]

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from graftlm.kernels.gpu.elementwise import add_norm, rms_norm
+from graftlm.kernels.gpu.norm import add_norm, norm_rows
+from graftlm.kernels.norm import Norm
 
 _COMPILE = """
 import triton
@@ -70,9 +71,9 @@ def check_chain(
 
     def chain() -> torch.Tensor:
         residual = start.clone()
-        normed = rms_norm(residual, norm, 1e-5)
+        normed = norm_rows(residual, Norm(norm, 1e-5))
         for product in twice:
-            normed = add_norm(product(normed), residual, norm, 1e-5)
+            normed = add_norm(product(normed), residual, Norm(norm, 1e-5))
         return normed
 
     exact, normed = start.double(), None

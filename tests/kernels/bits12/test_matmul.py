@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import get_args
 
 import pytest
 import torch
 
 from graftlm.kernels.bits12.weight_codec import CompactWeight, compacted
+from graftlm.kernels.gpu.activation import Activation, gate_by_torch
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.linear_dispatch import can_compact
@@ -55,11 +57,11 @@ def test_every_row_and_output_is_its_sum(n: int, k: int, num_rows: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_rows", [1, 16, 20, 32])
 @pytest.mark.parametrize(("n", "k"), [(512, 512), (1032, 448), (64 * 150, 256)])
-def test_gates_are_inside(n: int, k: int, num_rows: int) -> None:
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_gates_are_inside(activation: Activation, n: int, k: int, num_rows: int) -> None:
     x, weight = random(num_rows, k), listed(random(2 * n, k) / k**0.5)
-    gate, up = (x.double() @ weight.double().t()).bfloat16().double().chunk(2, -1)
-    expected = torch.nn.functional.silu(gate).bfloat16().double() * up
-    assert error(kernel().compact_gate_up(x, coded(weight, gates=True)), expected) < 2 * TOLERANCE
+    expected = gate_by_torch((x.double() @ weight.double().t()).bfloat16().double(), activation)
+    assert error(kernel().compact_gate_up(x, coded(weight, gates=True), activation), expected) < 2 * TOLERANCE
 
 
 @pytest.mark.gpu
@@ -136,6 +138,7 @@ codes = f"tensordesc<i32[32, 32],{{kernel.codes_layout()!r}}>"
 signature = dict(x="*bf16", x_tiles=tile({rows}, 64), codes=codes, bias="*bf16", out="*{out}")
 signature |= dict.fromkeys(["starts", "most", "inputs"], "*i32") | dict.fromkeys(["values", "scales"], "*fp32")
 signature |= dict.fromkeys(["num_rows", "k", "n", "num_blocks", "num_items", "steps", "tiles"], "i32")
-given = dict(ROWS={rows}, K=64, STAGES=kernel.stages_of({rows}), BIAS=False, GATE={gate}, REGISTERS=96, PDL=True)
+given = dict(ROWS={rows}, K=64, STAGES=kernel.stages_of({rows}), BIAS=False, GATE={gate}, ACTIVATION="silu",
+    REGISTERS=96, PDL=True)
 """
     compile_for_hopper("bits12.matmul", "_compact", arguments, "bf16", registers=96)

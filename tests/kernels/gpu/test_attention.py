@@ -10,10 +10,12 @@ from graftlm.core.runtime import Runtime
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.decode import (
     AT_ONCE,
+    LARGE_MANY,
     DecodeRows,
     Tile,
     Workspace,
     decode_attention,
+    num_splits,
     tile_of,
     whole_tile,
 )
@@ -80,8 +82,10 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 SHAPES = [(4, 4, 64, 64), (8, 2, 64, 64), (16, 1, 64, 64), (6, 2, 80, 80), (4, 2, 96, 96), (4, 2, 128, 128),
-          (2, 1, 256, 256), (4, 4, 96, 64), (5, 1, 64, 64), (14, 2, 64, 64)]  # fmt: skip
-VARIANTS = [{}, {"window": 7}, {"softcap": 2.0}, {"sinks": True}, {"window": 7, "softcap": 2.0, "sinks": True}]
+          (2, 1, 256, 256), (2, 1, 112, 112), (2, 1, 192, 192), (5, 1, 64, 64),
+          (4, 4, 96, 64), (14, 2, 64, 64)]  # fmt: skip
+VARIANTS = [{}, {"window": 7}, {"window": 100}, {"softcap": 2.0}, {"sinks": True},
+            {"window": 7, "softcap": 2.0, "sinks": True}]  # fmt: skip
 if DEVICE.type == "cuda":
     GRID = list(itertools.product(SHAPES, DTYPES, VARIANTS))
 else:
@@ -125,6 +129,13 @@ def test_rows_that_are_not_split_take_the_tile_that_is_done_first() -> None:
     assert [whole_tile(base, 128, n) for n in (0.5, 3.9, 4.0)] == [base] * 3
     assert [whole_tile(base, 128, n) for n in (4.8, 5.8, 7.7, 9.7, 15.5)] == [AT_ONCE[n] for n in (5, 6, 8, 5, 6)]
     assert whole_tile(base, 64, 4.8) == base
+    large = tile_of(torch.bfloat16, 256)
+    assert [whole_tile(large, 256, n) for n in (1.9, 3.9)] == [large, LARGE_MANY]
+
+
+def test_large_heads_are_cut_into_fewer_parts() -> None:
+    assert [num_splits(rows, 4, 132, 256) for rows in (1, 8, 32, 64, 128)] == [32, 8, 2, 1, 1]
+    assert [num_splits(rows, 4, 132) for rows in (1, 8, 32, 64, 128)] == [32, 16, 4, 2, 1]
 
 
 @pytest.mark.parametrize("num_splits", [1, 2])

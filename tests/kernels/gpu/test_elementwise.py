@@ -1,20 +1,25 @@
 """The small GPU kernels against their torch definitions; without a GPU, in Triton's interpreter."""
 
+from typing import get_args
+
 import pytest
 import torch
 
-from graftlm.kernels.attention import PackedQKV
+from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
+from graftlm.kernels.gpu.activation import Activation, gate_by_torch
 from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
-from graftlm.kernels.gpu.elementwise import add_norm, rms_norm, rotate, silu_mul, store_kv
+from graftlm.kernels.gpu.elementwise import gate_mul, rotate, store_kv
 from graftlm.kernels.gpu.gemv import gemv
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.skinny_matmul import SkinnyTile, parts_tile, skinny_gate_up, skinny_matmul, skinny_parts
 from graftlm.kernels.gpu.token_mask import apply_mask, walk_mask
+from graftlm.kernels.norm import Norm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])
 # half precision: one rounding of the result
 HALF_DTYPES = [torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]  # the interpreter cuts bfloat16 off
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
@@ -27,28 +32,11 @@ def close(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool
     return bool(difference < TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [64, 100])
-def test_rms_norm(dtype: torch.dtype, n: int) -> None:
-    x, weight = random(2, 3, n, dtype=dtype), random(n, dtype=dtype)
-    expected = torch.nn.functional.rms_norm(x.double(), (n,), weight.double(), 1e-5)
-    assert close(rms_norm(x, weight, 1e-5), expected, dtype)
-
-
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_parts_are_added_to_the_residual_and_normed(num_parts: int) -> None:
-    parts, residual, weight = random(num_parts, 4, 100), random(4, 100), random(100)
-    total = parts.sum(0) + residual
-    out = add_norm(parts, residual, weight, 1e-5)
-    assert close(residual, total, torch.float32)
-    assert close(out, torch.nn.functional.rms_norm(total, (100,), weight, 1e-5), torch.float32)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_mul(dtype: torch.dtype) -> None:
-    x = random(3, 2 * 70, dtype=dtype)
-    gate, up = x.double().chunk(2, -1)
-    assert close(silu_mul(x), torch.nn.functional.silu(gate) * up, dtype)
+def test_gates(dtype: torch.dtype, activation: Activation) -> None:
+    x = 2 * random(3, 2 * 70, dtype=dtype)
+    assert close(gate_mul(x, activation), gate_by_torch(x.double(), activation), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,29 +95,37 @@ def test_walking_an_automaton_allows_exactly_the_tokens_that_stay_in_it() -> Non
     assert kept == [[b"a", b"ab", b"abab"], [b"b", b"ba"]]
 
 
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", ["none", "rounded", "not rounded"])
+@pytest.mark.parametrize("rotation", ROTATIONS)
 @pytest.mark.parametrize(("head_dim", "rotary"), [(64, 64), (80, 80), (96, 32)])
 @pytest.mark.parametrize("num_tokens", [5, 37])  # programs of 4 tokens, of 16
-def test_heads_are_normed_rotated_and_stored(head_dim: int, rotary: int, norm: bool, num_tokens: int) -> None:
+def test_heads_are_normed_rotated_and_stored(
+    head_dim: int, rotary: int, rotation: Rotation, norm: str, num_tokens: int
+) -> None:
     heads, kv_heads = 3, 1
     qkv = random(num_tokens, (heads + 2 * kv_heads) * head_dim)
     q, k, v = (x.clone() for x in PackedQKV(qkv, heads, kv_heads, head_dim, qkv, qkv).split())
     angle = random(num_tokens, rotary // 2)
     cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
-    weights = (random(head_dim), random(head_dim)) if norm else (None, None)
-    packed = PackedQKV(qkv, heads, kv_heads, head_dim, cos, sin, *weights, 1e-5)
+    if rotation == "spread":
+        cos, sin = (f(angle).repeat_interleave(2, -1) for f in (torch.cos, torch.sin))
+    norms = [Norm(random(head_dim), 1e-5, norm == "rounded") if norm != "none" else None for _ in range(2)]
+    packed = PackedQKV(qkv, heads, kv_heads, head_dim, cos, sin, *norms, rotation)
     stores = [torch.full((num_tokens + 2, kv_heads, head_dim), 7.0, device=DEVICE) for _ in "kv"]
     slots = torch.randperm(num_tokens, device=DEVICE).int() + 1
     found = rotate_store(packed, *stores, slots)
 
-    def expected(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        if weight is not None:
-            x = torch.nn.functional.rms_norm(x, (head_dim,), weight, 1e-5)
-        turned, rest = x[..., :rotary], x[..., rotary:]
-        a, b = turned.chunk(2, -1)
-        return torch.cat([turned * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None], rest], -1)
+    def expected(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        x = norm(x) if norm is not None else x
+        turned, rest = x[..., :rotary].reshape(*x.shape[:2], -1, 2), x[..., rotary:]
+        if rotation == "none":
+            return x
+        c, s = angle.cos()[:, None], angle.sin()[:, None]
+        a, b = turned.unbind(-1) if rotation != "halves" else x[..., :rotary].chunk(2, -1)
+        pair = a * c - b * s, b * c + a * s
+        return torch.cat([torch.stack(pair, -1).flatten(-2) if rotation != "halves" else torch.cat(pair, -1), rest], -1)
 
-    wanted = (expected(q, weights[0]), expected(k, weights[1]), v)
+    wanted = (expected(q, norms[0]), expected(k, norms[1]), v)
     assert all(close(a, b, torch.float32) for a, b in zip(found, wanted, strict=True))
     assert all(close(s[slots.long()], w, torch.float32) for s, w in zip(stores, wanted[1:], strict=True))
     assert all((s[[0, -1]] == 7).all() for s in stores)
@@ -152,12 +148,12 @@ def test_heads_are_rotated_to_the_bit_as_by_the_models_own_code(dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [96, 1100])
-def test_a_product_of_one_row_takes_in_the_gate(k: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_product_of_one_row_takes_in_the_gate(activation: Activation, k: int, dtype: torch.dtype) -> None:
     x, weight, bias = random(1, k, dtype=dtype), random(2 * 40, k, dtype=dtype) / k**0.5, random(80, dtype=dtype)
     product = x.double() @ weight.double().T + bias.double()
     assert close(gemv(x, weight, bias), product, dtype)
-    gate, up = product.chunk(2, -1)
-    assert close(gemv(x, weight, bias, gated=True), torch.nn.functional.silu(gate) * up, dtype)
+    assert close(gemv(x, weight, bias, activation=activation), gate_by_torch(product, activation), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,11 +163,11 @@ def test_a_product_of_few_rows_takes_in_the_gate_and_leaves_its_parts_to_be_summ
 ) -> None:
     x, weight = random(num_rows, k, dtype=dtype), random(2 * n, k, dtype=dtype) / k**0.5
     product = x.double() @ weight.double().T
-    gate, up = product.chunk(2, -1)
     bias = random(2 * n, dtype=dtype)
     assert close(skinny_matmul(x, weight), product, dtype)
     assert close(skinny_matmul(x, weight, bias), product + bias.double(), dtype)
-    assert close(skinny_gate_up(x, weight), torch.nn.functional.silu(gate) * up, dtype)
+    for activation in ACTIVATIONS:
+        assert close(skinny_gate_up(x, weight, activation), gate_by_torch(product, activation), dtype)
     for splits in (1, 2, 3):
         parts = skinny_parts(x, weight, SkinnyTile(64, 32, splits, 2))
         assert parts.shape == (splits, num_rows, 2 * n) and parts.dtype is torch.float32

@@ -1,0 +1,119 @@
+"""Norms on a GPU, alone or with the sums before them: the residual stream is added to and normed in one kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
+from graftlm.kernels.norm import Addition, Norm
+
+_AS_IT_IS = Addition()
+
+
+@triton.jit
+def _normed(value, ok, scale, n, eps, ROUNDED: tl.constexpr, CENTERED: tl.constexpr, KIND: tl.constexpr):
+    """scale * (value, normed), float32; rounded to KIND where the models' own code rounds."""
+    if CENTERED:
+        value = tl.where(ok, value - tl.sum(value, 0) / n, 0.0)
+    normed = value * tl.rsqrt(tl.sum(value * value, 0) / n + eps)
+    if ROUNDED:
+        normed = normed.to(KIND).to(tl.float32)
+    return scale.to(tl.float32) * normed
+
+
+@triton.jit
+def _norm(
+    x, bias, post_weight, residual, weight, shift, out, x_row, x_part, out_row, n, factor, post_eps, eps,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, POST: tl.constexpr, POST_ROUNDED: tl.constexpr, SCALED: tl.constexpr,
+    NORM: tl.constexpr, ROUNDED: tl.constexpr, CENTERED: tl.constexpr, SHIFTED: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row). What no kernel writes is read early."""
+    launch_dependents(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    ok = i < n
+    kind = residual.dtype.element_ty
+    if NORM:
+        scale = tl.load(weight + i, mask=ok, other=0.0)
+    if POST:
+        post_scale = tl.load(post_weight + i, mask=ok, other=0.0)
+    if BIAS:
+        added = tl.load(bias + i, mask=ok, other=0.0).to(tl.float32)
+    grid_wait(PDL)
+    value = tl.load(x + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
+    if PARTS:
+        before = tl.load(residual + row * n + i, mask=ok, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            value += tl.load(x + part * x_part + row * x_row + i, mask=ok, other=0.0).to(tl.float32)
+        if BIAS:
+            value += added
+        if POST:
+            value = _normed(value, ok, post_scale, n, post_eps, POST_ROUNDED, False, kind).to(kind).to(tl.float32)
+        if SCALED:
+            value = (value * factor).to(kind).to(tl.float32)
+        rounded = (value + before).to(kind)
+        tl.store(residual + row * n + i, rounded, mask=ok)
+        value = rounded.to(tl.float32)
+    if NORM:
+        value = _normed(value, ok, scale, n, eps, ROUNDED, CENTERED, kind)
+        if SHIFTED:
+            value += tl.load(shift + i, mask=ok, other=0.0).to(tl.float32)
+        tl.store(out + row * out_row + i, value.to(kind), mask=ok)
+
+
+def norm_rows(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """x [..., n] after `norm` (kernels/norm.py) -> [..., n], dtype of x"""
+    rows = x.reshape(-1, x.shape[-1])
+    out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    _launch(rows, rows, norm, out, 0)
+    return out.view(x.shape)
+
+
+def norm_rows_(x: torch.Tensor, norm: Norm) -> None:
+    """The same in place, for x [num_rows, n], last dimension dense."""
+    _launch(x, x, norm, x, 0)
+
+
+def add_norm(
+    parts: torch.Tensor,
+    residual: torch.Tensor,
+    norm: Norm | None,
+    bias: torch.Tensor | None = None,
+    addition: Addition | None = None,
+) -> torch.Tensor:
+    """Add the sum of all parts and bias to the residual, in place, as `addition` says.
+
+    parts  [num_parts, num_rows, n], contiguous; residual [num_rows, n], contiguous; bias [n]
+    -> the residual after `norm` [num_rows, n], its dtype; the residual itself without one
+    """
+    out = torch.empty_like(residual) if norm is not None else residual
+    _launch(parts[0], residual, norm, out, len(parts), bias, addition or _AS_IT_IS)
+    return out
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm: Norm | None,
+    out: torch.Tensor,
+    num_parts: int,
+    bias: torch.Tensor | None = None,
+    addition: Addition = _AS_IT_IS,
+) -> None:
+    (num_rows, n), (post, factor) = x.shape, addition
+    assert post is None or not (post.centered or post.bias is not None)
+    # parts are of few rows: a row's latency is all there is
+    most = 8 if not num_parts else 16 if num_rows > 32 else 32
+    _norm[(num_rows,)](
+        x, bias if bias is not None else x, post.weight if post is not None else x, residual,
+        norm.weight if norm is not None else x, norm.bias if norm is not None and norm.bias is not None else x, out,
+        x.stride(0), x.stride(0) * num_rows, out.stride(0), n, factor, post.eps if post is not None else 0.0,
+        norm.eps if norm is not None else 0.0,
+        PARTS=num_parts, BIAS=bias is not None, POST=post is not None, POST_ROUNDED=post is not None and post.rounded,
+        SCALED=factor != 1.0, NORM=norm is not None, ROUNDED=norm is not None and norm.rounded,
+        CENTERED=norm is not None and norm.centered, SHIFTED=norm is not None and norm.bias is not None,
+        BLOCK=triton.next_power_of_2(n), num_warps=most if n > 2048 else 4, **pdl_options(x),
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""RMSNorm and LayerNorm in their various arithmetics, read from a model's module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+_EPS = ("variance_epsilon", "eps")
+_PROBED = 3
+_SAME = 5e-2
+"""Relative error up to which a module may be one of the norms here; fusing it asks for more."""
+
+
+class Norm(NamedTuple):
+    """A norm over the last dimension: weight [n] and epsilon.
+
+    rounded   whether x is rounded to its dtype before the weight multiplies it (Llama) or only at the end (Gemma, whose
+              weight of 1 + w is in float32)
+    bias      [n], added at the end
+    centered  LayerNorm: the mean is subtracted first
+    """
+
+    weight: torch.Tensor
+    eps: float
+    rounded: bool = True
+    bias: torch.Tensor | None = None
+    centered: bool = False
+
+    @classmethod
+    def of(cls, module: object) -> Norm | None:
+        """The norm that `module` computes: the one that is closest on random input. None if it is none.
+
+        Weights are detached: whoever takes their address keeps them alive, even after the parameter was replaced.
+        """
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        eps = next((getattr(module, name) for name in _EPS if hasattr(module, name)), None)
+        if "Norm" not in type(module).__name__ or eps is None or not callable(module):
+            return None
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not weight.is_floating_point():
+            return None
+        x = torch.randn(_PROBED, len(weight), device=weight.device).to(weight.dtype)
+        try:
+            with torch.no_grad():
+                expected = module(x)
+                found = [(norm.error(x, expected), norm) for norm in cls._forms(weight.detach(), bias, float(eps))]
+        except Exception:  # it takes other arguments, or gives something else
+            return None
+        error, norm = min(found, key=lambda pair: pair[0])
+        return norm if error < _SAME else None
+
+    @classmethod
+    def _forms(cls, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Iterator[Norm]:
+        """All norms of this weight, those first that are preferred where they are equal."""
+        if bias is None:
+            yield cls(weight, eps)
+            yield cls(weight, eps, rounded=False)
+            yield cls(1.0 + weight.float(), eps, rounded=False)
+        shift = bias.detach() if bias is not None else None
+        yield cls(weight, eps, False, shift, centered=True)
+        yield cls(1.0 + weight.float(), eps, False, shift, centered=True)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an RMSNorm in the arithmetic of Llama."""
+        return self.rounded and self.bias is None and not self.centered
+
+    def error(self, x: torch.Tensor, expected: torch.Tensor) -> float:
+        """How far `expected` is from x after this norm, in the Euclidean norm, relative to it."""
+        return float((self(x).float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The definition: x [..., n] -> [..., n], dtype of x."""
+        value = x.float()
+        if self.centered:
+            value = value - value.mean(-1, keepdim=True)
+        value = value * torch.rsqrt(value.pow(2).mean(-1, keepdim=True) + self.eps)
+        value = self.weight.float() * (value.to(x.dtype).float() if self.rounded else value)
+        return (value + self.bias.float() if self.bias is not None else value).to(x.dtype)
+
+
+class Addition(NamedTuple):
+    """How a layer's attention or MLP is added to the residual stream: residual += factor * post(output).
+
+    post  an RMSNorm of the output (sandwich norms)
+    """
+
+    post: Norm | None = None
+    factor: float = 1.0
