@@ -107,6 +107,12 @@ def ab(
     with_check: Annotated[
         bool, typer.Option("--check", help="Plant faults into the first engine and show that each is found.")
     ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of an earlier --report: print what has changed since.")
+    ] = None,
+    prices: Annotated[
+        str | None, typer.Option(help="Price of a million prompt and completion tokens of an endpoint, e.g. 0.15,0.6.")
+    ] = None,
     framework: Annotated[
         str | None, typer.Option(help="Which of the file's run_<framework> to take, where it has several.")
     ] = None,
@@ -121,23 +127,30 @@ def ab(
 ) -> None:
     """Compare engines on a pipeline of your own: answers, time, tokens."""
     from graftlm.ab import compare, report
+    from graftlm.ab.against import changes, read_report
+    from graftlm.ab.cost import read_prices
 
     names = [name.strip() for name in engines.split(",") if name.strip()]
     if report_to is not None:
         report.check_folder(report_to, force=force, with_chart=with_chart)
+    before, known_prices = read_report(against) if against is not None else None, read_prices(prices)
     options: dict[str, Any] = {"rounds": rounds, "minutes": minutes, "threads": threads, "progress": Progress(as_json)}
     options |= {"framework": framework, "swap": swap}
     if with_check:
         _check_faults(pipeline, names[:1], model, options, as_json)
         return
     comparison = compare(pipeline, names, model, one_at_a_time=one_at_a_time, **options)
+    comparison.prices = known_prices
+    changed = changes(before, report.to_json([comparison])) if before is not None else []
     if as_json:
         print_json(report.to_json([comparison]))
     else:
         report.print_table([comparison])
+        if changed:
+            report.print_changes(changed)
     if report_to is not None:
         command = shlex.join(["graftlm", *sys.argv[1:]])
-        for path in report.write([comparison], report_to, command, with_chart):
+        for path in report.write([comparison], report_to, command, with_chart, changed):
             typer.echo(f"wrote {path}", err=True)
     raise typer.Exit(130 if comparison.interrupted else _failed([comparison]))
 

@@ -92,6 +92,7 @@ class Comparison:
     inputs       the measured inputs, as text
     notes        what a reader must know to read the figures
     interrupted  whether the run was stopped before its end
+    prices       what a million prompt and completion tokens of an endpoint cost, if the user said it
     """
 
     name: str
@@ -101,6 +102,7 @@ class Comparison:
     results: list[EngineResult]
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
+    prices: tuple[float, float] | None = None
 
     @property
     def baseline(self) -> EngineResult:

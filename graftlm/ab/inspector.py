@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from graftlm.ab.profile import Call, Profile, num_unique, outside
+from graftlm.ab.profile import Call, Profile, by_phase, num_unique, outside
 
 if TYPE_CHECKING:
     from graftlm.core.runtime import Runtime
@@ -29,7 +29,7 @@ class Inspector:
         self._lock = threading.Lock()
         self._local = threading.local()
         self._started = 0.0
-        self._phases: dict[str, float] = {}
+        self._spent: list[tuple[str, float, float]] = []
         self._calls: list[Call] = []
 
     @contextmanager
@@ -40,7 +40,7 @@ class Inspector:
                 self._watch_runtime(runtime, undo)
             for model in self._models:
                 self._watch_model(model, undo)
-            self._calls, self._phases = [], {}
+            self._calls, self._spent = [], []
             self._started = time.perf_counter()
             yield
 
@@ -52,7 +52,7 @@ class Inspector:
     def profile(self, wall_s: float, spans: Sequence[tuple[float, float]]) -> Profile:
         calls = self.calls(spans)
         framework = outside(wall_s, calls)
-        phases = {name: seconds for name, seconds in self._phases.items() if seconds}
+        phases = by_phase(self._spent)
         rest = wall_s - framework - sum(phases.values())
         phases |= {"waiting and the rest of calls": max(0.0, rest), "framework, between calls": framework}
         prompts = [call.prompt_ids for call in calls]
@@ -66,7 +66,7 @@ class Inspector:
         if torch is not None and torch.cuda.is_available():
             torch.cuda.synchronize()
         with self._lock:
-            self._phases[phase] = self._phases.get(phase, 0.0) + time.perf_counter() - begin
+            self._spent.append((phase, begin, time.perf_counter()))
 
     # -- GraftLM -----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -125,6 +126,17 @@ def outside(wall_s: float, calls: Iterable[Call]) -> float:
             covered += call.end_s - begin
             reached = call.end_s
     return max(0.0, wall_s - covered)
+
+
+def by_phase(spent: Iterable[tuple[str, float, float]]) -> dict[str, float]:
+    """Seconds by phase, from (phase, begin, end). Where several run at once, the one that began first counts."""
+    total: dict[str, float] = {}
+    reached = -math.inf
+    for phase, begin, end in sorted(spent, key=lambda one: one[1]):
+        if end > max(begin, reached):
+            total[phase] = total.get(phase, 0.0) + end - max(begin, reached)
+            reached = end
+    return total
 
 
 def _median(values: Iterable[float | None]) -> float | None:

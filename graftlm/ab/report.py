@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from graftlm.ab import html_page
+from graftlm.ab import against, html_page
+from graftlm.ab.against import Change
 from graftlm.ab.comparison import Comparison, EngineResult
+from graftlm.ab.cost import cost_of
+from graftlm.ab.profile import Call
 from graftlm.core.errors import ConfigError
 
 COLUMNS = (
@@ -55,9 +58,58 @@ def figures(comparison: Comparison, result: EngineResult) -> dict[str, Any]:
         "calls_per_s": None if work.calls is None else work.calls / result.wall_s,
         **dataclasses.asdict(work),
         "hit_rate": work.hit_rate,
+        "best_hit_rate": result.best_hit_rate,
+        "cpu_s": round(result.cpu_s, 4),
+        "energy_j": result.rounds[-1].energy_j,
+        "cost": cost_of(result.engine, comparison.model, work, comparison.prices),
+        **_times(result),
         "peak_bytes": max(one.peak_bytes for one in result.rounds),
         "peak_gpu_bytes": max(one.peak_gpu_bytes for one in result.rounds),
     }
+
+
+def _times(result: EngineResult) -> dict[str, Any]:
+    """What the closer look at the calls gave; seconds."""
+    profile = result.profile
+    if profile is None:
+        return {}
+    under_way = sum(call.end_s - call.begin_s for call in profile.calls) / profile.wall_s
+    return {
+        "time_to_first_token_s": profile.time_to_first_token_s,
+        "time_between_tokens_s": profile.time_between_tokens_s,
+        "mean_calls_under_way": under_way,
+        "phases_s": profile.phases,
+    }
+
+
+DETAILS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "engine": ("engine", str),
+    "requests/s": ("calls_per_s", "{:.1f}".format),
+    "first token": ("time_to_first_token_s", "{:.3f} s".format),
+    "between tokens": ("time_between_tokens_s", lambda value: f"{1000 * value:.1f} ms"),
+    "calls": ("calls", "{:,}".format),
+    "mean under way": ("mean_calls_under_way", "{:.1f}".format),
+    "completion tokens": ("completion_tokens", "{:,}".format),
+    "best hit rate": ("best_hit_rate", "{:.0%}".format),
+    "CPU time": ("cpu_s", "{:.2f} s".format),
+    "peak memory": ("peak_bytes", lambda value: f"{value / 2**20:,.0f} MiB"),
+    "GPU memory": ("peak_gpu_bytes", lambda value: f"{value / 2**20:,.0f} MiB" if value else "–"),
+    "GPU energy": ("energy_j", "{:,.0f} J".format),
+    "cost": ("cost", "{:.6f}".format),
+}
+"""The second table of the page: a column's figure and how it is written. Columns that no engine has are left out."""
+
+
+def details(comparisons: Sequence[Comparison]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Columns and rows of the second table."""
+    found = [(c.name, figures(c, result)) for c in comparisons for result in c.results if result.rounds]
+    columns = [name for name, (key, _) in DETAILS.items() if any(row.get(key) is not None for _, row in found)]
+
+    def cell(row: Mapping[str, Any], column: str) -> str:
+        key, written = DETAILS[column]
+        return "–" if row.get(key) is None else written(row[key])
+
+    return ["pipeline", *columns], [(name, *(cell(row, column) for column in columns)) for name, row in found]
 
 
 def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -77,12 +129,19 @@ def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
                     "texts": result.answers if result.rounds else [],
                     "wall_s_of_rounds": [one.wall_s for one in result.rounds],
                     "left_out": result.left_out,
+                    "calls_of_one_round": [_call(call) for call in result.profile.calls] if result.profile else [],
+                    "first_differences": [dataclasses.asdict(one) for one in result.divergences],
                 }
                 for result in c.results
             ],
         }
         for c in comparisons
     ]
+
+
+def _call(call: Call) -> dict[str, Any]:
+    found = dataclasses.asdict(call)
+    return {key: value for key, value in found.items() if key not in ("prompt_ids", "token_ids")}
 
 
 def cells(comparison: Comparison, result: EngineResult) -> tuple[str, ...]:
@@ -170,25 +229,50 @@ def check_folder(folder: Path, *, force: bool, with_chart: bool) -> None:
         raise ConfigError(f"--report {str(folder)!r} cannot be written: {error.strerror}; name another") from error
 
 
-def write(comparisons: Sequence[Comparison], folder: Path, command: str, with_chart: bool = True) -> list[Path]:
+def write(
+    comparisons: Sequence[Comparison],
+    folder: Path,
+    command: str,
+    with_chart: bool = True,
+    changed: Sequence[Change] = (),
+) -> list[Path]:
     """Write report.html, report.json, report.csv and, if asked for, chart.png; returns their paths.
 
     command  how the comparison can be repeated
+    changed  the comparison with an earlier report, for the page
     """
     folder.mkdir(parents=True, exist_ok=True)
     page, data, sheet, image = (folder / name for name in FILES)
     data.write_text(json.dumps(to_json(comparisons), indent=2, ensure_ascii=False) + "\n")
-    rows = [{"pipeline": c.name} | figures(c, result) for c in comparisons for result in c.results]
+    rows = [{"pipeline": c.name} | _flat(figures(c, result)) for c in comparisons for result in c.results]
     with sheet.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
     tables = [(c, [cells(c, result) for result in c.results]) for c in comparisons]
-    page.write_text(html_page.render(tables, COLUMNS, headline(comparisons), command))
+    sides = (against.COLUMNS, [one.cells() for one in changed])
+    page.write_text(
+        html_page.render(tables, COLUMNS, headline(comparisons), command, details=details(comparisons), against=sides)
+    )
     if not with_chart:
         return [page, data, sheet]
     chart(comparisons, image)
     return [page, data, sheet, image]
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    phases = row.pop("phases_s", {})
+    return row | {f"{name} (s)": seconds for name, seconds in phases.items()}
+
+
+def print_changes(changed: Sequence[Change]) -> None:
+    """The comparison with an earlier report as a table."""
+    drawn = Table(title="Beside the earlier report", box=SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for i, column in enumerate(against.COLUMNS):
+        drawn.add_column(column.replace(" ", "\n", 1), justify="left" if i < 2 else "right", no_wrap=True)
+    for one in changed:
+        drawn.add_row(*one.cells())
+    Console(width=None if sys.stdout.isatty() else 140).print(drawn)
 
 
 def chart(comparisons: Sequence[Comparison], path: Path) -> None:

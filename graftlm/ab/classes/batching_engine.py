@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from graftlm.ab.classes.plain_engine import PlainEngine, completion_of, prompt_of
+from graftlm.ab.classes.plain_engine import PlainEngine, checked, completion_of, prompt_of
 from graftlm.core.errors import EngineError
 from graftlm.core.request import Submission
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 POLL_S = 0.05
-NUM_BLOCKS, BATCH_TOKENS = 2048, 2048
+NUM_BLOCKS, BATCH_TOKENS = 256, 2048
 """KV blocks and tokens per forward pass on a CPU, where transformers would take all memory there is."""
 
 
@@ -66,7 +66,9 @@ class BatchingEngine(PlainEngine):
                 self._manager.cancel_request(result.request_id)
             self.counters.largest_batch = max(self.counters.largest_batch, len(self._running))
             del self._running[result.request_id]
-            self.finish(submission, completion_of(self.tokenizer, ids, stop, len(prompt_of(submission))))
+            self.finish(
+                submission, completion_of(self.tokenizer, ids, submission.request.sampling, len(prompt_of(submission)))
+            )
         return True
 
     def _begin(self, submission: Submission) -> None:
@@ -75,9 +77,17 @@ class BatchingEngine(PlainEngine):
             wanted = "constraints" if submission.grammar is not None else "scores of given text"
             submission.listener.on_error(EngineError(f"transformers' continuous batching has no {wanted}; use hf"))
             return
+        try:
+            checked(request.sampling)
+        except EngineError as error:
+            submission.listener.on_error(error)
+            return
         ids = prompt_of(submission)
         limit = request.sampling.max_tokens or self.model.config.max_position_embeddings - len(ids)
-        name = self._manager.add_request(ids, max_new_tokens=limit, streaming=bool(request.sampling.stop))
+        ends = -1 if request.sampling.ignore_eos else None
+        name = self._manager.add_request(
+            ids, max_new_tokens=limit, streaming=bool(request.sampling.stop), eos_token_id=ends
+        )
         self._running[name] = submission
 
     def cancel(self, submission_id: int) -> None:

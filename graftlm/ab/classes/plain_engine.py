@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,12 @@ from graftlm.core.metrics import Counters, Stats
 from graftlm.core.request import Chunk, Completion, FinishReason, Submission, TokenLogprob, Usage
 
 if TYPE_CHECKING:
-    from graftlm.core.config import EngineConfig
+    from graftlm.core.config import EngineConfig, SamplingParams
     from graftlm.core.text.tokenizer import Tokenizer
+
+
+_UNKNOWN = ("n", "top_p", "top_k", "min_p", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty",
+            "repetition_penalty", "logit_bias", "stop_token_ids")  # fmt: skip
 
 
 class PlainEngine:
@@ -67,7 +72,7 @@ class PlainEngine:
         request, ids = submission.request, prompt_of(submission)
         if request.score_ids is not None or request.want_logits:
             return self._score(ids, request.score_ids or [])
-        sampling = request.sampling
+        sampling = checked(request.sampling)
         mask = [TokenMask(self.tokenizer, submission, len(ids))] if submission.grammar is not None else []
         limit = sampling.max_tokens or self.model.config.max_position_embeddings - len(ids)
         given = torch.tensor([ids], device=self.model.device)
@@ -75,18 +80,25 @@ class PlainEngine:
             given,
             attention_mask=torch.ones_like(given),
             max_new_tokens=limit,
-            min_new_tokens=limit if sampling.ignore_eos else sampling.min_tokens,
+            min_new_tokens=sampling.min_tokens,
+            generation_config=self._config_of(sampling.ignore_eos),
             do_sample=sampling.temperature > 0,
             **({"temperature": sampling.temperature} if sampling.temperature > 0 else {}),
             **({"stop_strings": list(sampling.stop), "tokenizer": self.tokenizer.hf} if sampling.stop else {}),
             logits_processor=mask,
             pad_token_id=self.tokenizer.eos_token_ids[0],
         )[0, len(ids) :].tolist()
-        return completion_of(self.tokenizer, output, sampling.stop, len(ids))
+        return completion_of(self.tokenizer, output, sampling, len(ids))
+
+    def _config_of(self, ignore_eos: bool) -> Any:
+        config = copy.deepcopy(self.model.generation_config)
+        if ignore_eos:
+            config.eos_token_id = None
+        return config
 
     def _score(self, ids: list[int], continuation: list[int]) -> Completion:
         logits = self.model(torch.tensor([ids + continuation], device=self.model.device)).logits[0].float()
-        usage = Usage(len(ids) + len(continuation), 0, 0, 0)
+        usage = Usage(len(ids) + max(0, len(continuation) - 1), 0, 0, 0)  # the last one's logits are not needed
         if not continuation:
             return Completion("", [], "length", usage, logits=logits[-1].cpu().numpy())
         rows = torch.log_softmax(logits[len(ids) - 1 : -1], -1)
@@ -137,6 +149,15 @@ class TokenMask:
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
 
+def checked(sampling: SamplingParams) -> SamplingParams:
+    """Raise EngineError for parameters that these engines do not have."""
+    plain = type(sampling)()
+    asked = [f"{name}={value!r}" for name in _UNKNOWN if (value := getattr(sampling, name)) != getattr(plain, name)]
+    if asked:
+        raise EngineError(f"transformers behind the engine hook does not know {', '.join(asked)}; leave them out")
+    return sampling
+
+
 def prompt_of(submission: Submission) -> list[int]:
     if submission.prompt_ids is None:
         raise EngineError("the request has no token ids")
@@ -144,9 +165,10 @@ def prompt_of(submission: Submission) -> list[int]:
     return ids
 
 
-def completion_of(tokenizer: Tokenizer, ids: list[int], stop: Sequence[str], num_prompt: int) -> Completion:
+def completion_of(tokenizer: Tokenizer, ids: list[int], sampling: SamplingParams, num_prompt: int) -> Completion:
     """The answer of generated ids: its text up to the end token or the first stop string."""
-    ended = next((i for i, token in enumerate(ids) if token in tokenizer.eos_token_ids), None)
+    stop, ends = sampling.stop, () if sampling.ignore_eos else tokenizer.eos_token_ids
+    ended = next((i for i, token in enumerate(ids) if token in ends), None)
     text = tokenizer.decode(ids[:ended])
     found = min(((text.find(one), one) for one in stop if one in text), default=None)
     if found is not None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from graftlm.ab import Comparison, compare, report
@@ -256,6 +261,49 @@ def test_a_mistake_in_the_pipeline_file_is_an_error(tmp_path: Path, body: str, m
 def test_wrong_arguments_are_errors(idle: Path, engines: list[str], options: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compare(idle, engines, **options)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_leaves_a_partial_report_that_says_so(tmp_path: Path) -> None:
+    path, out = tmp_path / "slow.py", tmp_path / "out"
+    path.write_text(
+        "import time\ndef slow(model): return lambda text: time.sleep(0.2) or text\n"
+        "def run(llm, inputs): return [llm(text) for text in inputs]\ndef inputs(): return ['a', 'b']\n"
+    )
+    command = [sys.executable, "-m", "graftlm", "ab", str(path), "--engines", "slow", "--rounds", "1000"]
+    process = subprocess.Popen(
+        [*command, "--report", str(out), "--no-chart"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )
+    worker = _child_of(process.pid)
+    time.sleep(6)  # some rounds of 0.2 s; at whatever moment it comes, a report is written
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert said.lstrip().startswith("The run was interrupted: these are partial figures.")
+    assert json.loads((out / "report.json").read_text())[0]["interrupted"] is True
+    assert "these are partial figures" in (out / "report.html").read_text()
+    assert not psutil.pid_exists(worker)
+
+
+def _child_of(pid: int) -> int:
+    """The engine's process, once it is there."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in psutil.Process(pid).children():
+            if "graftlm.ab.worker" in " ".join(child.cmdline()):
+                return child.pid
+        time.sleep(0.05)
+    raise AssertionError("no engine was started")
+
+
+def test_a_report_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ConfigError, match="cannot be written: .*; name another"):
+        report.check_folder(blocked / "out", force=False, with_chart=False)
 
 
 def test_a_report_folder_is_kept_unless_forced(tmp_path: Path) -> None:

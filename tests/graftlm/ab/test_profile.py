@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from graftlm.ab.profile import Call, first_difference, num_unique, outside
+from graftlm.ab.profile import Call, by_phase, first_difference, num_unique, outside
 
 
 def test_first_token_and_the_time_between_tokens() -> None:
@@ -26,3 +26,8 @@ def test_the_first_difference_is_looked_for_in_calls_of_the_same_prompt() -> Non
     assert first_difference(ours, theirs) == (1, 2)
     assert first_difference(ours, ours) is None
     assert first_difference(ours, [Call(0, prompt_ids=[1], token_ids=[5])]) == (0, 1)
+
+
+def test_phases_of_several_threads_are_counted_once() -> None:
+    spent = [("prefill", 0.0, 2.0), ("decode", 1.0, 4.0), ("decode", 1.5, 3.0), ("prefill", 6.0, 7.0)]
+    assert by_phase(spent) == {"prefill": 3.0, "decode": 2.0}

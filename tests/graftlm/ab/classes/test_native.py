@@ -49,6 +49,16 @@ def test_greedy_answers_are_equal_and_every_prompt_token_is_computed(ours: gl.Ru
     assert stats.requests == 3 and stats.computed_tokens == stats.prompt_tokens == sum(map(len, PROMPTS))
 
 
+def test_text_goes_on_after_the_end_token_where_that_is_asked_for(ours: gl.Runtime, plain: gl.Runtime) -> None:
+    asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    ids = [runtime.generate("A", **asked).token_ids for runtime in (ours, plain)]
+    assert ids[0] == ids[1] and len(ids[0]) == 12
+
+
+def test_a_scored_text_counts_the_same_prompt_tokens(ours: gl.Runtime, plain: gl.Runtime) -> None:
+    assert ours.score("Is it?", " no").usage.prompt_tokens == plain.score("Is it?", " no").usage.prompt_tokens
+
+
 def test_continuous_batching_gives_the_same_answers(ours: gl.Runtime, folder: str) -> None:
     options = {"max_tokens": 6, "temperature": 0}
     with native.engines(16)["hf-batching"](folder) as runtime:
@@ -65,6 +75,11 @@ def test_continuous_batching_gives_the_same_answers(ours: gl.Runtime, folder: st
 def test_constraints_and_stop_strings_hold(ours: gl.Runtime, plain: gl.Runtime, options: dict[str, object]) -> None:
     asked = {"max_tokens": 8, "temperature": 0, **options}
     assert plain.generate("A word: ", **asked).text == ours.generate("A word: ", **asked).text
+
+
+def test_what_the_engine_does_not_know_is_an_error(plain: gl.Runtime) -> None:
+    with pytest.raises(gl.EngineError, match="does not know n=3, top_p=0.5; leave them out"):
+        plain.generate("A", n=3, top_p=0.5)
 
 
 def test_select_and_score_agree(ours: gl.Runtime, plain: gl.Runtime) -> None:
