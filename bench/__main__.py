@@ -11,12 +11,13 @@ GROUPS = {
     "runtime": "the engine: equality, reuse, decode speed, scheduling, memory",
     "start": "process start to answers: on a fresh machine and later, beside the imports of torch and transformers",
     "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
+    "workloads": "twelve workloads in each framework, beside transformers, its continuous batching and Guidance",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
     "grammar": "constraints: masks, jump-forward, schemas",
     "sprout": "the embedded model: right answers by task",
     "gpu": "one GPU beside vLLM, SGLang and plain transformers: decode, reuse, chats, JSON, prefill",
 }
-OWN_MAIN = {"sprout": "bench.sprout.evaluate", "gpu": "bench.gpu.compare"}
+OWN_MAIN = {"workloads": "bench.workloads._suite", "sprout": "bench.sprout.evaluate", "gpu": "bench.gpu.compare"}
 """Groups that are no table of cases."""
 
 

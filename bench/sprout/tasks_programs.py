@@ -104,7 +104,7 @@ def multiple_choice(make: Maker) -> Document:
     return chat("multiple choice", [*messages, user(blocks[-1][0])], blocks[-1][1], detail=detail)
 
 
-def _story(make: Maker) -> tuple[str, str, int]:
+def story(make: Maker) -> tuple[str, str, int]:
     """A word problem: (question, steps, result) with one to three steps on small numbers."""
     name = make.names.invented()
     thing = make.rng.choice(("apples", "books", "coins", "cards", "eggs", "stamps", "shells", "pens", "tickets"))
@@ -157,7 +157,7 @@ def arithmetic(make: Maker) -> Document:
             answer = str(a + b if symbol == "+" else a - b if symbol == "-" else a * b)
         return chat("arithmetic", messages, answer, detail="one step")
     variant = make.rng.choice(("chat", "few-shot", "text"))
-    solved = [_story(make) for _ in range(1 if variant == "chat" else make.rng.randint(2, 5))]
+    solved = [story(make) for _ in range(1 if variant == "chat" else make.rng.randint(2, 5))]
     if variant == "chat":
         question, steps, result = solved[0]
         hint = make.rng.choice((" Think step by step.", " Let's think step by step.", "\nReason step by step."))
@@ -176,14 +176,14 @@ def arithmetic(make: Maker) -> Document:
     return plain("arithmetic", parts, detail="steps", scored_from=2 * len(solved) - 1)
 
 
-_GRADES = {
+GRADES = {
     5: ("excellent", "brilliant", "outstanding", "superb", "flawless"),
     4: ("good", "strong", "solid", "convincing", "pleasant"),
     3: ("average", "acceptable", "ordinary", "fair", "moderate"),
     2: ("weak", "poor", "dull", "shaky", "thin"),
     1: ("terrible", "awful", "dreadful", "hopeless", "miserable"),
 }
-_DIMENSIONS = words(
+DIMENSIONS = words(
     "clarity style content depth humour structure grammar evidence pace plot dialogue tone service food price comfort "
     "originality accuracy length vocabulary"
 )
@@ -192,12 +192,12 @@ _DIMENSIONS = words(
 def judge(make: Maker) -> Document:
     """Rate a text in several dimensions, in turns, in a form, or as JSON; then grade it."""
     count = make.rng.randint(1, 5)
-    dimensions = make.rng.sample(_DIMENSIONS, count + make.rng.randint(0, 2))
+    dimensions = make.rng.sample(DIMENSIONS, count + make.rng.randint(0, 2))
     rating = {d: make.rng.randint(1, 5) for d in dimensions}
     said = [
         make.rng.choice(
             ("The {d} is {a}.", "I found the {d} {a}.", "Its {d} is {a}.", "The {d} seems {a} to me.")
-        ).format(d=d, a=make.rng.choice(_GRADES[r]))
+        ).format(d=d, a=make.rng.choice(GRADES[r]))
         for d, r in rating.items()
     ]
     make.rng.shuffle(said)

@@ -1,0 +1,211 @@
+"""`python -m bench workloads`: twelve workloads on sprout in float32, GraftLM beside transformers, in each framework.
+
+Every row is an A/B comparison of `graftlm.ab`: interleaved rounds, a process per engine, the same threads. The ratio is
+that of the fastest other engine over GraftLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import origin
+from graftlm.ab import Comparison, EngineResult, compare
+from graftlm.ab.statistics import Ratio, ratio
+from graftlm.core.model.embedded import sprout_folder
+from graftlm.progress import Progress
+
+FOLDER = Path(__file__).parent
+BASELINE = FOLDER / "baseline.json"
+OTHERS = {"native": ("hf", "hf-batching"), "langchain": ("hf", "hf-batching"), "dspy": ("hf", "hf-batching"),
+          "llama_index": ("hf", "hf-batching"), "guidance": ("guidance",)}  # fmt: skip
+"""What GraftLM is compared with, by framework. Guidance's programs run on no endpoint: text and `gen` alternate."""
+NO_BATCHING = {"endings", "json_objects"}
+"""Programs with choices or schemas, which transformers' continuous batching does not have."""
+FLOOR = 3.0
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
+
+
+def frameworks(name: str) -> list[str]:
+    """The frameworks in which a workload is written, the native program first."""
+    found = re.findall(r"^def run_(\w+)\(", (FOLDER / f"{name}.py").read_text(), re.MULTILINE)
+    return sorted(found, key=lambda one: (one != "native", one))
+
+
+def float32_sprout(folder: Path) -> str:
+    """sprout with its weights in float32, so that greedy answers can be compared token by token."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(sprout_folder(), dtype=torch.float32).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(sprout_folder()).save_pretrained(folder)
+    return str(folder)
+
+
+def row(compared: Comparison, framework: str) -> dict[str, Any]:
+    """The figures of one comparison, whose last engine is GraftLM."""
+    *others, ours = compared.results
+    measured = [one for one in others if one.rounds]
+    found: dict[str, Any] = {
+        "workload": compared.name,
+        "framework": framework,
+        "inputs": len(compared.inputs),
+        "differences": compared.differences(),
+        "engines": {result.engine: _engine(compared, result) for result in compared.results},
+    }
+    if not measured or not ours.rounds:
+        return found
+    best = min(measured, key=lambda one: one.wall_s)
+    return found | {
+        "best": best.engine,
+        "ratio": dataclasses.asdict(_ratio([r.wall_s for r in best.rounds], [r.wall_s for r in ours.rounds])),
+        "cpu_ratio": dataclasses.asdict(_ratio([r.cpu_s for r in best.rounds], [r.cpu_s for r in ours.rounds])),
+        "hit_rate": ours.work.hit_rate,
+        "best_hit_rate": ours.best_hit_rate,
+    }
+
+
+def _engine(compared: Comparison, result: EngineResult) -> dict[str, Any]:
+    if not result.rounds:
+        return {"error": result.error}
+    return {
+        "wall_s": [round(one.wall_s, 4) for one in result.rounds],
+        "cpu_s": [round(one.cpu_s, 4) for one in result.rounds],
+        "right": compared.num_right(result),
+        "equal": compared.num_equal(result),
+        **dataclasses.asdict(result.work),
+    }
+
+
+def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> Ratio:
+    number = min(len(theirs), len(ours))
+    return ratio(theirs[:number], ours[:number])
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def lost(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], by: str = "cpu_ratio") -> list[str]:
+    """The rows whose ratio lies below the earlier one, its whole interval below that one's."""
+    known = {(one["workload"], one["framework"]): one for one in before if by in one}
+    said = []
+    for one in found:
+        old = known.get((one["workload"], one["framework"]))
+        if old is None:
+            continue
+        name = f"{one['workload']} in {one['framework']}"
+        if by not in one:
+            said.append(f"{name}: no ratio any more: {one['engines']}")
+        elif (one[by]["high"] or one[by]["value"]) < (old[by]["low"] or old[by]["value"]):
+            said.append(f"{name}: {Ratio(**one[by])}, before {Ratio(**old[by])}")
+    return said
+
+
+def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    drawn = Table("workload", "framework", title=title)
+    for column in ("best other", "seconds", "GraftLM", "ratio", "of CPU time", "right", "equal", "hit rate", "best"):
+        drawn.add_column(column, justify="right")
+    for one in rows:
+        ours = one["engines"].get("graftlm", {})
+        if "ratio" not in one:
+            errors = "; ".join(str(e.get("error")) for e in one["engines"].values() if "error" in e)
+            drawn.add_row(one["workload"], one["framework"], f"failed: {errors[:60]}")
+            continue
+        theirs = one["engines"][one["best"]]
+        drawn.add_row(
+            one["workload"], one["framework"], one["best"],
+            f"{_middle(theirs['wall_s']):.2f}", f"{_middle(ours['wall_s']):.2f}",
+            str(Ratio(**one["ratio"])), f"{one['cpu_ratio']['value']:.2f}x",
+            f"{ours['right']}/{one['inputs']}", f"{ours['equal']}/{one['inputs']}",
+            _share(one["hit_rate"]), _share(one["best_hit_rate"]),
+        )  # fmt: skip
+    return drawn
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def summary(rows: Sequence[dict[str, Any]], by: str = "ratio") -> dict[str, float]:
+    """Geometric mean and smallest ratio by framework."""
+    found = {}
+    for framework in dict.fromkeys(one["framework"] for one in rows):
+        values = [one[by]["value"] for one in rows if one["framework"] == framework and by in one]
+        if values:
+            found |= {f"{framework}, geometric mean": geometric_mean(values), f"{framework}, smallest": min(values)}
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status 1 if a ratio is lost against `--against`."""
+    parser = argparse.ArgumentParser(prog="python -m bench workloads", description=f"Workloads: {', '.join(names())}.")
+    parser.add_argument("workloads", nargs="*", help="which; all if none is named")
+    parser.add_argument("--frameworks", default="native", help="comma-separated, or 'all' (default native)")
+    parser.add_argument("--others", help="engines to compare with, comma-separated, in place of the usual ones")
+    parser.add_argument("--quick", action="store_true", help="a quarter of each workload")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=1.0, help="for the rounds of each comparison")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads of every engine (default 1)")
+    parser.add_argument("--model", help="a folder in place of sprout in float32")
+    parser.add_argument("--json", type=Path, dest="output", help="write the figures; rows of other workloads are kept")
+    parser.add_argument("--against", type=Path, help="fail where a ratio of CPU times is lost against these figures")
+    given = parser.parse_args(arguments)
+    if unknown := set(given.workloads) - set(names()):
+        parser.error(f"no workload {sorted(unknown)[0]!r}; known: {', '.join(names())}")
+    if given.quick:
+        os.environ["GRAFTLM_BENCH_SHARE"] = "0.25"
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = given.model or float32_sprout(Path(folder))
+        for name in given.workloads or names():
+            wanted = frameworks(name) if given.frameworks == "all" else given.frameworks.split(",")
+            for framework in (one for one in wanted if one in frameworks(name)):
+                others = given.others.split(",") if given.others else OTHERS[framework]
+                skipped = NO_BATCHING if framework == "native" else set()
+                chosen = [one for one in others if one != "hf-batching" or name not in skipped]
+                compared = compare(
+                    FOLDER / f"{name}.py", [*chosen, "graftlm"], model, rounds=given.rounds, minutes=given.minutes,
+                    threads=given.threads, framework=framework, progress=Progress(),
+                )  # fmt: skip
+                rows.append(row(compared, framework))
+                if given.output:
+                    _write(given.output, rows, given.quick)
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    console.print(table(rows, f"workloads, {given.threads} thread(s), {origin()['commit']}"))
+    for name, value in summary(rows).items():
+        console.print(f"{name}: {value:.2f}x")
+    if given.against is None:
+        return 0
+    failures = lost(rows, json.loads(given.against.read_text())["rows"])
+    for line in failures:
+        print(f"lost: {line}", file=sys.stderr)
+    return int(bool(failures))
+
+
+def _write(path: Path, rows: Sequence[dict[str, Any]], quick: bool) -> None:
+    """Write figures; rows of earlier runs that this one has not measured again stay."""
+    new = {(one["workload"], one["framework"]) for one in rows}
+    before = json.loads(path.read_text())["rows"] if path.is_file() else []
+    kept = [one for one in before if (one["workload"], one["framework"]) not in new]
+    path.write_text(json.dumps(origin() | {"quick": quick, "rows": [*kept, *rows]}, indent=1) + "\n")
