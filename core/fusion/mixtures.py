@@ -117,24 +117,22 @@ def fuse_mixtures(
         if isinstance(weights, str):
             fusions.reasons[type(inner).__name__] = f"experts keep torch's products: {weights}"
             continue
-        plan = plan_experts(weights, strict=strict, compact=compact)
         seen = _seen(block, inner, weights.down)
-        mixture = None
-        try:
-            if seen is None:
-                mine = _agrees_alone(inner, plan, weights.down, agree)
-            else:
-                found = FusedExperts(plan)(seen.routing.x, seen.routing.experts, seen.routing.weights)
-                mine = agree(seen.routed, found)
-                mixture = _whole(block, inner, plan, seen, agree, strict=strict, dry=dry) if mine else None
-        except Exception as error:  # the card lacks memory, or a kernel does not take this shape
-            fusions.reasons[type(inner).__name__] = f"experts keep torch's products: {str(error).splitlines()[0][:200]}"
-            continue
-        if not mine:
-            fusions.reasons[type(inner).__name__] = "experts keep torch's products: the kernels' result differs"
+        reason = ""
+        for hold in (True, False) if compact else (False,):
+            plan = plan_experts(weights, strict=strict, compact=hold)
+            try:
+                reason = "" if _agrees(inner, plan, seen, weights.down, agree) else "the kernels' result differs"
+            except Exception as error:  # the card lacks memory, or a kernel does not take this shape
+                reason = str(error).partition("\n")[0][:200] or type(error).__name__
+            if not reason:
+                break
+        if reason:
+            fusions.reasons[type(inner).__name__] = f"experts keep torch's products: {reason}"
             continue
         _put(inner, FusedExperts(plan), fusions)
         fusions.num_compact += plan.compact is not None
+        mixture = _whole(block, inner, plan, seen, strict=strict, dry=dry) if seen is not None else None
         if mixture is None:
             fusions.reasons[type(block).__name__] = "its own code routes: the router, or what it adds, is not known"
             continue
@@ -184,8 +182,10 @@ def _in_order(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return (second, first) if first.is_floating_point() else (first, second)
 
 
-def _agrees_alone(experts: nn.Module, plan: ExpertPlan, down: torch.Tensor, agree: AllClose) -> bool:
-    """Whether fused experts give what the module gives, for a routing of its own."""
+def _agrees(experts: nn.Module, plan: ExpertPlan, seen: _Seen | None, down: torch.Tensor, agree: AllClose) -> bool:
+    """Whether fused experts give what the module gives, for the routing that was seen or one of its own."""
+    if seen is not None:
+        return agree(seen.routed, FusedExperts(plan)(seen.routing.x, seen.routing.experts, seen.routing.weights))
     x = torch.randn(_PROBED, down.shape[1], device=down.device).to(down.dtype)
     scores = torch.rand(_PROBED, len(down), device=down.device)
     weights, chosen = (scores.to(down.dtype)).topk(min(2, len(down)), -1)
@@ -193,7 +193,7 @@ def _agrees_alone(experts: nn.Module, plan: ExpertPlan, down: torch.Tensor, agre
 
 
 def _whole(
-    block: nn.Module, experts: nn.Module, plan: ExpertPlan, seen: _Seen, agree: AllClose, *, strict: bool, dry: bool
+    block: nn.Module, experts: nn.Module, plan: ExpertPlan, seen: _Seen, *, strict: bool, dry: bool
 ) -> Mixture | None:
     """The whole block; None if its router, or what it adds to the experts' output, is not known."""
     router = router_of(block, experts, seen.routing, plan.num_experts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,7 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from graftlm.kernels.bits12.matmul import _factor, _one_of_each, _read_codes, _store, codes_layout
 from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight, compacted
 from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
-from graftlm.kernels.gpu.pdl import grid_wait, launch_and_wait, launch_dependents, pdl_options
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, barrier, gated, load, tiled
 
 PAIRS = 16
@@ -35,25 +34,6 @@ _SENTINEL = gl.constexpr(SENTINEL)
 _LINES = gl.constexpr(LINES)
 _INPUTS = gl.constexpr(INPUTS)
 _PAIRS = gl.constexpr(PAIRS)
-
-
-@triton.jit
-def _lay_out(
-    x, out, pairs, block_expert, block_start, block_end, top_k, k, M: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr
-):
-    """Program (block, part of the inputs): the tokens of the block's pairs, one after the other."""
-    launch_and_wait(PDL)
-    block = tl.program_id(0)
-    if tl.load(block_expert + block) >= 0:
-        at = tl.load(block_start + block) + tl.arange(0, M)
-        ok = at < tl.load(block_end + block)
-        token = tl.load(pairs + at, mask=ok, other=0) // top_k
-        i = tl.program_id(1) * K + tl.arange(0, K)
-        found = tl.load(
-            x + token.to(tl.int64)[:, None] * k + i[None, :], mask=ok[:, None] & (i < k)[None, :], other=0.0
-        )
-        row = block * M + tl.arange(0, M)
-        tl.store(out + row.to(tl.int64)[:, None] * k + i[None, :], found, mask=(i < k)[None, :])
 
 
 @gluon.jit
@@ -302,16 +282,11 @@ def compact_parts(
     experts  int32 [num_tokens, top_k], scales float32 likewise, both contiguous
     -> float32 [top_k, num_tokens, k], the sum over whose first dimension is the output
     """
-    (num_tokens, k), top_k = x.shape, experts.shape[1]
-    blocks = ExpertBlocks.of(experts, num_experts, PAIRS)
-    num_blocks = len(blocks.block_expert)
-    laid = torch.empty(num_blocks * PAIRS, k, dtype=x.dtype, device=x.device)
-    _lay_out[(num_blocks, triton.cdiv(k, 512))](
-        x.contiguous(), laid, blocks.pairs, blocks.block_expert, blocks.block_start, blocks.block_end, top_k, k,
-        M=PAIRS, K=512, num_warps=4, **pdl_options(experts),
-    )  # fmt: skip
-    hidden = torch.empty(num_blocks * PAIRS, gate_up.num_outputs // num_experts // 2, dtype=x.dtype, device=x.device)
-    _launch(laid, gate_up, num_experts, blocks, scales, hidden)
+    num_tokens, top_k = experts.shape
+    blocks = ExpertBlocks.of(experts, num_experts, PAIRS, lay_out=x)
+    assert blocks.laid is not None
+    hidden = torch.empty(len(blocks.laid), gate_up.num_outputs // num_experts // 2, dtype=x.dtype, device=x.device)
+    _launch(blocks.laid, gate_up, num_experts, blocks, scales, hidden)
     out = torch.empty(top_k, num_tokens, down.num_outputs // num_experts, dtype=torch.float32, device=x.device)
     _launch(hidden, down, num_experts, blocks, scales, out)
     return out

@@ -20,10 +20,14 @@ _CHUNK = 4096
 
 @triton.jit(do_not_specialize=["num_pairs", "max_blocks"])
 def _sort_pairs(
-    experts, pairs, block_expert, block_start, block_end, num_used, num_pairs, max_blocks, num_experts,
-    E: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    experts, pairs, block_expert, block_start, block_end, num_used, x, laid, num_pairs, max_blocks, num_experts,
+    top_k, k_total, x_row,
+    E: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program e places the pairs of expert e behind those of all experts before it, in their own order."""
+    """Program e places the pairs of expert e behind those of all experts before it, in their own order.
+
+    With K above 0 it lays out their tokens in its blocks, K numbers at once.
+    """
     launch_and_wait(PDL)
     mine = tl.program_id(0)
     i = tl.arange(0, CHUNK)
@@ -57,6 +61,17 @@ def _sort_pairs(
         rank = tl.cumsum(hit, 0)
         tl.store(pairs + placed + rank - 1, first + i, mask=hit == 1)
         placed += tl.sum(hit, 0)
+    if K > 0:
+        tl.debug_barrier()  # the program reads what its other threads placed
+        m, kk = tl.arange(0, BLOCK), tl.arange(0, K)
+        for b in range(0, (count + BLOCK - 1) // BLOCK):
+            at = begin + b * BLOCK + m
+            token = tl.load(pairs + at, mask=at < begin + count, other=0) // top_k
+            row = ((block + b) * BLOCK + m).to(tl.int64)
+            for first in range(0, k_total, K):
+                ok = (first + kk < k_total)[None, :]
+                found = tl.load(x + token.to(tl.int64)[:, None] * x_row + first + kk[None, :], mask=ok, other=0.0)
+                tl.store(laid + row[:, None] * k_total + first + kk[None, :], found, mask=ok)
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,7 @@ class ExpertBlocks:
     block_end     int32 [max_blocks], the end of its expert's pairs, which may be in a later block
     used          int32 [1]: how many blocks are used
     block         pairs in a block at most
+    laid          [max_blocks * block, n]: the tokens of each block, one after the other; None if not asked for
     """
 
     pairs: torch.Tensor
@@ -77,23 +93,32 @@ class ExpertBlocks:
     block_end: torch.Tensor
     used: torch.Tensor
     block: int
+    laid: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, experts: torch.Tensor, num_experts: int, block: int) -> ExpertBlocks:
-        """experts int32 [num_tokens, top_k], contiguous, each below num_experts."""
+    def of(
+        cls, experts: torch.Tensor, num_experts: int, block: int, lay_out: torch.Tensor | None = None
+    ) -> ExpertBlocks:
+        """Sort the pairs of experts int32 [num_tokens, top_k], contiguous, each below num_experts.
+
+        lay_out  tokens [num_tokens, n], last dimension dense, to be laid out by blocks; for few tokens
+        """
         num_pairs = experts.numel()
         limit = max_blocks(num_pairs, num_experts, block)
         pairs = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
         # columns begin at multiples of 16 bytes: what kernels are compiled for does not change with the number of pairs
         table = torch.empty(4, triton.cdiv(limit, 4) * 4, dtype=torch.int32, device=experts.device)
         expert, start, end, used = table[0, :limit], table[1, :limit], table[2, :limit], table[3, :1]
+        laid = None if lay_out is None else lay_out.new_empty(limit * block, lay_out.shape[1])
+        x = experts if lay_out is None else lay_out
         chunk = max(16, min(_CHUNK, triton.next_power_of_2(num_pairs)))
         _sort_pairs[(num_experts,)](
-            experts, pairs, expert, start, end, used, num_pairs, limit, num_experts,
+            experts, pairs, expert, start, end, used, x, x if laid is None else laid, num_pairs, limit, num_experts,
+            experts.shape[1], x.shape[1], x.stride(0), K=0 if laid is None else 512,
             E=triton.next_power_of_2(num_experts), CHUNK=chunk, BLOCK=block, num_warps=4 if chunk <= 1024 else 8,
             **pdl_options(experts),
         )  # fmt: skip
-        return cls(pairs, expert, start, end, used, block)
+        return cls(pairs, expert, start, end, used, block, laid)
 
 
 def max_blocks(num_pairs: int, num_experts: int, block: int) -> int:

@@ -65,7 +65,8 @@ def test_pairs_are_sorted_by_expert_in_blocks_of_one_expert(
 ) -> None:
     experts, _ = routing(rows, num_experts, top_k)
     experts[experts == num_experts - 1] = 0  # one that nobody asks for
-    found = ExpertBlocks.of(experts, num_experts, block)
+    x = random(rows, 600)
+    found = ExpertBlocks.of(experts, num_experts, block, lay_out=x)
     flat = experts.flatten().long()
     assert found.pairs.tolist() == torch.sort(flat, stable=True).indices.tolist()
     counts = torch.bincount(flat, minlength=num_experts).tolist()
@@ -76,6 +77,10 @@ def test_pairs_are_sorted_by_expert_in_blocks_of_one_expert(
     used = len(expected)
     table = (found.block_expert, found.block_start, found.block_end)
     assert list(zip(*(column[:used].tolist() for column in table), strict=True)) == expected
+    assert found.used.tolist() == [used] and found.laid is not None
+    for number, (_, first, end) in enumerate(expected):
+        tokens = found.pairs[first : min(first + block, end)].long() // top_k
+        assert torch.equal(found.laid[number * block :][: len(tokens)], x[tokens])
     assert found.block_expert[used:].tolist() == [-1] * (len(found.block_expert) - used)
 
 
