@@ -57,15 +57,20 @@ def give_back() -> None:
 
 
 def check_weights_fit(name: str, model: nn.Module, device: torch.device) -> None:
-    """Raise a ModelError if the weights that are not on `device` yet are larger than its free memory."""
+    """Raise a ModelError if the weights that are not on `device` yet are larger than its free memory.
+
+    model  may be one that was described only, on torch's "meta" device
+    """
     tensors = (tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
-    missing = {t.data_ptr(): t.nbytes for t in tensors if t.device.type != device.type}
+    missing = {id(t) if t.is_meta else t.data_ptr(): t.nbytes for t in tensors if t.device.type != device.type}
     if device.type != "cuda" or not missing:
         return
     needed, free = sum(missing.values()), free_bytes(device)
     if needed > free:
+        experts = sum(parameter.nbytes for parameter in model.parameters() if parameter.dim() == 3)
+        share = f" ({size_of(experts)} of them experts)" if experts else ""
         raise ModelError(
-            f"the weights of {name} take {size_of(needed)}, {size_of(free)} are free on {device}; use "
+            f"the weights of {name} take {size_of(needed)}{share}, {size_of(free)} are free on {device}; use "
             "dtype='bfloat16', quantization= or a smaller model, or end what else uses the GPU"
         )
 

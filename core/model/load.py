@@ -260,6 +260,10 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
         from graftlm.core.model.quantization import quantization_config
 
         options["quantization_config"] = quantization_config(config.quantization)
+    if device.type == "cuda" and config.quantization is None:
+        described = _described(source, config)
+        if described is not None:
+            check_weights_fit(source, described, device)
     try:
         read: Any = AutoModelForCausalLM.from_pretrained(
             source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
@@ -278,6 +282,25 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
     if device.type == "cpu" and config.dtype == "auto" and _dtype_of(loaded) is torch.float16:
         loaded = loaded.float()  # half precision has no fast matrix product on CPUs
     return loaded
+
+
+def _described(source: str, config: EngineConfig) -> nn.Module | None:
+    """The model that a configuration describes, without weights; None if that cannot be told before they are read."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        hf_config = model_config(source, config)
+        dtype = choose_dtype(config, torch.device("cuda"))
+        dtype = getattr(hf_config, "dtype", None) if dtype == "auto" else dtype
+        if dtype is None:
+            return None
+        with torch.device("meta"):
+            described: nn.Module = AutoModelForCausalLM.from_config(
+                hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code
+            )
+    except Exception:  # reading the weights says what is wrong
+        return None
+    return described
 
 
 def _tokenizer(given: Any, source: str, config: EngineConfig) -> Tokenizer:

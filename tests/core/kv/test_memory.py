@@ -6,6 +6,7 @@ A GPU's free memory is given here; tests/gpu/test_memory.py asks a real one.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from graftlm.core.config import CacheConfig, EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.kv import memory
 from graftlm.core.loaded_model import LoadedModel
+from graftlm.core.model import load
 from graftlm.core.model.load import load_model
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, tiny_model
@@ -124,6 +126,16 @@ def test_weights_larger_than_the_gpus_free_memory_are_refused_before_they_are_mo
     with pytest.raises(ModelError, match=r"weights of tiny take 0\.\d MB, 0\.0 MB are free on cuda:0; use dtype="):
         memory.check_weights_fit("tiny", model, GPU)
     memory.check_weights_fit("tiny", model, torch.device("cpu"))  # they are there already
+
+
+def test_experts_that_do_not_fit_are_named_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tiny_model("qwen3_moe").config.save_pretrained(tmp_path)  # there are no weights beside it
+    give(monkeypatch, 1000)
+    experts = 2 * 4 * 3 * 64 * 32 * 4 / 1e6  # layers, experts, projections, hidden and inner size, bytes
+    with pytest.raises(ModelError, match=rf"take 0\.\d MB \({experts:.1f} MB of them experts\), 0\.0 MB are free"):
+        load._read_weights(str(tmp_path), EngineConfig(), GPU)
 
 
 def test_tied_weights_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
