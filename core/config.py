@@ -234,7 +234,8 @@ class SamplingParams:
     schema keyword that the mask cannot keep: "error" raises a GrammarError, "warn" leaves it out with
     a warning, "check" leaves it out, has jsonschema judge the finished text, and asks again up to
     `max_retries` times (a greedy request then samples) before it raises a GrammarError; such a stream
-    arrives whole.
+    arrives whole. `bounded_numbers` keeps numbers that a schema does not bound to what their reader
+    holds: 18 digits for integers, 17 significant ones for others, and likewise `gen(dtype=)`.
     """
 
     max_tokens: int | None = 256
@@ -263,6 +264,7 @@ class SamplingParams:
     close_on_length: bool | None = None
     on_unsupported: Literal["error", "warn", "check"] = "error"
     max_retries: int = 2
+    bounded_numbers: bool = True
 
     def __post_init__(self) -> None:
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -289,6 +291,7 @@ class SamplingParams:
                 f"{name} is {value!r}; it must be a finite number",
             )
         _check_switch("ignore_eos", self.ignore_eos)
+        _check_switch("bounded_numbers", self.bounded_numbers)
         _check_switch("logprobs", self.logprobs, hint="; top_logprobs takes a number")
         _check_switch("close_on_length", self.close_on_length, optional=True)
         _check(

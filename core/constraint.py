@@ -101,7 +101,10 @@ def compile_constraint(sampling: SamplingParams, tokenizer: Tokenizer, engine: s
             "Grammar or an object whose matcher() makes the matcher of one sequence"
         )
     vocabulary = vocabulary_of(tokenizer)
-    future = submit_compile(spec, vocabulary, engine=engine, on_unsupported=sampling.on_unsupported)
+    options: dict[str, Any] = {"engine": engine, "on_unsupported": sampling.on_unsupported}
+    if isinstance(spec, JsonSchema):
+        options["bounded_numbers"] = sampling.bounded_numbers
+    future = submit_compile(spec, vocabulary, **options)
     if sampling.on_unsupported == "warn":
         future.add_done_callback(_warn)
     return future

@@ -137,8 +137,8 @@ class _Door:
             choice = config.tool_choice
             mode = "auto" if choice is None else choice.mode
             parallel = None if choice is None else choice.parallel
-            unkept = options["on_unsupported"]
-            options |= tool_constraint(form, tools, mode, parallel=parallel, answer=answer, on_unsupported=unkept)
+            keeping = {name: options[name] for name in ("on_unsupported", "bounded_numbers") if name in options}
+            options |= tool_constraint(form, tools, mode, parallel=parallel, answer=answer, **keeping)
         if pieces:
             options.pop("json_schema", None)
         key = None

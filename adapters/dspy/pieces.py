@@ -10,7 +10,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.schema.lowering import Lowered, lower_schema as lower
 from graftlm.core.grammar.spec import Composite, JsonSchema, Options
 
-_OPTIONS = Options(on_unsupported="warn")
+_OPTIONS = Options(on_unsupported="warn", bounded_numbers=True)
 
 
 def literal(text: str) -> Lowered:

@@ -37,7 +37,8 @@ SUPPORTED_PARAMS = frozenset(
     }
 )
 _CONSTRAINTS = ("regex", "choices", "json_schema", "grammar")
-_NATIVE_EXTENSIONS = frozenset({*_CONSTRAINTS, "on_unsupported", "max_retries", "scaffold", "n", "select"})
+_KEEPING = ("on_unsupported", "max_retries", "bounded_numbers")
+_NATIVE_EXTENSIONS = frozenset({*_CONSTRAINTS, *_KEEPING, "scaffold", "n", "select"})
 _HEADER = "[[ ## "
 
 
@@ -105,7 +106,7 @@ def sampling_options(config: lm15.Config) -> dict[str, Any]:
     native = native_extensions(config)
     if bias := (config.extensions or {}).get("logit_bias"):
         options["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
-    options |= {name: native[name] for name in (*_CONSTRAINTS, "on_unsupported", "max_retries", "n") if name in native}
+    options |= {name: native[name] for name in (*_CONSTRAINTS, *_KEEPING, "n") if name in native}
     if config.response_format is not None:
         options["json_schema"] = _schema(config.response_format)
     return options

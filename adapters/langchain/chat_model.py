@@ -101,7 +101,9 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
                 given |= {} if answer is None else {"json_schema": answer}
             else:
                 native, listed = form.prepare(native, tools)
-                given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, on_unsupported=kept)
+                bounded = {**self.model_kwargs, **given}.get("bounded_numbers", True)
+                keeping = {"on_unsupported": kept, "bounded_numbers": bounded}
+                given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, **keeping)
         request = Request(native, self._sampling(stop, given), tools=listed)
         return Call(runtime, request, model or self.model_name)
 

@@ -154,7 +154,9 @@ class GraftLLM(StructuredPrediction):
         form = call_options.tool_format(runtime, tools)
         kept = given.get("on_unsupported") or self.on_unsupported or "error"
         if form is not None:
-            given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, on_unsupported=kept)
+            bounded = {**self.additional_kwargs, **given}.get("bounded_numbers", True)
+            keeping = {"on_unsupported": kept, "bounded_numbers": bounded}
+            given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, **keeping)
         elif answer is not None:
             given["json_schema"] = answer
         prompt: Any

@@ -63,6 +63,7 @@ def tool_constraint(
     parallel: bool | None = None,
     answer: Any = None,
     on_unsupported: OnUnsupported = "error",
+    bounded_numbers: bool = True,
 ) -> dict[str, Any]:
     """The sampling parameters that constrain an answer to tool calls and text.
 
@@ -71,6 +72,7 @@ def tool_constraint(
     answer    a JSON schema; an answer that calls no tool is then JSON of this schema instead of free text.
     on_unsupported  "warn" leaves out what no grammar can keep of a tool's schema or the answer's; "check" has it judged
                     in the finished calls and answer.
+    bounded_numbers  as in SamplingParams.
 
     The answer is valid even if it reaches max_tokens: the shortest valid ending is forced before.
     """
@@ -80,15 +82,19 @@ def tool_constraint(
         return {"json_schema": schema, "close_on_length": True}
     if not allowed.tools:
         return {}
-    return {"constraint": _constraint(form, allowed, schema, on_unsupported), "close_on_length": True}
+    return {"constraint": _constraint(form, allowed, schema, on_unsupported, bounded_numbers), "close_on_length": True}
 
 
 @lru_cache(maxsize=256)
 def _constraint(
-    form: ToolFormat, choice: ToolChoice, answer: JsonSchema | None, on_unsupported: OnUnsupported
+    form: ToolFormat,
+    choice: ToolChoice,
+    answer: JsonSchema | None,
+    on_unsupported: OnUnsupported,
+    bounded_numbers: bool,
 ) -> Composite:
     """The grammar of the answer. Equal arguments give the same object, so that it is compiled once."""
-    language = _Language(form, on_unsupported)
+    language = _Language(form, on_unsupported, bounded_numbers)
     text = _text(form) if answer is None else language.json(answer, single_spaces=False)
     if choice.mode == "none":
         return language.spec(text)
@@ -104,7 +110,8 @@ def _constraint(
 class _Language:
     """Builds grammar nodes from schemas, and collects the rules of schemas that are not regular."""
 
-    def __init__(self, form: ToolFormat, on_unsupported: OnUnsupported) -> None:
+    def __init__(self, form: ToolFormat, on_unsupported: OnUnsupported, bounded_numbers: bool) -> None:
+        self._bounded_numbers = bounded_numbers
         self._form = form
         self._on_unsupported = on_unsupported
         self._rules: dict[str, ast.Node] = {}
@@ -122,7 +129,10 @@ class _Language:
 
         whitespace: Whitespace = "single" if single_spaces else "compact"
         self._schemas[name] = schema
-        lowered = lower_schema(schema, Options(whitespace=whitespace, on_unsupported=self._on_unsupported))
+        lowered = lower_schema(
+            schema,
+            Options(whitespace=whitespace, on_unsupported=self._on_unsupported, bounded_numbers=self._bounded_numbers),
+        )
         if lowered.issues and self._on_unsupported == "check":
             self._unkept[schema] = lowered.issues
         elif lowered.issues:

@@ -172,6 +172,8 @@ class Options:
                     "flexible" at most 20 blanks or line breaks anywhere JSON allows them.
     on_unsupported  "error" raises for a keyword that cannot be kept; "warn" drops it and says so; "check" does the same
                     for what jsonschema can judge, which requests then do on the finished text.
+    bounded_numbers  leave out numbers that common readers do not hold, where the schema sets no bounds: integers of
+                    more than 18 digits, others of more than 17 significant digits.
     engine          the engine to use; None picks the fastest that keeps the constraint.
     """
 
@@ -180,6 +182,7 @@ class Options:
     on_unsupported: OnUnsupported = "error"
     limits: Limits = field(default_factory=Limits)
     engine: str | None = None
+    bounded_numbers: bool = False
 
     def __post_init__(self) -> None:
         if self.whitespace not in get_args(Whitespace):

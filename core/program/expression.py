@@ -37,11 +37,15 @@ class Joined(Expression):
 
 @dataclass(frozen=True)
 class DataType:
-    """How a value of a Python type is generated: its regex, its stop strings, and how its text is converted."""
+    """How a value of a Python type is generated: its regex, its stop strings, and how its text is converted.
+
+    any_length  the regex for `bounded_numbers=False`, where it is another.
+    """
 
     type: type
     regex: str
     stop: tuple[str, ...]
+    any_length: str = ""
 
     def read(self, text: str) -> Any:
         """Convert `text` to the type; raises ValueError or KeyError if it is not a value of the type."""
@@ -54,10 +58,11 @@ class DataType:
         return self.type(text)
 
 
+_DIGITS = "|".join(["[0-9]{1,17}", *(rf"[0-9]{{{n}}}\.[0-9]{{1,{17 - n}}}" for n in range(1, 17))])
 _ENDS = (" ", "\n", ",", ";", ")")
 DATA_TYPES: Mapping[type, DataType] = {
-    int: DataType(int, r"[-+]?[0-9]+[ \n,;).]?", (*_ENDS, ".")),
-    float: DataType(float, r"[-+]?[0-9]+(\.[0-9]+)?[ \n,;)]?", _ENDS),
+    int: DataType(int, r"[-+]?[0-9]{1,18}[ \n,;).]?", (*_ENDS, "."), r"[-+]?[0-9]+[ \n,;).]?"),
+    float: DataType(float, rf"[-+]?({_DIGITS})[ \n,;)]?", _ENDS, r"[-+]?[0-9]+(\.[0-9]+)?[ \n,;)]?"),
     bool: DataType(bool, r"True|False|true|false", ()),
     str: DataType(str, r'"[^"\n]*"', ()),
 }
@@ -79,7 +84,8 @@ class Gen(Expression):
             options = {name: value for name, value in options.items() if name not in _CONSTRAINTS}
             stop = options.get("stop") or ()
             stop = (stop,) if isinstance(stop, str) else tuple(stop)
-            options |= {"regex": data_type.regex, "stop": stop + data_type.stop, "close_on_length": True}
+            regex = data_type.regex if options.get("bounded_numbers", True) else data_type.any_length or data_type.regex
+            options |= {"regex": regex, "stop": stop + data_type.stop, "close_on_length": True}
         return SamplingParams.from_options(**options)
 
     def value(self, text: str) -> Any:

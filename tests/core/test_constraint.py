@@ -54,3 +54,15 @@ def test_a_keyword_that_no_mask_can_keep_raises_or_is_left_out_with_a_warning() 
             runtime.generate("x", json_schema=SCHEMA)
         with pytest.warns(UserWarning, match="not kept exactly.*contentMediaType"):
             assert runtime.generate("x", json_schema=SCHEMA, on_unsupported="warn").text == '"17"'
+
+
+def test_numbers_that_nothing_bounds_are_bounded_unless_that_is_switched_off() -> None:
+    with ScriptedModel(lambda prompt: "1" * 40).runtime() as runtime:
+        for options, num_digits in (({}, 18), ({"bounded_numbers": False}, 40)):
+            assert runtime.generate("x", json_schema={"type": "integer"}, **options).text == "1" * num_digits
+
+            @gl.program
+            def count(s, options=options):  # type: ignore[no-untyped-def]
+                s += "x" + gl.gen("n", dtype=int, **options)
+
+            assert count.run(runtime=runtime)["n"] == int("1" * num_digits)

@@ -283,9 +283,9 @@ class _ItemLanguage:
         return place is not None and bool(self._may_run_out[place[0]])
 
 
-def _leading_to(dfa: Dfa, states: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _leading_to(dfa: Dfa, states: Any) -> npt.NDArray[np.bool_]:
     """The live states from which one of `states` can be reached, these included."""
-    found = states.copy()
+    found: npt.NDArray[np.bool_] = states.copy()
     found[0] = False
     while True:
         more = found | found[dfa.table].any(axis=1)

@@ -116,11 +116,13 @@ class Lowering:
         self.algebra = self._reader.algebra
         self._strict = options.strict
         self._limits = options.limits
+        self._bounded_numbers = options.bounded_numbers
         self._deadline = time.monotonic() + options.limits.seconds
         digest = hashlib.blake2b(
             (spec.text + spec.documents_text).encode(errors="surrogatepass"), digest_size=8
         ).hexdigest()
         self._prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
+        self._prefix += " bounded" if options.bounded_numbers else ""
         blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
         after = ast.literal(" ") if options.whitespace == "single" else blanks
         self._context_free = context_free
@@ -260,6 +262,8 @@ class Lowering:
             case Boolean():
                 return self._token(ast.alternation(ast.literal("true"), ast.literal("false")))
             case Number():
+                if self._bounded_numbers:
+                    return self._token(numbers.readable(shape, context_free=self._context_free))
                 return self._token(numbers.number(shape))
             case Text():
                 return self._token(json_text.quoted(text_language.node(shape)))

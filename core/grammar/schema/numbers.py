@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from math import ceil, floor, lcm
 
 from graftlm.core.errors import GrammarError
@@ -28,6 +29,9 @@ EXPONENT = ast.optional(ast.concat(ast.chars("eE"), ast.optional(ast.chars("+-")
 INTEGER = ast.alternation(ZERO, ast.concat(ast.optional(ast.literal("-")), NONZERO, ast.star(DIGIT)))
 NUMBER = ast.concat(ast.optional(ast.literal("-")), NATURAL, FRACTION, EXPONENT)
 MAX_RESIDUES = 2_000
+MAX_INTEGER_DIGITS = 18
+MAX_DIGITS = 17
+_FEW_RESIDUES = 100
 
 
 def number(shape: Number) -> Node:
@@ -42,6 +46,86 @@ def number(shape: Number) -> Node:
         return _in_bounds(shape)
     multiples = _multiples(shape.multiple_of, shape.integer)
     return ast.Intersection((_in_bounds(shape), multiples)) if bounded else multiples
+
+
+def readable(shape: Number, *, context_free: bool) -> Node:
+    """The numbers of `shape` that common readers hold: integers of 18 digits, others of 17 significant digits.
+
+    What the shape itself bounds stays. Exponents have two digits. Multiples of what needs many residues stay unbounded.
+    """
+    if shape.no_multiple_of or any(step.as_integer_ratio()[0] > _FEW_RESIDUES for step in shape.multiple_of):
+        return number(shape)
+    if shape.integer or shape.multiple_of:
+        limit = Decimal(10**MAX_INTEGER_DIGITS if shape.integer else 10**MAX_DIGITS) - 1
+        low = -limit if shape.minimum is None and (shape.maximum is None or shape.maximum >= -limit) else shape.minimum
+        high = limit if shape.maximum is None and (shape.minimum is None or shape.minimum <= limit) else shape.maximum
+        return number(replace(shape, minimum=low, maximum=high))
+    low, high = shape.minimum, shape.maximum
+    if low is None and high is None:
+        return FLOAT if context_free else _float_automaton()
+    if low is not None and high is not None:
+        num_digits = len(str(int(max(abs(low), abs(high)))))
+        return _capped(number(shape), max(1, MAX_DIGITS - num_digits))
+    if low == 0 and not shape.exclusive_minimum:
+        return SIGNIFICANT
+    return ast.Intersection((number(shape), ast.concat(ast.optional(ast.literal("-")), SIGNIFICANT)))
+
+
+def _capped(node: Node, count: int) -> Node:
+    """`node`, whose endless repeats are of digits, with at most `count` of them."""
+    if isinstance(node, ast.Repeat) and node.max is None:
+        return ast.repeat(node.item, node.min, max(node.min, count))
+    return ast.map_children(lambda child: _capped(child, count), node)
+
+
+def _significant() -> Node:
+    """Digits, a point among them or none: MAX_DIGITS of them but for the zero that leads."""
+
+    def fraction(most: int) -> Node:
+        return ast.concat(POINT, ast.repeat(DIGIT, 1, most))
+
+    after: Node = EMPTY
+    for num_digits in range(MAX_DIGITS - 1, 0, -1):
+        after = ast.optional(ast.alternation(fraction(MAX_DIGITS - num_digits), ast.concat(DIGIT, after)))
+    return ast.alternation(ast.concat(ZERO, ast.optional(fraction(MAX_DIGITS))), ast.concat(NONZERO, after))
+
+
+SIGNIFICANT = _significant()
+FLOAT = ast.concat(
+    ast.optional(ast.literal("-")),
+    SIGNIFICANT,
+    ast.optional(ast.concat(ast.chars("eE"), ast.optional(ast.chars("+-")), ast.repeat(DIGIT, 1, 2))),
+)
+
+
+@cache
+def _float_automaton() -> Node:
+    """FLOAT with as few states as can be."""
+    start, minus, zero, exponent, sign, ones, tens = range(7)
+    whole, left = 7, 7 + MAX_DIGITS  # after 1 digit, 2, ...; with 0 digits after the point left, 1, ...
+
+    def digits(target: int) -> tuple[int, int, int]:
+        return (0x30, 0x39, target)
+
+    to_exponent = [(0x45, 0x45, exponent), (0x65, 0x65, exponent)]
+    first = [(0x30, 0x30, zero), (0x31, 0x39, whole)]
+    points = left + MAX_DIGITS + 1  # the same as `left`, right after the point
+    rows: list[list[tuple[int, int, int]]] = [
+        [(0x2D, 0x2D, minus), *first],
+        first,
+        [(0x2E, 0x2E, points + MAX_DIGITS), *to_exponent],
+        [(0x2B, 0x2B, sign), (0x2D, 0x2D, sign), digits(ones)],
+        [digits(ones)],
+        [digits(tens)],
+        [],
+    ]
+    for n in range(1, MAX_DIGITS + 1):
+        more = [(0x2E, 0x2E, points + MAX_DIGITS - n), digits(whole + n)] if n < MAX_DIGITS else []
+        rows.append([*more, *to_exponent])
+    rows += [[*([digits(left + n - 1)] if n else []), *to_exponent] for n in range(MAX_DIGITS + 1)]
+    rows += [[digits(left + n - 1)] if n else [] for n in range(MAX_DIGITS + 1)]
+    accepting = {zero, ones, tens, *range(whole, points)}
+    return ast.Automaton(tuple(map(tuple, rows)), frozenset(accepting))
 
 
 def integers(low: int | None, high: int | None) -> Node:

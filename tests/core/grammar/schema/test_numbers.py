@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -14,6 +16,7 @@ from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.schema import numbers
 from graftlm.core.grammar.schema.shapes import Number
+from tests.grammars import allows, compiled
 
 BOUNDS = st.none() | st.decimals(-1500, 1500, places=2) | st.integers(-20, 120).map(Decimal)
 TEXTS = st.from_regex(r"-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,3})?", fullmatch=True)
@@ -73,3 +76,35 @@ def test_bounds_on_large_numbers_stay_small() -> None:
 def test_a_step_that_needs_too_many_states_is_refused() -> None:
     with pytest.raises(GrammarError, match=r"multipleOf 1009, 2003 needs 2,021,027 states.*rounder step"):
         numbers.number(Number(multiple_of=(Decimal(1009), Decimal(2003))))
+
+
+OR_NESTED: list[Callable[[dict[str, Any]], Any]] = [
+    lambda schema: schema,
+    lambda schema: {"anyOf": [schema, {"type": "array", "items": {"$ref": "#"}}]},  # for llguidance
+]
+
+
+@pytest.mark.parametrize("form", OR_NESTED, ids=["fsm", "llguidance"])
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer"}, ["0", "9" * 18, "-" + "9" * 18], ["9" * 19, "-" + "9" * 19]),
+        ({"type": "integer", "minimum": 5}, ["5", "9" * 18], ["4", "9" * 19]),
+        ({"type": "integer", "minimum": 10**20}, ["1" + "0" * 20, "9" * 21], ["9"]),
+        ({"type": "integer", "multipleOf": 5}, ["5", "9" * 17 + "5"], ["9" * 18 + "5"]),
+        ({"type": "number"}, ["-0.5", "1.2345678901234567", "9" * 17, "1e5", "12.5E-99"], ["9" * 18, "1e100"]),
+        ({"type": "number"}, ["0." + "1" * 17, "1234567.8901234567"], ["0." + "1" * 18, "1234567.89012345678"]),
+        ({"type": "number", "minimum": 0}, ["0", "0.5", "9" * 17], ["-1", "9" * 18, "1.23456789012345678"]),
+        ({"type": "number", "exclusiveMinimum": 0}, ["0.5", "9" * 17], ["0", "-1", "9" * 18]),
+        ({"type": "number", "minimum": 0, "maximum": 1}, ["1", "0." + "1" * 16], ["1.1", "0." + "1" * 30]),
+    ],
+)
+def test_bounded_numbers_are_those_that_readers_hold(
+    schema: dict[str, Any], good: list[str], bad: list[str], form: Callable[[dict[str, Any]], Any]
+) -> None:
+    bounded = compiled(form(schema), bounded_numbers=True)
+    assert [text for text in good if not allows(bounded, text)] == []
+    assert [text for text in bad if allows(bounded, text)] == []
+
+    free = compiled(form(schema))
+    assert all(allows(free, text) for text in good)
