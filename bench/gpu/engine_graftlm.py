@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from bench.gpu.handed_over import sections
 from bench.gpu.model import random_weights
 from bench.gpu.workloads import Answer, Draw, Figures, Ids, Sizes, decode, timed, warm_up
 
@@ -87,4 +88,4 @@ def strict(engine: GraftLM, sizes: Sizes) -> Figures:
     return figures
 
 
-EXTRAS = {"eager": eager, "strict": strict}
+EXTRAS = {**sections(), "eager": eager, "strict": strict}

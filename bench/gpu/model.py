@@ -3,8 +3,8 @@
     python -m bench.gpu.model FOLDER
 
 writes config.json and a tokenizer, which is all that the engines read: each fills in random weights. The tokenizer is
-a byte-level BPE of 128,000 pieces and 256 special tokens, learnt from the text files of Python's own library and of
-what is installed beside it; that takes minutes.
+a byte-level BPE of 128,000 pieces and 256 special tokens, learnt from text files of Python's own library and of what is
+installed beside it; that takes half a minute. Its chat template is that of Llama 3.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>
+
+{{ message.content }}<|eot_id|>{% endfor %}\
+{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
+
+{% endif %}"""
+MAX_CHARS = 60_000_000
+"""How much text the tokenizer is learnt from."""
+
 TEXT = frozenset({".py", ".pyi", ".txt", ".md", ".rst", ".html", ".json", ".h"})
 
 CONFIG: dict[str, Any] = {
@@ -53,11 +63,16 @@ CONFIG: dict[str, Any] = {
 
 
 def texts(folders: Iterable[Path]) -> Iterator[str]:
-    """The beginnings of all text files, in an order that does not depend on the file system."""
+    """The beginnings of text files, MAX_CHARS in all, in an order that does not depend on the file system."""
+    left = MAX_CHARS
     for folder in folders:
         for path in sorted(p for p in folder.rglob("*") if p.suffix in TEXT and p.is_file()):
             with path.open(encoding="utf-8", errors="ignore") as file:
-                yield file.read(1_000_000)
+                text = file.read(min(1_000_000, left))
+            yield text
+            left -= len(text)
+            if left <= 0:
+                return
 
 
 def learn_tokenizer(folders: Iterable[Path], pieces: int = PIECES, specials: int = SPECIALS) -> Any:
@@ -87,6 +102,7 @@ def learn_tokenizer(folders: Iterable[Path], pieces: int = PIECES, specials: int
         bos_token=NAMES[0],
         eos_token=NAMES[1],
         pad_token=NAMES[2],
+        chat_template=TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
 

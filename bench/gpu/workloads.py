@@ -102,6 +102,7 @@ class Sizes:
     branches: int = 4
     turns: int = 4
     vocabulary: tuple[int, int] = (LOWEST, HIGHEST)
+    by: int = 1  # what these were divided by
 
     def divided(self, by: int, vocabulary: tuple[int, int]) -> Sizes:
         """The same, smaller, for a tiny model of bytes: to try an engine, not to time it."""
@@ -109,7 +110,7 @@ class Sizes:
         names += ["said", "documents", "document", "long_prompts", "long", "longest_prompts", "longest"]
         smaller = {name: max(getattr(self, name) // by, 2) for name in names}
         batches = tuple(sorted({max(batch // by, 1) for batch in self.batches}))
-        return replace(self, **smaller, batches=batches, text=2 * self.text, vocabulary=vocabulary, rounds=1)
+        return replace(self, **smaller, batches=batches, text=2 * self.text, vocabulary=vocabulary, rounds=1, by=by)
 
 
 class Draw:

@@ -1,0 +1,182 @@
+"""What it costs to hand prompts over as text, as messages or through a framework, beside the same prompts as ids.
+
+256 requests of a system prompt of 2,190 tokens and 40 own tokens, 16 new ones each; 256 cold texts of 512 tokens; 64
+chats of four turns. A way runs once unmeasured, and what reaches the runtime is recorded. The baseline submits these
+requests at once, as token ids. Before every round the prefix cache and the tokenizer's cache of texts are emptied; the
+best of three rounds counts.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bench.frameworks._ways import WAYS, Answers, Work
+from bench.gpu.model import TEMPLATE
+from bench.gpu.workloads import Figures, Sizes
+from graftlm.core.config import SamplingParams
+from graftlm.core.request import Completion, Request
+from graftlm.core.text.batch_encoder import BlockCache
+from graftlm.plugins import manager
+from graftlm.plugins.hookspecs import hookimpl
+
+ROUNDS = 3
+SHARED, OWN, COLD, CHATS, TURNS, SAID = 2_190, 40, 512, 64, 4, 128
+FEW = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "grey", "geese")
+
+
+@dataclass(eq=False)
+class Timeline:
+    """When requests of a runtime were handed over and finished. Also a plugin that observes them."""
+
+    handed_s: list[float] = field(default_factory=list)
+    finished_s: list[float] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+    @hookimpl
+    def graftlm_request_finished(self, request: Request, completion: Completion) -> None:
+        self.finished_s.append(time.perf_counter())
+        self.requests.append(request)
+
+
+@contextmanager
+def observed(runtime: Any) -> Iterator[Timeline]:
+    """Note what is handed over to the engine's thread, and what it finishes."""
+    timeline, thread = Timeline(), runtime._thread
+    original = thread.add
+
+    def add(submissions: Sequence[Any]) -> None:
+        timeline.handed_s.append(time.perf_counter())
+        original(submissions)
+
+    registry = manager.load()
+    registry.add(f"bench-{id(timeline)}", timeline)
+    thread.add = add
+    try:
+        yield timeline
+    finally:
+        del thread.add
+        registry.remove(f"bench-{id(timeline)}")
+
+
+def compared(runtime: Any, answer: Answers, waves: int = 1) -> Figures:
+    """Seconds of a way, of its prompts as ids, and where the way's go.
+
+    waves  hand-overs that wait for each other's answers, of equally many requests.
+
+    before_s  until the first request is handed over
+    engine_s  from there until the last one has finished
+    after_s   until the way returns
+    """
+    with observed(runtime) as seen:
+        answer()
+    size = len(seen.requests) // waves
+    parts = [seen.requests[i : i + size] for i in range(0, len(seen.requests), size)]
+    as_ids = [[(_ids(runtime, request), _sampling(request)) for request in part] for part in parts]
+
+    def baseline() -> None:
+        for part in as_ids:
+            for future in runtime.submit_many([Request(ids, sampling) for ids, sampling in part]):
+                future.result()
+
+    baseline()
+    ids_s, rounds = [], []
+    for _ in range(ROUNDS):
+        ids_s.append(_cold(runtime, baseline)["total_s"])
+        rounds.append(_cold(runtime, answer))
+    best = min(rounds, key=lambda figures: figures["total_s"])
+    return {**best, "ids_s": min(ids_s), "of_ids": best["total_s"] / min(ids_s), "requests": float(len(seen.requests))}
+
+
+def _ids(runtime: Any, request: Request) -> list[int]:
+    ids: list[int] = runtime.tokenizer.encode_prompt(request.prompt, request.tools).tolist()
+    return ids
+
+
+def _sampling(request: Request) -> SamplingParams:
+    """Guidance's constraints serve one request: in its baseline the same number of tokens is free."""
+    given = request.sampling
+    if type(given.constraint).__module__.partition(".adapters.")[2].startswith("guidance"):
+        return replace(given, constraint=None, ignore_eos=True)
+    return given
+
+
+def _cold(runtime: Any, job: Callable[[], Any]) -> Figures:
+    runtime.clear_cache()
+    encoder = runtime.tokenizer._batch_encoder
+    encoder.cache = BlockCache(encoder.cache.max_bytes)
+    with observed(runtime) as seen:
+        started = time.perf_counter()
+        job()
+        ended = time.perf_counter()
+    first, last = seen.handed_s[0], seen.finished_s[-1]
+    return {
+        "total_s": ended - started,
+        "before_s": first - started,
+        "engine_s": last - first,
+        "after_s": ended - last,
+        "hand_overs": float(len(seen.handed_s)),
+    }
+
+
+class Writer:
+    """Texts of about so many tokens, of words that are tokens of the vocabulary."""
+
+    def __init__(self, hf: Any, seed: int) -> None:
+        self._pick = random.Random(seed)
+        found = sorted(piece[1:] for piece in hf.get_vocab() if re.fullmatch(r"\u0120[a-z]{3,9}", piece))
+        self._words = found if len(found) > len(FEW) else FEW
+
+    def text(self, num_tokens: int) -> str:
+        return " ".join(self._pick.choices(self._words, k=num_tokens))
+
+
+def chats(runtime: Any, work: Work, turns: int) -> Answers:
+    """Conversations as messages, all of them handed over at each turn."""
+
+    def answer() -> list[str]:
+        held: list[list[dict[str, str]]] = [[{"role": "system", "content": work.system}] for _ in work.questions]
+        for turn in range(turns):
+            for chat, question in zip(held, work.questions, strict=True):
+                chat.append({"role": "user", "content": f"{turn}. {question}"})
+            done = runtime.generate(held, **work.options)
+            for chat, one in zip(held, done, strict=True):
+                chat.append({"role": "assistant", "content": one.text})
+        return [chat[-1]["content"] for chat in held]
+
+    return answer
+
+
+def sections() -> dict[str, Callable[[Any, Sizes], Figures]]:
+    """The measurements by name, each of an engine of bench.gpu and the sizes."""
+
+    def runtime_of(engine: Any) -> Any:
+        if not engine.runtime.tokenizer.has_chat_template:
+            engine.runtime.tokenizer.hf.chat_template = TEMPLATE
+        return engine.runtime
+
+    def work(engine: Any, sizes: Sizes, shared: int, own: int, count: int) -> Work:
+        writer = Writer(engine.runtime.tokenizer.hf, 1)
+        return Work(
+            writer.text(shared // sizes.by), [writer.text(own // sizes.by + 1) for _ in range(count)], sizes.shared_new
+        )
+
+    def way(engine: Any, sizes: Sizes, make: Callable[[Any, Work], Answers]) -> Figures:
+        runtime = runtime_of(engine)
+        return compared(runtime, make(runtime, work(engine, sizes, SHARED, OWN, sizes.sharers)))
+
+    def cold(engine: Any, sizes: Sizes) -> Figures:
+        runtime = runtime_of(engine)
+        return compared(runtime, WAYS["text"](runtime, work(engine, sizes, 0, COLD, sizes.sharers)))
+
+    def four_turns(engine: Any, sizes: Sizes) -> Figures:
+        runtime = runtime_of(engine)
+        return compared(runtime, chats(runtime, work(engine, sizes, 64, SAID, CHATS // sizes.by), TURNS), TURNS)
+
+    ways = {name: lambda engine, sizes, make=make: way(engine, sizes, make) for name, make in WAYS.items()}
+    return {**ways, "cold": cold, "chats": four_turns}
