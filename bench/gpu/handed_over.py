@@ -36,12 +36,12 @@ class Timeline:
 
     handed_s: list[float] = field(default_factory=list)
     finished_s: list[float] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
+    answered: list[tuple[Request, Completion]] = field(default_factory=list)
 
     @hookimpl
     def graftlm_request_finished(self, request: Request, completion: Completion) -> None:
         self.finished_s.append(time.perf_counter())
-        self.requests.append(request)
+        self.answered.append((request, completion))
 
 
 @contextmanager
@@ -59,6 +59,7 @@ def observed(runtime: Any) -> Iterator[Timeline]:
     thread.add = add
     try:
         yield timeline
+        thread.call(lambda engine: None)  # observers hear of a request after its caller
     finally:
         del thread.add
         registry.remove(f"bench-{id(timeline)}")
@@ -75,9 +76,9 @@ def compared(runtime: Any, answer: Answers, waves: int = 1) -> Figures:
     """
     with observed(runtime) as seen:
         answer()
-    size = len(seen.requests) // waves
-    parts = [seen.requests[i : i + size] for i in range(0, len(seen.requests), size)]
-    as_ids = [[(_ids(runtime, request), _sampling(request)) for request in part] for part in parts]
+    size = len(seen.answered) // waves
+    parts = [seen.answered[i : i + size] for i in range(0, len(seen.answered), size)]
+    as_ids = [[(_ids(runtime, request), _sampling(request, done)) for request, done in part] for part in parts]
 
     def baseline() -> None:
         for part in as_ids:
@@ -90,7 +91,7 @@ def compared(runtime: Any, answer: Answers, waves: int = 1) -> Figures:
         ids_s.append(_cold(runtime, baseline)["total_s"])
         rounds.append(_cold(runtime, answer))
     best = min(rounds, key=lambda figures: figures["total_s"])
-    return {**best, "ids_s": min(ids_s), "of_ids": best["total_s"] / min(ids_s), "requests": float(len(seen.requests))}
+    return {**best, "ids_s": min(ids_s), "of_ids": best["total_s"] / min(ids_s), "requests": float(len(seen.answered))}
 
 
 def _ids(runtime: Any, request: Request) -> list[int]:
@@ -98,11 +99,11 @@ def _ids(runtime: Any, request: Request) -> list[int]:
     return ids
 
 
-def _sampling(request: Request) -> SamplingParams:
-    """Guidance's constraints serve one request: in its baseline the same number of tokens is free."""
+def _sampling(request: Request, done: Completion) -> SamplingParams:
+    """Those of the request. Guidance's constraints serve one request: its baseline writes as many tokens freely."""
     given = request.sampling
     if type(given.constraint).__module__.partition(".adapters.")[2].startswith("guidance"):
-        return replace(given, constraint=None, ignore_eos=True)
+        return replace(given, constraint=None, ignore_eos=True, max_tokens=done.usage.completion_tokens)
     return given
 
 
