@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -104,7 +105,13 @@ def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, An
 
 def sampling_set_on(settings: object) -> dict[str, Any]:
     """The attributes of `settings` that are sampling parameters and not None."""
-    return {name: value for name in SAMPLING if (value := getattr(settings, name, None)) is not None}
+    return {name: value for name in _sampling_fields(type(settings)) if (value := getattr(settings, name)) is not None}
+
+
+@functools.cache
+def _sampling_fields(kind: Any) -> tuple[str, ...]:
+    """The sampling parameters that objects of a pydantic class have."""
+    return tuple(name for name in SAMPLING if name in kind.model_fields)
 
 
 def sampling_params(*given: Mapping[str, Any]) -> SamplingParams:
@@ -118,7 +125,19 @@ def sampling_params(*given: Mapping[str, Any]) -> SamplingParams:
         options.update(mapping)
     if options.get("top_logprobs"):
         options["logprobs"] = True
-    return SamplingParams.from_options(**{k: v for k, v in options.items() if v is not None or k == "max_tokens"})
+    kept = {name: value for name, value in options.items() if value is not None or name == "max_tokens"}
+    if not all(type(value) in _PLAIN for value in kept.values()):
+        return SamplingParams.from_options(**kept)
+    return _checked_once(tuple((name, type(value), value) for name, value in kept.items()))
+
+
+_PLAIN = (int, float, str, bool, type(None))
+
+
+@functools.lru_cache(256)
+def _checked_once(options: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
+    """The parameters of these names and values; the types keep 1, 1.0 and True apart."""
+    return SamplingParams.from_options(**{name: value for name, _, value in options})
 
 
 def answer_schema(response_format: Any, schema_of: Callable[[type], Any]) -> Any:

@@ -13,12 +13,13 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from graftlm.core.caller_waves import CallerWaves
 from graftlm.core.errors import EngineError, GraftError, ModelError
 from graftlm.core.metrics import Stats
 
 if TYPE_CHECKING:
     from graftlm.core.engine import Engine
-    from graftlm.core.request import Submission
+    from graftlm.core.request import Chunk, Completion, Listener, Submission
 
 Task = Callable[["Engine"], object]
 BuildEngine = Callable[[Callable[[], None]], "Engine"]
@@ -36,11 +37,14 @@ class EngineThread:
     A task that raises, be it SystemExit, ends alone: the engine and the tasks behind it go on. What is raised outside
     of any task and any request's own code ends the engine, and every request is told. The thread does not refer to the
     runtime in front of it, so a runtime that nobody holds is freed.
+
+    gathers  whether to wait for callers that come back together (CallerWaves), as an engine that batches should.
     """
 
-    def __init__(self, name: str, build: BuildEngine) -> None:
+    def __init__(self, name: str, build: BuildEngine, *, gathers: bool = False) -> None:
         self.name = name
         self.build = build
+        self.gathers = gathers
         self.engine: Engine | None = None
         self.failure: BaseException | None = None
         self.closed = False
@@ -48,6 +52,7 @@ class EngineThread:
         self._loaded = threading.Event()
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
+        self._waves = CallerWaves()
         self._thread: threading.Thread | None = None
 
     @property
@@ -98,6 +103,10 @@ class EngineThread:
 
     def add(self, submissions: Sequence[Submission]) -> None:
         """Hand requests to the engine, all at once. If it fails to take them, each listener is told why."""
+        if len(submissions) == 1 and self.gathers:
+            with self._changed:
+                self._waves.asked(time.monotonic())
+            submissions[0].listener = _Caller(submissions[0].listener, self._answered)
 
         def run(engine: Engine) -> None:
             try:
@@ -116,6 +125,10 @@ class EngineThread:
             run(engine)  # it does its work elsewhere
         else:
             self.post(run)
+
+    def _answered(self) -> None:
+        with self._changed:
+            self._waves.answered(time.monotonic())
 
     def call(self, task: Callable[[Engine], Any], name: str = "call") -> Any:
         """Run `task` between two steps and return what it returns. `name` is the caller's, for `check_may_wait`."""
@@ -176,6 +189,8 @@ class EngineThread:
                 self._await_work(engine, progressed)
                 if self.closed:
                     return
+                while not self.closed and (pause_s := self._waves.pause_s(time.monotonic())) > 0:
+                    self._changed.wait(pause_s)
                 num_tasks = len(self._tasks)
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):
@@ -215,6 +230,25 @@ class EngineThread:
 
     def _end(self) -> BaseException:
         return self.failure or EngineError("the runtime was closed before the request finished")
+
+
+class _Caller:
+    """A listener that also tells when its request has ended."""
+
+    def __init__(self, listener: Listener, ended: Callable[[], None]) -> None:
+        self._listener = listener
+        self._ended = ended
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        self._listener.on_chunk(chunk)
+
+    def on_finish(self, completion: Completion) -> None:
+        self._ended()
+        self._listener.on_finish(completion)
+
+    def on_error(self, error: BaseException) -> None:
+        self._ended()
+        self._listener.on_error(error)
 
 
 @contextmanager

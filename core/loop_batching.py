@@ -8,6 +8,7 @@ which costs no time, and become one `submit_many`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -77,3 +78,26 @@ def _settle(answer: asyncio.Future[Completion], future: Future[Completion]) -> N
         answer.set_exception(error)
     else:
         answer.set_result(future.result())
+
+
+async def settled(futures: Sequence[Future[Completion]], *, until_error: bool) -> None:
+    """Wait until all have ended or, with `until_error`, one has failed. The loop is woken up once.
+
+    Cancelling the task leaves the futures alone.
+    """
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    ended = itertools.count(1)  # callbacks come from several threads, and this counts them one by one
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def one(future: Future[Completion]) -> None:
+        if next(ended) == len(futures) or (until_error and not future.cancelled() and future.exception() is not None):
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(end)
+
+    for future in futures:
+        future.add_done_callback(one)
+    await over

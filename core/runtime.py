@@ -73,7 +73,8 @@ class Runtime:
             _check_model(model, self.config)
             self._source = ModelSource(model, tokenizer, self.config)
         self._pid = os.getpid()
-        self._thread = EngineThread(self._source.name, self._source.build_engine)
+        batches = isinstance(self._source, ModelSource)
+        self._thread = EngineThread(self._source.name, self._source.build_engine, gathers=batches)
         weakref.finalize(self, self._thread.stop)
 
     @classmethod

@@ -81,7 +81,7 @@ def measure(
 
     All of it runs on the prompt's KV: each piece computes only what the one before it added.
     """
-    reply = Measured(list(prompt))
+    reply = Measured([int(i) for i in prompt])
     for decides, group in groupby(pieces, lambda piece: isinstance(piece, Decision)):
         if decides:
             for decision in (piece for piece in group if isinstance(piece, Decision)):

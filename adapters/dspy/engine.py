@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from dspy import lm15
 from graftlm.adapters.dspy import wire as wire
 from graftlm.adapters.dspy.chain import Chain
@@ -42,11 +44,11 @@ from graftlm.core.runtime import Runtime
 class _Call:
     """One lm15 request, ready to run. `pieces` is set when probabilities are to be measured.
 
-    ids  the prompt's tokens; its messages for an endpoint.
+    ids  the prompt's tokens, int32 [num_tokens]; its messages for an endpoint.
     """
 
     model: str
-    ids: list[Any]
+    ids: Any
     sampling: SamplingParams
     key: Any
     form: ToolFormat | None = None
@@ -143,11 +145,11 @@ class _Door:
             options.pop("json_schema", None)
         key = None
         if wire.deterministic(options) and not pieces:
-            key = (repr(ids), repr(config), repr(tools))
+            key = (ids.tobytes() if isinstance(ids, np.ndarray) else repr(ids), repr(config), repr(tools))
         judged = bool(pieces) and "scaffold" not in native
         return _Call(request.model, ids, SamplingParams.from_options(**options), key, form, pieces, judged)
 
-    def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, list[Any]]:
+    def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, Any]:
         messages, tools = wire.native_messages(request), wire.native_tools(request)
         if self.runtime.endpoint is not None:
             return tools, tool_format(self.runtime, tools), list(messages)
@@ -159,8 +161,8 @@ class _Door:
         if not tokenizer.has_chat_template:
             # as DSPy writes conversations for models that only complete text
             text = "\n\n".join([*(message.text for message in messages), "BEGIN RESPONSE:"])
-            return tools, form, tokenizer.encode_prompt(text).tolist()
-        return tools, form if tools else None, tokenizer.encode_prompt(messages, tools=listed).tolist()
+            return tools, form, tokenizer.encode_prompt(text)
+        return tools, form if tools else None, tokenizer.encode_prompt(messages, tools=listed)
 
     def _max_tokens(self, wanted: int | None, num_prompt_tokens: int) -> int:
         if self.runtime.endpoint is not None:

@@ -11,20 +11,22 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.callbacks import CallbackManager
+from langchain_core.callbacks import BaseCallbackManager, CallbackManager
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
+from langchain_core.utils.uuid import uuid7
 
+from graftlm.adapters.langchain.errors import langchain_errors
 from graftlm.core import loop_batching
 from graftlm.core.chat.messages import Message
 from graftlm.core.errors import GraftError
@@ -142,12 +144,40 @@ def laid_out(group: Group) -> Iterator[None]:
         group.cancel()
 
 
+def _distinct(configs: Sequence[RunnableConfig]) -> list[Any]:
+    """The callbacks of a batch's calls, those without a handler taken as one."""
+    given = [config.get("callbacks") for config in configs]
+    with_handlers = {id(c): c for c in given if c and (not isinstance(c, BaseCallbackManager) or c.handlers)}
+    return [None, *with_handlers.values()]
+
+
+def _handlers(callbacks: Any, model: BaseChatModel) -> list[Any]:
+    """All that would observe a call, tracers of the context and global switches included."""
+    return CallbackManager.configure(callbacks, model.callbacks, model.verbose).handlers
+
+
+def _is_text(call: Call) -> bool:
+    """Whether all contents are text: LangChain rewrites those with images before a model sees them."""
+    return all(isinstance(message.content, str) for message in call.request.prompt)
+
+
+def _cancel(futures: Iterable[Future[Completion]]) -> None:
+    """Free what has not ended, when the wait for it is over."""
+    for future in futures:
+        future.cancel()
+
+
 class GroupedChatModel(BaseChatModel):
     """A chat model whose `batch`, `abatch`, `generate`, `agenerate` and their kin hand the whole list over at once.
 
     LLM caches, rate limiters, streaming callbacks and `max_concurrency` keep their meaning: with them, requests are
-    submitted as LangChain makes its calls.
+    submitted as LangChain makes its calls. Where no callback, tracer or subclass observes the calls of a batch, the
+    messages that they would return are built without making them.
     """
+
+    @abstractmethod
+    def _message(self, call: Call, completion: Completion, options: dict[str, Any]) -> AIMessage:
+        """The message that `invoke` returns for a call, but for its id."""
 
     @abstractmethod
     def _prepare(self, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Call:
@@ -161,6 +191,13 @@ class GroupedChatModel(BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
+        if (calls := self._unobserved_calls(inputs, config, kwargs)) is not None:
+            futures = calls[0].runtime.submit_many([call.request for call in calls])
+            try:
+                wait(futures, return_when=ALL_COMPLETED if return_exceptions else FIRST_EXCEPTION)
+                return self._messages(calls, futures, config, kwargs, return_exceptions=return_exceptions)
+            finally:
+                _cancel(futures)
         group, configs = self._group_inputs(inputs, config, kwargs, async_api=False)
         with laid_out(group):
             if len(group) < len(inputs) or len(inputs) < 2:
@@ -180,11 +217,65 @@ class GroupedChatModel(BaseChatModel):
         self,
         inputs: list[LanguageModelInput],
         config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
+        if (calls := self._unobserved_calls(inputs, config, kwargs)) is not None:
+            futures = calls[0].runtime.submit_many([call.request for call in calls])
+            try:
+                await loop_batching.settled(futures, until_error=not return_exceptions)
+                return self._messages(calls, futures, config, kwargs, return_exceptions=return_exceptions)
+            finally:
+                _cancel(futures)
         group, configs = self._group_inputs(inputs, config, kwargs, async_api=True)
         with laid_out(group):
-            return await super().abatch(inputs, configs, **kwargs)
+            return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    def _unobserved_calls(self, inputs: Sequence[LanguageModelInput], config: Any, kwargs: Any) -> list[Call] | None:
+        """The calls of a batch of which nothing is seen but the answers; None where LangChain has to make them.
+
+        It has to where a callback, a tracer, a cache, a limit or a subclass takes part, or a call cannot be prepared.
+        """
+        if len(inputs) < 2 or type(self).__module__ != "graftlm.adapters.langchain.chat_model":
+            return None
+        configs = get_config_list(config, len(inputs))
+        if configs[0].get("max_concurrency") is not None or self.rate_limiter is not None:
+            return None
+        options = dict(kwargs)
+        stop = options.pop("stop", None)
+        if self.output_version == "v1" or any(_handlers(c, self) for c in _distinct(configs)):
+            return None
+        if not self._knows_its_calls([None], options, async_api=False):
+            return None
+        calls = list(self._prepared(inputs, stop, options))
+        if len(calls) < len(inputs) or any(call.request.sampling.n > 1 or not _is_text(call) for call in calls):
+            return None
+        return calls
+
+    def _messages(
+        self,
+        calls: list[Call],
+        futures: list[Future[Completion]],
+        config: Any,
+        options: Any,
+        *,
+        return_exceptions: bool,
+    ) -> list[Any]:
+        """What `invoke` would return for each call, all of which have ended, or raise for the first that failed."""
+        failed = None if return_exceptions else next((f for f in futures if f.done() and f.exception()), None)
+        answers: list[Any] = []
+        for call, future, own in zip(calls, futures, get_config_list(config, len(calls)), strict=True):
+            try:
+                with langchain_errors():
+                    message = self._message(call, (failed or future).result(), options)
+                message.id = f"{LC_ID_PREFIX}-{own.get('run_id') or uuid7()}-0"
+                answers.append(message)
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                answers.append(error)
+        return answers
 
     def batch_as_completed(
         self,

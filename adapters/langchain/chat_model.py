@@ -121,6 +121,13 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         llm_output = {"model_name": call.model_name, "token_usage": token_usage([completion.usage])}
         return ChatResult(generations=generations, llm_output=llm_output)
 
+    def _message(self, call: Call, completion: Completion, options: dict[str, Any]) -> AIMessage:
+        form = self._form(call, options)
+        text = parse_answer(form, completion.text) if form is not None else ParsedAnswer(completion.text)
+        message = ai_message(completion, text, call.model_name, completion.usage)
+        message.response_metadata["token_usage"] = token_usage([completion.usage])
+        return message
+
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
         total: dict[str, int] = {}
         for output in llm_outputs:

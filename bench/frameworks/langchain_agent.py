@@ -1,15 +1,13 @@
-"""What an agent's turns compute, and what ChatGraftLM itself costs per call."""
+"""What an agent's turns compute."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 
-from bench.frameworks._instant import Instant, cpu_ms
 from bench.harness import Options, Row
 from graftlm import Runtime
 from graftlm.adapters.langchain import ChatGraftLM
@@ -20,7 +18,7 @@ CASE = "langchain_agent"
 def run(options: Options) -> Sequence[Row]:
     with Runtime(options.model or "sprout", dtype="float32") as runtime:
         runtime.load()
-        return [agent_loop(runtime), overhead(options, runtime)]
+        return [agent_loop(runtime)]
 
 
 def agent_loop(runtime: Runtime) -> Row:
@@ -48,12 +46,3 @@ def agent_loop(runtime: Runtime) -> Row:
         messages += [answer, result, ("human", "And Teo Brandt?")]
     what = "agent loop of 5 turns: tokens computed in a turn beyond its new ones"
     return Row(CASE, what, worst, "tokens, worst turn", floor=8, at_most=True)
-
-
-def overhead(options: Options, runtime: Runtime) -> Row:
-    """What ChatGraftLM costs per call above LangChain's own fake model, with an engine that answers at once."""
-    fake, ours = FakeListChatModel(responses=["hello"]), ChatGraftLM(runtime=Instant(runtime), temperature=0)
-    calls = options.choose(200, 2000)
-    per_call = {name: cpu_ms(lambda llm=llm: llm.invoke("hi"), calls) for name, llm in (("fake", fake), ("ours", ours))}
-    what = "cost of the adapter per call above LangChain's own"
-    return Row(CASE, what, per_call["ours"] - per_call["fake"], "ms", floor=0.3, at_most=True)

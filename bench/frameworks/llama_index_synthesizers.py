@@ -1,4 +1,4 @@
-"""LlamaIndex: every way of answering from a few passages, once on each LLM, and what a call of the adapter costs."""
+"""LlamaIndex: every way of answering from a few passages, once on each LLM."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from functools import partial
 from typing import Any
 
 from llama_index.core import get_response_synthesizer
-from llama_index.core.llms import MockLLM
 from llama_index.llms.huggingface import HuggingFaceLLM
 
-from bench.frameworks._instant import Instant, cpu_ms
 from bench.frameworks._llama_index import CASE, both, packer, passages
 from bench.harness import Options, Row, paired, rate_row
 from graftlm import Runtime
@@ -21,7 +19,7 @@ MODES = ("tree_summarize", "accumulate", "compact_accumulate", "refine", "compac
 
 def run(options: Options) -> Sequence[Row]:
     with both(options) as (runtime, ours, theirs):
-        return [*synthesizers(options, runtime, ours, theirs), overhead(options, runtime)]
+        return synthesizers(options, runtime, ours, theirs)
 
 
 def synthesizers(options: Options, runtime: Runtime, ours: GraftLLM, theirs: HuggingFaceLLM) -> list[Row]:
@@ -54,14 +52,3 @@ def synthesizers(options: Options, runtime: Runtime, ours: GraftLLM, theirs: Hug
             Row(CASE, f"{what}: answers equal", float(answers["ours"].strip() == answers["theirs"].strip()), "of 1"),
         ]
     return rows
-
-
-def overhead(options: Options, runtime: Runtime) -> Row:
-    """What GraftLLM costs per call above LlamaIndex's own mock, with an engine that answers at once."""
-    mock, ours = MockLLM(max_tokens=1), GraftLLM(runtime=Instant(runtime), temperature=0)
-    calls = options.choose(200, 2000)
-    per_call = {
-        name: cpu_ms(lambda llm=llm: llm.complete("hi"), calls) for name, llm in (("mock", mock), ("ours", ours))
-    }
-    what = "cost of the adapter per call above LlamaIndex's own"
-    return Row(CASE, what, per_call["ours"] - per_call["mock"], "ms", floor=0.3, at_most=True)

@@ -51,6 +51,7 @@ FIGURES = (
     Figure("e", "free_tokens_per_s", "the same, free text", "tokens/s"),
     Figure("f", "tokens_per_s", "prefill 8 x 8,192", "tokens/s"),
     Figure("g", "tokens_per_s", "prefill 4 x 16,000", "tokens/s"),
+    Figure("ids-threads", "of_ids", "the ids below from 64 threads", "of ids", True),
     Figure("text", "of_ids", "256 prompts of 2,190 shared + 40, as text", "of ids", True),
     Figure("messages", "of_ids", "the same as messages", "of ids", True),
     Figure("langchain-batch", "of_ids", "the same, ChatGraftLM.batch", "of ids", True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftlm.core.config import EngineConfig
@@ -63,7 +64,7 @@ class ModelSource:
                     raise
             return self._tokenizer
 
-    @property
+    @cached_property
     def max_model_len(self) -> int:
         """The context in tokens, from the model's configuration."""
         from graftlm.core.model.load import context_length
@@ -108,7 +109,7 @@ class ModelSource:
         except Exception as error:
             return failure_of(error)
 
-    @property
+    @cached_property
     def _takes_ids(self) -> bool:
         from graftlm.plugins import manager
 
