@@ -27,6 +27,7 @@ from graftlm.plugins.hookspecs import hookimpl
 
 ROUNDS = 3
 SHARED, OWN, COLD, CHATS, TURNS, SAID = 2_190, 40, 512, 64, 4, 128
+COUNTED = ("steps", "computed_tokens", "schedule_s", "forward_s", "sample_s", "commit_s")
 FEW = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "grey", "geese")
 
 
@@ -109,6 +110,7 @@ def _sampling(request: Request, done: Completion) -> SamplingParams:
 
 def _cold(runtime: Any, job: Callable[[], Any]) -> Figures:
     runtime.clear_cache()
+    runtime.reset_stats()
     encoder = runtime.tokenizer._batch_encoder
     encoder.cache = BlockCache(encoder.cache.max_bytes)
     with observed(runtime) as seen:
@@ -122,6 +124,7 @@ def _cold(runtime: Any, job: Callable[[], Any]) -> Figures:
         "engine_s": last - first,
         "after_s": ended - last,
         "hand_overs": float(len(seen.handed_s)),
+        **{f"engine.{name}": getattr(runtime.stats(), name) for name in COUNTED},
     }
 
 
