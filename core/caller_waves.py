@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 MIN_CALLERS = 4
 QUIET_S = 0.002
 """How long to wait for the next caller after the last one came back, in seconds."""
@@ -21,7 +23,7 @@ class CallerWaves:
         self._num_open = 0  # callers whose request has not ended
         self._num_answered = 0  # callers that were answered in this wave
         self._num_back = 0  # callers that have asked since
-        self._answered_s = 0.0
+        self._answered_s = -math.inf
         self._last_s = 0.0
 
     def asked(self, now: float) -> None:
