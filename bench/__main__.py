@@ -25,13 +25,16 @@ def main() -> int:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] not in GROUPS:
         print("usage: python -m bench GROUP [case ...] [--quick] [--json FILE]", file=sys.stderr)
-        print("       python -m bench runtime soak [--seconds N]\n", file=sys.stderr)
+        print("       python -m bench runtime soak [--seconds N]", file=sys.stderr)
+        print("       python -m bench gpu families [NAME ...]\n", file=sys.stderr)
         for name, what in GROUPS.items():
             print(f"  {name:12}{what}", file=sys.stderr)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
     group, rest = arguments[0], arguments[1:]
     if arguments[:2] == ["runtime", "soak"]:
         return int(importlib.import_module("bench.soak").main(rest[1:]))
+    if arguments[:2] == ["gpu", "families"]:
+        return int(importlib.import_module("bench.gpu.families").main(rest[1:]))
     if group in OWN_MAIN:
         return int(importlib.import_module(OWN_MAIN[group]).main(rest) or 0)
     return harness.main(group, rest)

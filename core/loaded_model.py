@@ -27,6 +27,7 @@ class LoadedModel:
     eos_token_ids    every id that ends an answer
     lane             "paged": ragged batches over the KV store; "serial": one sequence at a time over the model's
                      own cache, because of `lane_reason`
+    error            of logits of ragged batches, relative to the model's own forward; None if they were not compared
     kv_reason        why KV is not kept in 12 bits although the model and the card could: what the comparison found
     rehearsed        whether what its steps launch was compiled before anything was (rehearsal.py)
     """
@@ -44,6 +45,7 @@ class LoadedModel:
     layer_of: dict[nn.Module, int] = field(default_factory=dict, repr=False)
     lane: Lane = "serial"
     lane_reason: str | None = None
+    error: float | None = None
     kv_reason: str | None = None
     fusions: Fusions = field(default_factory=Fusions, repr=False)
     rehearsed: bool = False

@@ -1,0 +1,214 @@
+"""python -m bench gpu families: how each family of transformers runs, judged by small models with random weights.
+
+Lane, decoder layers that run as few kernels, error of ragged batches beside the model's own forward, and whether greedy
+tokens in float32 are those of transformers. On a GPU the kernels of linear layers are named too. Without one the layers
+are those of the CPU; with TRITON_INTERPRET=1 those of a GPU, whose kernels then run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+FAMILIES = [
+    "llama",
+    "mistral",
+    "ministral",
+    "qwen2",
+    "qwen3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_next",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "phi",
+    "phi3",
+    "phimoe",
+    "cohere",
+    "cohere2",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "granite",
+    "granitemoe",
+    "starcoder2",
+    "stablelm",
+    "nemotron",
+    "helium",
+    "smollm3",
+    "exaone4",
+    "ernie4_5",
+    "seed_oss",
+    "hunyuan",
+    "arcee",
+    "apertus",
+    "bitnet",
+    "persimmon",
+    "falcon",
+    "gpt_neox",
+    "gpt2",
+    "gptj",
+    "gpt_neo",
+    "gpt_bigcode",
+    "mpt",
+    "bloom",
+    "opt",
+    "codegen",
+    "biogpt",
+    "xglm",
+    "mixtral",
+    "dbrx",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "llama4",
+    "jamba",
+    "mamba2",
+    "lfm2",
+]
+ON_GPU = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+"""Large enough for the kernels of Hopper."""
+PROMPT, NEW = 24, 12
+
+Row = dict[str, Any]
+
+
+def judge(kind: str, *, interpret: bool) -> Row:
+    """How a small model of this family runs."""
+    import torch
+
+    from graftlm import Runtime
+    from graftlm.core.config import EngineConfig
+    from graftlm.core.model.load import load_model
+    from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sizes = ON_GPU if device.type == "cuda" else {}
+    began = time.perf_counter()
+    row: Row = {"family": kind}
+    try:
+        model = tiny_model(kind, **sizes)
+    except Exception:  # a configuration without one of these fields
+        sizes = {}
+        try:
+            model = tiny_model(kind)
+        except Exception as error:
+            return row | {"why": f"no small model of it: {type(error).__name__}: {str(error).splitlines()[0][:80]}"}
+    try:
+        prompt = random_prompt(PROMPT)
+        expected = greedy_reference(model, prompt, NEW)  # on the CPU, in float32
+        if interpret and device.type == "cpu":
+            row |= _interpreted(model)
+        else:
+            with Runtime(model.to(device), tokenizer=byte_tokenizer(), device=device.type, dtype="float32") as runtime:
+                found = runtime.generate(prompt, max_tokens=NEW, temperature=0.0, ignore_eos=True).token_ids
+            row["same_tokens"] = sum(a == b for a, b in zip(found, expected, strict=False))
+            half = tiny_model(kind, **sizes).to(device, torch.bfloat16) if device.type == "cuda" else model
+            loaded = load_model(half, EngineConfig(device=device.type), byte_tokenizer())
+            row |= {"lane": loaded.lane, "execution": loaded.execution, "error": loaded.error}
+            row["kernels"] = sorted(_kernels(half))
+            loaded.release()
+    except Exception as error:
+        row["why"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+    return row | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def _interpreted(model: Any) -> Row:
+    """What a GPU would fuse, by kernels in Triton's interpreter; compared with the model's own layers as on a GPU."""
+    from graftlm.core.config import EngineConfig
+    from graftlm.core.fusion.gpu_modules import fuse_gpu
+    from graftlm.core.model import load
+    from graftlm.kernels.gpu.attention import TritonAttention
+    from tests.models import byte_tokenizer
+
+    load._fuse = lambda model, device, **options: fuse_gpu(model, max_rows=64, **options)  # type: ignore[assignment]
+    load.fuse_cpu = lambda model, fusions: 0  # type: ignore[assignment]
+    config = EngineConfig(device="cpu", max_model_len=128)
+    loaded = load.load_model(model, config, byte_tokenizer(), attention_factory=TritonAttention)
+    kernels = sorted(_kernels(model))
+    return {"lane": loaded.lane, "execution": loaded.execution, "error": loaded.error, "kernels": kernels}
+
+
+def _kernels(model: Any) -> Iterator[str]:
+    """Kernels of linear layers that the model's fused layers use beside torch's."""
+    found = (getattr(vars(m).get("forward"), "kernels", ()) for m in model.modules())
+    yield from {kind for kinds in found for kind_set in kinds for kind in kind_set}
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Family, lane, layers fused, kernels, error, tokens, why not faster."""
+    lane, _, why = str(row.get("execution", "")).partition(": ")
+    layers = lane.removeprefix("paged, ").removesuffix(" layers fused") if lane.startswith("paged") else ""
+    error = row.get("error")
+    tokens = row.get("same_tokens")
+    return (
+        row["family"],
+        row.get("lane", ""),
+        layers,
+        ", ".join(row.get("kernels", ())),
+        f"{error:.0e}" if error is not None else "",
+        f"{tokens} of {NEW}" if tokens is not None else "",
+        row.get("why") or why,
+    )
+
+
+HEADINGS = ("family", "lane", "layers fused", "kernels beside torch's", "error", "same tokens", "why not faster")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench gpu families", description=__doc__)
+    parser.add_argument(
+        "families", nargs="*", default=FAMILIES, help="model types of transformers; default: common ones"
+    )
+    parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) - 1, 1))
+    parser.add_argument("--seconds", type=float, default=1e6, help="families that are not done by then are left out")
+    parser.add_argument("--markdown", action="store_true", help="print the table as docs/gpu.md has it")
+    parser.add_argument("--json", type=Path, dest="output", help="write the rows to this file")
+    given = parser.parse_args(arguments)
+    rows: dict[str, Row] = {}
+    run = partial(judge, interpret=os.environ.get("TRITON_INTERPRET") == "1")
+    pool = ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn"))
+    tasks = {pool.submit(run, kind): kind for kind in given.families}
+    try:
+        for done in as_completed(tasks, given.seconds):
+            kind = tasks[done]
+            failure = done.exception()
+            rows[kind] = done.result() if failure is None else {"family": kind, "why": type(failure).__name__}
+            print(" | ".join(cells(rows[kind])), file=sys.stderr, flush=True)
+    except TimeoutError:
+        print(f"not done: {', '.join(kind for kind in tasks.values() if kind not in rows)}", file=sys.stderr)
+    table = [cells(rows[kind]) for kind in given.families if kind in rows]
+    if given.output:
+        given.output.write_text(json.dumps([rows[kind] for kind in given.families if kind in rows], indent=1) + "\n")
+    if given.markdown:
+        lines = [HEADINGS, tuple("---" for _ in HEADINGS), *table]
+        print("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    else:
+        for line in (HEADINGS, *table):
+            print("  ".join(cell.ljust(12) for cell in line))
+    sys.stdout.flush()
+    for process in list((pool._processes or {}).values()):
+        process.terminate()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
