@@ -299,11 +299,19 @@ def plugins(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def info(as_json: AsJson = False) -> None:
-    """Versions, devices and the embedded model, as found on this machine."""
-    from graftlm.machine import describe
+def info(
+    model: Annotated[str | None, typer.Option(help="Say how this model would run here, without its weights.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Versions, devices and the embedded model, as found on this machine; with --model, how it would run here."""
+    if model is not None:
+        from graftlm.trial import execution_of
 
-    found = describe()
+        found: dict[str, Any] = {"model": model, "execution": execution_of(model)}
+    else:
+        from graftlm.machine import describe
+
+        found = describe()
     if as_json:
         print_json(found)
         return

@@ -104,3 +104,18 @@ def test_an_error_is_one_line_and_exit_status_1(
         cli.main()
     assert end.value.code == 1
     assert capsys.readouterr().err.startswith("ConfigError: pipeline 'no_such_file.py' cannot be read")
+
+
+def test_info_says_how_a_model_would_run_without_its_weights(model: str, tmp_path: Path) -> None:
+    assert json.loads(call("info", "--model", model, "--json"))["execution"].startswith("paged, ")
+    described = json.loads((Path(model) / "config.json").read_text())
+    described |= {
+        "model_type": "mamba2",
+        "architectures": ["Mamba2ForCausalLM"],
+        "num_heads": 8,
+        "head_dim": 16,
+        "n_groups": 1,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    said = json.loads(call("info", "--model", str(tmp_path), "--json"))["execution"]
+    assert said.startswith("serial: ") and "attend" in said
