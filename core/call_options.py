@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
+from graftlm.core.chat.messages import Message
 from graftlm.core.chat.tool_format import ToolFormat
+from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
+from graftlm.core.chat.tools import Tool
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
 from graftlm.core.errors import ConfigError
 from graftlm.core.remote.config import EndpointConfig
@@ -76,19 +79,53 @@ def shared_runtime(
     return Runtime.shared(model, base_url=base_url, api_key=api_key, **{"max_retries": max_retries, **options})
 
 
-def tool_format(runtime: Any, tools: Sequence[Any]) -> ToolFormat | None:
-    """How the model of `runtime` writes tool calls; None at an endpoint, where answers are text or JSON.
+@dataclass(frozen=True)
+class ToolRequest:
+    """What tools make of a request.
 
-    Raises ConfigError for tools at an endpoint.
+    messages  the conversation, as the model reads calls and results.
+    listed    the tools, for the chat template or the endpoint.
+    fields    what an endpoint is told beside them.
+    sampling  the constraint of the answer.
+    form      how calls are read in the text of the answer; None where it has none.
+    """
+
+    messages: list[Message]
+    listed: list[dict[str, Any]] | None
+    fields: dict[str, Any]
+    sampling: dict[str, Any]
+    form: ToolFormat | None
+
+
+def tool_request(
+    runtime: Any,
+    messages: Sequence[Message],
+    tools: tuple[Tool, ...],
+    choice: Any = None,
+    *,
+    parallel: bool | None = None,
+    answer: Any = None,
+    **keeping: Any,
+) -> ToolRequest:
+    """Let the model of `runtime` call `tools`; the arguments, and `keeping`, are those of `tool_constraint`.
+
+    An endpoint takes tools, calls and results natively; its calls come back in the text of the generic ToolFormat.
     """
     if getattr(runtime, "endpoint", None) is None:
-        return ToolFormat.learn(runtime.tokenizer)
-    if tools:
-        raise ConfigError(
-            "tools are for models in this process so far; at an endpoint ask for structured output, "
-            "or give the tools to the framework's own client"
-        )
-    return None
+        form = ToolFormat.learn(runtime.tokenizer)
+        prepared, listed = form.prepare(messages, tools)
+        sampling = tool_constraint(form, tools, choice, parallel=parallel, answer=answer, **keeping)
+        return ToolRequest(prepared, listed, {}, sampling, form if tools else None)
+    sampling = {} if answer is None else {"json_schema": answer}
+    if not tools:
+        return ToolRequest(list(messages), None, {}, sampling, None)
+    read = ToolChoice.read(choice, tools, parallel=parallel)
+    fields: dict[str, Any] = {} if choice is None else {"tool_choice": read.mode}
+    if read.mode == "required" and len(read.tools) == 1 < len(tools):
+        fields["tool_choice"] = {"type": "function", "function": {"name": read.tools[0].name}}
+    if not read.parallel:
+        fields["parallel_tool_calls"] = False
+    return ToolRequest(list(messages), [tool.to_openai() for tool in tools], fields, sampling, ToolFormat())
 
 
 def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, Any]]:

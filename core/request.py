@@ -145,6 +145,8 @@ class Request:
                must not block.
     want_logits  return the logits after the prompt instead of generating.
     pin        keep the prompt's KV from eviction afterwards, until `Engine.unpin(completion.pin)`.
+    tools      functions that the model may call, in the form of the OpenAI API;  tool_fields: what an endpoint is told
+               beside them, such as tool_choice.
     """
 
     prompt: Any
@@ -156,6 +158,7 @@ class Request:
     want_logits: bool = False
     pin: bool = False
     tools: list[dict[str, Any]] | None = None
+    tool_fields: dict[str, Any] = field(default_factory=dict)
     id: int = field(default_factory=lambda: next(_request_ids))
 
 

@@ -25,9 +25,8 @@ from graftlm.adapters.dspy.choosing import Choosing
 from graftlm.adapters.dspy.decisions import Decision, Measured, judgment_pieces, measure
 from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.adapters.dspy.scaffold import Scaffold
-from graftlm.core.call_options import tool_format
+from graftlm.core.call_options import ToolRequest, tool_request
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.chat.tool_grammar import tool_constraint
 from graftlm.core.chat.tool_parser import ToolParser, parse_answer
 from graftlm.core.chat.tools import Tool
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
@@ -44,7 +43,8 @@ from graftlm.core.runtime import Runtime
 class _Call:
     """One lm15 request, ready to run. `pieces` is set when probabilities are to be measured.
 
-    ids  the prompt's tokens, int32 [num_tokens]; its messages for an endpoint.
+    ids     the prompt's tokens, int32 [num_tokens]; its messages for an endpoint.
+    listed  tools for an endpoint.
     """
 
     model: str
@@ -54,9 +54,13 @@ class _Call:
     form: ToolFormat | None = None
     pieces: tuple[Lowered | Decision, ...] = ()
     judged: bool = False
+    listed: ToolRequest | None = None
 
     def request(self, *, stream: bool = False) -> Request:
-        return Request(self.ids, self.sampling, stream=stream)
+        if self.listed is None:
+            return Request(self.ids, self.sampling, stream=stream)
+        tools, fields = self.listed.listed, self.listed.fields
+        return Request(self.ids, self.sampling, stream=stream, tools=tools, tool_fields=fields)
 
 
 class _Door:
@@ -117,6 +121,7 @@ class _Door:
         native = wire.native_extensions(config)
         tools, form, ids = self._prompt(request)
         options["max_tokens"] = self._max_tokens(options.get("max_tokens"), len(ids))
+        listed: ToolRequest | None = None
         pieces: tuple[Lowered | Decision, ...] = ()
         measured = config.probabilities not in (None, "off") and config.response_format is not None
         if self.runtime.endpoint is not None and ("scaffold" in native or measured):
@@ -140,19 +145,21 @@ class _Door:
             mode = "auto" if choice is None else choice.mode
             parallel = None if choice is None else choice.parallel
             keeping = {name: options[name] for name in ("on_unsupported", "bounded_numbers") if name in options}
-            options |= tool_constraint(form, tools, mode, parallel=parallel, answer=answer, **keeping)
+            asked = tool_request(self.runtime, (), tuple(tools), mode, parallel=parallel, answer=answer, **keeping)
+            options |= asked.sampling
+            listed = asked if self.runtime.endpoint is not None else None
         if pieces:
             options.pop("json_schema", None)
         key = None
         if wire.deterministic(options) and not pieces:
             key = (ids.tobytes() if isinstance(ids, np.ndarray) else repr(ids), repr(config), repr(tools))
         judged = bool(pieces) and "scaffold" not in native
-        return _Call(request.model, ids, SamplingParams.from_options(**options), key, form, pieces, judged)
+        return _Call(request.model, ids, SamplingParams.from_options(**options), key, form, pieces, judged, listed)
 
     def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, Any]:
         messages, tools = wire.native_messages(request), wire.native_tools(request)
         if self.runtime.endpoint is not None:
-            return tools, tool_format(self.runtime, tools), list(messages)
+            return tools, ToolFormat() if tools else None, list(messages)
         tokenizer = self.runtime.tokenizer
         form, listed = None, None
         if tools or any(message.tool_calls or message.role == "tool" for message in messages):

@@ -57,7 +57,7 @@ class Call:
             self.runtime is other.runtime
             and mine.prompt == theirs.prompt
             and mine.sampling == theirs.sampling
-            and mine.tools == theirs.tools
+            and (mine.tools, mine.tool_fields) == (theirs.tools, theirs.tool_fields)
         )
 
 

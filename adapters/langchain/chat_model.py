@@ -28,9 +28,9 @@ from graftlm.adapters.langchain.messages import (
     response_metadata,
     usage_metadata,
 )
-from graftlm.core.call_options import answer_schema, tool_format
+from graftlm.core.call_options import answer_schema, tool_request
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
+from graftlm.core.chat.tool_grammar import ToolChoice
 from graftlm.core.chat.tool_parser import ParsedAnswer, ToolParser, parse_answer
 from graftlm.core.chat.tools import Tool
 from graftlm.core.errors import ConfigError
@@ -92,24 +92,22 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
         answer = answer_schema(given.pop("response_format", None), convert_to_json_schema)
         runtime = self.runtime_for(model)
-        native: list[Any] = native_messages(messages)
-        listed = None
-        if tools or answer is not None or any(m.tool_calls or m.role == "tool" for m in native):
-            form = tool_format(runtime, tools)
-            kept = given.get("on_unsupported") or self.on_unsupported or "error"
-            if form is None:
-                given |= {} if answer is None else {"json_schema": answer}
-            else:
-                native, listed = form.prepare(native, tools)
-                bounded = {**self.model_kwargs, **given}.get("bounded_numbers", True)
-                keeping = {"on_unsupported": kept, "bounded_numbers": bounded}
-                given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, **keeping)
-        request = Request(native, self._sampling(stop, given), tools=listed)
+        native = native_messages(messages)
+        if not (tools or answer is not None or any(m.tool_calls or m.role == "tool" for m in native)):
+            return Call(runtime, Request(native, self._sampling(stop, given)), model or self.model_name)
+        kept = given.get("on_unsupported") or self.on_unsupported or "error"
+        bounded = {**self.model_kwargs, **given}.get("bounded_numbers", True)
+        keeping = {"on_unsupported": kept, "bounded_numbers": bounded}
+        asked = tool_request(runtime, native, tools, choice, parallel=parallel, answer=answer, **keeping)
+        sampling = self._sampling(stop, given | asked.sampling)
+        request = Request(asked.messages, sampling, tools=asked.listed, tool_fields=asked.fields)
         return Call(runtime, request, model or self.model_name)
 
     def _form(self, call: Call, options: Mapping[str, Any]) -> ToolFormat | None:
         """How to read tool calls in the answer; None where it has none."""
-        return ToolFormat.learn(call.runtime.tokenizer) if options.get("tools") else None
+        if not options.get("tools"):
+            return None
+        return ToolFormat() if call.runtime.endpoint is not None else ToolFormat.learn(call.runtime.tokenizer)
 
     def _result(self, call: Call, completion: Completion, form: ToolFormat | None) -> ChatResult:
         generations = []

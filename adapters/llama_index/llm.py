@@ -18,7 +18,6 @@ from graftlm.adapters.llama_index.structured import StructuredPrediction
 from graftlm.adapters.llama_index.token_counting import count_tokens_with
 from graftlm.core import call_options, loop_batching
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.chat.tool_grammar import tool_constraint
 from graftlm.core.chat.tools import Tool
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, GraftError
@@ -151,23 +150,23 @@ class GraftLLM(StructuredPrediction):
         tools = tuple(map(Tool.from_openai, given.pop("tools", None) or ()))
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
         answer = call_options.answer_schema(given.pop("response_format", None), _json_schema)
-        form = call_options.tool_format(runtime, tools)
         kept = given.get("on_unsupported") or self.on_unsupported or "error"
-        if form is not None:
-            bounded = {**self.additional_kwargs, **given}.get("bounded_numbers", True)
-            keeping = {"on_unsupported": kept, "bounded_numbers": bounded}
-            given |= tool_constraint(form, tools, choice, parallel=parallel, answer=answer, **keeping)
-        elif answer is not None:
-            given["json_schema"] = answer
-        prompt: Any
-        if self.messages_to_prompt is not generic_messages_to_prompt or not self._is_chat(runtime):
+        as_text = self.messages_to_prompt is not generic_messages_to_prompt or not self._is_chat(runtime)
+        asked = call_options.tool_request(
+            runtime,
+            [] if as_text else native_messages(messages),
+            tools,
+            choice,
+            parallel=parallel,
+            answer=answer,
+            on_unsupported=kept,
+            bounded_numbers={**self.additional_kwargs, **given}.get("bounded_numbers", True),
+        )
+        sampling = self._sampling(given | asked.sampling)
+        if as_text:
             assert self.messages_to_prompt is not None  # the base class puts its default
-            prompt, listed = self.messages_to_prompt(messages), None
-        elif form is None:
-            prompt, listed = native_messages(messages), None
-        else:
-            prompt, listed = form.prepare(native_messages(messages), tools)
-        return Request(prompt, self._sampling(given), tools=listed), form if tools else None
+            return Request(self.messages_to_prompt(messages), sampling), asked.form
+        return Request(asked.messages, sampling, tools=asked.listed, tool_fields=asked.fields), asked.form
 
     def _text_request(self, prompt: str, formatted: bool, given: dict[str, Any]) -> Request:
         """The request of a completion: the prompt as is if it is formatted, else as one message of the user."""

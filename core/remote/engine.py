@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, EngineError, RemoteError, RequestCancelled
 from graftlm.core.metrics import Stats
 from graftlm.core.remote.endpoint import Endpoint
+from graftlm.core.remote.language.checking import Language
 from graftlm.core.remote.language.values import Values
 from graftlm.core.remote.ledger.usage import RemoteUsage
 from graftlm.core.remote.speculation.surplus import Ahead
@@ -19,7 +21,7 @@ from graftlm.core.remote.speculation.text import RemoteText
 from graftlm.core.remote.transport import loop
 from graftlm.core.remote.transport.answer import Answer, first_stop
 from graftlm.core.remote.transport.prompt import RemotePrompt
-from graftlm.core.remote.transport.request_body import Query
+from graftlm.core.remote.transport.request_body import Query, constraint_kind
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.scheduling.stop_strings import StopMatcher
 
@@ -103,17 +105,33 @@ class RemoteEngine:
                 f"{self._endpoint.config.base_url} gives neither logits nor scores of tokens, and keeps no prefix; "
                 "use a model in this process for score, logits and warm"
             )
-        prompt = RemotePrompt.of(request.prompt, request.tools)
+        prompt = RemotePrompt.of(request.prompt, request.tools, request.tool_fields)
         deadline_s = None if sampling.timeout is None else submission.arrived_s + sampling.timeout
-        if sampling.constrained:
+        if sampling.constrained and not prompt.tools:
             return await self._constrained(submission, prompt)
         ledger = Ledger()
         query = Query(prompt, sampling, ledger.count, deadline_s)
+        kind = constraint_kind(sampling)
+        if kind is not None:
+            await self._endpoint.probes.constraint(kind, True, ledger.count)
         if request.stream:
             answers = await self._stream(submission, query, ledger)
         else:
             answers = await self._endpoint.ask(query)
+        if kind is not None:
+            await self._check(answers, sampling)
         return _completion(request, answers, ledger.usage)
+
+    async def _check(self, answers: Sequence[Answer], sampling: SamplingParams) -> None:
+        """Raise RemoteError for an answer that calls no tool and does not meet the constraint."""
+        language = await Language.of(sampling)
+        for answer in answers:
+            text = answer.text
+            if not answer.tool_calls and answer.finish_reason != "length" and language.measure(text)[0] != text:
+                raise RemoteError(
+                    f"{self._endpoint.config.base_url} called no tool and wrote {text[:80]!r}, which is not of "
+                    f"{language.shown}; leave the tools out where an answer of that form is wanted"
+                )
 
     async def _constrained(self, submission: Submission, prompt: RemotePrompt) -> Completion:
         """An answer that meets its constraint; a stream gets it as one piece, when it is known to."""
@@ -137,7 +155,7 @@ class RemoteEngine:
                 elif text := matchers[piece.index].push(piece.text).text:
                     listener.on_chunk(Chunk(text, [], index=piece.index))
         for index, answer in enumerate(answers):
-            rest, reason = matchers[index].flush(), _cut(answer, sampling.stop).finish_reason
+            rest, reason = matchers[index].flush() + answer.calls_text, _cut(answer, sampling.stop).finish_reason
             listener.on_chunk(Chunk(rest, [], finish_reason=reason, usage=ledger.usage, index=index))
         return answers
 
@@ -165,7 +183,7 @@ def _completion(request: Request, answers: Sequence[Answer], usage: RemoteUsage)
     texts = [_cut(answer, stop) for answer in answers]
     each = [
         Completion(
-            cut.text,
+            cut.text + answer.calls_text,
             [],
             cut.finish_reason,
             usage,

@@ -56,8 +56,8 @@ class Surplus:
         return self.shape.greedy
 
     def surely_taken(self, sampling: SamplingParams) -> bool:
-        """Whether no limit of tokens can make what has come so far be asked for anew."""
-        return self.answer.token_ends is not None or (sampling.max_tokens or 0) >= self.max_tokens
+        """Whether no limit of tokens can make a value be asked for anew, where tokens are not told."""
+        return self.answer.token_ends is None and (sampling.max_tokens or 0) >= self.max_tokens
 
     def grown(self) -> Surplus:
         """The surplus with the answer as it is by now."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import RemoteError
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.ledger.usage import RemoteUsage
@@ -42,6 +43,14 @@ class Answer:
     token_ends: tuple[int, ...] | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def calls_text(self) -> str:
+        """The tool calls as the generic ToolFormat writes them, after the text; "" if there are none."""
+        form = ToolFormat()
+        functions = [call.get("function") or {} for call in self.tool_calls]
+        written = [f"{form.begin}{f.get('name')}{form.middle}{f.get('arguments') or '{}'}{form.end}" for f in functions]
+        return ("\n" if self.text and written else "") + form.separator.join(written)
 
     @property
     def ended(self) -> bool:

@@ -7,7 +7,7 @@ import json
 import mimetypes
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,19 @@ class RemotePrompt:
     text      the whole text; with `messages` the text of the assistant's turn that is still open, or "".
     messages  in the shape of the OpenAI API; None for plain text.
     ids       token ids in place of `text`.
+    tools     functions that may be called;  tool_fields: fields beside them, such as tool_choice.
     """
 
     text: str = ""
     messages: tuple[Mapping[str, Any], ...] | None = None
     ids: tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
+    tool_fields: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, prompt: Any, tools: Sequence[Mapping[str, Any]] | None = None) -> RemotePrompt:
+    def of(
+        cls, prompt: Any, tools: Sequence[Mapping[str, Any]] | None = None, fields: Mapping[str, Any] | None = None
+    ) -> RemotePrompt:
         """Read a request's prompt; raises ConfigError for what no API takes."""
         if isinstance(prompt, str):
             if not prompt:
@@ -41,7 +45,7 @@ class RemotePrompt:
         if len(prompt) and not isinstance(prompt[0], Mapping | Message):
             return cls(ids=tuple(int(i) for i in prompt))
         messages = tuple(message_dict(message) for message in to_messages(prompt))
-        return cls(messages=messages, tools=tuple(tools or ()))
+        return cls(messages=messages, tools=tuple(tools or ()), tool_fields=fields or {})
 
     def plus(self, text: str) -> RemotePrompt:
         """The same, gone on with `text`."""

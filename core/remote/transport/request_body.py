@@ -77,7 +77,7 @@ def request_body(
     if chat:
         body["messages"] = _messages(prompt, capabilities, body)
         if prompt.tools:
-            body["tools"] = [_tool(tool) for tool in prompt.tools]
+            body |= {"tools": [_tool(tool) for tool in prompt.tools], **prompt.tool_fields}
     else:
         body["prompt"] = list(prompt.ids) if prompt.ids is not None else prompt.text
     if sampling.max_tokens is not None:

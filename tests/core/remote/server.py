@@ -82,12 +82,13 @@ class Behaviour:
     seconds_per_token: float = 0.0
     seconds_per_call: float = 0.0
     model: str | None = None
+    calls: Callable[[Mapping[str, Any]], list[tuple[str, str]]] | None = None  # tools: a body -> names and arguments
 
 
 _FIELDS = {
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "n", "seed",
     "stream", "stream_options", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty", "echo",
-    "logit_bias", "tools", "response_format",
+    "logit_bias", "tools", "tool_choice", "parallel_tool_calls", "response_format",
 }  # fmt: skip
 
 
@@ -306,12 +307,23 @@ class Server:
             made = {**made, "text": logged.prompt + made["text"], "tokens": tokenise(logged.prompt) + made["tokens"]}
         choice: dict[str, Any] = {"index": index, "finish_reason": made["finish"]}
         choice |= {"message": {"role": "assistant", "content": made["text"]}} if chat else {"text": made["text"]}
+        if calls := self._calls(logged):
+            choice["message"] |= {"content": None, "tool_calls": calls}
+            choice["finish_reason"] = "tool_calls"
         if self.behaviour.logprobs and logged.body.get("logprobs") not in (None, False):
             tokens = made["tokens"]
             entries = [{"token": t, "logprob": -0.5, "top_logprobs": []} for t in tokens]
             flat = {"tokens": tokens, "token_logprobs": [-0.5] * len(tokens), "top_logprobs": None}
             choice["logprobs"] = {"content": entries} if chat else flat
         return choice
+
+    def _calls(self, logged: Logged) -> list[dict[str, Any]]:
+        """The calls of tools in the answer."""
+        made = self.behaviour.calls(logged.body) if self.behaviour.calls is not None else []
+        return [
+            {"id": f"call_{i}", "index": i, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for i, (name, arguments) in enumerate(made)
+        ]
 
     def _usage(self, logged: Logged) -> dict[str, Any]:
         if self.behaviour.usage != "given":
@@ -369,6 +381,21 @@ class Server:
         chat = "messages" in logged.body
         if chat:
             yield {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+        calls = self._calls(logged)
+        for call in calls:
+            whole = call["function"]["arguments"]
+            yield {
+                "choices": [
+                    {"index": 0, "delta": {"tool_calls": [call | {"function": {**call["function"], "arguments": ""}}]}}
+                ]
+            }
+            for piece in tokenise(whole):
+                part = {"index": call["index"], "function": {"arguments": piece}}
+                yield {"choices": [{"index": 0, "delta": {"tool_calls": [part]}}]}
+        if calls:
+            yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+            yield {"choices": []} | self._usage(logged)
+            return
         for index, made in enumerate(choices):
             sent = ""
             for token in made["tokens"]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import dspy
 import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage, ToolMessage
+from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
 from graftlm.adapters.dspy import GraftAdapter, GraftLM
@@ -59,16 +65,106 @@ def test_the_retry_knob_of_a_framework_sets_the_one_loop() -> None:
         assert len(server.requests) == 6
 
 
-def test_tools_at_an_endpoint_are_an_error_that_says_so() -> None:
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
 
-    with Server(answers({"hello": "Hi."})) as server:
-        llm = ChatGraftLM(model="m", base_url=server.url).bind_tools([add])
-        with pytest.raises(Exception, match="tools are for models in this process so far"):
-            llm.invoke("hello")
-        assert server.requests == []
+
+def adds(body: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Calls `add` once, then says what it gave."""
+    return [] if any(m["role"] == "tool" for m in body["messages"]) else [("add", '{"a": 2, "b": 3}')]
+
+
+def test_langchain_tools_are_native_at_an_endpoint() -> None:
+    with Server(answers({"2 + 3": "It is 5."}), calls=adds) as server:
+        llm = ChatGraftLM(model="m", base_url=server.url).bind_tools([add], tool_choice="add")
+        asked = llm.invoke("2 + 3?")
+        assert [(call["name"], call["args"]) for call in asked.tool_calls] == [("add", {"a": 2, "b": 3})]
+        assert asked.response_metadata["finish_reason"] == "tool_calls" and asked.content == ""
+        body = server.calls[0].body
+        assert (body["tools"][0]["function"]["name"], body["tool_choice"], body["parallel_tool_calls"]) == (
+            "add", "required", False,
+        )  # fmt: skip
+        result = ToolMessage("5", tool_call_id=asked.tool_calls[0]["id"])
+        assert llm.invoke([HumanMessage("2 + 3?"), asked, result]).content == "It is 5."
+        sent = server.calls[1].body["messages"]
+        assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"] == asked.tool_calls[0]["id"]
+        assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"a": 2, "b": 3}
+        whole = None
+        for chunk in llm.stream("2 + 3?"):
+            whole = chunk if whole is None else whole + chunk
+        assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("add", {"a": 2, "b": 3})]
+
+
+def test_a_langchain_agent_runs_at_an_endpoint() -> None:
+    with Server(answers({"2 + 3": "It is 5."}), calls=adds) as server:
+        agent = create_agent(ChatGraftLM(model="m", base_url=server.url), [add])
+        done = agent.invoke({"messages": [("user", "2 + 3?")]})["messages"]
+        assert [m.content for m in done if m.type in ("tool", "ai")] == ["", "5", "It is 5."]
+
+
+def test_arguments_that_are_no_json_are_an_invalid_call_that_says_so() -> None:
+    with Server(answers({"2": ""}), calls=lambda body: [("add", '{"a": 2,,}')]) as server:
+        done = ChatGraftLM(model="m", base_url=server.url).bind_tools([add]).invoke("2 + 3?")
+        assert done.tool_calls == [] and "not JSON" in done.invalid_tool_calls[0]["error"]
+
+
+def test_an_answer_beside_tools_is_checked_against_its_schema() -> None:
+    with Server(answers({"hello": "Hi.", "Say hello": "x"}), calls=lambda body: []) as server:
+        llm = ChatGraftLM(model="m", base_url=server.url)
+        schema = {"type": "json_schema", "json_schema": {"name": "p", "schema": Person.model_json_schema()}}
+        with pytest.raises(Exception, match="called no tool and wrote 'Hi.', which is not of"):
+            llm.bind_tools([add]).bind(response_format=schema).invoke("hello")
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning")  # LlamaIndex's own
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+async def test_llama_index_agents_call_tools_at_an_endpoint() -> None:
+    with Server(answers({"2 + 3": "It is 5."}), calls=adds) as server:
+        llm = GraftLLM(model="m", api_base=server.url)
+        asked = llm.chat_with_tools([FunctionTool.from_defaults(add)], "2 + 3?")
+        calls = llm.get_tool_calls_from_response(asked)
+        assert [(call.tool_name, call.tool_kwargs) for call in calls] == [("add", {"a": 2, "b": 3})]
+        agent = FunctionAgent(tools=[add], llm=llm, streaming=False)
+        assert str(await agent.run("2 + 3?")) == "It is 5."
+        assert [m["role"] for m in server.calls[-1].body["messages"]][-2:] == ["assistant", "tool"]
+
+
+def test_dspy_calls_tools_natively_at_an_endpoint() -> None:
+    class Ask(dspy.Signature):
+        """Answer with a tool."""
+
+        question: str = dspy.InputField()
+        tools: list[dspy.Tool] = dspy.InputField()
+        calls: dspy.ToolCalls = dspy.OutputField()
+
+    with Server(answers({"2 + 3": "x"}), calls=adds) as server:
+        lm = GraftLM("m", base_url=server.url, cache=False)
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_native_function_calling=True)):
+            done = dspy.Predict(Ask)(question="2 + 3?", tools=[dspy.Tool(add)])
+        assert [(call.name, call.args) for call in done.calls.tool_calls] == [("add", {"a": 2, "b": 3})]
+        assert server.calls[0].body["tools"][0]["function"]["name"] == "add"
+
+
+def test_dspy_react_runs_at_an_endpoint() -> None:
+    def field(name: str, value: str) -> str:
+        return f"[[ ## {name} ## ]]\n{value}\n\n"
+
+    step = field("next_thought", "add") + field("next_tool_name", "add") + field("next_tool_args", '{"a": 2, "b": 3}')
+    last = field("next_thought", "done") + field("next_tool_name", "finish") + field("next_tool_args", "{}")
+    end = "[[ ## completed ## ]]"
+    told = answers(
+        {
+            "2 + 3": step + end,
+            "observation_0": last + end,
+            "observation_1": field("reasoning", "r") + field("answer", "5") + end,
+        }
+    )
+    with Server(told) as server:
+        lm = GraftLM("m", base_url=server.url, cache=False)
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
+            done = dspy.ReAct("question -> answer", tools=[add])(question="2 + 3?")
+        assert (done.trajectory["observation_0"], done.answer, len(server.calls)) == (5, "5", 3)
 
 
 def test_llama_index_chats_completes_and_fills_objects() -> None:
