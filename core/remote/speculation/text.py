@@ -16,6 +16,7 @@ from graftlm.core.remote.speculation.surplus import (
     CountTokens,
     FindEnd,
     Surplus,
+    Taken,
     call_tokens,
     decide,
     is_final,
@@ -234,12 +235,8 @@ class RemoteText(GrowingText):
             surplus = self.surplus = self.surplus.grown()
             after, taken = decide(surplus, sampling, head, self._num_tokens_of, ends)
             if surplus.live is not None and not is_final(surplus, taken, head):
-                if (
-                    told is not None
-                    and accept is None
-                    and surplus.rest.startswith(head)
-                    and surplus.surely_taken(sampling)
-                ):
+                sure = isinstance(taken, Taken) or surplus.surely_taken(sampling)
+                if told is not None and sure and accept is None and surplus.rest.startswith(head):
                     told.grow(surplus.rest[len(head) :])
                 await surplus.live.grow()
                 continue
