@@ -13,6 +13,7 @@ GROUPS = {
     "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
     "workloads": "twelve workloads in each framework, beside transformers, its continuous batching and Guidance",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
+    "serve": "the HTTP server: requests a second beside the runtime in process, CPU time of a chunk",
     "grammar": "constraints: masks, jump-forward, schemas",
     "sprout": "the embedded model: right answers by task",
     "gpu": "one GPU beside vLLM, SGLang and plain transformers: decode, reuse, chats, JSON, prefill",

@@ -152,6 +152,7 @@ class EngineConfig:
     seed             of requests that bring none; None draws one.
     quantization     a quantizer of transformers, by name.
     engine, loader   who runs the model and who reads it, by names that `graftlm plugins` lists.
+    replicas         runtimes with a copy of the model each, with engine="ray".
     grammar_engine   who compiles constraints, by such a name; None takes the fastest engine that keeps each of them.
     shared_prefix_decode  read a prefix that rows of a step share once for all of them.
     jump_forward     append what a grammar forces without asking the model.
@@ -176,6 +177,7 @@ class EngineConfig:
     quantization: str | None = None
     trust_remote_code: bool = False
     engine: str = "local"
+    replicas: int = 1
     loader: str = "hf"
     grammar_engine: str | None = None
     shared_prefix_decode: bool = True
@@ -197,6 +199,11 @@ class EngineConfig:
             f"grammar_engine is {self.grammar_engine!r}; it must be a name, or None",
         )
         _check_whole("max_batch", self.max_batch, 1)
+        _check_whole("replicas", self.replicas, 1)
+        _check(
+            self.replicas == 1 or self.engine != "local",
+            f"replicas is {self.replicas} with engine='local', which is one; use engine='ray'",
+        )
         _check_whole("max_step_tokens", self.max_step_tokens, 1, optional=True)
         _check(
             self.seed is None or isinstance(self.seed, Integral),

@@ -187,6 +187,7 @@ def serve(
     max_open_requests: Annotated[int, typer.Option(help="One more gets status 429.")] = 1024,
     request_timeout: Annotated[float | None, typer.Option(help="Seconds after which a request ends.")] = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds to finish requests after SIGTERM.")] = 30.0,
+    replicas: Annotated[int, typer.Option(help="Runtimes with a copy of the model each, on Ray.")] = 1,
     option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE of the runtime, as dtype=bfloat16; may be given again.")
     ] = None,
@@ -206,7 +207,10 @@ def serve(
         request_timeout_s=request_timeout,
         drain_timeout_s=drain_timeout,
     )
-    process.serve(model, settings, process.read_options(option or ()))
+    options = process.read_options(option or ())
+    if replicas > 1:
+        options = {"engine": "ray", **options, "replicas": replicas}
+    process.serve(model, settings, options)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

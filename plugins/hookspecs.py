@@ -53,7 +53,8 @@ def graftlm_register_engines(register: Register) -> None:
     Chosen by `Runtime(engine=...)`. Called on the thread that will own the engine; `wake()` rouses that thread from any
     other. A factory with the attribute `takes_ids = False` makes an engine that takes prompts and constraints as the
     caller gave them: no tokenizer is loaded for it, `tokenizer` is None and so are `Submission.prompt_ids` and
-    `.grammar`. The engine tells observers of what it has finished: `graftlm.plugins.manager.load().request_finished`.
+    `.grammar`. With `takes_constraints = False` only `.grammar` is None.
+    The engine tells observers of what it has finished: `graftlm.plugins.manager.load().request_finished`.
     """
 
 

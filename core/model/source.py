@@ -100,7 +100,7 @@ class ModelSource:
         return [self._with_grammar(request, ids) for request, ids in zip(requests, encoded, strict=True)]
 
     def _with_grammar(self, request: Request, ids: np.ndarray | GraftError) -> Prepared | GraftError:
-        if isinstance(ids, GraftError) or not request.sampling.constrained:
+        if isinstance(ids, GraftError) or not request.sampling.constrained or not self._engine("takes_constraints"):
             return ids if isinstance(ids, GraftError) else Prepared(ids)
         from graftlm.core.constraint import compile_constraint
 
@@ -111,9 +111,13 @@ class ModelSource:
 
     @cached_property
     def _takes_ids(self) -> bool:
+        return self._engine("takes_ids")
+
+    def _engine(self, attribute: str) -> bool:
+        """Whether the engine's factory has an attribute that is true unless it says otherwise."""
         from graftlm.plugins import manager
 
-        return self.config.engine == "local" or getattr(manager.load().engines[self.config.engine], "takes_ids", True)
+        return self.config.engine == "local" or getattr(manager.load().engines[self.config.engine], attribute, True)
 
     def build_engine(self, wake: Callable[[], None]) -> Engine:
         """Load the model and put the configured engine over it; on the thread that will own it."""

@@ -1,0 +1,1 @@
+"""Several runtimes behind one: replicas on Ray, and the router before them."""

@@ -1,0 +1,341 @@
+"""ReplicaEngine: one engine over several replicas: routing by prefix, streams, and retries when a replica dies."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from graftlm.core.cluster.delivery import Delivery
+from graftlm.core.cluster.replica import Event, Key
+from graftlm.core.cluster.router import Router
+from graftlm.core.errors import EngineError, ModelError, RequestCancelled, RequestTimeout
+from graftlm.core.metrics import Counters, Stats
+from graftlm.core.request import Chunk, Completion, OpenRequest, Request, Submission
+
+ATTEMPTS = 2
+"""A request is answered by another replica once; one that ends two replicas is to blame itself."""
+
+RESTARTS = 3
+"""New replicas in a row that could not be started, after which none is tried any more."""
+
+DEFAULT_STEP_TOKENS = 2048
+
+
+class Member(Protocol):
+    """A replica, seen from here. Calls return at once, but for `stats` and `call`."""
+
+    def add(self, requests: list[tuple[Key, Request]]) -> None: ...
+    def cancel(self, keys: list[Key]) -> None: ...
+    def stats(self) -> Stats: ...
+    def call(self, method: str, *arguments: Any) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Cluster(Protocol):
+    """Starts replicas. `heard` is given what happens in one, from a thread of its own; an error is its death."""
+
+    def start(self, heard: Callable[[list[Event] | BaseException], None]) -> tuple[Member, dict[str, str]]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Open:
+    """A request that has not ended."""
+
+    submission: Submission
+    request: Request
+    ids: np.ndarray
+    attempt: int = 0
+    replica: int | None = None
+    delivery: Delivery = field(default_factory=Delivery)
+
+    @property
+    def key(self) -> Key:
+        return self.submission.id, self.attempt
+
+
+class ReplicaEngine:
+    """`graftlm.core.engine.Engine` over the replicas of a cluster.
+
+    A request is a pure function of its prompt, its parameters and its seed, which is settled here. So a request whose
+    replica dies runs again on another one, and a stream goes on after what was delivered.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        num_replicas: int,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        seed: int | None = None,
+        step_tokens: int | None = None,
+        finished: Callable[[Request, Completion], None] = lambda request, completion: None,
+    ) -> None:
+        tokens = step_tokens or DEFAULT_STEP_TOKENS
+        self.members: dict[int, Member] = {}
+        self.deaths = 0
+        self._cluster = cluster
+        self._wake = wake
+        self._finished = finished
+        self._seeds = random.Random(seed)
+        self._router = Router(slack=2 * tokens)
+        self._most_open = 4 * tokens  # prompt tokens of a replica; what is above waits here, where it can be routed
+        self._open: dict[int, Open] = {}
+        self._queue: deque[Open] = deque()
+        self._arrived: deque[tuple[int, list[Event] | BaseException | tuple[Member, dict[str, str]]]] = deque()
+        self._pins: dict[int, tuple[int, int]] = {}
+        self._next = 0
+        self._facts: dict[str, str] = {}
+        self._failed_starts = 0
+        self._closed = False
+        self._cause: BaseException | None = None
+        self._start_all(num_replicas)
+
+    # -- graftlm.core.engine.Engine --------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        return not self._open
+
+    def add(self, submissions: Sequence[Submission]) -> None:
+        """Queue requests. Those of one hand-over are sent in the order of their ids, so that equal prefixes meet."""
+        new = []
+        for submission in submissions:
+            assert submission.prompt_ids is not None
+            sampling = submission.request.sampling
+            if sampling.seed is None:
+                sampling = replace(sampling, seed=self._seeds.getrandbits(63))
+            ids = submission.prompt_ids
+            request = replace(submission.request, prompt=ids, tools=None, on_chunk=None, sampling=sampling)
+            new.append(Open(submission, request, ids))
+        self._open.update((one.submission.id, one) for one in new)
+        self._queue.extend(sorted(new, key=lambda one: one.ids.tobytes()) if len(new) > 1 else new)
+
+    def step(self) -> bool:
+        """Take what has arrived and send what can be sent; False if there was nothing."""
+        progressed = bool(self._arrived)
+        while self._arrived:
+            number, news = self._arrived.popleft()
+            if isinstance(news, BaseException):
+                self._died(number, news)
+            elif isinstance(news, tuple):
+                self._joined(number, *news)
+            else:
+                for event in news:
+                    self._happened(event)
+        return self._send() or progressed
+
+    def cancel(self, submission_id: int) -> None:
+        one = self._open.get(submission_id)
+        if one is not None:
+            if one.replica is not None and one.replica in self.members:
+                self.members[one.replica].cancel([one.key])
+            self._end(one, RequestCancelled("the request was cancelled"))
+
+    def fail_all(self, error: BaseException) -> None:
+        for one in list(self._open.values()):
+            self._end(one, error)
+
+    def stats(self) -> Stats:
+        """The sum over the replicas that live; `largest_batch` is the largest of them."""
+        total, now = Stats(), time.monotonic()
+        for member in list(self.members.values()):
+            try:
+                stats = member.stats()
+            except Exception:
+                continue  # it has died; the engine's thread will hear of it
+            for each in fields(Counters):
+                setattr(total, each.name, getattr(total, each.name) + getattr(stats, each.name))
+            for name in ("slots_total", "slots_free", "slots_cached", "slots_in_use", "running", "waiting"):
+                setattr(total, name, getattr(total, name) + getattr(stats, name))
+            total.largest_batch = max(total.largest_batch - stats.largest_batch, stats.largest_batch)
+            total.weights, total.kv = stats.weights, stats.kv
+        total.waiting += len(self._queue)
+        total.open = [
+            OpenRequest(one.submission.request.id, len(one.ids), None, 0, now - one.submission.arrived_s)
+            for one in list(self._open.values())
+        ]
+        return total
+
+    def reset_stats(self) -> None:
+        self._tell_all("reset_stats")
+
+    def clear_cache(self) -> None:
+        self._router.forget_prefixes()
+        self._tell_all("clear_cache")
+
+    def unpin(self, pin: int) -> None:
+        number, there = self._pins.pop(pin, (-1, 0))
+        if number in self.members:
+            self.members[number].call("unpin", there)
+
+    def close(self) -> None:
+        self._closed = True
+        for member in self.members.values():
+            member.kill()
+        self._cluster.close()
+
+    # -- replicas come and go --------------------------------------------------------------------------------------
+
+    def _start_all(self, num_replicas: int) -> None:
+        """Start all replicas beside each other. Raises what one of them could not be started for."""
+        numbers = range(num_replicas)
+        threads = [threading.Thread(target=self._start, args=(number,), daemon=True) for number in numbers]
+        self._next = num_replicas
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        failed = [news for _, news in self._arrived if isinstance(news, BaseException)]
+        try:
+            if failed:
+                raise failed[0]
+            self.step()
+            if self._cause is not None:
+                raise self._cause
+        except BaseException:
+            self._closed = True
+            for _, news in self._arrived:
+                if isinstance(news, tuple):
+                    news[0].kill()
+            self.close()
+            raise
+
+    def _start(self, number: int) -> None:
+        """On a thread of its own, for it takes as long as loading the model."""
+        news: BaseException | tuple[Member, dict[str, str]]
+        try:
+            news = self._cluster.start(lambda heard: self._hear(number, heard))
+        except BaseException as error:
+            news = error
+        self._hear(number, news)
+
+    def _hear(self, number: int, news: Any) -> None:
+        self._arrived.append((number, news))
+        self._wake()
+
+    def _joined(self, number: int, member: Member, facts: dict[str, str]) -> None:
+        if self._closed:
+            member.kill()
+            return
+        first = self._facts or facts
+        wrong = next((name for name in ("versions", "fingerprint") if facts.get(name) != first.get(name)), None)
+        if wrong is not None:
+            member.kill()
+            self._cause = ModelError(
+                f"replicas differ in their {wrong}: {first[wrong]} on {first['node']}, {facts[wrong]} on "
+                f"{facts['node']}; install the same packages and put the same model on every node"
+            )
+            return
+        self._facts, self._failed_starts = first, 0
+        self.members[number] = member
+        self._router.add(number)
+
+    def _died(self, number: int, error: BaseException) -> None:
+        """Send a replica's requests elsewhere and start another one in its place."""
+        member = self.members.pop(number, None)
+        self._router.forget(number)
+        self._cause = error
+        if member is None:
+            self._failed_starts += 1
+        else:
+            self.deaths += 1
+            member.kill()
+        for one in [one for one in self._open.values() if one.replica == number]:
+            one.replica = None
+            if one.attempt + 1 >= ATTEMPTS:
+                self._end(one, self._failure(f"the request ended {ATTEMPTS} replicas"))
+                continue
+            one.attempt += 1
+            one.delivery.again()
+            self._queue.appendleft(one)
+        if not self._closed and self._failed_starts < RESTARTS:
+            self._next += 1
+            threading.Thread(target=self._start, args=(self._next - 1,), daemon=True).start()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _send(self) -> bool:
+        """Send what the replicas have room for, a message to each; what finds no replica ends."""
+        batches: dict[int, list[tuple[Key, Request]]] = {}
+        kept: deque[Open] = deque()
+        for one in self._queue:
+            if one.submission.id not in self._open:
+                continue  # cancelled meanwhile
+            if not self.members:
+                self._end(one, self._failure("no replica is left"))
+                continue
+            request = self._with_time_left(one)
+            if request is None:
+                continue
+            number = self._router.choose(one.ids, request.namespace)
+            if self._router.load[number] and self._router.load[number] + len(one.ids) > self._most_open:
+                kept.append(one)
+                continue
+            self._router.sent(number, one.ids, request.namespace)
+            one.replica = number
+            batches.setdefault(number, []).append((one.key, request))
+        self._queue = kept
+        for number, requests in batches.items():
+            self.members[number].add(requests)
+        return bool(batches)
+
+    def _with_time_left(self, one: Open) -> Request | None:
+        """The request with what is left of its timeout; None, and its end, where nothing is."""
+        timeout = one.request.sampling.timeout
+        if timeout is None:
+            return one.request
+        left = timeout - (time.monotonic() - one.submission.arrived_s)
+        if left <= 0:
+            self._end(one, RequestTimeout(f"the request did not finish within its {timeout} s timeout"))
+            return None
+        return replace(one.request, sampling=replace(one.request.sampling, timeout=left))
+
+    def _happened(self, event: Event) -> None:
+        number, attempt = event.key
+        one = self._open.get(number)
+        if one is None or one.attempt != attempt or event.value is None:
+            return  # it was cancelled, or runs elsewhere by now
+        if isinstance(event.value, Chunk):
+            try:
+                chunk = one.delivery.rest(event.value)
+            except EngineError as error:
+                self._end(one, error)
+                return
+            if chunk is not None:
+                one.submission.listener.on_chunk(chunk)
+            return
+        if isinstance(event.value, Completion):
+            completion = replace(event.value, request_id=one.submission.request.id)
+            if completion.pin is not None and one.replica is not None:
+                self._pins[number] = one.replica, completion.pin
+                completion = replace(completion, pin=number)
+            self._end(one, completion)
+        else:
+            self._end(one, event.value)
+
+    def _end(self, one: Open, how: Completion | BaseException) -> None:
+        self._open.pop(one.submission.id, None)
+        if one.replica is not None:
+            self._router.ended(one.replica, len(one.ids))
+        if isinstance(how, Completion):
+            one.submission.listener.on_finish(how)
+            self._finished(one.submission.request, how)
+        else:
+            one.submission.listener.on_error(how)
+
+    def _failure(self, what: str) -> EngineError:
+        error = EngineError(f"{what}: {self._cause}" if self._cause is not None else what)
+        error.__cause__ = self._cause
+        return error
+
+    def _tell_all(self, method: str) -> None:
+        for member in self.members.values():
+            member.call(method)

@@ -1,0 +1,56 @@
+"""Replicas on a real Ray, started for this test on 127.0.0.1."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+
+import graftlm as gl
+from graftlm.core.cluster.engine import ReplicaEngine
+
+ray = pytest.importorskip("ray")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
+PROMPTS = [f"House {name}. " + "Keep to the rules. " * 30 + f"Person {i}?" for i in range(4) for name in "abcd"]
+
+
+def test_two_actors_answer_as_one_runtime_and_one_is_killed_under_requests() -> None:
+    with gl.Runtime("sprout", dtype="float32") as one:
+        expected = [answer.token_ids for answer in one.generate(PROMPTS, **GREEDY)]
+    with gl.Runtime("sprout", dtype="float32", engine="ray", replicas=2) as runtime:
+        answers = runtime.generate(PROMPTS, **GREEDY)
+        assert [answer.token_ids for answer in answers] == expected
+        assert runtime.stats().requests == len(PROMPTS)
+        engine: Any = runtime._thread.engine
+        assert isinstance(engine, ReplicaEngine)
+        each = [member.stats().computed_tokens for member in engine.members.values()]
+        assert abs(each[0] - each[1]) <= 0.02 * sum(each)
+        assert "".join(chunk.text for chunk in runtime.stream(PROMPTS[0], **GREEDY)) == answers[0].text
+        with pytest.raises(gl.GrammarError, match="not closed"):
+            runtime.generate("x", regex="a((")
+
+        runtime.clear_cache()
+        futures = runtime.submit_many([gl.Request(p, gl.SamplingParams(**GREEDY)) for p in PROMPTS])
+        found = re.search(r"process (\d+)", engine._facts["node"])
+        assert found is not None
+        os.kill(int(found.group(1)), signal.SIGKILL)
+        assert [future.result(300).token_ids for future in futures] == expected
+        assert engine.deaths == 1
+    assert not ray.is_initialized()
+
+
+def test_what_ray_cannot_give_is_named_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gl.Runtime("sprout", engine="ray", device="cuda:1") as runtime, pytest.raises(gl.ConfigError, match="cuda:1"):
+        runtime.load()
+    gpus = gl.Runtime("sprout", engine="ray", replicas=2, device="cuda")
+    with gpus as runtime, pytest.raises(gl.ConfigError, match="replicas is 2, the Ray cluster has 0 GPUs"):
+        runtime.load()
+    assert not ray.is_initialized()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with gl.Runtime("sprout", engine="ray") as runtime, pytest.raises(gl.ConfigError, match="cannot be reached"):
+        runtime.load()
