@@ -100,7 +100,7 @@ class GraphRunner:
         self.eager = eager
         self.attention = attention
         self.sizes = graph_sizes(max_batch)
-        self.step = step_buffers(max_batch, max_len, scratch, attention.device)
+        self.step = step_buffers(max_batch, max_len, scratch, attention)
         self.graphs: dict[Shape, Captured] = {}
         loaded = eager.loaded
         num_first = 1 + max(map(loaded.layers.index, loaded.layers))  # up to the first layer of the last kind
@@ -199,10 +199,11 @@ def graph_sizes(max_batch: int) -> list[int]:
     return [size for size in LADDER if size < largest] + [largest]
 
 
-def step_buffers(max_batch: int, max_len: int, scratch: int, device: torch.device) -> DeviceStep:
+def step_buffers(max_batch: int, max_len: int, scratch: int, attention: CapturableAttention) -> DeviceStep:
     """What all these graphs read."""
     largest = graph_sizes(max_batch)[-1]
-    return DeviceStep(largest, largest, max_len, scratch, device, min(max_batch, largest))
+    seqs = min(max_batch, largest)
+    return DeviceStep(largest, largest, max_len, scratch, attention.device, seqs, attention.num_splits)
 
 
 def run_rows(step: DeviceStep, runner: PagedRunner, num_rows: int) -> torch.Tensor:

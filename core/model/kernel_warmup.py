@@ -108,7 +108,7 @@ def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: 
     if isinstance(attention, StrictAttention):
         attention.strict = config.strict
     if isinstance(attention, CapturableAttention):
-        step = step_buffers(config.max_batch, loaded.max_model_len, 0, loaded.device)
+        step = step_buffers(config.max_batch, loaded.max_model_len, 0, attention)
         launch_steps(step, attention, PagedRunner(loaded, attention), graph_sizes(config.max_batch))
 
 

@@ -19,6 +19,7 @@ from graftlm.kernels.bits12.kv_codec import DIM, EIGHT, WORDS
 from graftlm.kernels.gpu.decode import DecodeRows, Workspace, num_sms
 from graftlm.kernels.gpu.online_softmax import LOG2E, softcapped
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
+from graftlm.kernels.gpu.split_kv import PARTS, uniform_parts
 from graftlm.kernels.hopper.tiles import barrier, halves
 
 copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
@@ -58,6 +59,7 @@ _COPY_HIGH = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0]))
 _SHARED_LOW = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
 _SHARED_HIGH = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
 _TOKENS = gl.constexpr(TOKENS)
+_PARTS = gl.constexpr(PARTS)
 _DIM = gl.constexpr(DIM)
 _WORDS = gl.constexpr(WORDS)
 
@@ -123,30 +125,31 @@ def _copy_block(records, shared, stage, slot, slot_words, there):
     async_copy.commit_group()
 
 
-@gluon.jit(do_not_specialize=["num_splits", "num_prefix", "num_parts", "window", "e_head"])
+@gluon.jit(do_not_specialize=["num_prefix", "num_parts", "window", "e_head"])
 def _decode(
-    q, records, exponents, table, rows, lens, starts, part_out, part_lse, counters, sinks, out,
+    q, records, exponents, table, rows, lens, starts, items, counts, part_out, part_lse, counters, sinks, out,
     scale, softcap, window, q_row, q_head, slot_words, head_words, e_head, table_row, out_row, out_head,
-    num_splits, num_prefix, num_parts,
+    num_prefix, num_parts,
     GROUP: gl.constexpr, STAGES: gl.constexpr, WIDE: gl.constexpr, SPLIT: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, SINKS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, row, split): tokens [first, last) of this row's part of the table."""
+    """Program (KV head, item): tokens [first, last) of a row's part of the table."""
     launch_dependents(PDL)
     tokens: gl.constexpr = gl.SliceLayout(1, _MMA)
     columns: gl.constexpr = gl.SliceLayout(0, _MMA)
     factor: gl.constexpr = gl.DotOperandLayout(0, _MMA, 2)
     other: gl.constexpr = gl.DotOperandLayout(1, _MMA, 2)
     one_each: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    h, b, s = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    h, item = gl.program_id(0), gl.load(items + gl.program_id(1))
+    b, s = item // _PARTS, item % _PARTS
     length = gl.load(lens + b)
     covered = gl.load(starts + b)
     slots = table + gl.load(rows + b).to(gl.int64) * table_row
     start = covered
     if WINDOW:
         start = gl.maximum(start, length - window)
-    per_split = gl.maximum(gl.cdiv(gl.cdiv(length - start, num_splits), _TOKENS), 1) * _TOKENS
-    used = gl.maximum(gl.cdiv(length - start, per_split), 1)  # splits that have tokens; one at least
+    per_split = gl.maximum(gl.cdiv(gl.cdiv(length - start, gl.load(counts + b)), _TOKENS), 1) * _TOKENS
+    used = gl.maximum(gl.cdiv(length - start, per_split), 1)  # parts that have tokens; one at least
     first = start + s * per_split
     last = gl.minimum(first + per_split, length)
     early = _early_slots(slots, first, last, one_each, STAGES, WIDE)
@@ -313,7 +316,7 @@ _REGISTERS = 128
 
 
 def num_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Parts to cut each row's tokens into, at most, by how many programs there are for each multiprocessor."""
+    """Parts to cut rows of one length into, by how many programs there are for each multiprocessor."""
     splits, programs = 1, num_rows * num_kv_heads / num_sms
     while (programs < 5.5 and splits < 4) or (programs < 2.75 and splits < 16):
         splits, programs = 2 * splits, 2 * programs
@@ -349,18 +352,19 @@ def compact_decode_attention(
     """
     num_rows, num_heads, _ = q.shape
     num_kv_heads = records.shape[1]
-    num_parts = splits + num_prefix
+    parts = step.parts or uniform_parts(num_rows, splits, q.device)
+    num_parts = parts.most + num_prefix
     if stages is None:
         stages = num_stages(num_rows * num_kv_heads * splits / num_sms(q.device))
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _decode[(num_kv_heads, num_rows, splits)](
+    _decode[(num_kv_heads, len(parts.items))](
         q, records, exponents.view(torch.int16), step.table, step.rows, step.lens, step.starts,
-        workspace.out, workspace.lse, workspace.counters,
+        parts.items, parts.counts, workspace.out, workspace.lse, workspace.counters,
         params.sinks if params.sinks is not None else workspace.lse, out,
         params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, params.window or 0, q.stride(0), q.stride(1),
         records.stride(0), records.stride(1), exponents.shape[1], step.table.stride(0), out.stride(0), out.stride(1),
-        splits, num_prefix, num_parts,
+        num_prefix, num_parts,
         GROUP=num_heads // num_kv_heads, STAGES=stages, WIDE=records.numel() >= 1 << 31, SPLIT=num_parts > 1,
         WINDOW=params.window is not None, SOFTCAP=params.softcap is not None, SINKS=params.sinks is not None,
         num_warps=1, maxnreg=_REGISTERS, **pdl_options(q),

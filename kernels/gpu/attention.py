@@ -16,6 +16,7 @@ from graftlm.kernels.gpu.extend import CompactRows, ExtendRows, ExtendTile, exte
 from graftlm.kernels.gpu.prefill_path import PrefillCall, PrefillPath
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.shared_prefix import PrefixRows, decode_prefix, num_prefix_splits
+from graftlm.kernels.gpu.split_kv import TOTAL_PARTS, uniform_parts
 from graftlm.kernels.gpu.step_buffers import DeviceStep, Layout
 from graftlm.kernels.hopper.prompt_attention import PromptAttention
 from graftlm.kernels.hopper.support import gluon_kernel
@@ -63,7 +64,8 @@ class TritonAttention:
         self._layout: Layout | None = None
         self._cached = True  # whether rows that extend have tokens from before the step
         self._one_each = torch.arange(4097, dtype=torch.int32, device=self.device)
-        self._workspaces: dict[tuple[int, int, int, int], Workspace] = {}
+        self._workspaces: dict[tuple[int, int], Workspace] = {}
+        self._kept: list[Workspace] = []
 
     def supports(self, layer: LayerSpec) -> str | None:
         if layer.num_heads % layer.num_kv_heads:
@@ -100,7 +102,7 @@ class TritonAttention:
             if step is not None:
                 sizes = (max(sizes[0], step.max_rows), max(sizes[1], step.max_tokens), max(sizes[2], step.max_len))
             rows, tokens, length = (1 << (size - 1).bit_length() for size in sizes)
-            step = DeviceStep(rows, tokens, length, 0, self.device)
+            step = DeviceStep(rows, tokens, length, 0, self.device, num_splits=self.num_splits)
         layout = step.write(plan)
         self.bind(step, layout)
         self._cached = any(row.past for row in plan.rows[0 if self._extends_only else layout.num_decode :])
@@ -148,7 +150,7 @@ class TritonAttention:
         last = step.indptr[1 : layout.num_rows + 1] - 1
         if self._extends_only:
             return self._attend(layer, q, k, v, params)[last]
-        return self._decode(layer, q[last], params, shared=False)
+        return self._decode(layer, q[last], params, all_rows=True)
 
     @property
     def _extends_only(self) -> bool:
@@ -235,25 +237,28 @@ class TritonAttention:
         q: torch.Tensor,
         params: AttentionParams,
         *,
-        shared: bool = True,
+        all_rows: bool = False,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend one token, the last, of each of the first rows, perhaps by way of the prefix that they share."""
+        """Attend the last token of each row that decodes, perhaps by way of the prefix that they share.
+
+        all_rows  of each row of the step instead, each by itself
+        """
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
         k, v, exponents = self.store.k[layer], self.store.v[layer], self._exponents(layer)
         num_rows, num_heads, _ = q.shape
         num_kv_heads = k.shape[1]
-        of_grid = num_rows, num_kv_heads, self.num_sms
-        splits = num_splits(*of_grid, q.shape[2]) if self._compact is None else self._compact.num_splits(*of_grid)
+        splits = self.num_splits(num_rows)
         first = slice(0, num_rows)
         # a window may end before the shared prefix does: then each row reads what it sees by itself
-        shared = shared and layout.prefix and params.window is None
+        shared = not all_rows and layout.prefix and params.window is None
         prefix_splits = num_prefix_splits(num_rows, num_heads, num_kv_heads, self.num_sms) if shared else 0
+        parts = uniform_parts(num_rows, splits, self.device) if all_rows else step.parts(num_rows)
         rows = DecodeRows(
-            step.table, step.rows[first], step.lens[first], (step.starts if shared else step.zeros)[first]
+            step.table, step.rows[first], step.lens[first], (step.starts if shared else step.zeros)[first], parts
         )
-        num_parts = splits + prefix_splits
+        num_parts = parts.most + prefix_splits
         workspace = self._workspace(num_rows, num_heads, self.store.layout[layer].v_dim, num_parts)
         if shared:
             decode_prefix(
@@ -278,8 +283,23 @@ class TritonAttention:
         )
         return found
 
+    def num_splits(self, num_rows: int) -> int:
+        """Parts that the tokens of `num_rows` rows of one length are cut into."""
+        of_grid = num_rows, min(layer.num_kv_heads for layer in self.store.layout), self.num_sms
+        if self._compact is not None:
+            compact: int = self._compact.num_splits(*of_grid)
+            return compact
+        return num_splits(*of_grid, max(layer.k_dim for layer in self.store.layout))
+
     def _workspace(self, num_rows: int, num_heads: int, v_dim: int, num_parts: int) -> Workspace:
-        key = (num_rows, num_heads, v_dim, num_parts)
-        if key not in self._workspaces:
-            self._workspaces[key] = Workspace.allocate(*key, self.device)
-        return self._workspaces[key]
+        """Room for a launch, which all launches share: one ends before the next begins.
+
+        Graphs keep what they were captured with, so room that is too small is left to them.
+        """
+        rows = max(num_rows * num_parts, TOTAL_PARTS)
+        held = self._workspaces.get((num_heads, v_dim))
+        if held is None or len(held.lse) < rows * num_heads or len(held.counters) < num_rows * num_heads:
+            held = Workspace.allocate(num_rows, num_heads, v_dim, -(-rows // num_rows), self.device)
+            self._kept.append(held)
+            self._workspaces[num_heads, v_dim] = held
+        return held

@@ -1,8 +1,8 @@
 """Decode attention on a GPU: one query per row, the KV of each row read through a table of slots.
 
 Lengths and tables are read on the device and the grid does not depend on them, so a captured CUDA graph serves every
-later step as it is. A row's tokens are cut into splits that run side by side; the last one to end joins them.
-Source: flash decoding; the paged table after vLLM, arXiv 2309.06180.
+later step as it is. A row's tokens are cut into parts (gpu/split_kv.py) that run side by side; the last one to end
+joins them. Source: flash decoding; the paged table after vLLM, arXiv 2309.06180.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_read import slots_of
 from graftlm.kernels.gpu.online_softmax import LOG2E, add_sink, attend_block, precision
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
+from graftlm.kernels.gpu.split_kv import MAX_SPLITS, PARTS, Parts, uniform_parts
 from graftlm.kernels.gpu.support import card_of
 
-MAX_SPLITS = 32
 JOINED = 64  # parts of all heads of a group that are weighed at once when they are joined
 
 
@@ -50,6 +50,9 @@ def see(
     return m, total, acc
 
 
+_PARTS = tl.constexpr(PARTS)
+
+
 @triton.jit
 def store_partial(out, lse, row, head_ok, e, e_ok, m, total, acc, E: tl.constexpr):
     has = total > 0
@@ -58,30 +61,31 @@ def store_partial(out, lse, row, head_ok, e, e_ok, m, total, acc, E: tl.constexp
     tl.store(lse + row, tl.where(has, m + tl.log2(safe), -1e30), mask=head_ok)
 
 
-@triton.jit(do_not_specialize=["num_splits", "num_prefix", "num_parts", "window"])
+@triton.jit(do_not_specialize=["num_prefix", "num_parts", "window"])
 def _decode(
-    q, k, v, table, rows, lens, starts, part_out, part_lse, counters, sinks, k_scale, v_scale, out,
+    q, k, v, table, rows, lens, starts, items, counts, part_out, part_lse, counters, sinks, k_scale, v_scale, out,
     scale, softcap, window, q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, out_row, out_head,
-    num_splits, num_prefix, num_parts,
+    num_prefix, num_parts,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, GROUP_JOIN: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     E: tl.constexpr, E_PAD: tl.constexpr, BLOCK: tl.constexpr, JOINED: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, row, split): tokens [first, last) of this row's part of the table.
+    """Program (KV head, item): tokens [first, last) of a row's part of the table.
 
     Programs of one row, whose K and V lie side by side, run side by side. Where the tokens lie is read early.
     """
     launch_dependents(PDL)
-    h, b, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    h, item = tl.program_id(0), tl.load(items + tl.program_id(1))
+    b, s = item // _PARTS, item % _PARTS
     length = tl.load(lens + b)
     covered = tl.load(starts + b)
     slots = table + tl.load(rows + b).to(tl.int64) * table_row
     start = covered
     if WINDOW:
         start = tl.maximum(start, length - window)
-    per_split = tl.maximum(tl.cdiv(tl.cdiv(length - start, num_splits), BLOCK), 1) * BLOCK
-    used = tl.maximum(tl.cdiv(length - start, per_split), 1)  # splits that have tokens; one at least
+    per_split = tl.maximum(tl.cdiv(tl.cdiv(length - start, tl.load(counts + b)), BLOCK), 1) * BLOCK
+    used = tl.maximum(tl.cdiv(length - start, per_split), 1)  # parts that have tokens; one at least
     first = start + s * per_split
     last = tl.minimum(first + per_split, length)
     slot = slots_of(slots, first, last, BLOCK)
@@ -184,7 +188,7 @@ class Tile:
 
 
 def num_splits(num_rows: int, num_kv_heads: int, num_sms: int, head_dim: int = 128) -> int:
-    """Parts to cut each row's tokens into, at most, so that two to four programs fall to each multiprocessor.
+    """Parts to cut rows of one length into, so that two to four programs fall to each multiprocessor.
 
     Of large heads one and a half to three do: two run at once.
     """
@@ -223,12 +227,14 @@ class DecodeRows:
     rows    int32 [num_rows]                 which table row each query's sequence has
     lens    int32 [num_rows]                 tokens it sees, the new one included
     starts  int32 [num_rows]                 tokens that a shared prefix covers; 0 without one
+    parts   how the rows are cut; None: all into as many parts
     """
 
     table: torch.Tensor
     rows: torch.Tensor
     lens: torch.Tensor
     starts: torch.Tensor
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True)
@@ -260,17 +266,18 @@ def decode_attention(
     -> [num_rows, num_heads, v_dim], dtype of q, written to `out` if given; softmax in float32. A row of length 0 gives
        zeros.
 
-    splits      the most parts that a row is cut into
+    splits      parts that rows of one length are cut into
     num_prefix  parts that decode_prefix has written to `workspace` for the tokens before `step.starts`; the window must
                 then be None
     """
     num_rows, num_heads, k_dim = q.shape
     num_kv_heads, v_dim = v.shape[1], v.shape[2]
     group = num_heads // num_kv_heads
-    num_parts = splits + num_prefix
+    parts = step.parts or uniform_parts(num_rows, splits, q.device)
+    num_parts = parts.most + num_prefix
     if tile is None:
         tile = tile_of(q.dtype, max(k_dim, v_dim))
-        if k.element_size() == 2 and num_parts == 1:
+        if k.element_size() == 2 and splits + num_prefix == 1:
             tile = whole_tile(tile, max(k_dim, v_dim), num_rows * num_kv_heads / num_sms(q.device))
         if k.element_size() == 2 and tile == LARGE and card_of(q.device).shared_memory >= 2 * LARGE_BYTES:
             tile = LARGE_DEEP
@@ -278,11 +285,11 @@ def decode_attention(
     if out is None:
         out = torch.empty(num_rows, num_heads, v_dim, dtype=q.dtype, device=q.device)
     group_join = triton.next_power_of_2(group)
-    _decode[(num_kv_heads, num_rows, splits)](
-        q, k, v, step.table, step.rows, step.lens, step.starts, workspace.out, workspace.lse, workspace.counters,
-        params.sinks if params.sinks is not None else workspace.lse, k_scale, v_scale, out,
+    _decode[(num_kv_heads, len(parts.items))](
+        q, k, v, step.table, step.rows, step.lens, step.starts, parts.items, parts.counts, workspace.out, workspace.lse,
+        workspace.counters, params.sinks if params.sinks is not None else workspace.lse, k_scale, v_scale, out,
         params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, params.window or 0, *strides(q, k, v, step),
-        out.stride(0), out.stride(1), splits, num_prefix, num_parts,
+        out.stride(0), out.stride(1), num_prefix, num_parts,
         GROUP=group, GROUP_PAD=max(16, group_join), GROUP_JOIN=group_join, JOINED=max(JOINED // group_join, 1),
         SPLIT=num_parts > 1, WINDOW=params.window is not None, SOFTCAP=params.softcap is not None,
         SINKS=params.sinks is not None, SCALED=scales is not None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from graftlm.kernels.attention import Attention, Plan, Row, Shared, Slots
+from graftlm.kernels.gpu.split_kv import Parts, cut, max_parts, num_items
 from graftlm.kernels.transfer import send
 
 MIN_PREFIX_READS = 4096  # tokens whose reading a shared prefix must save to be worth its own pass
@@ -41,6 +42,7 @@ class DeviceStep:
     zeros      int32 [max_rows]            starts of rows that share nothing
     lens       int32 [max_rows]            tokens of each row, new ones included
     starts     int32 [max_rows]            tokens of each row that the shared prefix covers
+    items, counts  int32                   the parts of the rows that decode (gpu/split_kv.py)
     indptr     int32 [max_rows + 1]        where each row's new tokens are
     members    int32 [max_rows]            rows that share the prefix
     slots      int32 [max_tokens]          where each new token's KV goes
@@ -49,6 +51,8 @@ class DeviceStep:
     num_members, prefix_len  int32 [1]
 
     Rows that pad a step up to a captured size have one token, in the scratch slot.
+
+    num_splits  parts that so many rows of one length are cut into
     """
 
     def __init__(
@@ -59,11 +63,14 @@ class DeviceStep:
         scratch: int,
         device: torch.device,
         max_seqs: int | None = None,
+        num_splits: Callable[[int], int] = lambda num_rows: 1,
     ) -> None:
+        self.num_splits = num_splits
         self.max_seqs = max_rows if max_seqs is None else max_seqs
         self.max_rows, self.max_tokens, self.max_len, self.scratch = max_rows, max_tokens, max_len, scratch
         sizes = {
             "lens": max_rows, "rows": max_rows, "starts": max_rows, "members": max_rows, "indptr": max_rows + 1,
+            "counts": max_rows, "items": max(num_items(n, num_splits(n)) for n in range(1, max_rows + 1)),
             "num_members": 1, "prefix_len": 1,
             "slots": max_tokens, "ids": max_tokens, "positions": max_tokens, "sources": max_tokens,
         }  # fmt: skip
@@ -83,6 +90,8 @@ class DeviceStep:
     starts: torch.Tensor
     members: torch.Tensor
     indptr: torch.Tensor
+    items: torch.Tensor
+    counts: torch.Tensor
     slots: torch.Tensor
     ids: torch.Tensor
     positions: torch.Tensor
@@ -132,6 +141,7 @@ class DeviceStep:
             host["members"][: len(members)] = members
             host["starts"][members] = shared.length
             host["num_members"][0], host["prefix_len"][0] = len(members), shared.length
+        self._cut(host, max(num_decode, padded_rows))
         staging.send(self._device)
         return Layout(num_rows, num_decode, 1 if token_rows else int(counts.max()), shared is not None)
 
@@ -143,7 +153,19 @@ class DeviceStep:
         host["starts"][:num_rows] = 0
         host["indptr"][: num_rows + 1] = np.arange(num_rows + 1)
         host["num_members"][0] = host["prefix_len"][0] = 0
+        self._cut(host, num_rows)
         staging.send(self._device)
+
+    def parts(self, num_rows: int) -> Parts:
+        """How the step's first `num_rows` rows are cut: those that decode."""
+        splits = self.num_splits(num_rows)
+        return Parts(self.items[: num_items(num_rows, splits)], self.counts[:num_rows], max_parts(num_rows, splits))
+
+    def _cut(self, host: dict[str, np.ndarray], num_rows: int) -> None:
+        if num_rows:
+            splits = self.num_splits(num_rows)
+            lens = host["lens"][:num_rows] - host["starts"][:num_rows]
+            cut(lens, splits, host["items"][: num_items(num_rows, splits)], host["counts"][:num_rows])
 
     def _pad(self, host: dict[str, np.ndarray], num_rows: int, num_tokens: int, size: int) -> None:
         """Make rows up to `size` of one token each, in the scratch slot."""
@@ -216,6 +238,10 @@ class CapturableAttention(Attention, Protocol):
 
     device: torch.device
     strict: bool
+
+    def num_splits(self, num_rows: int) -> int:
+        """Parts that the tokens of `num_rows` rows of one length are cut into."""
+        ...
 
     def bind(self, step: DeviceStep, layout: Layout) -> None:
         """Read steps from `step`, which holds one of this layout."""
