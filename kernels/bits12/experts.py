@@ -184,7 +184,7 @@ def _multiply(
             mbarrier.arrive(by_other.index(1))
             sums *= scale[:, None]
             if GATE:
-                _store(gated(sums, out.dtype.element_ty), out, group * _PAIRS, count, tile * 32, n)
+                _store(gated(sums, out.dtype.element_ty, "silu"), out, group * _PAIRS, count, tile * 32, n)
             else:
                 _scatter(sums, out, routing, pairs, start, count, tile * 64, n, top_k, out_rank)
         turn += 1  # noqa: SIM113
