@@ -37,13 +37,14 @@ class FusedExperts:
     """Takes the place of the forward of a mixture's experts: (tokens, experts, weights) -> the weighted sum."""
 
     plan: ExpertPlan
+    scale_input: bool = False
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         experts, weights = _in_order(*args, *options.values())
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         experts, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
         pieces = [
-            sum_parts(self.plan.parts(x[at], experts[at], weights[at]), x.dtype)
+            sum_parts(self.plan.parts(x[at], experts[at], weights[at], scale_input=self.scale_input), x.dtype)
             for at in pieces_of(x, experts.shape[1])
         ]
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(hidden_states.shape)
@@ -53,13 +54,15 @@ class FusedExperts:
 class Mixture:
     """Takes the place of the forward of a whole mixture, and is the MLP of a fused layer.
 
-    shared  what is added to the experts' output for tokens [num_tokens, hidden_size], or None
+    shared       what is added to the experts' output for tokens [num_tokens, hidden_size], or None
+    scale_input  whether routing weights multiply the experts' inputs, not their outputs (Llama 4)
     """
 
     plan: ExpertPlan
     router: Router
     shared: Callable[[torch.Tensor], torch.Tensor] | None
     strict: bool = False
+    scale_input: bool = False
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
@@ -84,7 +87,18 @@ class Mixture:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _parts(self, x: torch.Tensor) -> torch.Tensor:
-        return self.plan.parts(x, *route(x, self.router, strict=self.strict))
+        return self.plan.parts(x, *route(x, self.router, strict=self.strict), scale_input=self.scale_input)
+
+
+@dataclass(frozen=True)
+class FusedBlock:
+    """Takes the place of the forward of a block that returns its router's logits too, which no layer looks at."""
+
+    mixture: Mixture
+    num_others: int
+
+    def __call__(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (self.mixture(hidden_states), *[None] * self.num_others)
 
 
 def pieces_of(x: torch.Tensor, top_k: int) -> Iterator[slice]:
@@ -130,15 +144,16 @@ def fuse_mixtures(
         if reason:
             fusions.reasons[type(inner).__name__] = f"experts keep torch's products: {reason}"
             continue
-        _put(inner, FusedExperts(plan), fusions)
-        fusions.num_compact += plan.compact is not None
         mixture = _whole(block, inner, plan, seen, strict=strict, dry=dry) if seen is not None else None
-        if mixture is None:
+        if seen is None or not seen.scale_input:
+            _put(inner, FusedExperts(plan), fusions)
+        if mixture is None or seen is None:
             fusions.reasons[type(block).__name__] = "its own code routes: the router, or what it adds, is not known"
             continue
+        fusions.num_compact += plan.compact is not None
         mixtures[block] = mixture
-        if seen is not None and isinstance(seen.out, torch.Tensor):
-            _put(block, mixture, fusions)
+        whole = isinstance(seen.out, torch.Tensor)
+        _put(block, mixture if whole else FusedBlock(mixture, len(seen.out) - 1), fusions)
 
 
 @dataclass(frozen=True)
@@ -148,32 +163,51 @@ class _Seen:
     routing: Routing
     routed: torch.Tensor
     out: Any
+    scale_input: bool = False
 
 
 def _seen(block: nn.Module, experts: nn.Module, down: torch.Tensor) -> _Seen | None:
     """None if the block takes other arguments, or hands other tokens to its experts."""
-    calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    calls: list[tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = []
     own = experts.forward
 
     def listen(hidden: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         out: torch.Tensor = own(hidden, *args, **options)
-        calls.append((hidden, *_in_order(*args, *options.values()), out.clone()))
+        calls.append((hidden, (*args, *options.values()), out.clone()))
         return out
 
-    x = torch.randn(1, _PROBED, down.shape[1], device=down.device).to(down.dtype)
+    x = torch.randn(_PROBED, down.shape[1], device=down.device).to(down.dtype)
     setattr(experts, "forward", listen)  # noqa: B010
     try:
-        out = block(x.clone())
+        out = block(x[None].clone())
     except Exception:  # it takes something else
         return None
     finally:
         delattr(experts, "forward")
     if len(calls) != 1:
         return None
-    hidden, chosen, weights, routed = calls[0]
-    if hidden.numel() != x.numel() or not torch.equal(hidden.reshape(_PROBED, -1), x[0]) or chosen.dim() != 2:
+    hidden, given, routed = calls[0]
+    if not given and hidden.numel() == len(down) * x.numel():
+        return _seen_whole(block, experts, x, routed.view(len(down), *x.shape).sum(0), out)
+    if len(given) < 2 or hidden.numel() != x.numel() or not torch.equal(hidden.reshape(x.shape), x):
         return None
-    return _Seen(Routing(x[0], chosen, weights), routed.reshape(_PROBED, -1), out)
+    chosen, weights = _in_order(*given)
+    return _Seen(Routing(x, chosen, weights), routed.reshape(x.shape), out) if chosen.dim() == 2 else None
+
+
+def _seen_whole(block: nn.Module, experts: nn.Module, x: torch.Tensor, routed: torch.Tensor, out: Any) -> _Seen | None:
+    """Of experts that take all tokens, each times its score for the expert, which is 0 for those not chosen."""
+    for child in block.children():
+        try:
+            found = child(x) if child is not experts else None
+        except Exception:  # it is no router
+            continue
+        for scores in found if isinstance(found, tuple) else ():
+            chosen = (scores != 0).sum(-1)
+            if scores.dim() == 2 and len(scores) == len(x) and 0 < int(chosen[0]) < scores.shape[1]:
+                weights, indices = scores.topk(int(chosen[0]), -1)
+                return _Seen(Routing(x, indices, weights), routed, out, scale_input=True)
+    return None
 
 
 def _in_order(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,7 +219,8 @@ def _in_order(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _agrees(experts: nn.Module, plan: ExpertPlan, seen: _Seen | None, down: torch.Tensor, agree: AllClose) -> bool:
     """Whether fused experts give what the module gives, for the routing that was seen or one of its own."""
     if seen is not None:
-        return agree(seen.routed, FusedExperts(plan)(seen.routing.x, seen.routing.experts, seen.routing.weights))
+        routing, fused = seen.routing, FusedExperts(plan, seen.scale_input)
+        return agree(seen.routed, fused(routing.x, routing.experts, routing.weights))
     x = torch.randn(_PROBED, down.shape[1], device=down.device).to(down.dtype)
     scores = torch.rand(_PROBED, len(down), device=down.device)
     weights, chosen = (scores.to(down.dtype)).topk(min(2, len(down)), -1)
@@ -207,10 +242,10 @@ def _whole(
         return None
     added = out.reshape(seen.routed.shape)
     if _close(added, seen.routed):
-        return Mixture(plan, router, None, strict)
+        return Mixture(plan, router, None, strict, seen.scale_input)
     for shared in _shared(block, experts, seen.routing.x):
         if _close(added, seen.routed + shared(seen.routing.x)):
-            return Mixture(plan, router, shared, strict)
+            return Mixture(plan, router, shared, strict, seen.scale_input)
     return None
 
 
