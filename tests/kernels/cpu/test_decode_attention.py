@@ -22,13 +22,19 @@ def three_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def keys_and_values(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """K and V [NUM_ROWS * NUM_KEYS, 2, DIM], and queries [NUM_ROWS, 4, DIM]."""
+    generator = torch.Generator().manual_seed(3)
+    k, v = (torch.randn(NUM_ROWS * NUM_KEYS, 2, DIM, generator=generator) for _ in range(2))
+    return k, v, torch.randn(NUM_ROWS, 4, DIM, generator=generator).to(dtype)
+
+
 def attend(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Rows of 2 x 2 heads, each over tokens of its own: float32 [NUM_ROWS, 4, DIM]."""
-    generator = torch.Generator().manual_seed(3)
     store = KVStore([LayerKV(2, DIM, DIM)], NUM_ROWS * NUM_KEYS, dtype)
-    store.k[0].copy_(torch.randn(store.k[0].shape, generator=generator))
-    store.v[0].copy_(torch.randn(store.v[0].shape, generator=generator))
-    q = torch.randn(NUM_ROWS, 4, DIM, generator=generator).to(dtype)
+    k, v, q = keys_and_values(dtype)
+    store.k[0].copy_(k)
+    store.v[0].copy_(v)
     queries = DecodeQueries.of([(i, [(i * NUM_KEYS, (i + 1) * NUM_KEYS)]) for i in range(NUM_ROWS)])
     out, lse = torch.empty(NUM_ROWS, 4, DIM), torch.empty(NUM_ROWS, 4)
     decode = CompiledDecode(2, DIM, DIM, dtype, capped=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ import pytest
 
 from graftlm.kernels.cpu import loop_cache
 from graftlm.kernels.cpu.loop_cache import LoopShapes
+
+COLD_PAIRS = int(os.environ.get("GRAFTLM_COLD_PAIRS", "1"))
+"""How many pairs of processes start with an empty cache; 200 were run once."""
 
 SHAPES = LoopShapes(group=3, head_dim=16, bfloat16=False, capped=False)
 
@@ -51,3 +55,44 @@ def test_the_loops_import_no_torch() -> None:
 def test_waiting_takes_what_appears_and_ends_when_nobody_compiles() -> None:
     assert loop_cache.wait_for(lambda: 7) == 7
     assert loop_cache.wait_for(lambda: None) is None
+
+
+COLD_PAIR = """
+import os, sys, tempfile
+import numba, torch
+from graftlm.kernels.cpu import decode_attention, loop_cache
+from tests.kernels.cpu.test_decode_attention import DIM, NUM_KEYS, NUM_ROWS, attend, keys_and_values
+
+def expected():
+    k, v, q = keys_and_values()
+    k, v = (x.view(NUM_ROWS, NUM_KEYS, 2, DIM).transpose(1, 2) for x in (k, v))
+    q = q.view(NUM_ROWS, 2, 2, DIM)
+    return (torch.softmax(q @ k.transpose(2, 3) * DIM**-0.5, -1) @ v).view(NUM_ROWS, 4, DIM)
+
+def start(folder):
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.environ["GRAFTLM_CACHE_DIR"] = folder
+        loop_cache.folder.cache_clear()
+        torch.set_num_threads(2)
+        decode_attention._SMALL_BYTES = 0
+        status = 0 if torch.allclose(attend(), expected(), atol=1e-5) else 2
+    finally:
+        os._exit(status)
+
+for number in range(int(sys.argv[1])):
+    with tempfile.TemporaryDirectory() as folder:
+        pair = [start(folder), start(folder)]  # both compile; then one loads what they have left
+        statuses = [os.waitpid(pid, 0)[1] for pid in pair] + [os.waitpid(start(folder), 0)[1]]
+    print(number, *map(os.waitstatus_to_exitcode, statuses), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_pairs_of_processes_with_a_cold_cache_compile_and_run_a_loop_and_a_third_loads_it() -> None:
+    command = [sys.executable, "-c", COLD_PAIR, str(COLD_PAIRS)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"{number} 0 0 0" for number in range(COLD_PAIRS)], done.stderr
