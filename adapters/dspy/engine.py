@@ -117,7 +117,7 @@ class _Door:
     def _prepare(self, request: lm15.Request) -> _Call:
         config = request.config
         kept = {"on_unsupported": self.on_unsupported, "max_retries": self.max_retries}
-        options = {**kept, **wire.sampling_options(config)}
+        options = {**kept, **wire.sampling_options(request)}
         native = wire.native_extensions(config)
         tools, form, ids = self._prompt(request)
         options["max_tokens"] = self._max_tokens(options.get("max_tokens"), len(ids))

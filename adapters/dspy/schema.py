@@ -1,7 +1,10 @@
-"""The JSON schema of an output type, closed where pydantic's own leaves open what its validator then refuses."""
+"""The JSON schemas of outputs: of a type, closed where pydantic's own is open; of an object that a prompt describes."""
 
 from __future__ import annotations
 
+import ast
+import re
+from contextlib import suppress
 from typing import Any, Final
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -29,3 +32,31 @@ class OutputSchema(GenerateJsonSchema):
 
     def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
         return {"type": "string", "pattern": f"^{_COMPLEX}$"}
+
+
+_FIELDS = re.compile(r"Respond with a JSON object in the following order of fields: (.+)\.\s*\Z", re.DOTALL)
+_FIELD = re.compile(r"`(\w+)`(?: \(must be formatted as a valid Python (.+?)\))?(?=, then `|\Z)", re.DOTALL)
+_TYPES = {"": "string", "str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+
+
+def asked_object(prompt: str) -> dict[str, Any]:
+    """The schema of an object that is asked for without one: with the fields that DSPy's JSONAdapter names, if it does.
+
+    It sends no schema where a field is an open dict, such as the arguments of ReAct's tools. The prompt then names the
+    fields and their types in its last sentence.
+    """
+    found = _FIELDS.search(prompt)
+    fields = {name: _type_of(kind) for name, kind in _FIELD.findall(found.group(1))} if found else {}
+    if not fields:
+        return {"type": "object"}
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+def _type_of(annotation: str) -> dict[str, Any]:
+    """The schema of a type as DSPy prints it; any value where that tells too little."""
+    if annotation in _TYPES:
+        return {"type": _TYPES[annotation]}
+    if annotation.startswith("Literal["):
+        with suppress(ValueError, SyntaxError):
+            return {"enum": list(ast.literal_eval(annotation.removeprefix("Literal")))}
+    return {"type": "object"} if annotation.startswith("dict") else {}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dspy import lm15
+from graftlm.adapters.dspy.schema import asked_object
 from graftlm.core import errors
 from graftlm.core.chat.messages import ContentPart, ImagePart, Message, TextPart, ToolCall
 from graftlm.core.chat.tools import Tool
@@ -88,8 +89,9 @@ def native_extensions(config: lm15.Config) -> dict[str, Any]:
     return dict(native)
 
 
-def sampling_options(config: lm15.Config) -> dict[str, Any]:
-    """The keywords of `SamplingParams` that a config sets, constraints included, `max_tokens` as the user gave it."""
+def sampling_options(request: lm15.Request) -> dict[str, Any]:
+    """The keywords of `SamplingParams` that a request sets, constraints included, `max_tokens` as the user gave it."""
+    config = request.config
     for name in ("reasoning", "service_tier", "user_id", "store"):
         value = getattr(config, name)
         if value is not None and not (name == "reasoning" and value.effort == "off"):
@@ -108,7 +110,7 @@ def sampling_options(config: lm15.Config) -> dict[str, Any]:
         options["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
     options |= {name: native[name] for name in (*_CONSTRAINTS, *_KEEPING, "n") if name in native}
     if config.response_format is not None:
-        options["json_schema"] = _schema(config.response_format)
+        options["json_schema"] = _schema(request)
     return options
 
 
@@ -117,9 +119,12 @@ def deterministic(options: dict[str, Any]) -> bool:
     return options.get("temperature") == 0 or options.get("seed") is not None
 
 
-def _schema(response_format: dict[str, Any]) -> dict[str, Any]:
+def _schema(request: lm15.Request) -> dict[str, Any]:
+    response_format = request.config.response_format
+    assert response_format is not None
     if response_format["type"] == "json_object":
-        return {"type": "object"}
+        last = _content(request.messages[-1].parts)
+        return asked_object(last if isinstance(last, str) else "")
     schema: dict[str, Any] = response_format["schema"]
     return schema
 

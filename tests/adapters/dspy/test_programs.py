@@ -14,6 +14,7 @@ import pytest
 import graftlm
 from graftlm.adapters.dspy import GraftAdapter, GraftLM
 from graftlm.core.runtime import Runtime
+from graftlm.testing import ScriptedModel
 from tests.models import byte_tokenizer, tiny_model
 
 CONTEXT = 16384
@@ -63,7 +64,9 @@ def in_context(runtime: Runtime) -> Iterator[GraftLM]:
 
 @pytest.fixture
 def train() -> list[dspy.Example]:
-    return [dspy.Example(ticket=f"ticket {i}", label="bug").with_inputs("ticket") for i in range(6)]
+    """Labels that nothing in a ticket tells, so no program is right about all of them but by luck."""
+    labels = ["bug", "feature", "feature", "bug", "feature", "bug"]
+    return [dspy.Example(ticket=f"ticket {i}", label=label).with_inputs("ticket") for i, label in enumerate(labels)]
 
 
 def right(example: dspy.Example, made: Any, trace: Any = None, *_: Any) -> bool:
@@ -121,6 +124,48 @@ def test_react_uses_its_tools_and_ends(lm: GraftLM) -> None:
     answer = dspy.ReAct("question -> answer", tools=[look_up], max_iters=3)(question="x")
     names = [value for key, value in answer.trajectory.items() if key.startswith("tool_name")]
     assert set(names) <= {"look_up", "finish"} and isinstance(answer.answer, str)
+
+
+@pytest.mark.parametrize("adapter", [dspy.JSONAdapter(), GraftAdapter()], ids=["json", "graft"])
+def test_react_gets_every_field_of_a_step_from_a_model_that_writes_at_random(
+    random_runtime: Runtime, adapter: dspy.Adapter
+) -> None:
+    """JSONAdapter sends no schema here, as the tools' arguments are an open dict; {} used to be an answer."""
+
+    def look_up(name: str = "") -> str:
+        """Look a name up."""
+        return "known"
+
+    with in_context(random_runtime), dspy.context(adapter=adapter):
+        act = dspy.ReAct("question -> answer", tools=[look_up], max_iters=3)
+        step = act.react(question="x", trajectory="")
+        assert step.next_tool_name in ("look_up", "finish") and isinstance(step.next_tool_args, dict)
+        assert isinstance(act(question="x").answer, str)
+
+
+@pytest.mark.parametrize("adapter", [dspy.XMLAdapter(), GraftAdapter()], ids=["xml", "graft"])
+def test_a_field_is_streamed_through_streamify(adapter: dspy.Adapter) -> None:
+    answers = {
+        "XMLAdapter": "<answer>\nshe is a baker\n</answer>",
+        "ChatAdapter": "[[ ## answer ## ]]\nshe is a baker\n\n[[ ## completed ## ]]",
+    }
+    answer = answers[type(adapter).__name__]
+    model = ScriptedModel(lambda prompt: answer)
+    with model.runtime() as runtime, in_context(runtime), dspy.context(adapter=adapter):
+        listener = dspy.streaming.StreamListener(signature_field_name="answer")
+        program = dspy.streamify(dspy.Predict("question -> answer"), stream_listeners=[listener], async_streaming=False)
+        *chunks, last = program(question="What is Mara?")
+    assert "".join(chunk.chunk for chunk in chunks).strip() == last.answer.strip() == "she is a baker"
+
+
+def test_refine_and_best_of_n_are_one_batch_with_n(random_runtime: Runtime) -> None:
+    """What docs/dspy.md advises where no reward stops early: the whole N at once, one prompt computed once."""
+    with in_context(random_runtime):
+        before = random_runtime.stats()
+        made = dspy.Predict("ticket -> note", n=5)(ticket="x").completions
+        after = random_runtime.stats()
+    assert len(made) == 5 and after.requests - before.requests == 1
+    assert after.prompt_tokens - before.prompt_tokens < 2 * after.computed_tokens
 
 
 def test_react_truncates_its_trajectory_when_the_context_is_full(random_runtime: Runtime) -> None:
