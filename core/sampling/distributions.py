@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 NUCLEUS_WIDTHS = (64, 1024)
 """How many of the likeliest tokens a top-p row looks at before it sorts the whole vocabulary."""
 
+BLOCK = 1024
+"""Columns that are summed together where a row is searched for a random number."""
+
 _MASK_64 = (1 << 64) - 1
 
 
@@ -117,6 +120,19 @@ def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
     weights  [num_rows, width];  uniforms  [num_rows, n], in [0, 1)  -> int64 [num_rows, n]
     """
+    num_rows, width = weights.shape
+    if (
+        width > 4 * BLOCK
+    ):  # a scan of few long rows leaves most of a GPU idle: sum blocks, then scan the one that is hit
+        blocks = torch.nn.functional.pad(weights, (0, -width % BLOCK)).view(num_rows, -1, BLOCK)
+        ends = blocks.sum(dim=2).cumsum(dim=1)
+        targets = torch.minimum(uniforms * ends[:, -1:], torch.nextafter(ends[:, -1:], torch.zeros_like(ends[:, -1:])))
+        block = torch.searchsorted(ends, targets, right=True).clamp_(max=ends.shape[1] - 1)
+        hit = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).cumsum(dim=2)
+        before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
+        last = hit[:, :, -1]
+        within = torch.minimum(targets - before, torch.nextafter(last, torch.zeros_like(last)))
+        return block * BLOCK + torch.searchsorted(hit, within[:, :, None], right=True)[:, :, 0].clamp_(max=BLOCK - 1)
     cumulative = weights.cumsum(dim=1)
     total = cumulative[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
