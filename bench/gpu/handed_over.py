@@ -183,4 +183,4 @@ def sections() -> dict[str, Callable[[Any, Sizes], Figures]]:
         return compared(runtime, chats(runtime, work(engine, sizes, 64, SAID, CHATS // sizes.by), TURNS), TURNS)
 
     ways = {name: lambda engine, sizes, make=make: way(engine, sizes, make) for name, make in WAYS.items()}
-    return {**ways, "cold": cold, "chats": four_turns}
+    return {"cold": cold, "chats": four_turns, **ways}
