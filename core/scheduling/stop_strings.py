@@ -24,6 +24,7 @@ class StopMatcher:
         self._stop = tuple(stop)
         self._starts = {s[:length] for s in self._stop for length in range(1, len(s))}
         self._longest = max(map(len, self._starts), default=0)
+        self._first_characters = {s[0] for s in self._stop}
         self._held = ""
         self._matched: str | None = None
 
@@ -31,7 +32,7 @@ class StopMatcher:
         """Take the next piece of text."""
         if self._matched is not None:
             return StopPush("", self._matched)
-        if not self._stop:
+        if not self._held and self._first_characters.isdisjoint(new_text):
             return StopPush(new_text, None)
         text = self._held + new_text
         found = [(text.find(s) + len(s), text.find(s), s) for s in self._stop if s in text]
