@@ -92,6 +92,7 @@ class BatchEncoder:
         self._cuts: SafeCuts | None = None
         self._vocab_size = -1
         self._said_slow = False
+        self._last: tuple[str, list[Block]] = "", []  # a text and its blocks, which nobody changes
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text as the tokenizer gives them without special tokens of its own: int32 [num_tokens].
@@ -105,12 +106,13 @@ class BatchEncoder:
         cuts = self._safe_cuts(backend)
         split: list[list[Block]] = [[]] * len(texts)
         wanted: dict[Block, None] = {}
-        before, blocks = "", list[Block]()
+        before, blocks = self._last  # a caller alone often shares its prefix with the one before
         for i in sorted(range(len(texts)), key=texts.__getitem__):  # neighbours share the longest prefixes
             num_shared = _num_shared(blocks, before, texts[i])
             before, blocks = texts[i], self._blocks(texts[i], cuts, blocks[: num_shared + 1])
             split[i] = blocks
             wanted |= dict.fromkeys(blocks)
+        self._last = before, blocks
         known = self.cache.get_many(list(wanted))
         new = [block for block in wanted if block not in known]
         if new:
@@ -172,6 +174,7 @@ class BatchEncoder:
                 puts_space = self.tokenizer.continuation_backend is not None
                 self._cuts = read_safe_cuts(backend.to_str(), self._likely_specials(), puts_space=puts_space)
                 self._vocab_size = vocab_size
+                self._last = "", []
             return self._cuts
 
     def _likely_specials(self) -> list[str]:
