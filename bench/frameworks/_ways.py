@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Answers = Callable[[], Sequence[Any]]
@@ -77,9 +78,9 @@ def langchain_chain(runtime: Any, work: Work) -> Answers:
     return lambda: chain.batch(inputs)
 
 
-def langchain_threads(runtime: Any, work: Work) -> Answers:
+def langchain_threads(runtime: Any, work: Work, threads: int = THREADS) -> Answers:
     llm, chats = _langchain(runtime, work)
-    return lambda: in_threads(llm.invoke, chats)
+    return lambda: in_threads(llm.invoke, chats, threads)
 
 
 def dspy_evaluate(runtime: Any, work: Work) -> Answers:
@@ -150,6 +151,7 @@ WAYS: dict[str, Callable[[Any, Work], Answers]] = {
     "langchain-abatch": langchain_abatch,
     "langchain-chain": langchain_chain,
     "langchain-threads": langchain_threads,
+    "langchain-256-threads": partial(langchain_threads, threads=256),
     "dspy": dspy_evaluate,
     "llama-index": llama_index_async,
     "guidance": guidance_threads,

@@ -58,6 +58,7 @@ FIGURES = (
     Figure("langchain-abatch", "of_ids", "the same, ChatGraftLM.abatch", "of ids", True),
     Figure("langchain-chain", "of_ids", "the same, (prompt | llm).batch", "of ids", True),
     Figure("langchain-threads", "of_ids", "the same, 64 threads, invoke", "of ids", True),
+    Figure("langchain-256-threads", "of_ids", "the same, 256 threads, invoke", "of ids", True),
     Figure("dspy", "of_ids", "the same, DSPy Evaluate, 64 threads", "of ids", True),
     Figure("llama-index", "of_ids", "the same, LlamaIndex, achat awaited", "of ids", True),
     Figure("guidance", "of_ids", "64 of them, Guidance, 16 threads", "of ids", True),
