@@ -88,6 +88,12 @@ class Body(BaseModel):
     skip_special_tokens: Literal[True] = True
     spaces_between_special_tokens: bool = True
 
+    # SGLang's router writes these into every request, at the values that are all that is possible here.
+    no_stop_trim: Literal[False] = False
+    return_hidden_states: Literal[False] = False
+    separate_reasoning: bool = True
+    stream_reasoning: bool = True
+
     # Of no effect here.
     user: str | None = None
     metadata: dict[str, Any] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import BaseModel
 
@@ -107,6 +108,26 @@ def test_llama_index_openai_like(server: Served, expected: str) -> None:
     text = module.OpenAILike(**given, is_chat_model=False, max_tokens=8)
     own = gl.Runtime.shared("sprout", dtype="float32").generate("Mara is", temperature=0, max_tokens=8).text
     assert text.complete("Mara is").text == own
+
+
+SGLANG_ROUTER = {
+    "/v1/chat/completions": '{"messages":[{"role":"user","content":"hi"}],"model":"sprout","logprobs":false,'
+    '"max_completion_tokens":4,"stream":false,"tool_choice":"auto","tools":[{"type":"function","function":{"name":'
+    '"weather","parameters":{"type":"object","properties":{}}}}],"no_stop_trim":false,"ignore_eos":false,'
+    '"continue_final_message":false,"skip_special_tokens":true,"separate_reasoning":true,"stream_reasoning":true,'
+    '"return_hidden_states":false}',
+    "/v1/completions": '{"model":"sprout","prompt":"hi","max_tokens":4,"stream":false,"echo":false,'
+    '"no_stop_trim":false,"ignore_eos":false,"skip_special_tokens":true,"return_hidden_states":false}',
+}
+"""What sglang-router 0.3.2 made of a client's request with three fields."""
+
+
+@pytest.mark.parametrize("path", SGLANG_ROUTER)
+def test_what_sglang_router_writes_is_understood(server: Served, path: str) -> None:
+    answer = httpx.post(
+        f"{server.url}{path}", content=SGLANG_ROUTER[path], headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 200, answer.text
 
 
 def test_a_runtime_of_graftlm_at_this_server(server: Served) -> None:
