@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.ab.classes.plain_engine import PlainEngine, checked, completion_of, prompt_of
 from graftlm.core.errors import EngineError
-from graftlm.core.request import Submission
+from graftlm.core.request import Completion, Submission, Usage
 
 if TYPE_CHECKING:
     from graftlm.core.config import EngineConfig
@@ -73,6 +73,9 @@ class BatchingEngine(PlainEngine):
 
     def _begin(self, submission: Submission) -> None:
         request = submission.request
+        if request.pin:
+            submission.listener.on_finish(Completion("", [], "length", Usage()))
+            return
         if submission.grammar is not None or request.score_ids is not None or request.want_logits:
             wanted = "constraints" if submission.grammar is not None else "scores of given text"
             submission.listener.on_error(EngineError(f"transformers' continuous batching has no {wanted}; use hf"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,6 +47,9 @@ class PlainEngine:
     def step(self) -> bool:
         """Answer the request that has waited longest."""
         submission = self.waiting.popleft()
+        if submission.request.pin:  # nothing is kept, so to compute a prefix ahead would be in vain
+            submission.listener.on_finish(Completion("", [], "length", Usage()))
+            return True
         try:
             with torch.inference_mode():
                 completion = self._answer(submission)
@@ -76,12 +78,13 @@ class PlainEngine:
         mask = [TokenMask(self.tokenizer, submission, len(ids))] if submission.grammar is not None else []
         limit = sampling.max_tokens or self.model.config.max_position_embeddings - len(ids)
         given = torch.tensor([ids], device=self.model.device)
+        # Where a configuration that is passed has no end token, generate takes the model's own.
+        self.model.generation_config.eos_token_id = None if sampling.ignore_eos else list(self.tokenizer.eos_token_ids)
         output = self.model.generate(
             given,
             attention_mask=torch.ones_like(given),
             max_new_tokens=limit,
             min_new_tokens=sampling.min_tokens,
-            generation_config=self._config_of(sampling.ignore_eos),
             do_sample=sampling.temperature > 0,
             **({"temperature": sampling.temperature} if sampling.temperature > 0 else {}),
             **({"stop_strings": list(sampling.stop), "tokenizer": self.tokenizer.hf} if sampling.stop else {}),
@@ -89,12 +92,6 @@ class PlainEngine:
             pad_token_id=self.tokenizer.eos_token_ids[0],
         )[0, len(ids) :].tolist()
         return completion_of(self.tokenizer, output, sampling, len(ids))
-
-    def _config_of(self, ignore_eos: bool) -> Any:
-        config = copy.deepcopy(self.model.generation_config)
-        if ignore_eos:
-            config.eos_token_id = None
-        return config
 
     def _score(self, ids: list[int], continuation: list[int]) -> Completion:
         logits = self.model(torch.tensor([ids + continuation], device=self.model.device)).logits[0].float()

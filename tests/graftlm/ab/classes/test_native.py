@@ -8,6 +8,7 @@ import pytest
 
 import graftlm as gl
 from graftlm.ab.classes import native
+from graftlm.core.model.embedded import sprout_folder
 from graftlm.plugins import manager
 from tests.models import byte_tokenizer, tiny_model
 
@@ -49,10 +50,19 @@ def test_greedy_answers_are_equal_and_every_prompt_token_is_computed(ours: gl.Ru
     assert stats.requests == 3 and stats.computed_tokens == stats.prompt_tokens == sum(map(len, PROMPTS))
 
 
-def test_text_goes_on_after_the_end_token_where_that_is_asked_for(ours: gl.Runtime, plain: gl.Runtime) -> None:
-    asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
-    ids = [runtime.generate("A", **asked).token_ids for runtime in (ours, plain)]
-    assert ids[0] == ids[1] and len(ids[0]) == 12
+def test_text_goes_on_after_the_end_token_where_that_is_asked_for() -> None:
+    asked, prompt = {"max_tokens": 24, "temperature": 0}, [{"role": "user", "content": "Ada is a baker. What is Ada?"}]
+    with native.engines(16)["hf"](str(sprout_folder())) as plain, gl.Runtime("sprout") as ours:
+        brief = plain.generate(prompt, **asked)
+        long = [runtime.generate(prompt, ignore_eos=True, **asked).token_ids for runtime in (plain, ours)]
+        assert (brief.text, brief.finish_reason) == ("baker", "stop")
+        assert [len(ids) for ids in long] == [24, 24] and long[0][:4] == long[1][:4]
+
+
+def test_a_prefix_is_not_computed_ahead_where_nothing_is_kept(plain: gl.Runtime) -> None:
+    plain.reset_stats()
+    plain.warm("The same beginning")
+    assert plain.stats().requests == plain.stats().computed_tokens == 0
 
 
 def test_a_scored_text_counts_the_same_prompt_tokens(ours: gl.Runtime, plain: gl.Runtime) -> None:
