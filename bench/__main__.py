@@ -12,13 +12,19 @@ GROUPS = {
     "start": "process start to answers: on a fresh machine and later, beside the imports of torch and transformers",
     "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
     "workloads": "twelve workloads in each framework, beside transformers, its continuous batching and Guidance",
+    "ablation": "what each part of the runtime brings to the workloads, by leaving it out",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
     "serve": "the HTTP server: requests a second beside the runtime in process, CPU time of a chunk",
     "grammar": "constraints: masks, jump-forward, schemas",
     "sprout": "the embedded model: right answers by task",
     "gpu": "one GPU beside vLLM, SGLang and plain transformers: decode, reuse, chats, JSON, prefill",
 }
-OWN_MAIN = {"workloads": "bench.workloads._suite", "sprout": "bench.sprout.evaluate", "gpu": "bench.gpu.compare"}
+OWN_MAIN = {
+    "ablation": "bench.ablation",
+    "workloads": "bench.workloads._suite",
+    "sprout": "bench.sprout.evaluate",
+    "gpu": "bench.gpu.compare",
+}
 """Groups that are no table of cases."""
 
 
