@@ -5,7 +5,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
-WHAT ?= runtime
+WHAT ?= workloads --quick --against bench/workloads/baseline.json
 WORKERS ?= 2
 ARGS ?=
 

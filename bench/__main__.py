@@ -13,6 +13,7 @@ GROUPS = {
     "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
     "workloads": "twelve workloads in each framework, beside transformers, its continuous batching and Guidance",
     "ablation": "what each part of the runtime brings to the workloads, by leaving it out",
+    "page": "docs/benchmarks.md, its tables written from the committed figures",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
     "serve": "the HTTP server: requests a second beside the runtime in process, CPU time of a chunk",
     "grammar": "constraints: masks, jump-forward, schemas",
@@ -20,6 +21,7 @@ GROUPS = {
     "gpu": "one GPU beside vLLM, SGLang and plain transformers: decode, reuse, chats, JSON, prefill",
 }
 OWN_MAIN = {
+    "page": "bench.page",
     "ablation": "bench.ablation",
     "workloads": "bench.workloads._suite",
     "sprout": "bench.sprout.evaluate",
