@@ -1,7 +1,7 @@
 """Calls a second through each framework where the model answers at once: its own class beside the adapter.
 
 The stock classes run a transformers model whose `generate` returns at once, the adapters a runtime that does. What is
-left is what framework, chat template and tokenizer cost. CPU time, the best of five rounds.
+left is what framework, chat template and tokenizer cost. CPU time, the best of four rounds.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def run(options: Options) -> Sequence[Row]:
             for what, (ours, stock, calls) in make(runtime, model, tokenizer).items():
                 times = max(2, rounds // calls)
                 ours_ms, stock_ms = (
-                    cpu_ms(lambda one=one: [one() for _ in range(times)], times * calls)  # type: ignore[misc]
+                    cpu_ms(lambda one=one, times=times: [one() for _ in range(times)], times * calls)  # type: ignore[misc]
                     for one in (ours, stock)
                 )
                 rows.append(
