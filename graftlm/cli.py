@@ -1,4 +1,4 @@
-"""The command `graftlm`: demo, ab, serve, bench, generate, warm, plugins, info."""
+"""The command `graftlm`: demo, ab, serve, bench, generate, warm, grammar, plugins, info."""
 
 from __future__ import annotations
 
@@ -271,6 +271,36 @@ def warm(
         print_json({"model": model, "seconds": seconds, "folder": str(folder), "bytes": num_bytes})
     else:
         typer.echo(f"{model} is prepared: {seconds:.1f} s; {folder} holds {num_bytes / 2**20:.1f} MiB")
+
+
+grammars = typer.Typer(help="Constraints: what becomes of a schema.", no_args_is_help=True)
+app.add_typer(grammars, name="grammar")
+
+
+@grammars.command()
+def explain(
+    file: Annotated[Path, typer.Argument(help="A JSON schema.", exists=True, dir_okay=False)],
+    svg: Annotated[Path | None, typer.Option(help="Draw the compressed automaton of a small grammar here.")] = None,
+    strict: Annotated[bool, typer.Option(help="Close objects that do not say otherwise.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Which engine keeps which part of a schema, how much of it is forced, what is refused and what would be taken."""
+    from graftlm.core.grammar.explain import explain as explain_spec
+    from graftlm.core.grammar.picture import MAX_STATES
+    from graftlm.core.grammar.spec import JsonSchema, Options
+
+    found = explain_spec(JsonSchema(file.read_text()), Options(strict=strict))
+    if as_json:
+        print_json({name: value for name, value in asdict(found).items() if name != "svg"})
+    else:
+        typer.echo(str(found))
+    if svg is not None and found.svg is None:
+        raise ConfigError(
+            f"there is no picture: the schema is refused, not regular, or its automaton has over {MAX_STATES} states"
+        )
+    if svg is not None and found.svg is not None:
+        svg.write_text(found.svg)
+    raise typer.Exit(int(found.engine is None))
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lark, Limits, Options, Regex, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.explain import Explanation
 
 _SHARE_OF_AUTOMATON = 0.6
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
@@ -40,12 +43,14 @@ class Grammar:
     warnings  what `on_unsupported="warn"` left out of the schema
     annotations  keywords of the schema that the standard does not know: notes, which restrict nothing
     compiled  what the engine made of it: an FsmGrammar has the automaton and its masks
+    source    what it was compiled from
     """
 
     engine: str
     compiled: EngineGrammar
     warnings: tuple[Issue, ...] = field(default=())
     annotations: tuple[Issue, ...] = field(default=())
+    source: tuple[Spec, Options] | None = field(default=None, repr=False)
 
     @classmethod
     def compile(
@@ -67,6 +72,14 @@ class Grammar:
     def matcher(self) -> Matcher:
         """A matcher at the beginning of the text."""
         return self.compiled.matcher()
+
+    def explain(self) -> Explanation:
+        """Which engine keeps which part, how much of the text is forced, and a picture of a small automaton."""
+        from graftlm.core.grammar.explain import explain
+
+        if self.source is None:
+            raise ConfigError("this grammar was made by hand; only one that Grammar.compile made can be explained")
+        return explain(*self.source)
 
 
 class GrammarFactory(Protocol):
@@ -107,7 +120,7 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
         distinct = DistinctGrammar(grammar.compiled, distinct_items(spec, options), vocabulary)
         grammar = replace(grammar, compiled=distinct)
     _check_start(grammar, vocabulary)
-    return grammar
+    return replace(grammar, source=(spec, options))
 
 
 def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:

@@ -119,3 +119,19 @@ def test_info_says_how_a_model_would_run_without_its_weights(model: str, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(described))
     said = json.loads(call("info", "--model", str(tmp_path), "--json"))["execution"]
     assert said.startswith("serial: ") and "attend" in said
+
+
+def test_grammar_explain_says_what_becomes_of_a_schema(tmp_path: Path) -> None:
+    schema, svg = tmp_path / "schema.json", tmp_path / "schema.svg"
+    schema.write_text('{"properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}')
+    assert "kept by fsm" in call("grammar", "explain", str(schema), "--svg", str(svg))
+    assert svg.read_text().startswith("<svg")
+    assert json.loads(call("grammar", "explain", str(schema), "--json"))["engine"] == "fsm"
+
+
+def test_grammar_explain_exits_with_1_for_a_schema_that_is_refused(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer", "minimun": 3}')
+    done = CliRunner().invoke(cli.app, ["grammar", "explain", str(schema)])
+    assert done.exit_code == 1
+    assert 'the nearest schema that would be taken: {"type": "integer", "minimum": 3}' in done.output

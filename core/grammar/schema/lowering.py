@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,6 +96,22 @@ def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
 def _is_open(shape: Object) -> bool:
     """Whether a member of any name may have any value."""
     return shape.additional == ANYTHING and shape.names is None and shape.max_properties is None
+
+
+def is_regular(spec: JsonSchema, options: Options) -> Callable[[str], bool]:
+    """A test of the subschemas of `spec` by their pointers: False where one contains itself or may be anything."""
+    reader = SchemaReader(spec, options, items_differ=True)
+
+    def test(pointer: str) -> bool:
+        try:
+            Lowering(spec, options, reader).value(Reference(pointer))
+        except _NotRegularError:
+            return False
+        except GrammarError:
+            pass  # refused, whatever the engine
+        return True
+
+    return test
 
 
 class _NotRegularError(Exception):
