@@ -35,6 +35,7 @@ class Options:
     model: str | None = None
     folders: tuple[Path, ...] = ()
     sample: int | None = None
+    count: int | None = None
 
     def choose(self, quick: Any, full: Any) -> Any:
         return quick if self.quick else full
@@ -183,6 +184,7 @@ def main(package: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--model", help="a Hugging Face name or local path in place of the case's own models")
     parser.add_argument("--folder", type=Path, action="append", default=[], help="data of the case `collections`")
     parser.add_argument("--sample", type=int, help="take about so many files of each folder")
+    parser.add_argument("--count", type=int, help="how many texts the case `generations` writes")
     parser.add_argument("--json", type=Path, dest="output", help="write figures, commit and machine to this file")
     given = parser.parse_args(arguments)
     chosen: list[str] = []
@@ -191,7 +193,7 @@ def main(package: str, arguments: Sequence[str]) -> int:
         if not named:
             parser.error(f"no case {case!r}; known: {', '.join(known)}")
         chosen += named
-    options = Options(given.quick, given.repeats, given.model, tuple(given.folder), given.sample)
+    options = Options(given.quick, given.repeats, given.model, tuple(given.folder), given.sample, given.count)
     console = Console(width=None if sys.stdout.isatty() else 150)
     rows: list[Row] = []
     for name in chosen or known:

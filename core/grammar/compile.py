@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -217,13 +217,13 @@ def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:
     from graftlm.core.grammar.engines.lark import to_lark
 
     text = to_lark(language.node, language.rules)
-    return language.grammar("llguidance", _from_lark(text, vocabulary))
+    return language.grammar("llguidance", _from_lark(text, vocabulary, tuple(language.rules.values())))
 
 
-def _from_lark(text: str, vocabulary: Vocabulary) -> EngineGrammar:
+def _from_lark(text: str, vocabulary: Vocabulary, rules: Sequence[ast.Node] = ()) -> EngineGrammar:
     from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 
-    return LlguidanceGrammar.from_lark(text, vocabulary)
+    return LlguidanceGrammar.from_lark(text, vocabulary, rules)
 
 
 def _check_size(spec: Spec, limits: Limits) -> None:

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
+from graftlm.core.grammar.engines.string_endings import StringEndings, open_string
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MAX_STEPS = 256
+_MAX_STEPS, _FEW_STEPS = 256, 24
 # What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
 _CLOSERS = (*(b"}", b"]", b",", b":", b'"', b"0", b"1"), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
+_SCALARS = (b'"', b"0", b"n", b"t")
+_SIGNS = (b"}", b"]", b",", b":")
 _IN_STRING = b"#"  # outside of strings JSON never has it
 _BLANK = frozenset(b" \t\r\n")
 
@@ -27,45 +31,54 @@ class LlguidanceGrammar:
 
     engine = "llguidance"
 
-    def __init__(self, source: str, vocabulary: Vocabulary) -> None:
-        """Compile `source`, a grammar in llguidance's JSON form. Raises GrammarError with llguidance's reason."""
+    def __init__(self, source: str, vocabulary: Vocabulary, strings: Sequence[Node] = ()) -> None:
+        """Compile `source`, a grammar in llguidance's JSON form. Raises GrammarError with llguidance's reason.
+
+        strings  the languages of JSON strings in it, which tell how a string ends
+        """
         from llguidance import LLMatcher
 
         self.vocabulary = vocabulary
+        self.strings = StringEndings(strings)
         self._source = source
         self._start = LLMatcher(tokenizer_of(vocabulary), source, log_level=0)
         if self._start.is_error():
             raise GrammarError(f"llguidance cannot compile the grammar: {_reason(self._start)}")
 
     @classmethod
-    def from_lark(cls, text: str, vocabulary: Vocabulary) -> LlguidanceGrammar:
+    def from_lark(cls, text: str, vocabulary: Vocabulary, strings: Sequence[Node] = ()) -> LlguidanceGrammar:
         """Compile a Lark grammar that starts with `start`."""
         from llguidance import LLMatcher
 
-        return cls(LLMatcher.grammar_from_lark(text), vocabulary)
+        return cls(LLMatcher.grammar_from_lark(text), vocabulary, strings)
 
     @property
     def num_bytes(self) -> int:
         return 64 * len(self._source) + (1 << 16)  # not told by llguidance; items and lexer states, about
 
     def matcher(self) -> LlguidanceMatcher:
-        return LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
+        matcher = LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
+        matcher.strings = self.strings
+        return matcher
 
 
 class LlguidanceMatcher(LibraryMatcher):
     """One sequence in a context-free grammar: see `graftlm.core.grammar.matcher.Matcher`.
 
-    Endings are searched for greedily. Where none is found, `ending` is [] and `min_tokens_to_accept` 0 though the
-    matcher is not accepting: the text then runs until its budget is spent and may be cut.
+    Endings are searched for greedily, those of strings by their automata. Where none is found, `ending` is [] and
+    `min_tokens_to_accept` 0 though the matcher is not accepting: the text then runs until its budget is spent and may
+    be cut.
     """
 
-    __slots__ = ("_ending",)
+    __slots__ = ("_ending", "_ids", "strings")
 
     _matcher: LLMatcher
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         super().__init__(matcher, vocabulary)
         self._ending: tuple[int, list[int]] | None = None  # for which num_consumed, and the tokens
+        self._ids: list[int] = []
+        self.strings = StringEndings(())
 
     def fill_mask(self, row: MaskRow) -> bool:
         if self._stopped:
@@ -82,7 +95,9 @@ class LlguidanceMatcher(LibraryMatcher):
         return True
 
     def _consume(self, token_ids: list[int]) -> int:
-        return int(self._matcher.try_consume_tokens(token_ids))
+        num_consumed = int(self._matcher.try_consume_tokens(token_ids))
+        self._ids += token_ids[:num_consumed]
+        return num_consumed
 
     def _copy(self) -> LLMatcher:
         return self._matcher.deep_copy()
@@ -95,10 +110,11 @@ class LlguidanceMatcher(LibraryMatcher):
         super().rollback(num_tokens)
         if self._num_consumed != num_consumed:
             self._ending = None
+            del self._ids[self._num_consumed :]
 
     def fork(self) -> LlguidanceMatcher:
         twin: LlguidanceMatcher = super().fork()
-        twin._ending = self._ending
+        twin._ending, twin._ids, twin.strings = self._ending, self._ids.copy(), self.strings
         return twin
 
     def forced(self, context: Sequence[int]) -> list[int]:
@@ -146,14 +162,23 @@ class LlguidanceMatcher(LibraryMatcher):
         quotes = [closers[b'"']] if b'"' in closers else []
         inside = closers.pop(_IN_STRING, None)
         order = [closers[data] for data in _CLOSERS if data in closers]
-        return self._follow(order, quotes, inside) or self._follow([*quotes, *order], [], None)
+        found = self._follow(order, quotes, inside) or self._follow([*quotes, *order], [], None)
+        if found:
+            return found
+        # items of another kind are wanted: try each before the others
+        first = [token_id for data, token_id in closers.items() if data in _SIGNS]
+        kinds = [token_id for data, token_id in closers.items() if data in _SCALARS]
+        ways = [self._follow([*first, kind, *order], quotes, inside, _FEW_STEPS) for kind in kinds]
+        return min(filter(None, ways), key=len, default=[])
 
-    def _follow(self, order: Sequence[int], in_string: Sequence[int], inside: int | None) -> list[int]:
+    def _follow(
+        self, order: Sequence[int], in_string: Sequence[int], inside: int | None, most: int = _MAX_STEPS
+    ) -> list[int]:
         """Write the first allowed token of `order` again and again; of `in_string` where `inside` is allowed."""
         probe = self._matcher.deep_copy()
         row = np.zeros(_num_words(self._vocabulary), np.int32)
         found: list[int] = []
-        while len(found) < _MAX_STEPS:
+        while len(found) < most:
             if probe.is_accepting():
                 return found
             ids = probe.compute_ff_tokens()
@@ -163,10 +188,22 @@ class LlguidanceMatcher(LibraryMatcher):
                 chosen = self._choose(row, [*first, *order])
                 if chosen is None:
                     return []
-                ids = [chosen]
+                ids = self._string_ending(probe, row, found) or [chosen]
             if probe.try_consume_tokens(ids) < len(ids):
                 return []
             found += ids
+        return []
+
+    def _string_ending(self, probe: LLMatcher, row: MaskRow, found: list[int]) -> list[int]:
+        """The tokens that end the string at hand, if it is one that may not end here."""
+        quote = _closing_tokens(self._vocabulary).get(b'"')
+        if not self.strings or quote is None or _allowed(row, quote):
+            return []
+        begun = open_string(self._vocabulary.decode([*self._ids, *found]))
+        for ending in self.strings.of(begun) if begun else ():
+            ids = self._vocabulary.encode(ending)
+            if probe.deep_copy().try_consume_tokens(ids) == len(ids):
+                return ids
         return []
 
     def _choose(self, row: MaskRow, order: Sequence[int]) -> int | None:

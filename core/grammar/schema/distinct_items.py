@@ -13,6 +13,7 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import NOTHING
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.product import without_products
 from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.shapes import (
     Array,
@@ -262,7 +263,9 @@ class _ItemLanguage:
         from graftlm.core.grammar.spec import Limits
 
         try:
-            return cls(Dfa.compile(node, Limits(states=_ITEM_STATES, seconds=1.0), counters=False), is_whole)
+            return cls(
+                Dfa.compile(without_products(node), Limits(states=_ITEM_STATES, seconds=1.0), counters=False), is_whole
+            )
         except GrammarError:
             return None  # so large that items hardly run out
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from decimal import Decimal
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -18,8 +19,11 @@ from referencing.jsonschema import DRAFT202012
 
 
 @functools.lru_cache(maxsize=64)
-def _validator(schema_text: str, documents_text: str) -> Any:
-    schema, documents = json.loads(schema_text), json.loads(documents_text)
+def validator(schema_text: str, documents_text: str = "{}", *, exact: bool = False) -> Any:
+    """What judges values by a schema; with `exact` its numbers are Decimal, and those of the values have to be."""
+    number = Decimal if exact else None
+    schema = json.loads(schema_text, parse_float=number)
+    documents = json.loads(documents_text, parse_float=number)
     resources = [
         (uri, Resource.from_contents(document, default_specification=DRAFT202012))
         for uri, document in documents.items()
@@ -81,11 +85,11 @@ def complaint(schema: str, documents: str, formats: list[str], text: str) -> str
 
     Raises LookupError for a format that nothing here checks.
     """
-    validator = _validator(schema, documents)
-    unknown = sorted(set(formats) - set(validator.format_checker.checkers))
+    judge = validator(schema, documents)
+    unknown = sorted(set(formats) - set(judge.format_checker.checkers))
     if unknown:
         raise LookupError(f"format {unknown[0]!r} is checked by nothing installed; pip install 'jsonschema[format]'")
-    error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(text)))
+    error = jsonschema.exceptions.best_match(judge.iter_errors(json.loads(text)))
     if error is None:
         return None
     return f"/{'/'.join(map(str, error.absolute_path))}: {error.message[:300]}"

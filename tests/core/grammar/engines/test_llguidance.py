@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.grammar.validity import write
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import Grammar
@@ -206,3 +207,30 @@ def test_schemas_share_one_grammar_when_they_are_put_together() -> None:
     rules = tuple({**first.rules, **second.rules}.items())
     grammar = compiled(Composite(ast.concat(first.node, ast.literal("\n"), second.node), rules))
     assert allows(grammar, '{"value":1,"next":null}\n{"a":[]}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "type": "object",
+            "properties": {"a": {"pattern": "rocket_font"}},
+            "required": ["a"],
+            "additionalProperties": {},
+        },
+        {
+            "type": "object",
+            "properties": {"a": {"pattern": "^[a-z]{3}-[0-9]{4}$"}},
+            "required": ["a"],
+            "additionalProperties": {},
+        },
+        {"type": "array", "contains": {"type": "integer"}},
+    ],
+)
+def test_an_ending_is_found_where_a_string_or_an_item_of_one_kind_is_wanted(schema: dict[str, Any]) -> None:
+    grammar, rng = compiled(schema, strict=False), np.random.default_rng(0)
+    assert grammar.engine == "llguidance"
+    for _ in range(2):
+        least = grammar.matcher().min_tokens_to_accept()
+        data, _ = write(grammar, BYTES, rng, least + int(rng.integers(0, 30)))
+        assert least > 0 and json.loads(data)
