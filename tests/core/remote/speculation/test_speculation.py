@@ -265,6 +265,35 @@ def test_sampled_values_have_the_law_of_the_plain_program(parts: list[Part], bud
     assert distance(plain, fewer, num) < 1.6 * noise + 0.01
 
 
+def few(prompt: str, draw: float | None) -> str | None:
+    """As `flips`, with values of one letter or of two, so that 20,000 draws tell a law from another."""
+    assert draw is not None
+    if prompt[-1:] in "ab":
+        return "\n" if draw < 0.7 else "a"
+    return flips(prompt, draw)
+
+
+def law_of_two() -> dict[tuple[str, ...], float]:
+    """The exact law of two values of `few`; the second depends on the first."""
+
+    def value(of_a: float) -> dict[str, float]:
+        return {"a": of_a * 0.7, "aa": of_a * 0.3, "b": (1 - of_a) * 0.7, "ba": (1 - of_a) * 0.3}
+
+    first = value(0.5)
+    return {(a, b): p * q for a, p in first.items() for b, q in value(0.7 if a == "b" else 0.5).items()}
+
+
+@pytest.mark.parametrize(("budget", "live"), [(None, False), (5, False), (20, False), (20, True)])
+def test_two_sampled_values_have_the_exact_law(budget: int | None, live: bool) -> None:
+    direct, parts = Direct(few, rng=random.Random(11)), ["N:", Gen(2, ("\n",), 1.0), "\nJ:", Gen(2, ("\n",), 1.0)]
+    drawn = Counter(tuple(run(parts, direct, budget, live=live)) for _ in range(NUM_DRAWS))
+    exact = law_of_two()
+    assert drawn.keys() <= exact.keys()
+    away = sum(abs(drawn[key] / NUM_DRAWS - p) for key, p in exact.items()) / 2
+    assert away < 0.02 * max(1.0, (20_000 / NUM_DRAWS) ** 0.5)
+    assert (direct.num_calls < 1.6 * NUM_DRAWS) == (budget == 20)
+
+
 def distance(a: Counter[tuple[str, ...]], b: Counter[tuple[str, ...]], num: int) -> float:
     """Total variation between two laws, from as many draws of each."""
     return sum(abs(a[key] - b[key]) for key in a.keys() | b.keys()) / (2 * num)
