@@ -287,7 +287,7 @@ def _checked(
         return None
 
 
-COMPACT_DENSITY = 12
+COMPACT_DENSITY = 24
 """Up to so many tokens for each expert on average, weights in 12 bits are faster than in 16."""
 
 

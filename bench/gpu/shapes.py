@@ -52,6 +52,12 @@ SHAPES: dict[str, Shape] = {
         "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 200_064, "partial_rotary_factor": 0.75,
         "max_position_embeddings": 131_072, "tie_word_embeddings": True, "pad_token_id": 0,
     },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151_936, "num_experts": 128,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "max_position_embeddings": 40_960, "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 """What AutoConfig.for_model takes. The special tokens are those of the tokenizer for tests."""
 

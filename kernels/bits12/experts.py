@@ -1,8 +1,8 @@
 """Grouped products of a mixture's experts with weights in 12 bits, on Hopper, for few tokens an expert.
 
 As bits12/matmul.py, whose parts these are: one warp reads codes, two groups multiply in turn, one adds what is listed.
-An item is a block of up to 16 pairs of a token and an expert (gpu/expert_blocks.py), and 64 outputs of that expert.
-Tokens are laid out by block first, so that the copy engine can read them.
+An item is a block of up to 16 or 32 pairs of a token and an expert (gpu/expert_blocks.py), and 64 outputs of that
+expert. Tokens are laid out by block first, so that the copy engine can read them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, barrier, gated, load, tiled
 
-PAIRS = 16
-"""Of a block."""
-_STAGES = 10
+DENSITY = 11
+"""Up to so many tokens for each expert on average, a block has 16 pairs; of more 32."""
+
+_STAGES = {16: 10, 32: 8}
+"""As many as there is shared memory for, an even number, so that each is always that of one group."""
+
 _REGISTERS = 96
 _SENTINEL = gl.constexpr(SENTINEL)
 _LINES = gl.constexpr(LINES)
 _INPUTS = gl.constexpr(INPUTS)
-_PAIRS = gl.constexpr(PAIRS)
 
 
 @gluon.jit
-def _expert(block_expert, item, blocks_of, num_items):
-    """The expert of an item; of an item behind the last one 0."""
-    return gl.load(block_expert + item // blocks_of, mask=item < num_items, other=0)
+def _expert(column, item, blocks_of, num_items):
+    """What a column of the table of blocks says of an item; of an item behind the last one 0."""
+    return gl.load(column + item // blocks_of, mask=item < num_items, other=0)
 
 
 @gluon.jit
@@ -59,7 +61,7 @@ def _read(x, codes, shared, table, sizes, PDL: gl.constexpr):
     for item in range(first, num_items, num_programs):
         following = _expert(block_expert, item + num_programs, blocks_of, num_items)
         tile = (expert * blocks_of + item % blocks_of) * steps
-        row = item // blocks_of * _PAIRS
+        row = item // blocks_of * xs.shape[1]
         for step in range(steps):
             s = at % STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
@@ -79,11 +81,27 @@ def _listed(starts, block, ok, output):
 
 
 @gluon.jit
+def _four_of_each(inputs, values, at, end):
+    """The next four listed weights of each output, so that the inputs of all of them are read at once."""
+    a, u = _one_of_each(inputs, values, at, end)
+    b, v = _one_of_each(inputs, values, at + 1, end)
+    c, w = _one_of_each(inputs, values, at + 2, end)
+    d, z = _one_of_each(inputs, values, at + 3, end)
+    return a, b, c, d, u, v, w, z
+
+
+@gluon.jit
+def _input_of(x, rows, column, there):
+    return gl.load(x + rows + column[:, None], mask=(column >= 0)[:, None] & there, other=0.0).to(gl.float32)
+
+
+@gluon.jit
 def _add_listed(x, given, handed, lists, table, sizes, PDL: gl.constexpr):
     starts, most, inputs, values = lists
     block_expert, block_start, block_end, _, used = table
     blocks_of, _, k, _ = sizes
     ROWS: gl.constexpr = given.shape[1]
+    AT_ONCE: gl.constexpr = 4 if ROWS == 16 else 1  # more would not fit in registers
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     output = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
@@ -93,25 +111,30 @@ def _add_listed(x, given, handed, lists, table, sizes, PDL: gl.constexpr):
     turn = 0
     block = _expert(block_expert, first, blocks_of, num_items) * blocks_of + first % blocks_of
     at, end = _listed(starts, block, first < num_items, output)
-    column, value = _one_of_each(inputs, values, at, end)
+    a, b, c, d, u, v, w, z = _four_of_each(inputs, values, at, end)
     for item in range(first, num_items, num_programs):
         after = item + num_programs
         next_block = _expert(block_expert, after, blocks_of, num_items) * blocks_of + after % blocks_of
         next_at, next_end = _listed(starts, next_block, after < num_items, output)
         group = item // blocks_of
         there = (row < gl.load(block_end + group) - gl.load(block_start + group))[None, :]
-        rows = ((group * _PAIRS + row) * k)[None, :]
+        rows = ((group * ROWS + row) * k)[None, :]
         sums = gl.zeros([64, ROWS], gl.float32, layout)
         # read here: Triton 3.6 does not carry the bound of an inner loop from one turn of the outer one to the next
-        for _ in range(gl.load(most + block)):
-            at += 1
-            next_column, next_value = _one_of_each(inputs, values, at, end)
-            found = gl.load(x + rows + column[:, None], mask=(column >= 0)[:, None] & there, other=0.0).to(gl.float32)
-            sums += value[:, None] * found
-            sums -= _SENTINEL * found
-            column, value = next_column, next_value
+        for _ in range((gl.load(most + block) + AT_ONCE - 1) // AT_ONCE):
+            if AT_ONCE == 4:
+                first_x, second_x = _input_of(x, rows, a, there), _input_of(x, rows, b, there)
+                third_x, fourth_x = _input_of(x, rows, c, there), _input_of(x, rows, d, there)
+                sums += (u - _SENTINEL)[:, None] * first_x
+                sums += (v - _SENTINEL)[:, None] * second_x
+                sums += (w - _SENTINEL)[:, None] * third_x
+                sums += (z - _SENTINEL)[:, None] * fourth_x
+            else:
+                sums += (u - _SENTINEL)[:, None] * _input_of(x, rows, a, there)
+            at += AT_ONCE
+            a, b, c, d, u, v, w, z = _four_of_each(inputs, values, at, end)
         at, end, block = next_at, next_end, next_block
-        column, value = _one_of_each(inputs, values, at, end)
+        a, b, c, d, u, v, w, z = _four_of_each(inputs, values, at, end)
         mbarrier.wait(handed.index(1), turn & 1 ^ 1)
         given.store(sums)
         barrier()
@@ -120,14 +143,10 @@ def _add_listed(x, given, handed, lists, table, sizes, PDL: gl.constexpr):
 
 
 @gluon.jit
-def _scatter(found, out, scales, pairs, start, count, first, n, top_k, out_rank):
-    """found [outputs, pairs] times the pairs' scales into out[rank, token, n] of each."""
+def _scatter(found, out, pair, scale, ok, first, n, top_k, out_rank):
+    """found [outputs, pairs] times the pairs' scales into out[rank, token, n] of each pair that is `ok`."""
     layout: gl.constexpr = found.type.layout
     i = first + gl.arange(0, found.shape[0], layout=gl.SliceLayout(1, layout))
-    row = gl.arange(0, found.shape[1], layout=gl.SliceLayout(0, layout))
-    ok = row < count
-    pair = gl.load(pairs + start + row, mask=ok, other=0)
-    scale = gl.load(scales + pair, mask=ok, other=0.0)
     found = found.to(gl.bfloat16).to(gl.float32) * scale[None, :]
     target = out + (pair % top_k * out_rank + pair // top_k * n)[None, :] + i[:, None]
     gl.store(target, found.to(out.dtype.element_ty), mask=ok[None, :] & (i < n)[:, None])
@@ -150,13 +169,21 @@ def _multiply(
     grid_wait(PDL)
     num_items = gl.load(used) * blocks_of
     at, turn, num_programs = 0, 0, gl.num_programs(0)
-    for item in range(gl.program_id(0), num_items, num_programs):
-        tile, group = item % blocks_of, item // blocks_of
-        expert = gl.load(block_expert + group)
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
+    first = gl.program_id(0)
+    # what an item needs of the table is read while the one before is multiplied
+    expert = _expert(block_expert, first, blocks_of, num_items)
+    start, end = _expert(block_start, first, blocks_of, num_items), _expert(block_end, first, blocks_of, num_items)
+    pair = gl.load(pairs + start + row, mask=row < end - start, other=0)
+    for item in range(first, num_items, num_programs):
+        tile, group, after = item % blocks_of, item // blocks_of, item + num_programs
+        next_expert = _expert(block_expert, after, blocks_of, num_items)
+        next_start = _expert(block_start, after, blocks_of, num_items)
+        next_end = _expert(block_end, after, blocks_of, num_items)
         i = (expert * blocks_of + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
         scale = gl.load(weight_scales + i)
-        start = gl.load(block_start + group)
-        count = gl.load(block_end + group) - start
+        count = end - start
+        factor = gl.load(routing + pair, mask=row < count, other=0.0)
         sums = gl.zeros([64, ROWS], gl.float32, layout)
         for step in range((GROUP + at) % 2, steps, 2):
             s = (at + step) % STAGES
@@ -168,6 +195,7 @@ def _multiply(
             sums = warpgroup_mma_wait(0, deps=(more,))
             mbarrier.arrive(free.index(s))
         at += steps
+        next_pair = gl.load(pairs + next_start + row, mask=row < next_end - next_start, other=0)
         if GROUP == 1:
             mbarrier.wait(by_other.index(1), turn & 1 ^ 1)
             from_other.store(sums)
@@ -184,9 +212,10 @@ def _multiply(
             mbarrier.arrive(by_other.index(1))
             sums *= scale[:, None]
             if GATE:
-                _store(gated(sums, out.dtype.element_ty, "silu"), out, group * _PAIRS, count, tile * 32, n)
+                _store(gated(sums, out.dtype.element_ty, "silu"), out, group * ROWS, count, tile * 32, n)
             else:
-                _scatter(sums, out, routing, pairs, start, count, tile * 64, n, top_k, out_rank)
+                _scatter(sums, out, pair, factor, row < count, tile * 64, n, top_k, out_rank)
+        expert, start, end, pair = next_expert, next_start, next_end, next_pair
         turn += 1  # noqa: SIM113
 
 
@@ -254,18 +283,18 @@ def _launch(
     routing: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """x [max_blocks * PAIRS, k] laid out by blocks; out likewise [max_blocks * PAIRS, n], or [top_k, num_tokens, n]."""
+    """x [max_blocks * pairs, k] laid out by blocks; out likewise [max_blocks * pairs, n], or [top_k, num_tokens, n]."""
     k, gate = x.shape[1], out.dim() == 2
     blocks_of = weight.num_outputs // num_experts // OUTPUTS
     num_items = len(blocks.block_expert) * blocks_of
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     codes = TensorDescriptor(weight.codes, list(weight.codes.shape), [32, 1], [32, 32], codes_layout())
     _compact_experts[(min(num_items, num_sms),)](
-        x, tiled(x, PAIRS, K), codes, weight.starts, weight.most, weight.inputs, weight.values, weight.scales, routing,
-        out, blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
+        x, tiled(x, blocks.block, K), codes, weight.starts, weight.most, weight.inputs, weight.values, weight.scales,
+        routing, out, blocks.block_expert, blocks.block_start, blocks.block_end, blocks.pairs, blocks.used, blocks_of,
         triton.cdiv(k, INPUTS), k, out.shape[-1], routing.shape[-1], 0 if gate else out.stride(0),
-        ROWS=PAIRS, K=K, STAGES=_STAGES, GATE=gate, REGISTERS=_REGISTERS, num_warps=4, maxnreg=_REGISTERS,
-        **pdl_options(routing),
+        ROWS=blocks.block, K=K, STAGES=_STAGES[blocks.block], GATE=gate, REGISTERS=_REGISTERS,
+        num_warps=4, maxnreg=_REGISTERS, **pdl_options(routing),
     )  # fmt: skip
 
 
@@ -283,7 +312,8 @@ def compact_parts(
     -> float32 [top_k, num_tokens, k], the sum over whose first dimension is the output
     """
     num_tokens, top_k = experts.shape
-    blocks = ExpertBlocks.of(experts, num_experts, PAIRS, lay_out=x)
+    block = 16 if experts.numel() <= DENSITY * num_experts else 32
+    blocks = ExpertBlocks.of(experts, num_experts, block, lay_out=x)
     assert blocks.laid is not None
     hidden = torch.empty(len(blocks.laid), gate_up.num_outputs // num_experts // 2, dtype=x.dtype, device=x.device)
     _launch(blocks.laid, gate_up, num_experts, blocks, scales, hidden)

@@ -50,15 +50,16 @@ def test_every_token_gets_the_weighted_sum_of_its_experts(
     assert torch.equal(run(), found)
 
 
+@pytest.mark.parametrize("pairs", [16, 32])
 @pytest.mark.parametrize("gate", [False, True])
-def test_it_compiles_for_hopper_and_fits_its_shared_memory(gate: bool) -> None:
+def test_it_compiles_for_hopper_and_fits_its_shared_memory(gate: bool, pairs: int) -> None:
     arguments = f"""
 codes = f"tensordesc<i32[32, 32],{{kernel.codes_layout()!r}}>"
-signature = dict(x="*bf16", x_tiles=tile(16, 64), codes=codes, out="*{"bf16" if gate else "fp32"}")
+signature = dict(x="*bf16", x_tiles=tile({pairs}, 64), codes=codes, out="*{"bf16" if gate else "fp32"}")
 signature |= dict.fromkeys(["starts", "most", "inputs", "block_expert", "block_start", "block_end"], "*i32")
 signature |= dict.fromkeys(["pairs", "used"], "*i32")
 signature |= dict.fromkeys(["values", "weight_scales", "routing"], "*fp32")
 signature |= dict.fromkeys(["blocks_of", "steps", "k", "n", "top_k", "out_rank"], "i32")
-given = dict(ROWS=16, K=64, STAGES=kernel._STAGES, GATE={gate}, REGISTERS=96, PDL=True)
+given = dict(ROWS={pairs}, K=64, STAGES=kernel._STAGES[{pairs}], GATE={gate}, REGISTERS=96, PDL=True)
 """
     compile_for_hopper("bits12.experts", "_compact_experts", arguments, "bf16", registers=96)
