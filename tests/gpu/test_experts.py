@@ -1,4 +1,4 @@
-"""Mixtures of experts decode in CUDA graphs; where torch cannot hold their products in one, with gathered weights."""
+"""Mixtures of experts run as grouped products, in CUDA graphs; experts that no kernel takes, with gathered weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from graftlm.core.execution import experts
+from graftlm.core.fusion import mixtures
+from graftlm.core.fusion.mixtures import FusedExperts
 from tests.gpu.device import GREEDY, NEW, family, on_gpu
 from tests.models import greedy_reference, tiny_model
 
@@ -38,9 +40,19 @@ def test_greedy_tokens_of_a_mixture_equal_transformers(kind: str) -> None:
     assert found == [greedy_reference(tiny_model(kind), prompt, NEW) for prompt in prompts]
 
 
-def test_weights_too_large_to_gather_are_not_and_one_warning_says_that_steps_are_slower(
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixtures_run_as_grouped_products(kind: str) -> None:
+    with on_gpu(kind, torch.bfloat16) as runtime:
+        loaded = runtime.load()._thread.engine.runner.eager.loaded
+        forwards = [vars(module).get("forward") for module in loaded.model.modules()]
+        assert sum(isinstance(forward, FusedExperts) for forward in forwards) == 2
+        assert loaded.fusions.reasons == {}
+
+
+def test_experts_that_no_kernel_takes_and_too_large_to_gather_run_without_graphs_and_one_warning_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(mixtures, "expert_weights", lambda module: "not known")
     monkeypatch.setattr(experts, "MAX_GATHERED", 0)
     prompts = family(3)
     with (
