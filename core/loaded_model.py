@@ -63,7 +63,8 @@ class LoadedModel:
         fused = f"paged, {self.fusions.num_fused} of {len(self.layers)} layers fused"
         if self.fusions.num_fused < len(self.layers) and not reasons and self.device.type == "cuda":
             reasons["the model's decoder layers have other names"] += 1
-        return ": ".join([fused, *[", ".join(reasons)][: len(reasons)]])
+        named = [*reasons, *(f"{name}: {why}" for name, why in self.fusions.reasons.items())]
+        return ": ".join([fused, *[", ".join(named)][: len(named)]])
 
     @property
     def text_config(self) -> Any:

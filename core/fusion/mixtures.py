@@ -39,6 +39,11 @@ class FusedExperts:
     plan: ExpertPlan
     scale_input: bool = False
 
+    @property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        """Which kernels the products use."""
+        return (self.plan.kinds,)
+
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         experts, weights = _in_order(*args, *options.values())
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -67,7 +72,7 @@ class Mixture:
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
         """Which kernels its products use."""
-        return (("grouped",) if self.plan.compact is None else ("bits12", "grouped"),)
+        return (self.plan.kinds,)
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -96,6 +101,11 @@ class FusedBlock:
 
     mixture: Mixture
     num_others: int
+
+    @property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        """Which kernels its products use."""
+        return self.mixture.kernels
 
     def __call__(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return (self.mixture(hidden_states), *[None] * self.num_others)

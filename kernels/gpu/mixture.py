@@ -53,6 +53,11 @@ class ExpertPlan:
     density: float = 0.0
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kernels by name, those for the fewest tokens first."""
+        return ("grouped",) if self.compact is None else ("bits12", "grouped")
+
+    @property
     def num_experts(self) -> int:
         return self.weights.down.shape[0]
 
