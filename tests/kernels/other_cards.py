@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 
 import graftlm.kernels.gpu.decode
 import graftlm.kernels.gpu.extend
+import graftlm.kernels.gpu.mixture
 import graftlm.kernels.gpu.shared_prefix
 import graftlm.kernels.gpu.skinny_matmul
 from graftlm.kernels.attention import PackedQKV
@@ -32,14 +33,18 @@ from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.block_table import write_table
 from graftlm.kernels.gpu.decode import AT_ONCE, DecodeRows, Workspace, decode_attention
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate, store_kv
+from graftlm.kernels.gpu.expert_router import Router, route
 from graftlm.kernels.gpu.extend import ExtendRows, extend_attention
 from graftlm.kernels.gpu.gemv import gemv
+from graftlm.kernels.gpu.grouped_matmul import Gate, sum_parts
+from graftlm.kernels.gpu.mixture import ExpertWeights
 from graftlm.kernels.gpu.norm import add_norm, norm_rows
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.shared_prefix import PrefixRows, decode_prefix
 from graftlm.kernels.gpu.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
 from graftlm.kernels.gpu.support import Card
 from graftlm.kernels.gpu.token_mask import apply_mask, walk_mask
+from graftlm.kernels.linear_dispatch import plan_experts
 from graftlm.kernels.norm import Addition, Norm
 
 TYPES = {
@@ -166,13 +171,28 @@ def launches() -> None:
     noted("", lambda: write_table(masks, torch.zeros(4, 4, **i32), 4))
 
 
+def mixtures() -> None:
+    """What the steps of a mixture launch, with as many tokens for each expert as each tile is for."""
+    global what
+    for dtype, num_experts in ((torch.bfloat16, 4), (torch.float32, 4), (torch.bfloat16, 64)):
+        sizes = ((num_experts, 1024, 256), (num_experts, 256, 512))
+        up, down = (torch.empty(size, dtype=dtype) for size in sizes)
+        plan = plan_experts(ExpertWeights(up, None, down, None, Gate()))
+        for num_tokens in (1, 20, 40, 100, 1000):
+            what = f"{num_experts} experts {num_tokens} tokens {TYPES[dtype]}"
+            x = torch.empty(num_tokens, 256, dtype=dtype)
+            sum_parts(plan.parts(x, *route(x, Router(up[0, :num_experts], 2))), dtype)
+
+
 def main(capability: int, limit: int) -> None:
     JITFunction.run = catch  # type: ignore[method-assign]
-    for name in ("extend", "skinny_matmul", "decode", "shared_prefix"):
+    graftlm.kernels.gpu.mixture.takes_tma = lambda _: False  # it came with Hopper
+    for name in ("extend", "skinny_matmul", "decode", "shared_prefix", "mixture"):
         module = getattr(graftlm.kernels.gpu, name)
         if hasattr(module, "card_of"):
             module.card_of = lambda _: Card(108, limit - 1024)
     launches()
+    mixtures()
     with ProcessPoolExecutor(os.cpu_count()) as pool:  # forked: the kernels' modules are there
         for line in pool.map(partial(compile_launch, capability), found.values()):
             print(line, flush=True)
