@@ -26,7 +26,7 @@ from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, barrier, gated, load, tiled
 
-DENSITY = 11
+DENSITY = 13
 """Up to so many tokens for each expert on average, a block has 16 pairs; of more 32."""
 
 _STAGES = {16: 10, 32: 8}
