@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from graftlm.core.chat.messages import Message
 from graftlm.core.chat.tool_format import ToolFormat
@@ -142,7 +142,11 @@ def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, An
 
 def sampling_set_on(settings: object) -> dict[str, Any]:
     """The attributes of `settings` that are sampling parameters and not None."""
-    return {name: value for name in _sampling_fields(type(settings)) if (value := getattr(settings, name)) is not None}
+    return {
+        name: value
+        for name in _sampling_fields(cast(Hashable, type(settings)))
+        if (value := getattr(settings, name)) is not None
+    }
 
 
 @functools.cache

@@ -38,7 +38,8 @@ class TokenizeBody(BaseModel):
         if self.prompt is not None:
             return tokenizer.encode(self.prompt) if self.add_special_tokens else tokenizer.encode_one(self.prompt)
         text = tokenizer.render(self.messages or [], self.tools, add_generation_prompt=self.add_generation_prompt)
-        return tokenizer.encode_prompt(text).tolist()
+        ids: list[int] = tokenizer.encode_prompt(text).tolist()
+        return ids
 
 
 class DetokenizeBody(BaseModel):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 STATS_S = 10.0
 
+# Ray's own annotations leave out what it documents.
+_remote: Any = ray.remote
+_cluster_resources: Any = ray.cluster_resources
+
 
 def build_ray(
     model: Any, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None] = lambda: None
@@ -73,7 +77,7 @@ class RayCluster:
 
     def start(self, heard: Callable[[list[Event] | BaseException], None]) -> tuple[Member, dict[str, str]]:
         """Start an actor, load its model, and listen to it."""
-        kind = ray.remote(max_restarts=0, max_concurrency=4096, max_pending_calls=16384, **self._resources)(Replica)
+        kind = _remote(max_restarts=0, max_concurrency=4096, max_pending_calls=16384, **self._resources)(Replica)
         actor = kind.remote(self._model, self._options)
         try:
             facts = ray.get(actor.load.remote())
@@ -136,7 +140,11 @@ def _connect(num_replicas: int) -> None:
             ray.init(address=address, **common)
         else:
             num_cpus = max(os.cpu_count() or 1, num_replicas)
-            local = {"include_dashboard": False, "object_store_memory": 100 << 20, "_node_ip_address": "127.0.0.1"}
+            local: dict[str, Any] = {
+                "include_dashboard": False,
+                "object_store_memory": 100 << 20,
+                "_node_ip_address": "127.0.0.1",
+            }
             ray.init(num_cpus=num_cpus, **local, **common)
     except Exception as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
@@ -148,7 +156,7 @@ def _connect(num_replicas: int) -> None:
 
 def _resources(config: EngineConfig) -> dict[str, float]:
     """What each actor asks of Ray. ConfigError if the cluster has not as much."""
-    there = ray.cluster_resources()
+    there = _cluster_resources()
     num_gpus, num_cpus, wanted = int(there.get("GPU", 0)), int(there.get("CPU", 0)), config.replicas
     if config.device == "cpu" or (config.device == "auto" and not num_gpus):
         if num_cpus < wanted:

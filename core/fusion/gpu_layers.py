@@ -273,9 +273,7 @@ def _heads(call: AttentionCall, parts: Parts) -> Heads | str:
     whole = [n.weight.shape[0] for n in norms] == [num_heads * dim, num_kv_heads * dim] != [dim, dim]
     if not whole and any(n.weight.shape != (dim,) for n in norms):
         return "norms of queries and keys are of another size than heads"
-    if any(
-        n._replace(weight=None) != norms[0]._replace(weight=None) or n.centered or n.bias is not None for n in norms
-    ):
+    if any((n.eps, n.rounded) != (norms[0].eps, norms[0].rounded) or n.centered or n.bias is not None for n in norms):
         return "norms of queries and keys that no kernel has"
     return Heads(num_heads, num_kv_heads, dim, call.params, whole_norms=whole)
 

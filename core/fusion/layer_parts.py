@@ -114,7 +114,7 @@ class LayerModules:
         names = next((n for n in NORM_NAMES if all(_child(layer, name) is not None for name in n if name)), None)
         if names is None:
             return "norms of other names"
-        norms = [_child(layer, name) if name else None for name in names]
+        before, after, second, last = (_child(layer, name) if name else None for name in names)
         out = _child(attention, "o_proj") or _child(attention, "dense")
         qkv = _children(attention, "q_proj", "k_proj", "v_proj") or _children(attention, "qkv_proj")
         if out is None or not qkv:
@@ -127,7 +127,23 @@ class LayerModules:
         factor = next((float(getattr(layer, name)) for name in _FACTORS if hasattr(layer, name)), 1.0)
         q_norm, k_norm = (_child(attention, f"{x}_norm") or _child(attention, f"{x}_layernorm") for x in ("q", "k"))
         parallel = names.before_mlp is None and names.after_mlp is None
-        return cls(attention, mlp, *norms, parallel, factor, qkv, q_norm, k_norm, out, gate_up, down, activation)
+        return cls(
+            attention,
+            mlp,
+            before,
+            after,
+            second,
+            last,
+            parallel,
+            factor,
+            qkv,
+            q_norm,
+            k_norm,
+            out,
+            gate_up,
+            down,
+            activation,
+        )
 
 
 def _child(module: nn.Module | None, name: str) -> nn.Module | None:
@@ -204,14 +220,14 @@ class Recognised:
             return "its projections are no plain linear layers"
         if (q_norm is None) != (k_norm is None):
             return "only one of queries and keys is normed"
-        additions = [
+        attended, gated = (
             Addition(post, found.factor) if post is not None or found.factor != 1.0 else None
             for post in (after_attention, after_mlp)
-        ]
+        )
         gate_up = (self.products.get(found.mlp) or Product.of(found.gate_up)) if found.gate_up else None
         down = Product.of((found.down,)) if found.down is not None and gate_up is not None else None
         gate_up = gate_up if down is not None else None
         return Parts(
-            found.attention, found.mlp, first, second, *additions, found.parallel, qkv, out, q_norm, k_norm,
+            found.attention, found.mlp, first, second, attended, gated, found.parallel, qkv, out, q_norm, k_norm,
             gate_up, down, found.activation or "silu", self.mixtures.get(found.mlp),
         )  # fmt: skip

@@ -290,8 +290,8 @@ def _described(source: str, config: EngineConfig) -> nn.Module | None:
 
     try:
         hf_config = model_config(source, config)
-        dtype = choose_dtype(config, torch.device("cuda"))
-        dtype = getattr(hf_config, "dtype", None) if dtype == "auto" else dtype
+        chosen = choose_dtype(config, torch.device("cuda"))
+        dtype = getattr(hf_config, "dtype", None) if chosen == "auto" else chosen
         if dtype is None:
             return None
         with torch.device("meta"):
