@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -10,11 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from graftlm.core.metrics import Stats
 from graftlm.core.request import Completion
 
 if TYPE_CHECKING:
     from graftlm.adapters.server.intake import Answer
-    from graftlm.core.metrics import Stats
     from graftlm.core.runtime import Runtime
 
 SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -32,14 +32,16 @@ _HISTOGRAMS = {
     "request_generation_tokens": ("generated tokens of a request", TOKENS),
 }
 
-_GAUGES = {
+_Read = tuple[str, Callable[[Stats], float]]
+
+_GAUGES: dict[str, _Read] = {
     "vllm:num_requests_running": ("sequences that run", lambda s: s.running),
     "vllm:num_requests_waiting": ("sequences that wait", lambda s: s.waiting),
     "vllm:kv_cache_usage_perc": ("share of the KV slots in use, 0 to 1", lambda s: _share(s.slots_in_use, s)),
     "graftlm:kv_cached_perc": ("share of the KV slots that hold prefixes, 0 to 1", lambda s: _share(s.slots_cached, s)),
 }
 
-_COUNTERS = {
+_COUNTERS: dict[str, _Read] = {
     "vllm:prefix_cache_queries": ("prompt tokens that were looked up", lambda s: s.prompt_tokens),
     "vllm:prefix_cache_hits": ("prompt tokens that were in the cache", lambda s: s.cached_tokens),
     "vllm:prompt_tokens": ("prompt tokens", lambda s: s.prompt_tokens),

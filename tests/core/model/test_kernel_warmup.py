@@ -52,9 +52,13 @@ def test_a_dry_fusion_of_the_copy_leaves_the_model_and_its_rotary_embedding_alon
     assert form_of(model) == form
 
 
-@pytest.mark.parametrize(("kind", "same"), [("llama", True), ("granite", False)])  # granite adds otherwise
-def test_a_model_that_keeps_a_forward_is_not_what_was_rehearsed(kind: str, same: bool) -> None:
-    model = tiny_model(kind, residual_multiplier=0.5).to(DEVICE)
+@pytest.mark.parametrize("same", [True, False])
+def test_a_model_that_keeps_a_forward_is_not_what_was_rehearsed(same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama").to(DEVICE)
+    if not same:  # the comparison finds that its layers compute something else; a dry run compares nothing
+        layer = type(model.model.layers[0])
+        forward = layer.forward
+        monkeypatch.setattr(layer, "forward", lambda *args, **options: 1.5 * forward(*args, **options))
     copied = small_copy(model)
     fuse_gpu(copied, dry=True)
     fusions = fuse_gpu(model)
