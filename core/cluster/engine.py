@@ -102,7 +102,7 @@ class ReplicaEngine:
 
     @property
     def idle(self) -> bool:
-        return not self._open
+        return not self._open and not self._arrived
 
     def add(self, submissions: Sequence[Submission]) -> None:
         """Queue requests. Those of one hand-over are sent in the order of their ids, so that equal prefixes meet."""

@@ -45,7 +45,12 @@ class LoopMember:
 
     def load(self) -> dict[str, str]:
         facts = self._run(self.replica.load())
-        self._listener = asyncio.run_coroutine_threadsafe(self._listen(), self.loop)
+        listening = self._listen()
+        try:
+            self._listener = asyncio.run_coroutine_threadsafe(listening, self.loop)
+        except RuntimeError:  # it was killed while it loaded
+            listening.close()
+            raise
         return facts  # type: ignore[no-any-return]
 
     async def _listen(self) -> None:
