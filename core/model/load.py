@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -252,6 +254,21 @@ def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
     return name
 
 
+@contextmanager
+def _progress_bars(*, shown: bool) -> Iterator[None]:
+    """Let transformers draw none unless `shown`, and leave its setting as it was."""
+    from transformers.utils import logging
+
+    hidden = not shown and logging.is_progress_bar_enabled()
+    if hidden:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if hidden:
+            logging.enable_progress_bar()
+
+
 def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
@@ -265,9 +282,10 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
         if described is not None:
             check_weights_fit(source, described, device)
     try:
-        read: Any = AutoModelForCausalLM.from_pretrained(
-            source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
-        )
+        with _progress_bars(shown=not config.quiet and sys.stderr.isatty()):
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
+            )
     except Exception as error:
         where = "folder" if os.path.isdir(source) else "Hugging Face id"
         raise ModelError(f"no model could be loaded from the {where} {source!r}: {why_not(source, error)}") from error

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.utils.logging import is_progress_bar_enabled
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
@@ -62,6 +63,16 @@ def test_a_folder_is_loaded_without_any_network_call(folder: Path, offline: None
     loaded = load_model(folder, CPU)
     prompt = random_prompt(9)
     assert paged_greedy(loaded, [prompt], 6) == [greedy_reference(tiny_model(), prompt, 6)]
+
+
+@pytest.mark.parametrize(("terminal", "quiet"), [(True, True), (False, False), (True, False)])
+def test_progress_bars_are_drawn_on_terminals_unless_quiet(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    load_model(str(folder), EngineConfig(device="cpu", quiet=quiet)).release()
+    assert ("Loading weights" in capfd.readouterr().err) is (terminal and not quiet)
+    assert is_progress_bar_enabled()
 
 
 def test_the_dtype_is_the_checkpoints_own_unless_one_is_asked_for(tmp_path: Path) -> None:
