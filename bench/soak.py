@@ -49,8 +49,9 @@ PATIENCE_S = 60.0
 """A request that has not ended after so long counts as hung."""
 
 MEMORY_GROWTH = 0.01
-MEMORY_SLACK = 8_000_000
-"""What memory may grow by after the first tenth of the time: a share of it, and bytes for the allocator's own noise."""
+MEMORY_SLACK = 4_000_000
+"""What memory may grow by in the second half: a share of it, and bytes for the allocator's own noise. In the first half
+caches fill, up to their bounds: of 100,000 requests the first 30,000 took 1.9 %, the others 0.1 %."""
 
 
 class Fault(NamedTuple):
@@ -331,7 +332,8 @@ def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
         stats = runtime.stats()
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("graftlm")]
     left = [name for name in left if not name.startswith(("graftlm-grammar", "graftlm grammar"))]  # of the process
-    growth = memory[-1] - memory[0]
+    half = memory[len(memory) // 2]
+    growth = memory[-1] - half
     lost = load.sent - load.ended.total()
     laws = {
         f"{hung} requests or callers hang": hung > 0,
@@ -339,7 +341,7 @@ def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
         f"{len(load.wrong)} requests ended wrongly: {load.wrong[:3]}": bool(load.wrong),
         f"{stats.slots_in_use} slots are in use": stats.slots_in_use > 0,
         "slots were lost": stats.slots_free + stats.slots_cached != stats.slots_total,
-        f"memory grew by {growth:,} bytes": growth > MEMORY_GROWTH * memory[0] + MEMORY_SLACK,
+        f"memory grew by {growth:,} bytes in the second half": growth > MEMORY_GROWTH * half + MEMORY_SLACK,
         f"threads are left: {left}": bool(left),
         "nothing was retracted": stats.retracted == 0,
         "nothing was evicted": not evicted,
@@ -356,7 +358,8 @@ def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
         "retracted": stats.retracted,
         "evictions": len(evicted),
         "memory_bytes": memory,
-        "growth": round(growth / memory[0], 4),
+        "growth": round(memory[-1] / memory[0] - 1, 4),
+        "growth_second_half": round(growth / half, 4),
         "broken": [law for law, is_broken in laws.items() if is_broken],
     }
 
