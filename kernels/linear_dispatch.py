@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn.functional import linear as torch_linear
 
+from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight_codec import INPUTS, compacted
-from graftlm.kernels.gpu.activation import Activation
 from graftlm.kernels.gpu.elementwise import gate_mul
 from graftlm.kernels.gpu.gemv import gemv
 from graftlm.kernels.gpu.grouped_matmul import Gate, Tile

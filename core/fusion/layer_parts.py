@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from graftlm.kernels.gpu.activation import Activation, gate_by_torch
+from graftlm.kernels.activation import Activation, gate_by_torch
 from graftlm.kernels.norm import Addition, Norm
 
 if TYPE_CHECKING:

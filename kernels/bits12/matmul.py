@@ -23,8 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight
-from graftlm.kernels.gpu.activation import Activation
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.prefetch_matmul import num_parts
 from graftlm.kernels.hopper.tiles import K, barrier, gated, halves, load, tiled

@@ -6,9 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12 import kv_codec
 from graftlm.kernels.bits12.kv_pack import store_packed
-from graftlm.kernels.gpu.activation import Activation, activated
+from graftlm.kernels.gpu.activation import activated
 from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
 
 

@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.gpu.activation import Activation, activated
+from graftlm.kernels.activation import Activation
+from graftlm.kernels.gpu.activation import activated
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 
 

@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.gpu.activation import Activation, activated
+from graftlm.kernels.activation import Activation
+from graftlm.kernels.gpu.activation import activated
 from graftlm.kernels.gpu.online_softmax import precision
 from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
 from graftlm.kernels.gpu.support import card_of

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from graftlm.kernels.gpu.activation import Activation
+from graftlm.kernels.activation import Activation
 from graftlm.kernels.hopper.tiles import K, barrier, gated_across, load, store, tiled
 
 ROWS = 128

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graftlm.kernels import linear_dispatch
-from graftlm.kernels.gpu.activation import Activation
+from graftlm.kernels.activation import Activation
 from graftlm.kernels.linear_dispatch import Kind, LinearPlan, Role, Run, plan
 from graftlm.kernels.norm import Norm
 

@@ -173,6 +173,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from graftlm.kernels.bits12.decode import _decode
 
 types = dict(q="*bf16", records="*i32", exponents="*i16", table="*i32", rows="*i32", lens="*i32", starts="*i32")
+types |= dict(items="*i32", counts="*i32")
 types |= dict(part_out="*fp32", part_lse="*fp32", counters="*i32", sinks="*bf16", out="*bf16")
 types |= dict(scale="fp32", softcap="fp32")
 given = dict(GROUP=4, STAGES={stages}, WIDE=False, SPLIT={split}, WINDOW={split}, SOFTCAP={split}, SINKS={split})

@@ -10,6 +10,7 @@ from graftlm.kernels.bits12.kv_codec import BYTES, DIM, WORDS, pack, unpack
 from graftlm.kernels.gpu.elementwise import store_kv
 from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.kv_store import KVStore, LayerKV
+from graftlm.kernels.norm import Norm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 POISON = 0x5A5A5A5A
@@ -143,8 +144,8 @@ def test_heads_are_turned_as_for_a_plain_store_and_stored_as_they_are_defined(
     qkv = vectors(num_tokens, heads + 2 * kv_heads, seed=3).clamp(-1e4, 1e4).flatten(1).to(DEVICE)
     angle = torch.randn(num_tokens, rotary // 2, device=DEVICE)
     cos, sin = (torch.cat([f(angle)] * 2, -1).bfloat16() for f in (torch.cos, torch.sin))
-    weights = [torch.randn(DIM, device=DEVICE).bfloat16() if norm else None for _ in "qk"]
-    rotation = (heads, kv_heads, DIM, cos, sin, *weights, 1e-5)
+    norms = [Norm(torch.randn(DIM, device=DEVICE).bfloat16(), 1e-5) if norm else None for _ in "qk"]
+    rotation = (heads, kv_heads, DIM, cos, sin, *norms)
     plain = [torch.empty(num_tokens, kv_heads, DIM, dtype=torch.bfloat16, device=DEVICE) for _ in "kv"]
     expected = rotate_store(PackedQKV(qkv.clone(), *rotation), *plain, torch.arange(num_tokens, device=DEVICE))
     store, slots = compact_store(num_tokens + 4, kv_heads), torch.randperm(num_tokens + 4, device=DEVICE)[:num_tokens]

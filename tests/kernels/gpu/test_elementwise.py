@@ -5,8 +5,8 @@ from typing import get_args
 import pytest
 import torch
 
+from graftlm.kernels.activation import Activation, gate_by_torch
 from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
-from graftlm.kernels.gpu.activation import Activation, gate_by_torch
 from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate, store_kv
 from graftlm.kernels.gpu.gemv import gemv

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from graftlm.kernels.gpu.activation import Activation, gate_by_torch
+from graftlm.kernels.activation import Activation, gate_by_torch
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.linear_dispatch import KINDS
