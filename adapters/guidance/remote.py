@@ -33,7 +33,7 @@ from guidance.models._base._model import _event_queues
 from guidance.trace import OutputAttr, TextOutput
 
 DEFAULT_MAX_TOKENS = 1024
-"""Of a gen that sets no limit; one that reaches it is an error, since nobody asked for a cut text."""
+"""The token limit of a gen that sets none. Reaching it is an error, since nobody asked for a cut text."""
 _ALL = 1 << 30
 
 
@@ -56,7 +56,7 @@ class RemoteEngine:
 
 
 class _Place:
-    """Where model objects that are copies of each other stand, until one of them goes on."""
+    """The state that copies of a model object share until one of them goes on."""
 
     def __init__(self, transcript: RemoteTranscript) -> None:
         self.transcript = transcript

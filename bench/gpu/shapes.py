@@ -69,7 +69,7 @@ TINY = {
     "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 4_096,
 }  # fmt: skip
 DIVISOR = 100
-"""Of lengths and requests with --tiny."""
+"""--tiny divides lengths and numbers of requests by this."""
 
 
 def build(shape: Shape, *, tiny: bool) -> Any:

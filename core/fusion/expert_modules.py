@@ -18,7 +18,7 @@ from graftlm.kernels.gpu.grouped_matmul import Activation, Gate
 from graftlm.kernels.gpu.mixture import ExpertWeights
 
 _SCALE = 4.0
-"""Of the numbers that a gate is tried with: large enough to meet limits."""
+"""The scale of the random inputs that a gate is probed with: large enough to reach its limits."""
 
 _FUNCTIONS: dict[Activation, Any] = {
     "silu": nn.functional.silu,

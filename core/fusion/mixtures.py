@@ -29,7 +29,7 @@ _PROBED = 32
 """Tokens of the random input."""
 
 MAX_PARTS_BYTES = 1 << 28
-"""Of the outputs of all experts of a step's tokens; a longer step is run in pieces."""
+"""The size limit of the outputs of all experts for a step's tokens. A longer step runs in pieces."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _seen(block: nn.Module, experts: nn.Module, down: torch.Tensor) -> _Seen | N
 
 
 def _seen_whole(block: nn.Module, experts: nn.Module, x: torch.Tensor, routed: torch.Tensor, out: Any) -> _Seen | None:
-    """Of experts that take all tokens, each times its score for the expert, which is 0 for those not chosen."""
+    """The result of experts that take all tokens, each multiplied by its routing weight, 0 for those not chosen."""
     for child in block.children():
         try:
             found = child(x) if child is not experts else None

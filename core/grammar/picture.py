@@ -87,7 +87,7 @@ def _compressed(dfa: Dfa) -> Edges | None:
 
 
 def _targets(dfa: Dfa, states: set[int], first: int, last: int) -> set[int]:
-    """Where the bytes from `first` to `last` lead, whatever the counters say."""
+    """The states that bytes `first` to `last` lead to, without regard to counters."""
     found = set()
     for state in states:
         for number in {int(dfa.table[state, kind]) for kind in set(dfa.classes[first : last + 1].tolist())}:

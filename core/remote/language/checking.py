@@ -75,7 +75,7 @@ class Language:
         )
 
     def end(self, text: str) -> tuple[int, int] | None:
-        """Where a value ends in `text`, and after how many characters that is sure; None if it may go on."""
+        """Find where a value ends in `text`, and after how many characters that is sure; None if it may go on."""
         data = text.encode()
         whole, alive, matcher = self._follow(data)
         if not whole or (alive == len(data) and not matcher.finished):
