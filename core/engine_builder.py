@@ -98,7 +98,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     runner: Runner = paged
     if loaded.device.type == "cuda":
         from graftlm.core.execution.cuda_graphs import GraphRunner
-        from graftlm.kernels.gpu.step_buffers import CapturableAttention
+        from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention
 
         if isinstance(attention, CapturableAttention):
             runner = GraphRunner(

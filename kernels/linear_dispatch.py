@@ -17,12 +17,12 @@ from torch.nn.functional import linear as torch_linear
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.bits12.weight_codec import INPUTS, compacted
 from graftlm.kernels.gpu.elementwise import gate_mul
-from graftlm.kernels.gpu.gemv import gemv
-from graftlm.kernels.gpu.grouped_matmul import Gate, Tile
-from graftlm.kernels.gpu.mixture import ExpertPlan, ExpertTiles, ExpertWeights
+from graftlm.kernels.gpu.linear.gemv import gemv
+from graftlm.kernels.gpu.linear.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
+from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan, ExpertTiles, ExpertWeights
+from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile
 from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.gpu.pdl import supports_pdl
-from graftlm.kernels.gpu.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
 from graftlm.kernels.hopper.support import gluon_kernel, takes
 from graftlm.kernels.norm import Addition, Norm
 
@@ -110,7 +110,7 @@ def _prefetch(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activ
 
 
 def _gate_up_silu(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:
-    decode, prefill = gluon_kernel("hopper.gate_up_silu_decode"), gluon_kernel("hopper.gate_up_silu_prefill")
+    decode, prefill = gluon_kernel("hopper.gate_up_decode"), gluon_kernel("hopper.gate_up_prefill")
     if decode is None or prefill is None or not takes(weight) or weight.shape[0] % 16:
         return None
     return lambda x: (decode if len(x) <= decode.MAX_ROWS else prefill).gate_up(x, weight, activation)

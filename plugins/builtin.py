@@ -22,10 +22,10 @@ def graftlm_register_grammars(register: Register) -> None:
 @hookimpl
 def graftlm_register_attention(register: Register) -> None:
     register("torch", "graftlm.kernels.cpu.attention:TorchAttention", "PyTorch, any device; the best on a CPU")
-    register("triton", "graftlm.kernels.gpu.attention:TritonAttention", "Triton, for GPUs")
+    register("triton", "graftlm.kernels.gpu.attention.backend:TritonAttention", "Triton, for GPUs")
     register(
         "flashinfer",
-        "graftlm.kernels.gpu.flashinfer:FlashInferAttention",
+        "graftlm.kernels.gpu.attention.flashinfer:FlashInferAttention",
         "FlashInfer for prefill, Triton for decoding; needs flashinfer",
     )
 

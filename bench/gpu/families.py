@@ -82,7 +82,7 @@ def _interpreted(model: Any) -> Row:
     from graftlm.core.config import EngineConfig
     from graftlm.core.fusion.gpu_modules import fuse_gpu
     from graftlm.core.model import load
-    from graftlm.kernels.gpu.attention import TritonAttention
+    from graftlm.kernels.gpu.attention.backend import TritonAttention
     from tests.models import byte_tokenizer
 
     load._fuse = lambda model, device, **options: fuse_gpu(model, max_rows=64, **options)  # type: ignore[assignment]

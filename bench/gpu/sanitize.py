@@ -37,7 +37,7 @@ NO_KERNELS = {"test_cudnn_prefill.py", "test_flashinfer.py", "test_support.py", 
 
 FILES = [ROOT / "tests/kernels/test_fused_layers.py"]
 FILES += sorted(
-    path for room in ROOMS for path in (ROOT / "tests/kernels" / room).glob("test_*.py") if path.name not in NO_KERNELS
+    path for room in ROOMS for path in (ROOT / "tests/kernels" / room).rglob("test_*.py") if path.name not in NO_KERNELS
 )
 CHOSEN = f"not engine and (not its_definition or {SOME})"
 LEFT_OUT = {
@@ -47,7 +47,7 @@ LEFT_OUT = {
     # reports the word by which Triton sends them, between whose writes and reads all warps meet at a barrier.
     "racecheck": "".join(
         f" and not {name}"
-        for name in ("fused_layers", "gate_up_silu", "prefetch_matmul", "bits12/test_matmul", "prompt_attention")
+        for name in ("fused_layers", "test_gate_up", "prefetch_matmul", "bits12/test_matmul", "prompt_attention")
     ),
 }
 WORKERS = 8
@@ -66,7 +66,7 @@ def find_sanitizer() -> str | None:
 
 def kernels() -> list[str]:
     """The names of all kernels, as their source has them; what they call has no underscore in front, or is inlined."""
-    sources = [path.read_text() for room in ROOMS for path in sorted((ROOT / "kernels" / room).glob("*.py"))]
+    sources = [path.read_text() for room in ROOMS for path in sorted((ROOT / "kernels" / room).rglob("*.py"))]
     return sorted(
         {name for source in sources for name in re.findall(r"@(?:triton|gluon)\.jit.*\n(?:@.*\n)*def (_\w+)", source)}
     )

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from graftlm.core.fusion.layer_parts import allclose
-from graftlm.kernels.gpu.grouped_matmul import Activation, Gate
-from graftlm.kernels.gpu.mixture import ExpertWeights
+from graftlm.kernels.gpu.mixture.expert_plan import ExpertWeights
+from graftlm.kernels.gpu.mixture.grouped_matmul import Activation, Gate
 
 _SCALE = 4.0
 """The scale of the random inputs that a gate is probed with: large enough to reach its limits."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graftlm.kernels.gpu.expert_router import MAX_EXPERTS, Router
+from graftlm.kernels.gpu.mixture.expert_router import MAX_EXPERTS, Router
 
 _AGREEING = 0.75
 """Share of tokens that must agree: two experts all but as good may change places where numbers are rounded."""

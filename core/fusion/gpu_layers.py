@@ -34,8 +34,8 @@ from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.core.fusion.linears import Fusions
 from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
 from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.norm import norm_rows, norm_rows_
-from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.linear_dispatch import AllClose, Linear, LinearPlan, plan
 from graftlm.kernels.norm import Norm
 

@@ -23,8 +23,8 @@ from graftlm.core.fusion.layer_parts import Product, Recognised, activation_of, 
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import fuse_mixtures
 from graftlm.core.fusion.rotary_patch import RotaryPatch
-from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate
+from graftlm.kernels.gpu.linear.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.norm import norm_rows
 from graftlm.kernels.linear_dispatch import AllClose, Linear, max_rows_of, plan
 from graftlm.kernels.norm import Norm

@@ -22,7 +22,7 @@ from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.kv.kv_format import FP8, KVFormat, kv_format
 from graftlm.core.model.qualify import AttentionFactory, discover, launch_ragged
 from graftlm.kernels.attention import StrictAttention
-from graftlm.kernels.gpu.step_buffers import CapturableAttention
+from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.jit.compile_server import CompileServer
 from graftlm.kernels.jit.precompile import Compiling, compile_meanwhile
@@ -114,8 +114,8 @@ def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: 
 
 def _launch_draws(loaded: LoadedModel) -> None:
     """Draw a token as decode steps do, under a mask."""
-    from graftlm.kernels.gpu.argmax import greedy
-    from graftlm.kernels.gpu.token_mask import apply_mask
+    from graftlm.kernels.gpu.sampling.argmax import greedy
+    from graftlm.kernels.gpu.sampling.token_mask import apply_mask
 
     logits = torch.zeros(1, loaded.vocab_size, dtype=loaded.dtype, device=loaded.device)
     numbers = torch.zeros(1, (loaded.vocab_size + 31) // 32, dtype=torch.int32, device=loaded.device)

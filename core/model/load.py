@@ -148,7 +148,7 @@ def _fuse(model: nn.Module, device: torch.device, *, strict: bool, compact: int)
 def default_attention(device: torch.device) -> AttentionFactory:
     """The attention a model is qualified with: the one that "auto" takes on this device."""
     if triton_problem(device) is None:
-        from graftlm.kernels.gpu.attention import TritonAttention
+        from graftlm.kernels.gpu.attention.backend import TritonAttention
 
         return TritonAttention
     return TorchAttention

@@ -42,7 +42,7 @@ MANY_TOKENS = 513
 """New tokens of a row that count as many for any kernel."""
 
 ROWS, SOME_TOKENS = 8, 133
-"""Rows and tokens of each that count as many where cached numbers are turned out of 12 bits (kernels/gpu/extend.py)."""
+"""Rows, and new tokens of each, for which the extend kernel takes its large tile over a 12-bit store."""
 
 STRICT_LENGTH = 200
 """Tokens of the sequence by which strict mode is checked: products of one row, of few and of many."""

@@ -81,7 +81,7 @@ class DeviceSampler:
 
     def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
         if self._has_triton:
-            from graftlm.kernels.gpu.argmax import greedy
+            from graftlm.kernels.gpu.sampling.argmax import greedy
 
             return greedy(logits, self.tokens)
         codes = _likeliest(logits)
@@ -91,7 +91,7 @@ class DeviceSampler:
     def _mask(self, logits: torch.Tensor, masks: Masks) -> None:
         members, words = list(masks), list(masks.values())
         if self._has_triton:
-            from graftlm.kernels.gpu.token_mask import apply_mask
+            from graftlm.kernels.gpu.sampling.token_mask import apply_mask
 
             apply_mask(logits, send(np.stack(words), self.device), send(np.array(members, np.int32), self.device))
         else:

@@ -16,10 +16,10 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import DIM, EIGHT, WORDS
-from graftlm.kernels.gpu.decode import DecodeRows, Workspace, num_sms
-from graftlm.kernels.gpu.online_softmax import LOG2E, softcapped
+from graftlm.kernels.gpu.attention.decode import DecodeRows, Workspace, num_sms
+from graftlm.kernels.gpu.attention.online_softmax import LOG2E, softcapped
+from graftlm.kernels.gpu.attention.split_kv import PARTS, uniform_parts
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
-from graftlm.kernels.gpu.split_kv import PARTS, uniform_parts
 from graftlm.kernels.hopper.tiles import barrier, halves
 
 copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared

@@ -22,7 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.bits12.matmul import _factor, _one_of_each, _read_codes, _store, codes_layout
 from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight, compacted
-from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
+from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, barrier, gated, load, tiled
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from graftlm.kernels.bits12.kv_codec import EIGHT
-from graftlm.kernels.gpu.online_softmax import attend_block
+from graftlm.kernels.gpu.attention.online_softmax import attend_block
 
 SCALE = tl.constexpr(2.0**64)
 """Of what `read_vectors` returns."""

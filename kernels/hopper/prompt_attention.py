@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from graftlm.kernels.attention import Plan
-from graftlm.kernels.gpu.prefill_path import PrefillCall
+from graftlm.kernels.gpu.attention.prefill_path import PrefillCall
 from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 from graftlm.kernels.hopper.gather_kv import lay_out
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS, PromptLayout, padded, prompt_layout

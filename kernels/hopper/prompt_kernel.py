@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from graftlm.kernels.gpu.online_softmax import LOG2E
+from graftlm.kernels.gpu.attention.online_softmax import LOG2E
 from graftlm.kernels.hopper.prompt_layout import BLOCK, FIELDS, QUERIES, padded
 from graftlm.kernels.hopper.tiles import load, tiled
 

@@ -15,8 +15,8 @@ GluonModule = Literal[
     "bits12.decode",
     "bits12.experts",
     "bits12.matmul",
-    "hopper.gate_up_silu_decode",
-    "hopper.gate_up_silu_prefill",
+    "hopper.gate_up_decode",
+    "hopper.gate_up_prefill",
     "hopper.prefetch_matmul",
     "hopper.prompt_kernel",
 ]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from graftlm.core.step_plan import StepPlan
-from graftlm.kernels.gpu import batch_invariant_matmul
-from graftlm.kernels.gpu.batch_invariant_matmul import LARGE, MANY_ROWS, SMALL, ProductTile, product
+from graftlm.kernels.gpu.linear import batch_invariant_matmul
+from graftlm.kernels.gpu.linear.batch_invariant_matmul import LARGE, MANY_ROWS, SMALL, ProductTile, product
 from tests.gpu.device import GREEDY, NEW, SHAPES, family, on_gpu, relative, replace_forward
 from tests.models import random_prompt, tiny_model
 

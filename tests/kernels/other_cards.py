@@ -21,29 +21,29 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-import graftlm.kernels.gpu.decode
-import graftlm.kernels.gpu.extend
-import graftlm.kernels.gpu.mixture
-import graftlm.kernels.gpu.shared_prefix
-import graftlm.kernels.gpu.skinny_matmul
+import graftlm.kernels.gpu.attention.decode
+import graftlm.kernels.gpu.attention.extend
+import graftlm.kernels.gpu.attention.shared_prefix
+import graftlm.kernels.gpu.linear.skinny_matmul
+import graftlm.kernels.gpu.mixture.expert_plan
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu.argmax import greedy
-from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
-from graftlm.kernels.gpu.block_table import write_table
-from graftlm.kernels.gpu.decode import AT_ONCE, DecodeRows, Workspace, decode_attention
+from graftlm.kernels.gpu.attention.block_table import write_table
+from graftlm.kernels.gpu.attention.decode import AT_ONCE, DecodeRows, Workspace, decode_attention
+from graftlm.kernels.gpu.attention.extend import ExtendRows, extend_attention
+from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
+from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate, store_kv
-from graftlm.kernels.gpu.expert_router import Router, route
-from graftlm.kernels.gpu.extend import ExtendRows, extend_attention
-from graftlm.kernels.gpu.gemv import gemv
-from graftlm.kernels.gpu.grouped_matmul import Gate, sum_parts
-from graftlm.kernels.gpu.mixture import ExpertWeights
+from graftlm.kernels.gpu.linear.batch_invariant_matmul import FixedProduct
+from graftlm.kernels.gpu.linear.gemv import gemv
+from graftlm.kernels.gpu.linear.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
+from graftlm.kernels.gpu.mixture.expert_plan import ExpertWeights
+from graftlm.kernels.gpu.mixture.expert_router import Router, route
+from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, sum_parts
 from graftlm.kernels.gpu.norm import add_norm, norm_rows
-from graftlm.kernels.gpu.qkv_rope_store import rotate_store
-from graftlm.kernels.gpu.shared_prefix import PrefixRows, decode_prefix
-from graftlm.kernels.gpu.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
+from graftlm.kernels.gpu.sampling.argmax import greedy
+from graftlm.kernels.gpu.sampling.token_mask import apply_mask, walk_mask
 from graftlm.kernels.gpu.support import Card
-from graftlm.kernels.gpu.token_mask import apply_mask, walk_mask
 from graftlm.kernels.linear_dispatch import plan_experts
 from graftlm.kernels.norm import Addition, Norm
 
@@ -186,7 +186,7 @@ def mixtures() -> None:
 
 def main(capability: int, limit: int) -> None:
     JITFunction.run = catch  # type: ignore[method-assign]
-    graftlm.kernels.gpu.mixture.takes_tma = lambda _: False  # it came with Hopper
+    graftlm.kernels.gpu.mixture.expert_plan.takes_tma = lambda _: False  # it came with Hopper
     for name in ("extend", "skinny_matmul", "decode", "shared_prefix", "mixture"):
         module = getattr(graftlm.kernels.gpu, name)
         if hasattr(module, "card_of"):

@@ -21,7 +21,7 @@ from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels import linear_dispatch
-from graftlm.kernels.gpu.attention import TritonAttention
+from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 

@@ -1,7 +1,7 @@
 """Automata as device tables: states advance and logits are masked on the GPU, without the host.
 
-What each function computes is written in plain torch, for any device; the kernels of `graftlm.kernels.gpu.token_mask`
-compute the same from the same tables. A sequence is one number, its state. Counters are multiplied out: a state and
+What each function computes is written in plain torch, for any device; kernels/gpu/sampling/token_mask.py
+computes the same from the same tables. A sequence is one number, its state. Counters are multiplied out: a state and
 its counts become one state, so a bound of 400 characters makes 400 times the states of a string; over `max_states`
 there are no tables, and the host fills the masks.
 """

@@ -14,7 +14,7 @@ from graftlm.core.config import CacheConfig
 from graftlm.core.execution.cuda_graphs import Captured, GraphRunner, Shape
 from graftlm.core.runtime import Runtime
 from graftlm.core.step_plan import StepPlan
-from graftlm.kernels.gpu.step_buffers import Layout
+from graftlm.kernels.gpu.attention.step_buffers import Layout
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU captures graphs of its own")

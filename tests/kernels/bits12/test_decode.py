@@ -38,7 +38,7 @@ class Case:
         self.rows = torch.randperm(num_rows).int().cuda()
 
     def attend(self, splits: int, **options: Any) -> torch.Tensor:
-        from graftlm.kernels.gpu.decode import DecodeRows, Workspace
+        from graftlm.kernels.gpu.attention.decode import DecodeRows, Workspace
 
         kernel = gluon_kernel("bits12.decode")
         assert kernel is not None
@@ -103,8 +103,8 @@ def test_windows_softcaps_and_sinks(window: int | None, softcap: float | None, w
 
 @pytest.mark.gpu
 def test_rows_that_share_a_prefix_join_what_was_found_for_it() -> None:
-    from graftlm.kernels.gpu.decode import DecodeRows, Workspace
-    from graftlm.kernels.gpu.shared_prefix import PrefixRows, decode_prefix
+    from graftlm.kernels.gpu.attention.decode import DecodeRows, Workspace
+    from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix
 
     kernel = gluon_kernel("bits12.decode")
     assert kernel is not None

@@ -7,8 +7,8 @@ import torch
 
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.bits12.kv_codec import BYTES, DIM, WORDS, pack, unpack
+from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.elementwise import store_kv
-from graftlm.kernels.gpu.qkv_rope_store import rotate_store
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from graftlm.kernels.norm import Norm
 

@@ -12,10 +12,10 @@ import triton.language as tl
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import pack, unpack
 from graftlm.kernels.bits12.kv_read import SCALE, power_of, read_vectors
-from graftlm.kernels.gpu.decode import DecodeRows, Workspace
-from graftlm.kernels.gpu.extend import CompactRows, ExtendRows, ExtendTile, extend_attention
-from graftlm.kernels.gpu.shared_prefix import PrefixRows, decode_prefix
-from tests.kernels.gpu.test_attention import DEVICE, error, reference, scores_of
+from graftlm.kernels.gpu.attention.decode import DecodeRows, Workspace
+from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, ExtendTile, extend_attention
+from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix
+from tests.kernels.gpu.attention.test_attention import DEVICE, error, reference, scores_of
 
 ON_GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32  # the interpreter has no products in bfloat16
@@ -163,7 +163,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
-from graftlm.kernels.gpu.extend import _extend, tile_of
+from graftlm.kernels.gpu.attention.extend import _extend, tile_of
 import torch
 
 window, num_queries = sys.argv[1] == "True", int(sys.argv[2])

@@ -7,12 +7,12 @@ import torch
 
 from graftlm.kernels.activation import Activation, gate_by_torch
 from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
-from graftlm.kernels.gpu.batch_invariant_matmul import FixedProduct
+from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate, store_kv
-from graftlm.kernels.gpu.gemv import gemv
-from graftlm.kernels.gpu.qkv_rope_store import rotate_store
-from graftlm.kernels.gpu.skinny_matmul import SkinnyTile, parts_tile, skinny_gate_up, skinny_matmul, skinny_parts
-from graftlm.kernels.gpu.token_mask import apply_mask, walk_mask
+from graftlm.kernels.gpu.linear.batch_invariant_matmul import FixedProduct
+from graftlm.kernels.gpu.linear.gemv import gemv
+from graftlm.kernels.gpu.linear.skinny_matmul import SkinnyTile, parts_tile, skinny_gate_up, skinny_matmul, skinny_parts
+from graftlm.kernels.gpu.sampling.token_mask import apply_mask, walk_mask
 from graftlm.kernels.norm import Norm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -13,8 +13,8 @@ from graftlm.core.kv.pages import Extent
 from graftlm.core.step_plan import PlanRow, SharedPrefix, StepPlan
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import pack, unpack
-from graftlm.kernels.gpu import cudnn_prefill
-from graftlm.kernels.gpu.attention import TritonAttention
+from graftlm.kernels.gpu.attention import cudnn_prefill
+from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.hopper import prompt_attention, prompt_layout
 from graftlm.kernels.hopper.gather_kv import lay_out
 from graftlm.kernels.hopper.prompt_layout import BLOCK, padded
@@ -22,7 +22,7 @@ from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.jit.precompile import compile_together, is_dry
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from tests.kernels.gluon import compile_for_hopper
-from tests.kernels.gpu.test_attention import DEVICE, TOLERANCE, error, reference
+from tests.kernels.gpu.attention.test_attention import DEVICE, TOLERANCE, error, reference
 
 ON_HOPPER = DEVICE.type == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no products in bfloat16

@@ -29,7 +29,7 @@ from graftlm.kernels.jit import compile_server
 from graftlm.kernels.jit.compile_worker import _NoDriver
 from graftlm.kernels.hopper.tiles import shared_layout
 from graftlm.kernels.hopper.prefetch_matmul import _prefetch
-from graftlm.kernels.gpu.token_mask import _apply_mask
+from graftlm.kernels.gpu.sampling.token_mask import _apply_mask
 
 compile_server.FEWEST_CORES = 1
 driver.set_active(_NoDriver(GPUTarget("cuda", 90, 32)))
@@ -76,11 +76,12 @@ flow = specialized(
 def _kernel_modules(languages: str) -> set[str]:
     """The modules that launch a kernel of their own, written in one of these languages."""
     found = set[str]()
-    for path in Path(compile_worker.__file__).parents[1].glob("*/*.py"):
+    kernels = Path(compile_worker.__file__).parents[1]
+    for path in kernels.rglob("*.py"):
         source = path.read_text()
         names = re.findall(rf"@(?:{languages})\.jit.*\n(?:@.*\n)*def (\w+)", source)
         if any(re.search(rf"^ +{name}\[", source, re.MULTILINE) for name in names):
-            found.add(f"{path.parent.name}.{path.stem}")
+            found.add(".".join(path.relative_to(kernels).with_suffix("").parts))
     return found
 
 

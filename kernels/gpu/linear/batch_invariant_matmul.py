@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.gpu.online_softmax import precision
+from graftlm.kernels.gpu.attention.online_softmax import precision
 
 
 @triton.jit(do_not_specialize=["num_rows"])

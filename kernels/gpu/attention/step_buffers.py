@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from graftlm.kernels.attention import Attention, Plan, Row, Shared, Slots
-from graftlm.kernels.gpu.split_kv import Parts, cut, max_parts, num_items
+from graftlm.kernels.gpu.attention.split_kv import Parts, cut, max_parts, num_items
 from graftlm.kernels.transfer import send
 
 MIN_PREFIX_READS = 4096  # tokens whose reading a shared prefix must save to be worth its own pass
@@ -200,7 +200,7 @@ class DeviceStep:
                 count = min(extent.stop - extent.start, self.max_len - column)
                 pieces.append((table_row, column, extent.start, count))
                 column += count
-        from graftlm.kernels.gpu.block_table import (  # where there is no Triton, there is no such step
+        from graftlm.kernels.gpu.attention.block_table import (  # where there is no Triton, there is no such step
             PIECE,
             write_table,
         )

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from graftlm.kernels.gpu.online_softmax import precision
+from graftlm.kernels.gpu.attention.online_softmax import precision
 from graftlm.kernels.gpu.pdl import grid_wait, launch_and_wait, launch_dependents, pdl_options
 
 MAX_EXPERTS = 1024

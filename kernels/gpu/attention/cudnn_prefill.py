@@ -14,7 +14,7 @@ import torch
 
 from graftlm.kernels.attention import Plan, Row
 from graftlm.kernels.cpu.attention import Partial, attend
-from graftlm.kernels.gpu.prefill_path import PrefillCall
+from graftlm.kernels.gpu.attention.prefill_path import PrefillCall
 from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 
 MIN_TOKENS = 2048  # new tokens of a row that is worth it

@@ -17,8 +17,8 @@ import triton.language as tl
 
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_read import SCALE, attend_records, slots_of
-from graftlm.kernels.gpu.decode import Scales
-from graftlm.kernels.gpu.online_softmax import LOG2E, add_sink, attend_block, precision
+from graftlm.kernels.gpu.attention.decode import Scales
+from graftlm.kernels.gpu.attention.online_softmax import LOG2E, add_sink, attend_block, precision
 from graftlm.kernels.gpu.support import card_of
 
 

@@ -14,7 +14,7 @@ from graftlm.kernels.linear_dispatch import KINDS
 from tests.kernels.gluon import compile_for_hopper
 
 HALF_DTYPES = [torch.bfloat16, torch.float16]
-NAMES = ("hopper.gate_up_silu_decode", "hopper.gate_up_silu_prefill")
+NAMES = ("hopper.gate_up_decode", "hopper.gate_up_prefill")
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -61,11 +61,11 @@ def test_more_tiles_than_the_card_runs_at_once(num_rows: int, k: int) -> None:
 @pytest.mark.parametrize(
     ("num_rows", "name"),
     [
-        (40, "hopper.gate_up_silu_decode"),
-        (100, "hopper.gate_up_silu_decode"),
-        (200, "hopper.gate_up_silu_decode"),
-        (513, "hopper.gate_up_silu_prefill"),
-        (600, "hopper.gate_up_silu_prefill"),
+        (40, "hopper.gate_up_decode"),
+        (100, "hopper.gate_up_decode"),
+        (200, "hopper.gate_up_decode"),
+        (513, "hopper.gate_up_prefill"),
+        (600, "hopper.gate_up_prefill"),
     ],
 )
 def test_nothing_is_written_beside_the_result(num_rows: int, name: str) -> None:
@@ -128,11 +128,11 @@ given = dict(K=64, STEPS=64, STAGES=kernel.STAGES, BAND=kernel.BAND, ACTIVATION=
 @pytest.mark.parametrize(
     ("module", "arguments", "kind", "registers"),
     [
-        ("hopper.gate_up_silu_decode", "num_rows, activation = 64, 'silu'" + _DECODE, "bf16", 80),
-        ("hopper.gate_up_silu_decode", "num_rows, activation = 64, 'gelu_tanh'" + _DECODE, "bf16", 80),
-        ("hopper.gate_up_silu_decode", "num_rows, activation = 192, 'silu'" + _DECODE, "bf16", 168),
-        ("hopper.gate_up_silu_prefill", "activation = 'silu'" + _PREFILL, "fp16", None),
-        ("hopper.gate_up_silu_prefill", "activation = 'gelu_tanh'" + _PREFILL, "bf16", None),
+        ("hopper.gate_up_decode", "num_rows, activation = 64, 'silu'" + _DECODE, "bf16", 80),
+        ("hopper.gate_up_decode", "num_rows, activation = 64, 'gelu_tanh'" + _DECODE, "bf16", 80),
+        ("hopper.gate_up_decode", "num_rows, activation = 192, 'silu'" + _DECODE, "bf16", 168),
+        ("hopper.gate_up_prefill", "activation = 'silu'" + _PREFILL, "fp16", None),
+        ("hopper.gate_up_prefill", "activation = 'gelu_tanh'" + _PREFILL, "bf16", None),
     ],
 )
 def test_it_compiles_for_hopper_and_fits_its_shared_memory(

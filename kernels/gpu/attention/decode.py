@@ -17,9 +17,9 @@ import triton.language as tl
 
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_read import slots_of
-from graftlm.kernels.gpu.online_softmax import LOG2E, add_sink, attend_block, precision
+from graftlm.kernels.gpu.attention.online_softmax import LOG2E, add_sink, attend_block, precision
+from graftlm.kernels.gpu.attention.split_kv import MAX_SPLITS, PARTS, Parts, uniform_parts
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
-from graftlm.kernels.gpu.split_kv import MAX_SPLITS, PARTS, Parts, uniform_parts
 from graftlm.kernels.gpu.support import card_of
 
 JOINED = 64  # parts of all heads of a group that are weighed at once when they are joined

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu.decode import DecodeRows, Workspace, decode_attention
-from graftlm.kernels.gpu.split_kv import EMPTY, PARTS, Parts, cut, max_parts, num_items, uniform_parts
-from tests.kernels.gpu.test_attention import DEVICE, TOLERANCE, Case, error, reference
+from graftlm.kernels.gpu.attention.decode import DecodeRows, Workspace, decode_attention
+from graftlm.kernels.gpu.attention.split_kv import EMPTY, PARTS, Parts, cut, max_parts, num_items, uniform_parts
+from tests.kernels.gpu.attention.test_attention import DEVICE, TOLERANCE, Case, error, reference
 
 
 def parts_of(lens: list[int], splits: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import torch
 
 from graftlm.kernels.attention import Plan
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu.step_buffers import DeviceStep
+from graftlm.kernels.gpu.attention.step_buffers import DeviceStep
 
 
 @dataclass(frozen=True)

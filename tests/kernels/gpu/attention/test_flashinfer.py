@@ -17,8 +17,8 @@ from graftlm.core.config import CacheConfig
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from tests.kernels.gpu.test_attention import DEVICE, TOLERANCE, error, reference
-from tests.kernels.gpu.test_cudnn_prefill import plan_of
+from tests.kernels.gpu.attention.test_attention import DEVICE, TOLERANCE, error, reference
+from tests.kernels.gpu.attention.test_cudnn_prefill import plan_of
 from tests.models import byte_tokenizer, tiny_model
 
 HEADS, KV_HEADS, DIM = 4, 2, 128
@@ -29,9 +29,9 @@ INSTALLED = importlib.util.find_spec("flashinfer") is not None and DEVICE.type =
 @pytest.fixture(autouse=True)
 def imported_anew() -> Iterator[None]:
     """No module keeps a stand-in."""
-    sys.modules.pop("graftlm.kernels.gpu.flashinfer", None)
+    sys.modules.pop("graftlm.kernels.gpu.attention.flashinfer", None)
     yield
-    sys.modules.pop("graftlm.kernels.gpu.flashinfer", None)
+    sys.modules.pop("graftlm.kernels.gpu.attention.flashinfer", None)
 
 
 class Wrapper:
@@ -81,7 +81,7 @@ def attend(
     if wrapper is not None:
         stand_in: Any = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=wrapper)
         monkeypatch.setitem(sys.modules, "flashinfer", stand_in)
-    module = importlib.import_module("graftlm.kernels.gpu.flashinfer")
+    module = importlib.import_module("graftlm.kernels.gpu.attention.flashinfer")
     monkeypatch.setattr(module, "HEAD_DIMS", head_dims)
     monkeypatch.setattr(module, "MIN_NEW", min_new)
     torch.manual_seed(0)

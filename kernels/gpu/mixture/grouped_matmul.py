@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
-from graftlm.kernels.gpu.online_softmax import precision
+from graftlm.kernels.gpu.attention.online_softmax import precision
+from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "none"]

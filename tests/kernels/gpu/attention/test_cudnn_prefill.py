@@ -6,11 +6,11 @@ import torch
 from graftlm.core.kv.pages import Extent
 from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu import cudnn_prefill
-from graftlm.kernels.gpu.attention import TritonAttention
-from graftlm.kernels.gpu.cudnn_prefill import Segment, segments_of
+from graftlm.kernels.gpu.attention import cudnn_prefill
+from graftlm.kernels.gpu.attention.backend import TritonAttention
+from graftlm.kernels.gpu.attention.cudnn_prefill import Segment, segments_of
 from graftlm.kernels.kv_store import KVStore, LayerKV
-from tests.kernels.gpu.test_attention import DEVICE, TOLERANCE, error, reference
+from tests.kernels.gpu.attention.test_attention import DEVICE, TOLERANCE, error, reference
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 

@@ -8,7 +8,7 @@ import torch
 from graftlm.core.config import CacheConfig
 from graftlm.core.runtime import Runtime
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu.decode import (
+from graftlm.kernels.gpu.attention.decode import (
     AT_ONCE,
     LARGE_MANY,
     DecodeRows,
@@ -19,8 +19,8 @@ from graftlm.kernels.gpu.decode import (
     tile_of,
     whole_tile,
 )
-from graftlm.kernels.gpu.extend import ExtendRows, extend_attention
-from graftlm.kernels.gpu.shared_prefix import PrefixRows, decode_prefix
+from graftlm.kernels.gpu.attention.extend import ExtendRows, extend_attention
+from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

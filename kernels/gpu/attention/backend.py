@@ -9,15 +9,15 @@ import torch
 
 from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.gpu.cudnn_prefill import AllDense, DensePrefill
-from graftlm.kernels.gpu.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
+from graftlm.kernels.gpu.attention.cudnn_prefill import AllDense, DensePrefill
+from graftlm.kernels.gpu.attention.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
+from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, ExtendTile, extend_attention
+from graftlm.kernels.gpu.attention.prefill_path import PrefillCall, PrefillPath
+from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
+from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix, num_prefix_splits
+from graftlm.kernels.gpu.attention.split_kv import TOTAL_PARTS, uniform_parts
+from graftlm.kernels.gpu.attention.step_buffers import DeviceStep, Layout
 from graftlm.kernels.gpu.elementwise import store_kv
-from graftlm.kernels.gpu.extend import CompactRows, ExtendRows, ExtendTile, extend_attention
-from graftlm.kernels.gpu.prefill_path import PrefillCall, PrefillPath
-from graftlm.kernels.gpu.qkv_rope_store import rotate_store
-from graftlm.kernels.gpu.shared_prefix import PrefixRows, decode_prefix, num_prefix_splits
-from graftlm.kernels.gpu.split_kv import TOTAL_PARTS, uniform_parts
-from graftlm.kernels.gpu.step_buffers import DeviceStep, Layout
 from graftlm.kernels.hopper.prompt_attention import PromptAttention
 from graftlm.kernels.hopper.support import gluon_kernel
 from graftlm.kernels.kv_store import KVStore

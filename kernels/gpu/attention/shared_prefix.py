@@ -13,7 +13,7 @@ import triton.language as tl
 
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_read import SCALE, attend_records, slots_of
-from graftlm.kernels.gpu.decode import (
+from graftlm.kernels.gpu.attention.decode import (
     DecodeRows,
     Scales,
     Tile,
@@ -25,7 +25,7 @@ from graftlm.kernels.gpu.decode import (
     strides,
     tile_of,
 )
-from graftlm.kernels.gpu.online_softmax import LOG2E
+from graftlm.kernels.gpu.attention.online_softmax import LOG2E
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents
 
 PREFIX_QUERIES = 64  # of one program

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from graftlm.kernels.gpu.expert_blocks import ExpertBlocks
-from graftlm.kernels.gpu.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up
+from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
+from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile, grouped_down, grouped_gate_up
 from graftlm.kernels.gpu.pdl import MAX_ROWS
 from graftlm.kernels.gpu.support import card_of
 

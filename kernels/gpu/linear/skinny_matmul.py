@@ -15,7 +15,7 @@ import triton.language as tl
 
 from graftlm.kernels.activation import Activation
 from graftlm.kernels.gpu.activation import activated
-from graftlm.kernels.gpu.online_softmax import precision
+from graftlm.kernels.gpu.attention.online_softmax import precision
 from graftlm.kernels.gpu.pdl import launch_and_wait, pdl_options
 from graftlm.kernels.gpu.support import card_of
 

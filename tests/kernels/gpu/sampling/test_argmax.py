@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from graftlm.kernels.gpu.argmax import greedy
+from graftlm.kernels.gpu.sampling.argmax import greedy
 from graftlm.kernels.sampling_codes import NOT_FINITE, NOTHING_ALLOWED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,1 @@
+"""Attention on GPUs over the KV store: decode, extend, shared prefixes and prefill, and the buffers of a step."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts on GPUs: routers, blocks of tokens by expert, grouped products."""

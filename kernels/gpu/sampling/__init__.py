@@ -1,0 +1,1 @@
+"""What sampling does with logits on GPUs: token masks and argmax."""
