@@ -1,0 +1,61 @@
+"""Norm of heads, rotary embedding and KV store in one kernel, against their torch definitions."""
+
+import pytest
+import torch
+
+from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
+from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
+from graftlm.kernels.gpu.elementwise import rotate
+from graftlm.kernels.norm import Norm
+from tests.kernels.gpu.test_elementwise import DEVICE, HALF_DTYPES, close, random
+
+
+@pytest.mark.parametrize("norm", ["none", "rounded", "not rounded"])
+@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize(("head_dim", "rotary"), [(64, 64), (80, 80), (96, 32)])
+@pytest.mark.parametrize("num_tokens", [5, 37])  # programs of 4 tokens, of 16
+def test_heads_are_normed_rotated_and_stored(
+    head_dim: int, rotary: int, rotation: Rotation, norm: str, num_tokens: int
+) -> None:
+    heads, kv_heads = 3, 1
+    qkv = random(num_tokens, (heads + 2 * kv_heads) * head_dim)
+    q, k, v = (x.clone() for x in PackedQKV(qkv, heads, kv_heads, head_dim, qkv, qkv).split())
+    angle = random(num_tokens, rotary // 2)
+    cos, sin = (torch.cat([f(angle)] * 2, -1) for f in (torch.cos, torch.sin))
+    if rotation == "spread":
+        cos, sin = (f(angle).repeat_interleave(2, -1) for f in (torch.cos, torch.sin))
+    norms = [Norm(random(head_dim), 1e-5, norm == "rounded") if norm != "none" else None for _ in range(2)]
+    packed = PackedQKV(qkv, heads, kv_heads, head_dim, cos, sin, *norms, rotation)
+    stores = [torch.full((num_tokens + 2, kv_heads, head_dim), 7.0, device=DEVICE) for _ in "kv"]
+    slots = torch.randperm(num_tokens, device=DEVICE).int() + 1
+    found = rotate_store(packed, *stores, slots)
+
+    def expected(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        x = norm(x) if norm is not None else x
+        turned, rest = x[..., :rotary].reshape(*x.shape[:2], -1, 2), x[..., rotary:]
+        if rotation == "none":
+            return x
+        c, s = angle.cos()[:, None], angle.sin()[:, None]
+        a, b = turned.unbind(-1) if rotation != "halves" else x[..., :rotary].chunk(2, -1)
+        pair = a * c - b * s, b * c + a * s
+        return torch.cat([torch.stack(pair, -1).flatten(-2) if rotation != "halves" else torch.cat(pair, -1), rest], -1)
+
+    wanted = (expected(q, norms[0]), expected(k, norms[1]), v)
+    assert all(close(a, b, torch.float32) for a, b in zip(found, wanted, strict=True))
+    assert all(close(s[slots.long()], w, torch.float32) for s, w in zip(stores, wanted[1:], strict=True))
+    assert all((s[[0, -1]] == 7).all() for s in stores)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_heads_are_rotated_to_the_bit_as_by_the_models_own_code(dtype: torch.dtype) -> None:
+    qkv, angle = random(33, 4 * 64, dtype=dtype), random(33, 32)
+    cos, sin = (torch.cat([f(angle)] * 2, -1).to(dtype) for f in (torch.cos, torch.sin))
+    before = PackedQKV(qkv.clone(), 2, 1, 64, cos, sin).split()
+    stores = [torch.empty(33, 1, 64, dtype=dtype, device=DEVICE) for _ in "kv"]
+    found = rotate_store(PackedQKV(qkv, 2, 1, 64, cos, sin), *stores, torch.arange(33, device=DEVICE))
+    plain = rotate(*before[:2], cos, sin)
+    for x, out, unpacked in zip(before[:2], found[:2], plain, strict=True):
+        a, b = x.chunk(2, -1)  # what is fused into one instruction is rounded once less
+        assert torch.equal(out, x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None])
+        assert torch.equal(unpacked, out)
+    assert torch.equal(stores[0], found[1]) and torch.equal(stores[1], before[2])
