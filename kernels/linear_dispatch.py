@@ -29,7 +29,7 @@ from graftlm.kernels.norm import Addition, Norm
 Role = Literal["qkv", "gate_up", "add", "head"]
 """What becomes of a product: it is used as it is (qkv, head), is gated, or is added to the residual stream."""
 
-Kind = Literal["bits12", "gate_up_silu", "gemv", "halves", "prefetch", "skinny"]
+Kind = Literal["bits12", "tiled_gate", "gemv", "halves", "prefetch", "skinny"]
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """A linear layer as torch has it: x, weight, bias -> x @ weight.T + bias."""
@@ -63,9 +63,7 @@ class Measured(NamedTuple):
 
 MEASURED = (
     Measured("bits12", ("qkv", "gate_up", "add", "head"), (range(1, 33),), (1, 17)),
-    Measured(
-        "gate_up_silu", ("gate_up",), (range(33, 257), range(513, sys.maxsize)), (64, 96, 128, 160, 192, 256, 513)
-    ),
+    Measured("tiled_gate", ("gate_up",), (range(33, 257), range(513, sys.maxsize)), (64, 96, 128, 160, 192, 256, 513)),
     Measured("gemv", ("gate_up", "head"), (range(1, 2),)),
     Measured("halves", ("add",), (range(FEW_ROWS + 1, 257),), (96, 256)),
     Measured("prefetch", ("qkv", "add"), (range(1, FEW_ROWS + 1),), (16, 32, FEW_ROWS)),
@@ -109,7 +107,7 @@ def _prefetch(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activ
     return lambda x: kernel.prefetch_matmul(x, weight, bias)
 
 
-def _gate_up_silu(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:
+def _tiled_gate(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:
     decode, prefill = gluon_kernel("hopper.gate_up_decode"), gluon_kernel("hopper.gate_up_prefill")
     if decode is None or prefill is None or not takes(weight) or weight.shape[0] % 16:
         return None
@@ -147,7 +145,7 @@ def can_compact(weight: torch.Tensor) -> bool:
 
 KINDS: dict[Kind, Make] = {
     "bits12": _bits12,
-    "gate_up_silu": _gate_up_silu,
+    "tiled_gate": _tiled_gate,
     "gemv": _gemv,
     "halves": _halves,
     "prefetch": _prefetch,
@@ -251,7 +249,7 @@ def plan(
         special = kind not in ("gemv", "skinny")
         if role not in roles or (special and few == 1) or (kind == "bits12" and not compact):
             continue
-        if kind not in ("gate_up_silu", "halves"):
+        if kind not in ("tiled_gate", "halves"):
             rows = tuple(range(r.start, min(r.stop, few + 1)) for r in rows)
         served = [ranges for _, ranges, _ in chosen]
         probes = tuple(n for n in probes if not any(n in r for ranges in served for r in ranges))

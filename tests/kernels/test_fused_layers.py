@@ -164,8 +164,8 @@ def use(monkeypatch: pytest.MonkeyPatch, kind: linear_dispatch.Kind, entry: line
 
 
 def test_gates_are_inside_the_product_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = linear_dispatch.Measured("gate_up_silu", ("gate_up",), (range(9, 100),), (9, 20))
-    rows = use(monkeypatch, "gate_up_silu", entry)
+    entry = linear_dispatch.Measured("tiled_gate", ("gate_up",), (range(9, 100),), (9, 20))
+    rows = use(monkeypatch, "tiled_gate", entry)
     loaded = load_fused(varied_model("llama", **ONE_KV_HEAD), qualified=False, max_rows=16)
     assert rows[:4] == [9, 20] * 2  # what the kernel gives is looked at first, in each layer
     for num_tokens, gated in (8, 0), (9, 2), (17, 2):

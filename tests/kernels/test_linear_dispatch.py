@@ -58,8 +58,8 @@ def chosen(linear: LinearPlan, num_rows: int) -> Kind | None:
         ("qkv", True, {1: "bits12", 32: "bits12", 33: "prefetch", 64: "prefetch", 65: None, 5000: None}),
         ("qkv", False, {1: "prefetch", 64: "prefetch", 65: None}),
         ("add", True, {1: "bits12", 33: "prefetch", 65: "halves", 256: "halves", 257: None}),
-        ("gate_up", True, {1: "bits12", 32: "bits12", 33: "gate_up_silu", 256: "gate_up_silu", 257: None}),
-        ("gate_up", False, {1: "gemv", 2: "skinny", 32: "skinny", 33: "gate_up_silu", 512: None, 513: "gate_up_silu"}),
+        ("gate_up", True, {1: "bits12", 32: "bits12", 33: "tiled_gate", 256: "tiled_gate", 257: None}),
+        ("gate_up", False, {1: "gemv", 2: "skinny", 32: "skinny", 33: "tiled_gate", 512: None, 513: "tiled_gate"}),
         ("head", True, {1: "bits12", 32: "bits12", 33: "skinny", 64: "skinny", 65: None}),
         ("head", False, {1: "gemv", 2: "skinny", 64: "skinny", 65: None}),
     ],
@@ -111,7 +111,7 @@ def test_a_plan_computes_what_the_layer_does(calls: list[Kind], num_rows: int) -
     silu = torch.nn.functional.silu(gate) * up
     calls.clear()
     assert close(plan(weight, "gate_up", agree=close, max_rows=64).gate_up(x), silu)
-    assert calls[-1] == ("skinny" if num_rows == 3 else "gate_up_silu")
+    assert calls[-1] == ("skinny" if num_rows == 3 else "tiled_gate")
     total = residual + expected
     normed = plan(weight, "add", agree=close, max_rows=64).add_norm(x, residual, norm)
     assert close(residual, total)

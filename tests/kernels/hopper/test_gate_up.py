@@ -22,13 +22,13 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def gate_up(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    run = KINDS["gate_up_silu"](weight, None, "gate_up", activation)
+    run = KINDS["tiled_gate"](weight, None, "gate_up", activation)
     assert run is not None
     return run(x)
 
 
 def can_gate(weight: torch.Tensor) -> bool:
-    return KINDS["gate_up_silu"](weight, None, "gate_up", "silu") is not None
+    return KINDS["tiled_gate"](weight, None, "gate_up", "silu") is not None
 
 
 def error(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> float:
