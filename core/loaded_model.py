@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from graftlm.core.fusion.linears import Fusions
 from graftlm.core.text.tokenizer import Tokenizer
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.kv_store import LayerKV
+
+if TYPE_CHECKING:
+    from graftlm.kernels.cpu.decoder_stack import DecoderStack
 
 Lane = Literal["paged", "serial"]
 
@@ -29,6 +32,7 @@ class LoadedModel:
                      own cache, because of `lane_reason`
     error            of logits of ragged batches, relative to the model's own forward; None if they were not compared
     kv_reason        why KV is not kept in 12 bits although the model and the card could: what the comparison found
+    stack            runs steps of few tokens on a CPU in one compiled call; None where the model's own modules do
     rehearsed        whether what its steps launch was compiled before anything was (rehearsal.py)
     """
 
@@ -49,9 +53,11 @@ class LoadedModel:
     kv_reason: str | None = None
     fusions: Fusions = field(default_factory=Fusions, repr=False)
     rehearsed: bool = False
+    stack: DecoderStack | None = field(default=None, repr=False)
 
     def release(self) -> None:
         """Give the model back as it came: its own modules, its weights in their plain layout."""
+        self.stack = None
         self.fusions.undo()
 
     @property
@@ -61,6 +67,7 @@ class LoadedModel:
             return f"serial: {self.lane_reason}"
         reasons = Counter(self.fusions.unfused)
         fused = f"paged, {self.fusions.num_fused} of {len(self.layers)} layers fused"
+        fused += ", decode steps in one call" if self.stack is not None else ""
         if self.fusions.num_fused < len(self.layers) and not reasons and self.device.type == "cuda":
             reasons["the model's decoder layers have other names"] += 1
         named = [*reasons, *(f"{name}: {why}" for name, why in self.fusions.reasons.items())]

@@ -11,7 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from graftlm.core.errors import EngineError, ModelError
 from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.cpu.attention import TorchAttention
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
@@ -186,6 +187,10 @@ class PagedRunner:
         self._switch = AttentionSwitch(loaded.model)
         self._keeps = accepts_logits_to_keep(loaded.model)
         self._takes_packed = isinstance(attention, PackedAttention)
+        of_store = (
+            isinstance(attention, TorchAttention) and attention.compiles and attention.store.dtype is loaded.dtype
+        )
+        self._stack = loaded.stack if of_store else None
         self._last = max(loaded.layer_of, key=loaded.layer_of.__getitem__, default=None)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -200,6 +205,10 @@ class PagedRunner:
         with torch.inference_mode():
             self.attention.prepare(plan)
             input_ids = self._fed(plan, send(plan.input_ids, device))
+            if self._stack is not None:
+                logits = self._stack.run(plan, input_ids, plan.logits_rows, cast(TorchAttention, self.attention))
+                if logits is not None:
+                    return logits
             wanted = self._wanted(plan, rows)
             logits = self.run(input_ids, send(plan.positions, device), plan, send(rows, device), wanted)
             return logits[:num_logits]

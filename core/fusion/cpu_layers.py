@@ -32,6 +32,7 @@ from graftlm.kernels.norm import Norm
 if TYPE_CHECKING:
     from graftlm.core.fusion.linears import Fusions
     from graftlm.kernels.cpu.decoder_layer import DecodeLayer, LayerWeights, PrefillLayer
+    from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between a layer and its replacement on random input."""
@@ -65,7 +66,7 @@ class FusedCpuLayer(NamedTuple):
     def _takes(self, hidden_states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
         """Whether these are the tokens of one ragged batch, with rotations for each."""
         one, num_rows, _ = hidden_states.shape
-        if one != 1 or not hidden_states.dtype == cos.dtype == self.decode.dtype:
+        if one != 1 or not hidden_states.dtype == cos.dtype == self.decode.layers.dtype:
             return False
         return cos.shape[:2] == (1, num_rows) and cos.stride() == sin.stride() and cos.stride(2) == 1
 
@@ -116,22 +117,31 @@ def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
     return _install(found, fusions) if found else 0
 
 
-def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
-    """Replace the forward of the language-model head for few rows by a product that reads weights at full bandwidth."""
-    from graftlm.kernels.cpu.decoder_layer import MAX_DECODE_ROWS
+def skinny_head(model: nn.Module) -> SkinnyLinear | None:
+    """The language-model head for few rows, as a product that reads weights at full bandwidth; None if it cannot be."""
     from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
 
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     if type(head) not in (nn.Linear, PackedLinear) or head.weight.dtype not in TOLERANCE:
-        return
+        return None
     weight = head.panels() if isinstance(head, PackedLinear) else None
     if weight is None and isinstance(head, PackedLinear) and not head.in_place:
-        return
+        return None
     if weight is None and not SkinnyLinear.fits(head.weight):
+        return None
+    bias = head.bias.detach() if head.bias is not None else None
+    return SkinnyLinear(weight or head.weight.detach(), bias, head.weight.dtype)
+
+
+def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
+    from graftlm.kernels.cpu.decoder_layer import MAX_DECODE_ROWS
+
+    linear = skinny_head(model)
+    if linear is None:
         return
-    dtype, bias = head.weight.dtype, head.bias.detach() if head.bias is not None else None
-    linear = SkinnyLinear(weight or head.weight.detach(), bias, dtype)
-    max_rows, original = MAX_DECODE_ROWS[dtype], head.forward
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    dtype, original = head.weight.dtype, head.forward
+    max_rows = MAX_DECODE_ROWS[dtype]
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         num_rows = x.numel() // x.shape[-1]
@@ -147,14 +157,14 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
 
 
 def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: Fusions) -> int:
-    from graftlm.kernels.cpu.decoder_layer import DecodeLayer, PrefillLayer, Workspace
+    from graftlm.kernels.cpu.decoder_layer import CompiledLayers, DecodeLayer, PrefillLayer
     from graftlm.kernels.cpu.elementwise import Elementwise
 
     loops = Elementwise(found[0][1].hidden.dtype)
-    space = Workspace([weights for *_, weights in found])
-    for layer, probe, weights in found:
-        halves = DecodeLayer(weights, space), PrefillLayer(weights, loops)
-        fused = FusedCpuLayer(*halves, probe.call.module, probe.call.params, layer.forward, space.num_rows)
+    compiled = CompiledLayers([weights for *_, weights in found])
+    for index, (layer, probe, weights) in enumerate(found):
+        halves = DecodeLayer(compiled, index), PrefillLayer(weights, loops)
+        fused = FusedCpuLayer(*halves, probe.call.module, probe.call.params, layer.forward, compiled.space.num_rows)
         if all(_same(probe.first(n), fused) for n in _PROBED) and _same(probe, fused._replace(max_rows=0)):
             setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))

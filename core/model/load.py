@@ -16,13 +16,14 @@ from torch import nn
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, ModelError
 from graftlm.core.fusion.cpu_layers import fuse_cpu
+from graftlm.core.fusion.decoder_stack import stack_layers
 from graftlm.core.fusion.linears import Fusions, fuse
 from graftlm.core.hub import near_names, only_local, why_not
 from graftlm.core.kv.kv_format import may_be_compact
 from graftlm.core.kv.memory import check_weights_fit, give_back
 from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.kernel_warmup import rehearse
-from graftlm.core.model.qualify import AttentionFactory, Reference, batch_dependence, discover, qualify
+from graftlm.core.model.qualify import AttentionFactory, Reference, batch_dependence, difference, discover, qualify
 from graftlm.core.text.tokenizer import Tokenizer
 from graftlm.kernels.cpu.attention import TorchAttention
 from graftlm.kernels.gpu.support import triton_problem
@@ -176,6 +177,8 @@ def _choose_lane(
         loaded.lane_reason = _why_not_paged(loaded, reference, attention_factory, config)
     if loaded.lane_reason is None:
         loaded.lane = "paged"
+        if loaded.device.type == "cpu":
+            stack_layers(loaded, lambda: difference(loaded, reference, attention_factory))
         return
     loaded.layers, loaded.layer_of = (), {}
     warnings.warn(f"{loaded.name} runs in the serial lane, one sequence at a time: {loaded.lane_reason}", stacklevel=3)

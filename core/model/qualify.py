@@ -133,6 +133,13 @@ def qualify(
             partial(_difference, loaded, reference, attention_factory, compact),
         )
         compile_together(lambda: [launch() for launch in launches], loaded.device)
+    return difference(loaded, reference, attention_factory, compact=compact)
+
+
+def difference(
+    loaded: LoadedModel, reference: Reference, attention_factory: AttentionFactory, *, compact: bool = False
+) -> str | None:
+    """How a ragged batch differs from the model's own forward, or fails; None if it does neither."""
     try:
         return _difference(loaded, reference, attention_factory, compact)
     except Exception as failure:

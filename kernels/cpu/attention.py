@@ -84,7 +84,7 @@ def merge(a: Partial, b: Partial) -> Partial:
 class TorchAttention:
     """The attention kernel for CPUs, and the definition that other kernels are compared with.
 
-    compiled  whether the compiled loops may be used rather than their definition in torch
+    compiled  whether the compiled loops may be used rather than their definition in torch; `compiles` whether they are
     """
 
     graph_safe = False
@@ -94,7 +94,7 @@ class TorchAttention:
         self._plan: Plan | None = None
         self._out_slots = torch.empty(0, dtype=torch.int64, device=store.device)
         self._metadata: dict[tuple[int | None, int | None], AttentionMetadata] = {}
-        self._compiles = (
+        self.compiles = (
             compiled
             and store.device.type == "cpu"
             and store.dtype in (torch.float32, torch.bfloat16)
@@ -128,21 +128,26 @@ class TorchAttention:
             self.prepare(plan)
         loops = self._loops_for(q, k, v, params.softcap)
         block_size = loops.block_size if loops is not None else None
-        metadata = self._metadata.get((params.window, block_size))
-        if metadata is None:
-            metadata = build_metadata(plan, params.window, block_size, self.store.device)
-            self._metadata[params.window, block_size] = metadata
+        metadata = self.metadata(plan, params.window, block_size)
         k_store, v_store = self.store.k[layer], self.store.v[layer]
         if loops is None or not metadata.decode:
             k_store.index_copy_(0, self._out_slots, k)
             v_store.index_copy_(0, self._out_slots, v)
         return _LayerPass(k_store, v_store, params, loops).run(q, k, v, metadata)
 
+    def metadata(self, plan: Plan, window: int | None, block_size: int | None) -> AttentionMetadata:
+        """The prepared plan for layers with this window and loops that read `block_size` queries together."""
+        found = self._metadata.get((window, block_size))
+        if found is None:
+            found = build_metadata(plan, window, block_size, self.store.device)
+            self._metadata[window, block_size] = found
+        return found
+
     def _loops_for(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softcap: float | None
     ) -> CompiledLoops | None:
         """The compiled loops for layers of this shape; None where torch computes instead."""
-        if not self._compiles or not q.dtype == k.dtype == v.dtype == self.store.dtype:
+        if not self.compiles or not q.dtype == k.dtype == v.dtype == self.store.dtype:
             return None
         shape = (q.shape[1] // k.shape[1], k.shape[2], v.shape[2], softcap is not None)
         found = self._loops.get(shape)

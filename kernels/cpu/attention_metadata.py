@@ -93,6 +93,18 @@ class QueryBlocks:
             _indptr([len(spans) for _, _, spans in blocks]),
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[QueryBlocks]) -> QueryBlocks | None:
+        """All blocks of the parts; None if there are none."""
+        if len(parts) <= 1:
+            return parts[0] if parts else None
+        query, visible, spans = (np.concatenate([getattr(x, n) for x in parts]) for n in ("query", "visible", "spans"))
+        query_ptr, span_ptr = (
+            _indptr(np.concatenate([np.diff(getattr(x, name)) for x in parts]).tolist())
+            for name in ("query_ptr", "span_ptr")
+        )
+        return cls(query, visible, query_ptr, spans, span_ptr)
+
     @cached_property
     def addresses(self) -> tuple[int, int, int, int, int]:
         """Of `query`, `visible`, `query_ptr`, `spans` and `span_ptr`."""

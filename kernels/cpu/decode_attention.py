@@ -42,7 +42,7 @@ _SMALL_BYTES = 1 << 18
 _F = np.float32
 
 
-class _Call(ctypes.Structure):
+class DecodeCall(ctypes.Structure):
     """Addresses, counts, and strides in elements. `new_k` is 0 if this step's K and V are stored already."""
 
     _fields_ = (
@@ -58,7 +58,7 @@ class CompiledDecode:
     """The loop for one shape of heads and one dtype, compiled when this is made."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype, *, capped: bool) -> None:
-        self._loop = Loop(_Call(), compile_decode(group, k_dim, v_dim, dtype.itemsize == 2, capped))
+        self._loop = Loop(DecodeCall(), compile_decode(group, k_dim, v_dim, dtype.itemsize == 2, capped))
 
     def run(
         self,
@@ -240,4 +240,4 @@ def compile_decode(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: b
                             row[d] = narrow(total[i, g, d] / weight[i, g], row)
                     carray(at(call.lse + offset * 4), 1, np.float32)[0] = peak[i, g] + np.log(weight[i, g])
 
-    return compile_loop(_Call, work)
+    return compile_loop(DecodeCall, work)

@@ -1,7 +1,8 @@
-"""Compiled code of a decoder layer in decode steps: one call before its attention and one after it.
+"""Compiled code of decoder layers in steps of few tokens: any number of layers, or half of one, in one call.
 
-Decoding is bound by reading weights, so all else has to be nearly free: norms, rotary embedding, SwiGLU and residual
-sums run between the products in the same call, and each product is one parallel region on torch's own threads.
+Decoding is bound by reading weights, so all else has to be nearly free. Every thread runs the whole call. A layer is a
+row of phases with barriers between them; in each phase a thread takes the next task until none is left. Products and
+attention are loops of their own, called by their addresses.
 """
 
 from __future__ import annotations
@@ -13,137 +14,229 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from graftlm.kernels.cpu.loop_runtime import (
+    FLAGS,
     at,
     compile_loop,
     copy_row,
     element_of,
+    exp,
     int_fields,
+    next_task,
     rms_norm,
     rotate,
+    rounded,
     store_row,
 )
 from graftlm.kernels.cpu.matmul import MatmulCall
 
+BEFORE, ATTEND, AFTER = 1, 2, 4
+"""Parts of a layer: norm, projections to queries, keys and values with their rotation; attention; what follows it."""
 
-class BeforeCall(ctypes.Structure):
-    """Norm, projections to queries, keys and values, norms of their heads, rotary embedding."""
+PHASES = 5
+"""Phases of a layer whose tasks are rows."""
+
+
+class LayerCall(ctypes.Structure):
+    """One layer. `qkv`, `o`, `gate_up` and `down` are addresses of MatmulCalls, whose next_task is 0.
+
+    qkv_out  elements [num_rows, num_heads + 2 * num_kv_heads, head_dim], where the product puts them
+    gate     elements [num_rows, gate_size], likewise
+    k_store, v_store  elements [num_kv_heads, num_slots, head_dim], where keys and values are stored; 0 stores none
+    singles, blocks, prefixes  addresses of calls of the attention's loops `decode` and `prefill`, or 0: for queries
+             that are read one by one, for blocks of queries, and for blocks over prefixes that rows share
+    shared   uint8 [num_rows], whether a row shares a prefix; 0 if there are no prefixes
+    """
 
     _fields_ = (
-        *int_fields("num_rows", "hidden_size", "x", "norm", "scratch", "scratch_row"),
-        *int_fields("parallel_region", "matmul", "threads", "qkv", "out", "num_heads", "num_kv_heads", "head_dim"),
-        *int_fields("rotary_dim", "cos", "sin", "table_row", "q_norm", "k_norm"),
+        *int_fields("norm", "qkv", "qkv_out", "num_heads", "num_kv_heads", "head_dim", "q_norm", "k_norm"),
+        *int_fields("k_store", "v_store", "num_slots", "decode", "singles", "prefill", "blocks", "prefixes", "shared"),
+        *int_fields("o", "mlp_norm", "gate_up", "gate", "gate_size", "down"),
         ("eps", ctypes.c_float),
         ("head_eps", ctypes.c_float),
+        ("mlp_eps", ctypes.c_float),
     )
 
 
-class AfterCall(ctypes.Structure):
-    """Output projection, norm and SwiGLU MLP; both the projection and the MLP are added to x."""
+class LayersCall(ctypes.Structure):
+    """A step through layers.
+
+    counters   int64 [PHASES * num_layers + 1], 0
+    barrier    address of a function at which all threads wait for one another
+    matmul     address of the loop of products with panels
+    x          elements [num_rows, hidden_size], the residual stream
+    ids        int64 [num_rows], whose rows of `embedding` are x at first; 0 if x is there
+    positions  int64 [num_rows], rows of `cos` and `sin`, which are `table_row` elements apart
+    slots      int64 [num_rows], where keys and values are stored
+    attended   float32 [num_rows, num_heads * head_dim], what attention gives; lse of it [num_rows, num_heads]
+    prefix_out, prefix_lse  the same of attention to prefixes
+    head       MatmulCall of the head by the loop `head_matmul`, for the rows `wanted` int64 [num_wanted], or 0
+    """
 
     _fields_ = (
-        *int_fields("num_rows", "hidden_size", "x", "norm", "scratch", "scratch_row"),
-        *int_fields("parallel_region", "matmul", "threads", "attended", "attended_size", "o"),
-        *int_fields("gate_up", "gate", "gate_size", "down"),
+        *int_fields("next_task", "num_rows", "num_layers", "layers", "parts", "counters", "barrier", "matmul"),
+        *int_fields("hidden_size", "x", "ids", "embedding", "positions", "cos", "sin", "table_row", "rotary_dim"),
+        *int_fields("slots", "attended", "lse", "prefix_out", "prefix_lse"),
+        *int_fields("head", "head_matmul", "norm", "wanted", "num_wanted"),
         ("eps", ctypes.c_float),
     )
 
 
 @intrinsic
-def _run(
-    typingctx: Any, parallel_region: Any, function: Any, call: Any, threads: Any
-) -> tuple[Any, Callable[..., Any]]:
-    """Run `function(call)` on `threads` threads through GOMP_parallel, or on this one if its address is 0."""
+def _call(typingctx: Any, function: Any, argument: Any) -> tuple[Any, Callable[..., Any]]:
+    """Call the function at this address with this pointer; it may take none."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        entry, function, call, threads = arguments
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        data = builder.inttoptr(call, pointer)
-        single = builder.icmp_signed("==", entry, ir.Constant(ir.IntType(64), 0))
-        with builder.if_else(single) as (here, together):
-            with here:
-                kind = ir.FunctionType(ir.VoidType(), [pointer])
-                builder.call(builder.inttoptr(function, kind.as_pointer()), [data])
-            with together:
-                kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, number, number])
-                region, count = builder.inttoptr(entry, kind.as_pointer()), builder.trunc(threads, number)
-                builder.call(region, [builder.inttoptr(function, pointer), data, count, ir.Constant(number, 0)])
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer]).as_pointer()
+        builder.call(builder.inttoptr(arguments[0], kind), [builder.inttoptr(arguments[1], pointer)])
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64, types.int64), generate
+    return types.void(types.int64, types.int64), generate
+
+
+@njit(forceinline=True, **FLAGS)
+def _wait(barrier):
+    if barrier != 0:
+        _call(barrier, 0)
+
+
+@njit(forceinline=True, **FLAGS)
+def _join(to, prefix, lse, prefix_lse):
+    """Join attention to a row's own keys, in `to`, with that to its prefix, for one head."""
+    most = max(lse, prefix_lse)
+    own, other = exp(lse - most), exp(prefix_lse - most)
+    own, other = own / (own + other), other / (own + other)
+    for d in range(len(to)):
+        to[d] = to[d] * own + prefix[d] * other
 
 
 @functools.cache
-def compile_before(bfloat16: bool) -> int:
-    """Address of `void (BeforeCall *)`."""
+def compile_layers(bfloat16: bool) -> int:
+    """Address of `void (LayersCall *)`."""
     element, size = element_of(bfloat16)
-    matmul = np.dtype(MatmulCall)
+    matmul, layer_call = np.dtype(MatmulCall), np.dtype(LayerCall)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
-        num_rows, hidden, dim = call.num_rows, call.hidden_size, call.head_dim
-        weight = carray(at(call.norm), hidden, element)
-        qkv = carray(at(call.qkv), 1, matmul)
-        for row in range(num_rows):
-            x = carray(at(call.x + row * hidden * size), hidden, element)
-            to = carray(at(call.scratch + row * call.scratch_row * 4), qkv[0].depth, np.float32)
-            rms_norm(to, x, weight, hidden, call.eps)
-        qkv[0].next_task = 0
-        qkv[0].num_rows = num_rows
-        _run(call.parallel_region, call.matmul, call.qkv, call.threads)
-        half = call.rotary_dim // 2
-        num_rotated = call.num_heads + call.num_kv_heads
-        scratch = carray(at(call.scratch), dim, np.float32)
-        for row in range(num_rows):
-            cos = carray(at(call.cos + row * call.table_row * size), call.rotary_dim, element)
-            sin = carray(at(call.sin + row * call.table_row * size), call.rotary_dim, element)
-            for head in range(num_rotated):
-                place = call.out + ((row * (num_rotated + call.num_kv_heads) + head) * dim) * size
-                x = carray(at(place), dim, element)
-                norm = call.q_norm if head < call.num_heads else call.k_norm
-                if norm != 0:
-                    rms_norm(scratch, x, carray(at(norm), dim, element), dim, call.head_eps)
-                    store_row(x, scratch)
-                rotate(x, cos, sin, half)
+        num_rows, hidden, barrier = call.num_rows, call.hidden_size, call.barrier
+        layers = carray(at(call.layers), call.num_layers, layer_call)
+        like = carray(at(call.x), hidden, element)
+        counter = call.counters
+        for index in range(call.num_layers):
+            layer = layers[index]
+            dim, num_heads, num_kv_heads = layer.head_dim, layer.num_heads, layer.num_kv_heads
+            width, attended_size = num_heads + 2 * num_kv_heads, num_heads * dim
+            if call.parts & BEFORE:
+                qkv = carray(at(layer.qkv), 1, matmul)[0]
+                while True:
+                    row = next_task(at(counter))
+                    if row >= num_rows:
+                        break
+                    x = carray(at(call.x + row * hidden * size), hidden, element)
+                    if index == 0 and call.ids != 0:
+                        token = carray(at(call.ids), num_rows, np.int64)[row]
+                        embedded = carray(at(call.embedding + token * hidden * size), hidden, element)
+                        for d in range(hidden):
+                            x[d] = embedded[d]
+                    to = carray(at(qkv.x + row * qkv.x_row * 4), qkv.depth, np.float32)
+                    rms_norm(to, x, carray(at(layer.norm), hidden, element), hidden, layer.eps)
+                _wait(barrier)
+                _call(call.matmul, layer.qkv)
+                _wait(barrier)
+                wide = np.empty(dim, np.float32)
+                while True:
+                    row = next_task(at(counter + 8))
+                    if row >= num_rows:
+                        break
+                    place = carray(at(call.positions), num_rows, np.int64)[row] * call.table_row * size
+                    cos = carray(at(call.cos + place), call.rotary_dim, element)
+                    sin = carray(at(call.sin + place), call.rotary_dim, element)
+                    for head in range(width):
+                        x = carray(at(layer.qkv_out + (row * width + head) * dim * size), dim, element)
+                        if head < num_heads + num_kv_heads:
+                            norm = layer.q_norm if head < num_heads else layer.k_norm
+                            if norm != 0:
+                                rms_norm(wide, x, carray(at(norm), dim, element), dim, layer.head_eps)
+                                store_row(x, wide)
+                            rotate(x, cos, sin, call.rotary_dim // 2)
+                        if head >= num_heads and layer.k_store != 0:
+                            slot = carray(at(call.slots), num_rows, np.int64)[row]
+                            store, kv_head = layer.k_store, head - num_heads
+                            if kv_head >= num_kv_heads:
+                                store, kv_head = layer.v_store, kv_head - num_kv_heads
+                            slot += kv_head * layer.num_slots
+                            stored = carray(at(store + slot * dim * size), dim, element)
+                            for d in range(dim):
+                                stored[d] = x[d]
+                _wait(barrier)
+            if call.parts & ATTEND:
+                if layer.prefixes != 0:
+                    _call(layer.prefill, layer.prefixes)
+                if layer.blocks != 0:
+                    _call(layer.prefill, layer.blocks)
+                if layer.singles != 0:
+                    _call(layer.decode, layer.singles)
+                _wait(barrier)
+            if call.parts & AFTER:
+                o = carray(at(layer.o), 1, matmul)[0]
+                if o.x != call.attended or layer.shared != 0:
+                    while True:
+                        row = next_task(at(counter + 16))
+                        if row >= num_rows:
+                            break
+                        attended = carray(at(call.attended + row * attended_size * 4), attended_size, np.float32)
+                        if layer.shared != 0 and carray(at(layer.shared), num_rows, np.uint8)[row] != 0:
+                            for head in range(num_heads):
+                                place = (row * num_heads + head) * 4
+                                lse = carray(at(call.lse + place), 1, np.float32)[0]
+                                prefix_lse = carray(at(call.prefix_lse + place), 1, np.float32)[0]
+                                prefix = carray(at(call.prefix_out + place * dim), dim, np.float32)
+                                _join(attended[head * dim : (head + 1) * dim], prefix, lse, prefix_lse)
+                        to = carray(at(o.x + row * o.x_row * 4), o.depth, np.float32)
+                        for d in range(attended_size):
+                            to[d] = rounded(attended[d], like)
+                        for d in range(attended_size, o.depth):
+                            to[d] = np.float32(0)
+                    _wait(barrier)
+                _call(call.matmul, layer.o)
+                _wait(barrier)
+                gate_up, down = carray(at(layer.gate_up), 1, matmul)[0], carray(at(layer.down), 1, matmul)[0]
+                while True:
+                    row = next_task(at(counter + 24))
+                    if row >= num_rows:
+                        break
+                    x = carray(at(call.x + row * hidden * size), hidden, element)
+                    to = carray(at(gate_up.x + row * gate_up.x_row * 4), gate_up.depth, np.float32)
+                    rms_norm(to, x, carray(at(layer.mlp_norm), hidden, element), hidden, layer.mlp_eps)
+                _wait(barrier)
+                _call(call.matmul, layer.gate_up)
+                _wait(barrier)
+                if down.x != layer.gate:
+                    while True:
+                        row = next_task(at(counter + 32))
+                        if row >= num_rows:
+                            break
+                        gate = carray(at(layer.gate + row * layer.gate_size * size), layer.gate_size, element)
+                        copy_row(carray(at(down.x + row * down.x_row * 4), down.depth, np.float32), gate)
+                    _wait(barrier)
+                _call(call.matmul, layer.down)
+                _wait(barrier)
+            counter += PHASES * 8
+        if call.head != 0:
+            head = carray(at(call.head), 1, matmul)[0]
+            while True:
+                index = next_task(at(counter))
+                if index >= call.num_wanted:
+                    break
+                row = carray(at(call.wanted), call.num_wanted, np.int64)[index]
+                x = carray(at(call.x + row * hidden * size), hidden, element)
+                to = carray(at(head.x + index * head.x_row * 4), head.depth, np.float32)
+                rms_norm(to, x, carray(at(call.norm), hidden, element), hidden, call.eps)
+            _wait(barrier)
+            _call(call.head_matmul, call.head)
 
-    return compile_loop(BeforeCall, work)
-
-
-@functools.cache
-def compile_after(bfloat16: bool) -> int:
-    """Address of `void (AfterCall *)`."""
-    element, size = element_of(bfloat16)
-    matmul = np.dtype(MatmulCall)
-
-    def work(pointer):
-        call = carray(pointer, 1)[0]
-        num_rows, hidden = call.num_rows, call.hidden_size
-        weight = carray(at(call.norm), hidden, element)
-        o, gate_up, down = (
-            carray(at(call.o), 1, matmul),
-            carray(at(call.gate_up), 1, matmul),
-            carray(at(call.down), 1, matmul),
-        )
-        o[0].next_task, gate_up[0].next_task, down[0].next_task = 0, 0, 0
-        o[0].num_rows, gate_up[0].num_rows, down[0].num_rows = num_rows, num_rows, num_rows
-        o[0].out, down[0].out = call.x, call.x
-        for row in range(num_rows):
-            place = call.attended + row * call.attended_size * size
-            to = carray(at(call.scratch + row * call.scratch_row * 4), o[0].depth, np.float32)
-            copy_row(to, carray(at(place), call.attended_size, element))
-        _run(call.parallel_region, call.matmul, call.o, call.threads)
-        for row in range(num_rows):
-            x = carray(at(call.x + row * hidden * size), hidden, element)
-            to = carray(at(call.scratch + row * call.scratch_row * 4), gate_up[0].depth, np.float32)
-            rms_norm(to, x, weight, hidden, call.eps)
-        _run(call.parallel_region, call.matmul, call.gate_up, call.threads)
-        for row in range(num_rows):
-            place = call.gate + row * call.gate_size * size
-            to = carray(at(call.scratch + row * call.scratch_row * 4), down[0].depth, np.float32)
-            copy_row(to, carray(at(place), call.gate_size, element))
-        _run(call.parallel_region, call.matmul, call.down, call.threads)
-
-    return compile_loop(AfterCall, work)
+    return compile_loop(LayersCall, work)

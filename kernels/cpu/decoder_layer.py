@@ -1,24 +1,24 @@
-"""A decoder layer on a CPU as two halves, before and after its attention; one class for few tokens, one for many.
+"""Decoder layers on a CPU, each as two halves, before and after its attention; one class for few tokens, one for many.
 
-Few tokens, as in decode steps, run compiled code with products of our own. Many tokens, as in prefill, run oneDNN's
-products with compiled loops between them.
+Few tokens, as in decode steps, run compiled code with products of our own, which decoder_stack.py runs for all layers
+at once. Many tokens, as in prefill, run oneDNN's products with compiled loops between them.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.decode_layer_loops import AfterCall, BeforeCall, compile_after, compile_before
+from graftlm.kernels.cpu.decode_layer_loops import AFTER, BEFORE, PHASES, LayerCall, LayersCall, compile_layers
 from graftlm.kernels.cpu.elementwise import Elementwise
+from graftlm.kernels.cpu.loop_runtime import Loop
 from graftlm.kernels.cpu.matmul import MatmulCall, compile_matmul
-from graftlm.kernels.cpu.openmp import parallel_region
+from graftlm.kernels.cpu.openmp import barrier
 from graftlm.kernels.cpu.packed_linear import Panels, linear
 from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, address_of
 from graftlm.kernels.norm import Norm
@@ -74,7 +74,11 @@ class LayerWeights:
 
 
 class Workspace:
-    """Memory that the layers of a model use one after the other."""
+    """Memory that the layers of a model use one after the other.
+
+    inputs    float32 [num_rows, widest input of a product]
+    attended  float32 [num_rows, most num_heads * head_dim]
+    """
 
     def __init__(self, layers: Sequence[LayerWeights]) -> None:
         dtype = layers[0].before_attention.weight.dtype
@@ -82,63 +86,122 @@ class Workspace:
         self.inputs = torch.empty(num_rows, max(p.depth for layer in layers for p in layer.all_panels))
         heads = max((layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in layers)
         self.qkv = torch.empty(num_rows * heads, dtype=dtype)
+        self.attended = torch.empty(num_rows * max(layer.num_heads * layer.head_dim for layer in layers))
         self.gate = torch.empty(num_rows * max(layer.gate_size for layer in layers), dtype=dtype)
 
 
-class DecodeLayer:
-    """The compiled halves of one layer for steps of few tokens."""
+QKV_PRODUCT, OUT_PRODUCT, GATE_UP_PRODUCT, DOWN_PRODUCT = range(4)
 
-    def __init__(self, weights: LayerWeights, space: Workspace) -> None:
-        self.weights = w = weights
-        self.space = space
-        self.dtype = w.before_attention.weight.dtype
+
+class CompiledLayers:
+    """The layers of a model for steps of few tokens, as the calls of one compiled loop.
+
+    layers    a LayerCall for each
+    products  MatmulCalls [num_layers, 4]
+    """
+
+    def __init__(self, weights: Sequence[LayerWeights]) -> None:
+        self.weights = tuple(weights)
+        self.dtype = weights[0].before_attention.weight.dtype
+        self.space = Workspace(weights)
+        self.layers = np.zeros(len(weights), np.dtype(LayerCall))
+        self.products = np.zeros((len(weights), 4), np.dtype(MatmulCall))
+        self._counters = np.zeros(PHASES * len(weights) + 1, np.int64)
+        self._positions = torch.arange(self.space.num_rows)
+        self._segments: list[object] = []  # what the products have addresses of
         half = self.dtype is torch.bfloat16
-        self._keep: list[object] = []  # what the calls have addresses of
-        run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        self._run_before, self._run_after = run(compile_before(half)), run(compile_after(half))
-        small = sum(p.num_bytes for p in w.all_panels) < SMALL_BYTES
-        region = None if small else parallel_region()
-        self._region = ctypes.cast(cast(Any, region), ctypes.c_void_p).value or 0 if region is not None else 0
-        heads = w.num_heads + 2 * w.num_kv_heads
-        width = heads * w.head_dim
-        self._qkv = space.qkv[: space.num_rows * width].view(space.num_rows, heads, w.head_dim)
-        gate, *ups = w.gate_up
-        up = ups[0].address if ups else gate.address + gate.num_bytes // 2
-        b, a = self._before, self._after = BeforeCall(), AfterCall()
-        for call, norm in ((b, w.before_attention), (a, w.before_mlp)):
-            call.hidden_size, call.norm, call.eps = w.hidden_size, norm.weight.data_ptr(), norm.eps
-            call.scratch, call.scratch_row = space.inputs.data_ptr(), space.inputs.shape[1]
-            call.matmul = compile_matmul(half)
-        b.out, b.num_heads, b.num_kv_heads, b.head_dim = self._qkv.data_ptr(), w.num_heads, w.num_kv_heads, w.head_dim
-        b.q_norm, b.k_norm = (address_of(norm.weight if norm is not None else None) for norm in (w.q_norm, w.k_norm))
-        b.head_eps = w.q_norm.eps if w.q_norm is not None else 0.0
-        b.qkv = self._matmul(w.qkv, self._qkv.data_ptr(), width)
-        a.attended_size, a.gate, a.gate_size = w.num_heads * w.head_dim, space.gate.data_ptr(), w.gate_size
-        a.o = self._matmul([w.out], 0, w.hidden_size, add=True)
-        a.gate_up = self._matmul([gate], space.gate.data_ptr(), w.gate_size, up=up)
-        a.down = self._matmul([w.down], 0, w.hidden_size, add=True)
+        self._loop = Loop(LayersCall(), compile_layers(half))
+        self.call = self._loop.call
+        self.call.counters, self.call.barrier = self._counters.ctypes.data, barrier()
+        self.call.matmul = compile_matmul(half)
+        self.is_small = max(sum(p.num_bytes for p in w.all_panels) for w in weights) < SMALL_BYTES
+        for layer, products, w in zip(self.layers, self.products, weights, strict=True):
+            self._lay_out(layer, products, w)
 
-    def _matmul(self, weights: Sequence[Panels], out: int, out_row: int, *, add: bool = False, up: int = 0) -> int:
-        """Address of a MatmulCall for these weights; `up` is the address of the up projection of a gate projection."""
+    def _lay_out(self, layer: Any, products: Any, w: LayerWeights) -> None:
+        space, width, size = self.space, (w.num_heads + 2 * w.num_kv_heads) * w.head_dim, w.num_heads * w.head_dim
+        inputs, attended = (space.inputs.data_ptr(), space.inputs.shape[1]), (space.attended.data_ptr(), size)
+        qkv, gate = space.qkv.data_ptr(), space.gate.data_ptr()
+        # outputs of float32 are the next product's inputs where they are as wide
+        same = self.dtype is torch.float32
+        self._product(products, QKV_PRODUCT, w.qkv, inputs, (qkv, width))
+        self._product(products, OUT_PRODUCT, [w.out], attended if same and w.out.depth == size else inputs)
+        first, *ups = w.gate_up
+        up = ups[0].address if ups else first.address + first.num_bytes // 2
+        self._product(products, GATE_UP_PRODUCT, [first], inputs, (gate, w.gate_size), up=up)
+        hidden = (gate, w.gate_size) if same and w.down.depth == w.gate_size else inputs
+        self._product(products, DOWN_PRODUCT, [w.down], hidden)
+        places = products.ctypes.data + products.itemsize * np.arange(4)
+        layer["qkv"], layer["o"], layer["gate_up"], layer["down"] = places
+        layer["norm"], layer["eps"] = w.before_attention.weight.data_ptr(), w.before_attention.eps
+        layer["mlp_norm"], layer["mlp_eps"] = w.before_mlp.weight.data_ptr(), w.before_mlp.eps
+        if w.q_norm is not None and w.k_norm is not None:
+            layer["q_norm"], layer["k_norm"] = w.q_norm.weight.data_ptr(), w.k_norm.weight.data_ptr()
+            layer["head_eps"] = w.q_norm.eps
+        layer["num_heads"], layer["num_kv_heads"], layer["head_dim"] = w.num_heads, w.num_kv_heads, w.head_dim
+        layer["qkv_out"], layer["gate"], layer["gate_size"] = qkv, gate, w.gate_size
+
+    def _product(
+        self,
+        products: Any,
+        index: int,
+        weights: Sequence[Panels],
+        x: tuple[int, int],
+        out: tuple[int, int] | None = None,
+        *,
+        up: int = 0,
+    ) -> None:
+        """Lay out a product with these weights; x and out are address and elements from row to row.
+
+        out  None adds to the residual stream
+        up   address of the up projection of a gate projection
+        """
         segments = np.zeros((len(weights), 6), np.int64)
         task = column = 0
-        for i, panels in enumerate(weights):
-            num_out = out_row if up else panels.num_out
-            segments[i] = task, num_out, column, panels.address, up, address_of(panels.bias)
+        for segment, panels in zip(segments, weights, strict=True):
+            num_out = out[1] if up and out is not None else panels.num_out
+            segment[:] = task, num_out, column, panels.address, up, address_of(panels.bias)
             task += -(-num_out // PANEL)
             column += num_out
-        call = MatmulCall()
-        call.num_tasks, call.depth = task, weights[0].depth
-        call.x, call.x_row = self.space.inputs.data_ptr(), self.space.inputs.shape[1]
-        call.segments, call.num_segments = segments.ctypes.data, len(weights)
-        call.out, call.out_row, call.add = out, out_row, add
-        self._keep += [segments, call]
-        return ctypes.addressof(call)
+        self._segments.append(segments)
+        product = products[index]
+        product["num_tasks"], product["depth"] = task, weights[0].depth
+        product["x"], product["x_row"] = x
+        product["segments"], product["num_segments"] = segments.ctypes.data, len(weights)
+        product["out"], product["out_row"] = out if out is not None else (0, column)
+        product["add"] = out is None
 
-    def _set_step(self, call: Any, x: torch.Tensor) -> None:
-        threads = torch.get_num_threads()
-        call.num_rows, call.x = x.shape[0], x.data_ptr()
-        call.parallel_region, call.threads = self._region if threads > 1 else 0, threads
+    def run(self, x: torch.Tensor, layers: slice, parts: int, *, alone: bool) -> None:
+        """Run parts of the layers on x [num_rows, hidden_size], in place; the call's other fields are set.
+
+        alone  whether one thread does all
+        """
+        call, products = self.call, self.products[layers]
+        products["next_task"], products["num_rows"] = 0, x.shape[0]
+        products["out"][:, [OUT_PRODUCT, DOWN_PRODUCT]] = call.x = x.data_ptr()
+        self._counters[:] = 0
+        call.num_rows, call.hidden_size = x.shape
+        call.layers, call.num_layers = self.layers[layers].ctypes.data, len(products)
+        call.parts = parts
+        self._loop.run(single_thread=alone or not call.barrier)
+
+    def run_half(self, x: torch.Tensor, index: int, part: int) -> None:
+        """Run a part of one layer that neither stores nor reads keys and values."""
+        call, layer = self.call, self.layers[index]
+        call.ids = call.head = layer["k_store"] = layer["shared"] = 0
+        call.positions = self._positions.data_ptr()
+        self.run(x, slice(index, index + 1), part, alone=self.is_small)
+
+
+class DecodeLayer(NamedTuple):
+    """One of the compiled layers as two halves, before and after its attention."""
+
+    layers: CompiledLayers
+    place: int
+
+    @property
+    def weights(self) -> LayerWeights:
+        return self.layers.weights[self.place]
 
     def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> QKV:
         """Queries, keys and values of x [num_rows, hidden_size], dense, after their rotary embedding.
@@ -146,21 +209,24 @@ class DecodeLayer:
         cos  [num_rows, rotary_dim], both halves equal; sin likewise
         -> q [num_rows, num_heads, head_dim], k, v [num_rows, num_kv_heads, head_dim]: views of the workspace
         """
-        call: Any = self._before
-        self._set_step(call, x)
-        call.cos, call.sin = cos.data_ptr(), sin.data_ptr()
-        call.table_row, call.rotary_dim = cos.stride(0), cos.shape[1]
-        self._run_before(ctypes.addressof(call))
-        qkv, first_k = self._qkv[: x.shape[0]], self.weights.num_heads
-        first_v = first_k + self.weights.num_kv_heads
-        return qkv[:, :first_k], qkv[:, first_k:first_v], qkv[:, first_v:]
+        w, call = self.weights, self.layers.call
+        call.cos, call.sin, call.table_row, call.rotary_dim = (
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.stride(0),
+            cos.shape[1],
+        )
+        self.layers.run_half(x, self.place, BEFORE)
+        heads = (w.num_heads, w.num_kv_heads, w.num_kv_heads)
+        qkv = self.layers.space.qkv[: x.shape[0] * sum(heads) * w.head_dim]
+        q, k, v = qkv.view(x.shape[0], -1, w.head_dim).split(heads, 1)
+        return q, k, v
 
     def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
         """Add to x [num_rows, hidden_size] what follows the attention, whose output is `attended`, dense."""
-        call: Any = self._after
-        self._set_step(call, x)
-        call.attended = attended.data_ptr()
-        self._run_after(ctypes.addressof(call))
+        wide = attended.float()
+        self.layers.call.attended = wide.data_ptr()
+        self.layers.run_half(x, self.place, AFTER)
 
 
 def padded(num_rows: int) -> int:

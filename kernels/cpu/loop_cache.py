@@ -134,13 +134,13 @@ def _attention(shapes: LoopShapes) -> None:
 
 
 def _layers(shapes: LoopShapes) -> None:
-    from graftlm.kernels.cpu.decode_layer_loops import compile_after, compile_before
+    from graftlm.kernels.cpu.decode_layer_loops import compile_layers
     from graftlm.kernels.cpu.elementwise import compile_norm, compile_rotation, compile_silu_mul
     from graftlm.kernels.cpu.matmul import compile_matmul
 
     compile_matmul(shapes.bfloat16, row_major=True)
     compile_matmul(shapes.bfloat16)
-    for compile_one in (compile_norm, compile_rotation, compile_silu_mul, compile_before, compile_after):
+    for compile_one in (compile_norm, compile_rotation, compile_silu_mul, compile_layers):
         compile_one(shapes.bfloat16)
 
 

@@ -38,3 +38,17 @@ def parallel_region() -> ParallelRegion | None:
     entry.restype = None
     run: ParallelRegion = entry
     return run
+
+
+@functools.cache
+def barrier() -> int:
+    """Address of GOMP_barrier, at which the threads of a parallel region wait for one another; 0 if there is none.
+
+    Outside of a region it returns at once.
+    """
+    if parallel_region() is None:
+        return 0
+    try:
+        return ctypes.cast(torch_library().GOMP_barrier, ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0

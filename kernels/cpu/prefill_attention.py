@@ -39,7 +39,7 @@ KEYS = 64
 """Keys whose scores are held at once."""
 
 
-class _Call(ctypes.Structure):
+class PrefillCall(ctypes.Structure):
     """Addresses, counts, and strides in elements."""
 
     _fields_ = (
@@ -53,7 +53,7 @@ class CompiledPrefill:
     """The loop for one shape of heads and one dtype, compiled when this is made."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype) -> None:
-        self._loop = Loop(_Call(), compile_prefill(group, k_dim, v_dim, dtype.itemsize == 2))
+        self._loop = Loop(PrefillCall(), compile_prefill(group, k_dim, v_dim, dtype.itemsize == 2))
 
     def run(
         self,
@@ -214,4 +214,4 @@ def compile_prefill(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> int:
                     row[d] = total[d, column] / weight[column]
                 carray(at(call.lse + offset * 4), 1, np.float32)[0] = peak[column] + np.log(weight[column])
 
-    return compile_loop(_Call, work)
+    return compile_loop(PrefillCall, work)

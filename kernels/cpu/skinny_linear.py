@@ -19,7 +19,10 @@ def address_of(x: torch.Tensor | None) -> int:
 
 
 class SkinnyLinear:
-    """A linear layer for few rows. Its weight is packed in panels, or a row-major tensor that `fits`."""
+    """A linear layer for few rows. Its weight is packed in panels, or a row-major tensor that `fits`.
+
+    call, function  its MatmulCall and the address of the loop, for other compiled code
+    """
 
     def __init__(self, weight: Panels | torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         half = dtype is torch.bfloat16
@@ -32,9 +35,10 @@ class SkinnyLinear:
             address, function = weight.data_ptr(), compile_matmul(half, row_major=True)
         self._weights = weight, bias  # the call has their addresses only
         self._segments = np.array([[0, self.num_out, 0, address, 0, address_of(bias)]], np.int64)
+        self.function = function
         self._loop = Loop(MatmulCall(), function)
         self._single_thread = num_bytes < SMALL_BYTES
-        call = self._loop.call
+        call = self.call = self._loop.call
         call.num_tasks, call.depth, call.x_row = -(-self.num_out // PANEL), depth, depth
         call.segments, call.num_segments, call.out_row = self._segments.ctypes.data, 1, self.num_out
 
@@ -45,7 +49,7 @@ class SkinnyLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_rows, k] -> [num_rows, n], dtype of x"""
-        call = self._loop.call
+        call = self.call
         inputs = x.float().contiguous()
         if call.depth != self._num_in:
             inputs = torch.nn.functional.pad(inputs, (0, call.depth - self._num_in))

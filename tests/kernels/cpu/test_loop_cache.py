@@ -39,7 +39,7 @@ def test_processes_compile_all_parts_and_a_second_start_finds_them(
         "attention-3-16-0-0.complete",
         "layers-3-16-0-0.complete",
     }
-    assert len(list(folder.glob("*.nbc"))) == 9
+    assert len(list(folder.glob("*.nbc"))) == 8
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("compiled again"))
     loop_cache.start(SHAPES)
     assert not loop_cache.compiling()

@@ -1,0 +1,201 @@
+"""DecoderStack: a whole step of few tokens on a CPU, from token ids to logits, in one compiled call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from graftlm.kernels.attention import Plan
+from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.attention_metadata import AttentionMetadata, QueryBlocks
+from graftlm.kernels.cpu.decode_attention import DecodeCall, compile_decode
+from graftlm.kernels.cpu.decode_layer_loops import AFTER, ATTEND, BEFORE
+from graftlm.kernels.cpu.decoder_layer import CompiledLayers
+from graftlm.kernels.cpu.matmul import MatmulCall
+from graftlm.kernels.cpu.prefill_attention import COLUMNS, PrefillCall, compile_prefill
+from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, SkinnyLinear
+from graftlm.kernels.norm import Norm
+
+Rotations = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+"""cos and sin of positions 0, ..., n - 1: [n, rotary_dim], both halves equal."""
+
+
+class AttentionKind(NamedTuple):
+    """What layers must agree on to share the metadata of a step and a loop."""
+
+    group: int
+    head_dim: int
+    num_kv_heads: int
+    params: AttentionParams
+
+
+class DecoderStack:
+    """All decoder layers of a model, with its embedding, last norm and head.
+
+    params  of each layer's attention: without sinks
+    """
+
+    def __init__(
+        self,
+        layers: CompiledLayers,
+        params: Sequence[AttentionParams],
+        embedding: torch.Tensor,
+        rotations: Rotations,
+        norm: Norm,
+        head: SkinnyLinear,
+    ) -> None:
+        self.layers, self.embedding, self.norm, self.head = layers, embedding, norm, head
+        self.max_rows = layers.space.num_rows
+        self._rotations = rotations
+        self._num_positions = 0
+        self._store: object = None
+        self._k = self._v = np.zeros(0, np.int64)
+        weights, dtype = layers.weights, layers.dtype
+        by_kind: dict[AttentionKind, list[int]] = {}
+        for index, (w, of_layer) in enumerate(zip(weights, params, strict=True)):
+            kind = AttentionKind(w.num_heads // w.num_kv_heads, w.head_dim, w.num_kv_heads, of_layer)
+            by_kind.setdefault(kind, []).append(index)
+        num_heads = max(w.num_heads for w in weights)
+        self._x = torch.empty(self.max_rows, embedding.shape[1], dtype=dtype)
+        self._lse, self._prefix_lse = torch.empty(2, self.max_rows, num_heads)
+        self._prefix_out = torch.empty_like(layers.space.attended)
+        self._kinds = [_KindOfLayers(self, kind, np.array(found)) for kind, found in by_kind.items()]
+        self._head: Any = MatmulCall.from_buffer_copy(head.call)
+        self._head.x, self._head.x_row = layers.space.inputs.data_ptr(), layers.space.inputs.shape[1]
+
+    def run(
+        self, plan: Plan, ids: torch.Tensor, wanted: torch.Tensor, attention: TorchAttention
+    ) -> torch.Tensor | None:
+        """Compute a step that `attention` was prepared for, and store its keys and values.
+
+        ids     int64 [num_tokens], each a row of the embedding
+        wanted  int64 [num_wanted], the rows whose logits are wanted
+        -> logits [num_wanted, vocab_size]; None, with nothing done, for a step that this cannot compute
+        """
+        num_rows = len(ids)
+        if num_rows > self.max_rows:
+            return None
+        if attention.store is not self._store:
+            self._bind(attention)
+        steps = [kind.read(plan, attention) for kind in self._kinds]
+        if not all(steps):
+            return None
+        layers, call = self.layers, self.layers.call
+        self._place(plan)
+        records = layers.layers
+        records["k_store"], records["v_store"], records["num_slots"] = self._k, self._v, attention.store.num_slots
+        logits = torch.empty(len(wanted), self.head.num_out, dtype=layers.dtype)
+        call.ids, call.embedding, call.positions = ids.data_ptr(), self.embedding.data_ptr(), plan.positions.data_ptr()
+        call.slots, call.attended = plan.out_slots.data_ptr(), layers.space.attended.data_ptr()
+        call.lse, call.prefix_lse = self._lse.data_ptr(), self._prefix_lse.data_ptr()
+        call.prefix_out = self._prefix_out.data_ptr()
+        call.norm, call.eps = self.norm.weight.data_ptr(), self.norm.eps
+        head = self._head
+        head.next_task, head.num_rows, head.out = 0, len(wanted), logits.data_ptr()
+        call.head, call.head_matmul = ctypes.addressof(head) if len(wanted) else 0, self.head.function
+        call.wanted, call.num_wanted = wanted.data_ptr(), len(wanted)
+        alone = layers.is_small and max(kind.num_bytes for kind in self._kinds) < SMALL_BYTES
+        layers.run(self._x[:num_rows], slice(None), BEFORE | ATTEND | AFTER, alone=alone)
+        return logits
+
+    def _bind(self, attention: TorchAttention) -> None:
+        """Note where the keys and values of each layer lie."""
+        store = self._store = attention.store
+        self._k, self._v = (np.array([x.data_ptr() for x in part], np.int64) for part in (store.k, store.v))
+        for kind in self._kinds:
+            kind.bind(self._k[kind.index], self._v[kind.index], store.num_slots)
+
+    def _place(self, plan: Plan) -> None:
+        """Have the rotations of the step's positions."""
+        last = max(row.past + row.num_new for row in plan.rows)
+        if last > self._num_positions:
+            self._num_positions = max(256, 1 << (last - 1).bit_length())
+            tables = self._rotations(self._num_positions)
+            # the loop reads the first half only
+            self._tables = [x[:, : x.shape[1] // 2].contiguous() for x in tables]
+            call = self.layers.call
+            self._rotary_dim = tables[0].shape[1]
+        call = self.layers.call
+        cos, sin = self._tables
+        call.cos, call.sin, call.table_row, call.rotary_dim = (
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[1],
+            self._rotary_dim,
+        )
+
+
+class _KindOfLayers:
+    """The attention calls of layers of one kind, which differ in where their keys and values lie."""
+
+    def __init__(self, stack: DecoderStack, kind: AttentionKind, index: Any) -> None:
+        self.kind, self.index = kind, index
+        self.num_bytes = 0
+        self._held: object = None  # what the calls have addresses of
+        layers, capped, dim = stack.layers, kind.params.softcap is not None, kind.head_dim
+        half = layers.dtype is torch.bfloat16
+        self.block_size = None if capped or kind.group > COLUMNS else COLUMNS // kind.group
+        self._records = layers.layers
+        self._singles = np.zeros(len(index), np.dtype(DecodeCall))
+        self._blocks, self._prefixes = np.zeros((2, len(index)), np.dtype(PrefillCall))
+        self._records["decode"][index] = compile_decode(kind.group, dim, dim, half, capped)
+        if self.block_size is not None:
+            self._records["prefill"][index] = compile_prefill(kind.group, dim, dim, half)
+        width = (kind.group + 2) * kind.num_kv_heads * dim
+        attended, lse = layers.space.attended.data_ptr(), stack._lse.data_ptr()
+        for calls in (self._singles, self._blocks, self._prefixes):
+            calls["num_kv_heads"], calls["scale"] = kind.num_kv_heads, kind.params.scale
+            calls["q"], calls["q_token"], calls["q_head"] = layers.space.qkv.data_ptr(), width, dim
+            calls["out"], calls["lse"] = attended, lse
+        self._singles["float32_out"], self._singles["softcap"] = 1, kind.params.softcap or 0.0
+        self._prefixes["out"], self._prefixes["lse"] = stack._prefix_out.data_ptr(), stack._prefix_lse.data_ptr()
+
+    def bind(self, k: Any, v: Any, num_slots: int) -> None:
+        for calls in (self._singles, self._blocks, self._prefixes):
+            calls["k"], calls["v"], calls["num_slots"] = k, v, num_slots
+
+    def read(self, plan: Plan, attention: TorchAttention) -> bool:
+        """Lay out the step for these layers; False if the loops cannot compute it."""
+        metadata = attention.metadata(plan, self.kind.params.window, self.block_size)
+        prefixes = [prefix.blocks for prefix in metadata.prefixes]
+        if metadata.chunks or None in prefixes:
+            return False
+        shared = _shared_rows(metadata, plan)
+        if shared is not None and shared.max() > 1:
+            return False
+        joined = QueryBlocks.joined([blocks for blocks in prefixes if blocks is not None])
+        singles, records, index = metadata.singles, self._records, self.index
+        self._held = metadata, joined, shared
+        calls = self._singles
+        calls["next_task"], calls["num_queries"], calls["num_runs"] = 0, len(singles.query), len(singles.runs) - 1
+        calls["query"], calls["indptr"], calls["spans"], calls["runs"] = singles.addresses
+        records["singles"][index] = _addresses(calls) if len(singles.query) else 0
+        records["shared"][index] = shared.ctypes.data if shared is not None else 0
+        for name, calls, blocks in (("blocks", self._blocks, metadata.blocks), ("prefixes", self._prefixes, joined)):
+            records[name][index] = _addresses(calls) if blocks is not None else 0
+            if blocks is not None:
+                calls["next_task"], calls["num_blocks"] = 0, len(blocks.query_ptr) - 1
+                places = blocks.addresses
+                calls["query"], calls["visible"], calls["query_ptr"], calls["spans"], calls["span_ptr"] = places
+        row_bytes = self.kind.num_kv_heads * self.kind.head_dim * attention.store.dtype.itemsize
+        self.num_bytes = SMALL_BYTES if joined or metadata.blocks else singles.num_keys * row_bytes
+        return True
+
+
+def _addresses(calls: Any) -> Any:
+    return calls.ctypes.data + calls.itemsize * np.arange(len(calls))
+
+
+def _shared_rows(metadata: AttentionMetadata, plan: Plan) -> Any:
+    """How many prefixes each token of the step shares: uint8 [num_tokens]; None if there are no prefixes."""
+    if not metadata.prefixes:
+        return None
+    counts = np.zeros(len(plan.input_ids), np.uint8)
+    for prefix in metadata.prefixes:
+        counts[prefix.index.numpy()] += 1
+    return counts

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.execution.paged import PagedRunner
+from graftlm.core.kv.pages import Extent
+from graftlm.core.loaded_model import LoadedModel
+from graftlm.core.model.load import load_model
+from graftlm.core.model.qualify import _plan
+from graftlm.core.step_plan import SharedPrefix, StepPlan
+from graftlm.kernels.cpu import decoder_layer, loop_runtime
+from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.decoder_stack import DecoderStack
+from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.kv_store import KVStore
+from tests.models import byte_tokenizer, tiny_model
+
+pytestmark = pytest.mark.skipif(
+    PackedLinear(torch.nn.Linear(64, 64)).panels() is None, reason="oneDNN lays weights out otherwise on this CPU"
+)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+SLOTS = 300
+
+
+def load(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: Any) -> LoadedModel:
+    # 66: wider than a panel, and by no multiple of one
+    loaded = load_model(
+        tiny_model(kind, **{"intermediate_size": 66, **config}).to(dtype), EngineConfig(), byte_tokenizer()
+    )
+    assert loaded.stack is not None
+    return loaded
+
+
+def filled(loaded: LoadedModel) -> KVStore:
+    """A store of garbage that both ways find the same."""
+    store = KVStore(loaded.kv_layout, SLOTS, loaded.dtype)
+    generator = torch.Generator().manual_seed(5)
+    for x in (*store.k, *store.v):
+        x.copy_(torch.randn(x.shape, generator=generator))
+    return store
+
+
+def compare(loaded: LoadedModel, *plans: StepPlan) -> None:
+    """Run the steps in one call each and through the modules; logits, keys and values are the same."""
+    stores = [filled(loaded), filled(loaded)]
+    ours, theirs = (PagedRunner(loaded, TorchAttention(store)) for store in stores)
+    theirs._stack = None
+    before = [x.clone() for x in (*stores[0].k, *stores[0].v)]
+    limit = TOLERANCE[loaded.dtype]
+    for plan in plans:
+        assert loaded.stack is not None
+        ours.attention.prepare(plan)
+        assert loaded.stack.run(plan, plan.input_ids, plan.logits_rows, ours.attention) is not None  # type: ignore[arg-type]
+        torch.testing.assert_close(ours.forward(plan), theirs.forward(plan), rtol=limit, atol=limit)
+    for old, mine, other in zip(before, *([*s.k, *s.v] for s in stores), strict=True):
+        torch.testing.assert_close(mine, other, rtol=limit, atol=limit)
+        assert not torch.equal(mine, old)
+
+
+def rows_of(*lengths: tuple[int, int], start: int = 0) -> StepPlan:
+    """A step with a row (past, new) for each, whose slots lie in two ranges."""
+    places, sequences = [], []
+    for past, new in lengths:
+        half = (past + new) // 2
+        places.append([Extent(start, start + half), Extent(start + half + 3, start + 3 + past + new)])
+        sequences.append([(7 * start + i) % 250 for i in range(past + new)])
+        start += past + new + 3
+    return _plan(sequences, tuple(places), [(past, past + new) for past, new in lengths])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        ("llama", {"head_dim": 24, "attention_bias": True}),
+        ("qwen2", {}),
+        ("qwen3", {"num_hidden_layers": 3}),
+        ("mistral", {"sliding_window": 8}),
+    ],
+)
+def test_a_decode_step_gives_what_the_modules_give(kind: str, config: dict[str, Any], dtype: torch.dtype) -> None:
+    compare(load(kind, dtype, **config), rows_of((5, 1)), rows_of((0, 1), (17, 1), (90, 1)))
+
+
+def test_single_tokens_short_runs_and_blocks_of_queries_share_a_step() -> None:
+    compare(load(), rows_of((9, 1), (20, 4), (0, 30), (33, 17)), rows_of((40, 1), (1, 1)))
+
+
+def test_the_widest_step() -> None:
+    compare(load(), rows_of(*[(1, 1)] * 32, (2, 32)))
+
+
+def shared_step(window: int | None = None) -> StepPlan:
+    """Rows of which two share 70 tokens, two others 66, and one shares nothing."""
+    shared = [Extent(0, 70)], [Extent(70, 100), Extent(104, 140)]
+    places = [[*shared[i], Extent(150 + 9 * n, 159 + 9 * n)] for n, i in enumerate((0, 1, 0, 1))] + [[Extent(200, 212)]]
+    pasts = [73, 66, 70, 70, 11]
+    sequences = [[(i * 3 + n) % 250 for i in range(past + 2)] for n, past in enumerate(pasts)]
+    news = [1, 1, 2, 1, 1]
+    plan = _plan(sequences, tuple(places), [(p, p + n) for p, n in zip(pasts, news, strict=True)])
+    prefixes = (SharedPrefix(70, tuple(shared[0]), (0, 2)), SharedPrefix(66, tuple(shared[1]), (1, 3)))
+    return replace(plan, shared=prefixes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prefixes_that_rows_share_are_read_once_and_joined(dtype: torch.dtype) -> None:
+    compare(load(dtype=dtype), shared_step())
+
+
+def test_a_window_that_ends_within_a_shared_prefix_reads_it_row_by_row() -> None:
+    compare(load("mistral", sliding_window=16), shared_step())
+
+
+def test_only_the_wanted_rows_have_logits() -> None:
+    loaded, plan = load(), rows_of((9, 1), (3, 20))
+    compare(loaded, replace(plan, logits_rows=torch.tensor([0, 20])))
+    nothing = PagedRunner(loaded, TorchAttention(filled(loaded))).forward(
+        replace(plan, logits_rows=torch.tensor([]).long())
+    )
+    assert nothing.shape == (0, loaded.vocab_size)
+
+
+def test_a_step_of_more_rows_is_left_to_the_modules() -> None:
+    loaded, plan = load(), rows_of((0, decoder_layer.MAX_DECODE_ROWS[torch.float32] + 1))
+    attention = TorchAttention(filled(loaded))
+    attention.prepare(plan)
+    assert loaded.stack is not None
+    assert loaded.stack.run(plan, plan.input_ids, plan.logits_rows, attention) is None
+    assert PagedRunner(loaded, attention).forward(plan).isfinite().all()
+
+
+def test_rotations_are_there_for_positions_beyond_those_of_the_first_steps() -> None:
+    compare(load(), rows_of((2, 1)), rows_of((260, 1)), rows_of((4, 1)))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_any_number_of_threads_gives_the_same(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(decoder_layer, "SMALL_BYTES", 0)
+    torch.set_num_threads(num_threads)
+    try:
+        compare(load(), rows_of((9, 1), (20, 4), (33, 17)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_openmp_one_thread_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_layer, "barrier", lambda: 0)
+    monkeypatch.setattr(loop_runtime, "parallel_region", lambda: None)
+    compare(load(), rows_of((9, 1), (20, 4)))
+
+
+def test_two_stores_of_one_model_are_kept_apart() -> None:
+    loaded, plan = load(), rows_of((9, 1), (3, 1))
+    first, second = (PagedRunner(loaded, TorchAttention(filled(loaded))) for _ in range(2))
+    expected = first.forward(plan)
+    second.attention.store.k[0].zero_()  # type: ignore[attr-defined]
+    assert not torch.equal(second.forward(plan), expected)
+    assert torch.equal(first.forward(plan), expected)
+    assert isinstance(loaded.stack, DecoderStack)
