@@ -12,19 +12,25 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_init,
-    warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from graftlm.kernels.bits12.matmul import _factor, _one_of_each, _read_codes, _store, codes_layout
+from graftlm.kernels.bits12.code_tiles import (
+    allocate,
+    block_sums,
+    codes_layout,
+    hand_over,
+    listed_range,
+    one_of_each,
+    read_codes,
+    store_rows,
+    take_over,
+)
 from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight, compacted
 from graftlm.kernels.gpu.mixture.expert_blocks import ExpertBlocks
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
-from graftlm.kernels.hopper.tiles import K, barrier, gated, load, tiled
+from graftlm.kernels.hopper.tiles import K, gated, load, tiled
 
 DENSITY = 13
 """Up to so many tokens for each expert on average, a block has 16 pairs; of more 32."""
@@ -66,7 +72,7 @@ def _read(x, codes, shared, table, sizes, PDL: gl.constexpr):
             s = at % STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES)
-            _read_codes(codes, shared, s, tile + step, True)
+            read_codes(codes, shared, s, tile + step, True)
             for box in gl.static_range(2):
                 load(x, [row, (step * 2 + box) * K], ready.index(s), xs.index(s * 2 + box))
             at += 1
@@ -74,19 +80,12 @@ def _read(x, codes, shared, table, sizes, PDL: gl.constexpr):
 
 
 @gluon.jit
-def _listed(starts, block, ok, output):
-    """Where the listed weights of the outputs of a block begin and end."""
-    at = starts + block * 64 + output
-    return gl.load(at, mask=ok, other=0), gl.load(at + 1, mask=ok, other=0)
-
-
-@gluon.jit
 def _four_of_each(inputs, values, at, end):
     """The next four listed weights of each output, so that the inputs of all of them are read at once."""
-    a, u = _one_of_each(inputs, values, at, end)
-    b, v = _one_of_each(inputs, values, at + 1, end)
-    c, w = _one_of_each(inputs, values, at + 2, end)
-    d, z = _one_of_each(inputs, values, at + 3, end)
+    a, u = one_of_each(inputs, values, at, end)
+    b, v = one_of_each(inputs, values, at + 1, end)
+    c, w = one_of_each(inputs, values, at + 2, end)
+    d, z = one_of_each(inputs, values, at + 3, end)
     return a, b, c, d, u, v, w, z
 
 
@@ -110,12 +109,12 @@ def _add_listed(x, given, handed, lists, table, sizes, PDL: gl.constexpr):
     num_items = gl.load(used) * blocks_of
     turn = 0
     block = _expert(block_expert, first, blocks_of, num_items) * blocks_of + first % blocks_of
-    at, end = _listed(starts, block, first < num_items, output)
+    at, end = listed_range(starts, block, output, first < num_items)
     a, b, c, d, u, v, w, z = _four_of_each(inputs, values, at, end)
     for item in range(first, num_items, num_programs):
         after = item + num_programs
         next_block = _expert(block_expert, after, blocks_of, num_items) * blocks_of + after % blocks_of
-        next_at, next_end = _listed(starts, next_block, after < num_items, output)
+        next_at, next_end = listed_range(starts, next_block, output, after < num_items)
         group = item // blocks_of
         there = (row < gl.load(block_end + group) - gl.load(block_start + group))[None, :]
         rows = ((group * ROWS + row) * k)[None, :]
@@ -135,10 +134,7 @@ def _add_listed(x, given, handed, lists, table, sizes, PDL: gl.constexpr):
             a, b, c, d, u, v, w, z = _four_of_each(inputs, values, at, end)
         at, end, block = next_at, next_end, next_block
         a, b, c, d, u, v, w, z = _four_of_each(inputs, values, at, end)
-        mbarrier.wait(handed.index(1), turn & 1 ^ 1)
-        given.store(sums)
-        barrier()
-        mbarrier.arrive(handed.index(0))
+        hand_over(sums, given, handed, turn & 1)
         turn += 1  # noqa: SIM113
 
 
@@ -157,11 +153,9 @@ def _multiply(
     shared, given, handed, factors, table, out, sizes, GROUP: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr
 ):
     """Every second step of each of the program's items; the first group stores their sum."""
-    xs, ws, ready, free = shared
     from_other, from_lists = given
     by_other, by_lists = handed
-    STAGES: gl.constexpr = ready.shape[0]
-    ROWS: gl.constexpr = xs.shape[1]
+    ROWS: gl.constexpr = shared[0].shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     block_expert, block_start, block_end, pairs, used = table
     blocks_of, steps, _, n = sizes
@@ -184,35 +178,17 @@ def _multiply(
         scale = gl.load(weight_scales + i)
         count = end - start
         factor = gl.load(routing + pair, mask=row < count, other=0.0)
-        sums = gl.zeros([64, ROWS], gl.float32, layout)
-        for step in range((GROUP + at) % 2, steps, 2):
-            s = (at + step) % STAGES
-            mbarrier.wait(ready.index(s), (at + step) // STAGES & 1)
-            more = warpgroup_mma_init(sums)
-            for box in gl.static_range(2):
-                w = _factor(ws.index(s * 3 + box), ws.index(s * 3 + 2).slice(box * 16, 16, 0), layout)
-                more = warpgroup_mma(w, xs.index(s * 2 + box).permute((1, 0)), more, is_async=True)
-            sums = warpgroup_mma_wait(0, deps=(more,))
-            mbarrier.arrive(free.index(s))
+        sums = block_sums(shared, at, steps, GROUP)
         at += steps
         next_pair = gl.load(pairs + next_start + row, mask=row < next_end - next_start, other=0)
         if GROUP == 1:
-            mbarrier.wait(by_other.index(1), turn & 1 ^ 1)
-            from_other.store(sums)
-            barrier()
-            mbarrier.arrive(by_other.index(0))
+            hand_over(sums, from_other, by_other, turn & 1)
         else:
-            mbarrier.wait(by_lists.index(0), turn & 1)
-            sums += from_lists.load(layout)
-            barrier()
-            mbarrier.arrive(by_lists.index(1))
-            mbarrier.wait(by_other.index(0), turn & 1)
-            sums += from_other.load(layout)
-            barrier()
-            mbarrier.arrive(by_other.index(1))
+            sums = take_over(sums, from_lists, by_lists, turn & 1)
+            sums = take_over(sums, from_other, by_other, turn & 1)
             sums *= scale[:, None]
             if GATE:
-                _store(gated(sums, out.dtype.element_ty, "silu"), out, group * ROWS, count, tile * 32, n)
+                store_rows(gated(sums, out.dtype.element_ty, "silu"), out, group * ROWS, count, tile * 32, n)
             else:
                 _scatter(sums, out, pair, factor, row < count, tile * 64, n, top_k, out_rank)
         expert, start, end, pair = next_expert, next_start, next_end, next_pair
@@ -227,23 +203,7 @@ def _compact_experts(
     PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the items)."""
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    xs = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * 2, ROWS, K], x_tiles.layout)
-    ws = gl.allocate_shared_memory(gl.int32, [STAGES * 3, 32, 32], codes.layout)
-    from_other = gl.allocate_shared_memory(gl.float32, [64, ROWS], flat)
-    from_lists = gl.allocate_shared_memory(gl.float32, [64, ROWS], flat)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    by_other = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())  # handed over, taken
-    by_lists = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=1)
-    for i in gl.static_range(2):
-        mbarrier.init(by_other.index(i), count=1)
-        mbarrier.init(by_lists.index(i), count=1)
-    fence_async_shared()
-    shared, given, handed = (xs, ws, ready, free), (from_other, from_lists), (by_other, by_lists)
+    shared, given, handed = allocate(x_tiles, codes, ROWS, K, STAGES)
     table = (block_expert, block_start, block_end, pairs, used)
     sizes, factors, lists = (
         (blocks_of, steps, k, n),
@@ -254,7 +214,7 @@ def _compact_experts(
         [
             (_multiply, (shared, given, handed, factors, table, out, sizes, 0, GATE, PDL)),
             (_multiply, (shared, given, handed, factors, table, out, sizes, 1, GATE, PDL)),
-            (_add_listed, (x, from_lists, by_lists, lists, table, sizes, PDL)),
+            (_add_listed, (x, given[1], handed[1], lists, table, sizes, PDL)),
             (_read, (x_tiles, codes, shared, table, sizes, PDL)),
         ],
         [4, 4, 1],  # warps
