@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.constraint import prepare_constraints
 from graftlm.core.errors import EngineError, GraftError
 from graftlm.core.kv.memory import give_back
 from graftlm.core.kv.prefix_cache import PrefixCache
 from graftlm.core.metrics import Counters, Stats
-from graftlm.core.model.lease import ModelLease
 from graftlm.core.request import Completion, Request, Submission
 from graftlm.core.sampling.step_sampler import Outcome, PendingTokens, StepSampler
 from graftlm.core.scheduling.admission import Limits
@@ -372,30 +370,3 @@ class LocalEngine:
         if self.drafter is not None:
             self.drafter.timed(plan, launch_s)
         counters.forward_s += launch_s
-
-
-def build_local(
-    model: Any, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None] = lambda: None
-) -> LocalEngine:
-    """Load `model` and put an engine over it, with the loader and the kernels that the configuration names."""
-    from graftlm.core.engine_builder import build_runner
-    from graftlm.plugins import manager
-
-    registry = manager.load()
-    prepare_constraints(tokenizer)
-    lease = ModelLease(model)
-    try:
-        loaded = registry.models[config.loader](model, config, tokenizer)
-        spec = build_runner(loaded, config, registry.attention)
-    except BaseException:
-        lease.release()
-        raise
-
-    def close() -> None:
-        try:
-            spec.close()
-        finally:
-            lease.release()
-
-    owned = replace(spec, close=close)
-    return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)

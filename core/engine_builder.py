@@ -1,12 +1,12 @@
-"""RunnerSpec: the runner, the attention kernels and the KV pool that fit a model and a configuration."""
+"""Builds the local engine: the model is loaded, its KV pool allocated, and a runner put over both."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from graftlm.core.engine import LocalEngine
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.core.model.qualify import AttentionFactory
     from graftlm.core.sampling.device_sampler import DeviceSampler
+    from graftlm.core.text.tokenizer import Tokenizer
     from graftlm.kernels.attention import Attention
     from graftlm.kernels.kv_store import KVStore
 
@@ -67,6 +69,35 @@ class RunnerSpec:
     close: Callable[[], None] = lambda: None
 
 
+def build_local(
+    model: Any, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None] = lambda: None
+) -> LocalEngine:
+    """Load `model` and put an engine over it, with the loader and the kernels that the configuration names."""
+    from graftlm.core.constraint import prepare_constraints
+    from graftlm.core.engine import LocalEngine
+    from graftlm.core.model.lease import ModelLease
+    from graftlm.plugins import manager
+
+    registry = manager.load()
+    prepare_constraints(tokenizer)
+    lease = ModelLease(model)
+    try:
+        loaded = registry.models[config.loader](model, config, tokenizer)
+        spec = build_runner(loaded, config, registry.attention)
+    except BaseException:
+        lease.release()
+        raise
+
+    def close() -> None:
+        try:
+            spec.close()
+        finally:
+            lease.release()
+
+    owned = replace(spec, close=close)
+    return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
+
+
 def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:
     """Allocate the KV pool and put a runner over it, with the attention that the configuration names."""
     from graftlm.core.kv.kv_format import FP8, kv_format
@@ -75,22 +106,21 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     kv = kv_format(loaded, config)
     if loaded.kv_reason is not None:
         warnings.warn(f"KV is kept in {kv}, not in 12 bits a number: {loaded.kv_reason}", stacklevel=2)
-    dtype = str(loaded.dtype).removeprefix("torch.")
+    words = str(loaded.dtype).removeprefix("torch."), str(kv), loaded.execution
+    sizes = loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded)
     num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded))
     if loaded.lane == "serial":
         from graftlm.core.execution.serial import SerialRunner
 
         serial = SerialRunner(loaded)
-        sizes = (loaded.max_model_len, loaded.vocab_size, _num_embeddings(loaded))
         budget = step_tokens(config.max_step_tokens, loaded.device)
-        words = (dtype, str(kv), loaded.execution)
         return RunnerSpec(serial, num_slots, *sizes, budget, *words, lane=serial, close=loaded.release)
     from graftlm.core.execution.paged import PagedRunner
     from graftlm.core.sampling.device_sampler import DeviceSampler
 
     scales = kv_scales(loaded) if kv.dtype is FP8 else None
     store = kv.store(loaded, num_slots + 1, scales)  # the last slot is scratch
-    budget = step_tokens(config.max_step_tokens, loaded.device)
+    budget = step_tokens(config.max_step_tokens, loaded.device)  # of the memory that weights and store leave
     attention = _attention(loaded, config, kernels, store)
     overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
     device_sampler = DeviceSampler(config.max_batch, loaded.device) if overlap else None
@@ -107,13 +137,9 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     return RunnerSpec(
         runner,
         num_slots,
-        loaded.max_model_len,
-        loaded.vocab_size,
-        _num_embeddings(loaded),
+        *sizes,
         budget,
-        dtype,
-        str(kv),
-        loaded.execution,
+        *words,
         drafts=config.speculation == "auto" and loaded.device.type == "cpu" and device_sampler is None,
         device_sampler=device_sampler,
         check_device=partial(_synchronize, loaded.device),

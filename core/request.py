@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from graftlm.core.config import SamplingParams
+from graftlm.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -178,3 +179,13 @@ class Submission:
     arrived_s: float = field(default_factory=time.monotonic)
     id: int = field(default_factory=lambda: next(_submission_ids))
     """What `Engine.cancel` takes. A request that is submitted twice has two of them."""
+
+
+def is_batch(prompt: Any) -> bool:
+    """Whether a list holds prompts rather than being one (token ids or messages)."""
+    if isinstance(prompt, str | Mapping | np.ndarray) or not isinstance(prompt, Sequence):
+        return False
+    if not prompt:
+        raise ConfigError("the list of prompts is empty; give at least one")
+    first = prompt[0]
+    return isinstance(first, str) or (isinstance(first, Sequence | np.ndarray) and not isinstance(first, Mapping))

@@ -8,7 +8,7 @@ import os
 import reprlib
 import time
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
@@ -25,9 +25,9 @@ from graftlm.core.model.source import ModelSource
 from graftlm.core.pin import Pin
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.source import EndpointSource
-from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage
+from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage, is_batch
 from graftlm.core.shared_runtimes import SharedRuntimes
-from graftlm.core.stream import ChunkStream, EngineFuture, FutureListener, StreamListener
+from graftlm.core.stream import ChunkStream, EngineFuture, FutureListener, StreamListener, pass_logits
 
 if TYPE_CHECKING:
     from graftlm.core.program.select import Selection
@@ -179,14 +179,14 @@ class Runtime:
         prompt  text taken as is, token ids, or messages; or a list of these.
         """
         params = SamplingParams.from_options(**sampling)
-        if not _is_batch(prompt):
+        if not is_batch(prompt):
             return self._answer([Request(prompt, params)], "generate()")[0]
         return self._answer([Request(p, params) for p in prompt], "generate()")
 
     async def agenerate(self, prompt: Any, **sampling: Any) -> Any:
         """`generate` on any event loop; cancelling the task frees the request's KV."""
         params = SamplingParams.from_options(**sampling)
-        batch = _is_batch(prompt)
+        batch = is_batch(prompt)
         futures = self.submit_many([Request(p, params) for p in (prompt if batch else [prompt])])
         try:
             done = await asyncio.gather(*(asyncio.wrap_future(f) for f in futures))
@@ -228,7 +228,7 @@ class Runtime:
         future: Future[np.ndarray] = EngineFuture(self._thread)
         inner = self.submit(Request(list(token_ids), want_logits=True))
         future.add_done_callback(lambda outer: outer.cancelled() and inner.cancel())
-        inner.add_done_callback(partial(_pass_logits, future))
+        inner.add_done_callback(partial(pass_logits, future))
         return future
 
     def warm(self, prefix: Any) -> Pin:
@@ -392,29 +392,9 @@ def _checked(request: Request) -> Request:
     return request
 
 
-def _is_batch(prompt: Any) -> bool:
-    """Whether a list holds prompts rather than being one (token ids or messages)."""
-    if isinstance(prompt, str | Mapping | np.ndarray) or not isinstance(prompt, Sequence):
-        return False
-    if not prompt:
-        raise ConfigError("the list of prompts is empty; give at least one")
-    first = prompt[0]
-    return isinstance(first, str) or (isinstance(first, Sequence | np.ndarray) and not isinstance(first, Mapping))
-
-
 def _cancel_with(runtime: weakref.ref[Runtime], submission_id: int, future: Future[Completion]) -> None:
     """Tell the engine when a caller has cancelled the future."""
     owner = runtime()
     if future.cancelled() and owner is not None:
         with contextlib.suppress(GraftError):
             owner._cancel(submission_id)
-
-
-def _pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
-    if outer.cancelled() or inner.cancelled():
-        outer.cancel()
-    elif (error := inner.exception()) is not None:
-        outer.set_exception(error)
-    else:
-        logits = inner.result().logits
-        outer.set_result(logits if logits is not None else np.empty(0, np.float32))

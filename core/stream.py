@@ -10,6 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 from weakref import ref
 
+import numpy as np
+
 from graftlm.core.request import Chunk, Completion
 
 if TYPE_CHECKING:
@@ -37,6 +39,17 @@ class EngineFuture(Future[_Result]):
     def _check(self, name: str, timeout: float | None) -> None:
         if timeout != 0 and not self.done() and (thread := self._thread()) is not None:
             thread.check_may_wait(f"a future's {name}")
+
+
+def pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
+    """Resolve `outer` with what `inner` got: the logits of its completion, its error, or its cancellation."""
+    if outer.cancelled() or inner.cancelled():
+        outer.cancel()
+    elif (error := inner.exception()) is not None:
+        outer.set_exception(error)
+    else:
+        logits = inner.result().logits
+        outer.set_result(logits if logits is not None else np.empty(0, np.float32))
 
 
 class FutureListener:

@@ -7,7 +7,7 @@ from graftlm.plugins.hookspecs import Register, hookimpl
 
 @hookimpl
 def graftlm_register_engines(register: Register) -> None:
-    register("local", "graftlm.core.engine:build_local", "a model in this process, continuous batching")
+    register("local", "graftlm.core.engine_builder:build_local", "a model in this process, continuous batching")
     register("ray", "graftlm.core.cluster.ray_cluster:build_ray", "replicas on a Ray cluster; needs ray")
     register("scripted", "graftlm.testing.scripted_model:build_scripted", "answers that a test has written down")
 
