@@ -65,7 +65,7 @@ class Fault(NamedTuple):
 
 FAULTS = {
     "step": Fault(lambda engine: engine.runner, "forward", 1301),
-    "attention kernel": Fault(lambda engine: engine.runner.attention, "forward", 3001),
+    "step as one compiled call": Fault(lambda engine: engine.runner._stack, "run", 1103),
     "layout of a step": Fault(lambda engine: core_engine, "build_plan", 1201, InjectedExit),
     "sampler": Fault(lambda engine: engine.sampler, "sample", 1801, InjectedExit),
     "allocation of KV": Fault(lambda engine: engine.cache.pool, "allocate", 499),
