@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import ast
+from graftlm.core.grammar.automata.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.matcher import Matcher
@@ -217,13 +219,14 @@ def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:
     from graftlm.core.grammar.engines.lark import to_lark
 
     text = to_lark(language.node, language.rules)
-    return language.grammar("llguidance", _from_lark(text, vocabulary, tuple(language.rules.values())))
+    endings = partial(Pushdown, language.node, language.rules)
+    return language.grammar("llguidance", _from_lark(text, vocabulary, endings))
 
 
-def _from_lark(text: str, vocabulary: Vocabulary, rules: Sequence[ast.Node] = ()) -> EngineGrammar:
+def _from_lark(text: str, vocabulary: Vocabulary, language: Callable[[], Pushdown] | None = None) -> EngineGrammar:
     from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 
-    return LlguidanceGrammar.from_lark(text, vocabulary, rules)
+    return LlguidanceGrammar.from_lark(text, vocabulary, language)
 
 
 def _check_size(spec: Spec, limits: Limits) -> None:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Node
+from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.grammar.automata.pushdown import Place, Pushdown
 from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
-from graftlm.core.grammar.engines.string_endings import StringEndings, open_string
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MAX_STEPS, _FEW_STEPS = 256, 24
+_MAX_STEPS = 256
 # What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
 _CLOSERS = (*(b"}", b"]", b",", b":", b'"', b"0", b"1"), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
-_SCALARS = (b'"', b"0", b"n", b"t")
-_SIGNS = (b"}", b"]", b",", b":")
 _IN_STRING = b"#"  # outside of strings JSON never has it
 _BLANK = frozenset(b" \t\r\n")
 
@@ -31,46 +29,53 @@ class LlguidanceGrammar:
 
     engine = "llguidance"
 
-    def __init__(self, source: str, vocabulary: Vocabulary, strings: Sequence[Node] = ()) -> None:
+    def __init__(self, source: str, vocabulary: Vocabulary, language: Callable[[], Pushdown] | None = None) -> None:
         """Compile `source`, a grammar in llguidance's JSON form. Raises GrammarError with llguidance's reason.
 
-        strings  the languages of JSON strings in it, which tell how a string ends
+        language  the same language, which knows how every text ends; without it endings are searched for
         """
         from llguidance import LLMatcher
 
         self.vocabulary = vocabulary
-        self.strings = StringEndings(strings)
+        self._make_language = language
         self._source = source
         self._start = LLMatcher(tokenizer_of(vocabulary), source, log_level=0)
         if self._start.is_error():
             raise GrammarError(f"llguidance cannot compile the grammar: {_reason(self._start)}")
 
     @classmethod
-    def from_lark(cls, text: str, vocabulary: Vocabulary, strings: Sequence[Node] = ()) -> LlguidanceGrammar:
+    def from_lark(
+        cls, text: str, vocabulary: Vocabulary, language: Callable[[], Pushdown] | None = None
+    ) -> LlguidanceGrammar:
         """Compile a Lark grammar that starts with `start`."""
         from llguidance import LLMatcher
 
-        return cls(LLMatcher.grammar_from_lark(text), vocabulary, strings)
+        return cls(LLMatcher.grammar_from_lark(text), vocabulary, language)
 
     @property
     def num_bytes(self) -> int:
         return 64 * len(self._source) + (1 << 16)  # not told by llguidance; items and lexer states, about
 
+    @cached_property
+    def language(self) -> Pushdown | None:
+        """Made when an ending is first asked for."""
+        return None if self._make_language is None else self._make_language()
+
     def matcher(self) -> LlguidanceMatcher:
         matcher = LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
-        matcher.strings = self.strings
+        matcher.grammar = self
         return matcher
 
 
 class LlguidanceMatcher(LibraryMatcher):
     """One sequence in a context-free grammar: see `graftlm.core.grammar.matcher.Matcher`.
 
-    Endings are searched for greedily, those of strings by their automata. Where none is found, `ending` is [] and
-    `min_tokens_to_accept` 0 though the matcher is not accepting: the text then runs until its budget is spent and may
-    be cut.
+    An ending is the shortest that the grammar's own language knows. For a grammar written in Lark that is not known:
+    endings are searched for greedily, and where none is found, `ending` is [] and `min_tokens_to_accept` 0 though the
+    matcher is not accepting: the text then runs until its budget is spent and may be cut.
     """
 
-    __slots__ = ("_ending", "_ids", "strings")
+    __slots__ = ("_ending", "_ids", "_places", "grammar")
 
     _matcher: LLMatcher
 
@@ -78,7 +83,8 @@ class LlguidanceMatcher(LibraryMatcher):
         super().__init__(matcher, vocabulary)
         self._ending: tuple[int, list[int]] | None = None  # for which num_consumed, and the tokens
         self._ids: list[int] = []
-        self.strings = StringEndings(())
+        self._places: list[Place] = []  # after 0 tokens, 1, ...: as many as endings were asked for
+        self.grammar: LlguidanceGrammar | None = None
 
     def fill_mask(self, row: MaskRow) -> bool:
         if self._stopped:
@@ -111,10 +117,12 @@ class LlguidanceMatcher(LibraryMatcher):
         if self._num_consumed != num_consumed:
             self._ending = None
             del self._ids[self._num_consumed :]
+            del self._places[self._num_consumed + 1 :]
 
     def fork(self) -> LlguidanceMatcher:
         twin: LlguidanceMatcher = super().fork()
-        twin._ending, twin._ids, twin.strings = self._ending, self._ids.copy(), self.strings
+        twin._ending, twin._ids, twin._places = self._ending, self._ids.copy(), self._places.copy()
+        twin.grammar = self.grammar
         return twin
 
     def forced(self, context: Sequence[int]) -> list[int]:
@@ -126,6 +134,25 @@ class LlguidanceMatcher(LibraryMatcher):
         if self._stopped or self._matcher.is_stopped():
             return b""
         return self._matcher.compute_ff_bytes()
+
+    def ending_bound(self) -> int:
+        """At least as many tokens as the shortest ending takes: one for each byte."""
+        language = self.grammar.language if self.grammar is not None else None
+        if language is None or not self._vocabulary.single_bytes.all():
+            return self.min_tokens_to_accept()
+        return language.distance(self._place(language))
+
+    def _place(self, language: Pushdown) -> Place:
+        """Where the text stands in `language`."""
+        places, tokens = self._places, self._vocabulary.tokens
+        if not places:
+            places.append(language.start)
+        for token_id in self._ids[len(places) - 1 :]:
+            place = language.walk(places[-1], tokens[token_id])
+            if place is None:
+                raise GrammarError(f"token {token_id} is not in the language that llguidance's grammar was made of")
+            places.append(place)
+        return places[-1]
 
     def min_tokens_to_accept(self) -> int:
         return 0 if self.accepting else len(self._find_ending())
@@ -146,11 +173,22 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def _find_ending(self) -> list[int]:
         if self._ending is None or self._ending[0] != self._num_consumed:
-            known = self._ending[1] if self._ending is not None else []
-            # most tokens change nothing about how to end, or are the first of the ending themselves
-            found = next((old for old in (known, known[1:]) if old and self._ends(old)), None)
-            self._ending = (self._num_consumed, self._search() if found is None else found)
+            language = self.grammar.language if self.grammar is not None else None
+            try:
+                found = self._searched() if language is None else self._encoded(language)
+            except ConfigError:  # the vocabulary cannot spell the shortest ending, perhaps another one
+                found = self._searched()
+            self._ending = (self._num_consumed, found)
         return self._ending[1]
+
+    def _encoded(self, language: Pushdown) -> list[int]:
+        return self._vocabulary.encode(language.ending(self._place(language)))
+
+    def _searched(self) -> list[int]:
+        known = self._ending[1] if self._ending is not None else []
+        # most tokens change nothing about how to end, or are the first of the ending themselves
+        found = next((old for old in (known, known[1:]) if old and self._ends(old)), None)
+        return self._search() if found is None else found
 
     def _ends(self, token_ids: list[int]) -> bool:
         probe = self._matcher.deep_copy()
@@ -162,23 +200,14 @@ class LlguidanceMatcher(LibraryMatcher):
         quotes = [closers[b'"']] if b'"' in closers else []
         inside = closers.pop(_IN_STRING, None)
         order = [closers[data] for data in _CLOSERS if data in closers]
-        found = self._follow(order, quotes, inside) or self._follow([*quotes, *order], [], None)
-        if found:
-            return found
-        # items of another kind are wanted: try each before the others
-        first = [token_id for data, token_id in closers.items() if data in _SIGNS]
-        kinds = [token_id for data, token_id in closers.items() if data in _SCALARS]
-        ways = [self._follow([*first, kind, *order], quotes, inside, _FEW_STEPS) for kind in kinds]
-        return min(filter(None, ways), key=len, default=[])
+        return self._follow(order, quotes, inside) or self._follow([*quotes, *order], [], None)
 
-    def _follow(
-        self, order: Sequence[int], in_string: Sequence[int], inside: int | None, most: int = _MAX_STEPS
-    ) -> list[int]:
+    def _follow(self, order: Sequence[int], in_string: Sequence[int], inside: int | None) -> list[int]:
         """Write the first allowed token of `order` again and again; of `in_string` where `inside` is allowed."""
         probe = self._matcher.deep_copy()
         row = np.zeros(_num_words(self._vocabulary), np.int32)
         found: list[int] = []
-        while len(found) < most:
+        while len(found) < _MAX_STEPS:
             if probe.is_accepting():
                 return found
             ids = probe.compute_ff_tokens()
@@ -188,22 +217,10 @@ class LlguidanceMatcher(LibraryMatcher):
                 chosen = self._choose(row, [*first, *order])
                 if chosen is None:
                     return []
-                ids = self._string_ending(probe, row, found) or [chosen]
+                ids = [chosen]
             if probe.try_consume_tokens(ids) < len(ids):
                 return []
             found += ids
-        return []
-
-    def _string_ending(self, probe: LLMatcher, row: MaskRow, found: list[int]) -> list[int]:
-        """The tokens that end the string at hand, if it is one that may not end here."""
-        quote = _closing_tokens(self._vocabulary).get(b'"')
-        if not self.strings or quote is None or _allowed(row, quote):
-            return []
-        begun = open_string(self._vocabulary.decode([*self._ids, *found]))
-        for ending in self.strings.of(begun) if begun else ():
-            ids = self._vocabulary.encode(ending)
-            if probe.deep_copy().try_consume_tokens(ids) == len(ids):
-                return ids
         return []
 
     def _choose(self, row: MaskRow, order: Sequence[int]) -> int | None:

@@ -1,0 +1,250 @@
+"""Places inside a node: what is left of it to be written, and what one more byte makes of that.
+
+A `Rest` is a node, how far it has been written, and the Rest that comes after it. Rests are made when they are first
+needed, so a counted repeat or a long object costs only the places that a text reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.ast import (
+    EMPTY,
+    Alternation,
+    Automaton,
+    CharSet,
+    Concat,
+    Difference,
+    Empty,
+    Graph,
+    Intersection,
+    Literal,
+    Node,
+    Repeat,
+)
+from graftlm.core.grammar.automata.utf8 import byte_graph
+from graftlm.core.grammar.budget import check
+
+INFINITE = 1 << 40
+MAX_STATES = 20_000
+
+
+@dataclass(eq=False, slots=True)
+class Rest:
+    """What is left: of `node` what comes after `index`, then all of `next`.
+
+    index  of a Literal: bytes written; of a Concat: items; of a Repeat: rounds, as far as they matter; of a CharSet,
+           a Graph, an Automaton and a product: the state
+    """
+
+    node: Node
+    index: int
+    next: Rest | None
+    leaves: tuple[Rest, ...] | None = None
+    steps: dict[int, tuple[Rest, ...]] = field(default_factory=dict)
+    distance: int = -1
+
+
+END = Rest(EMPTY, 0, None, distance=0)
+"""Nothing is left."""
+END.leaves = (END,)
+
+
+class Positions:
+    """The Rests of some nodes, each made once. A Rule is a leaf here: whoever meets one has to read its body."""
+
+    def __init__(self) -> None:
+        self._rests: dict[tuple[int, int, int], Rest] = {}
+        self._products: dict[Node, Product] = {}
+
+    def rest(self, node: Node, index: int, after: Rest) -> Rest:
+        key = (id(node), index, id(after))
+        found = self._rests.get(key)
+        if found is None:
+            found = self._rests[key] = Rest(node, index, after)  # which keeps the node, so that its id stays its own
+        return found
+
+    def product(self, node: Intersection | Difference) -> Product:
+        """The automaton of a product, whose states are found as they are asked for."""
+        found = self._products.get(node)
+        if found is None:
+            found = self._products[node] = Product(node)
+        return found
+
+    def leaves(self, rest: Rest) -> tuple[Rest, ...]:
+        """The Rests that `rest` may go on with, each about to read a byte or a rule; END where it may end."""
+        if rest.leaves is None:
+            found: dict[int, Rest] = {}
+            seen = {id(rest)}
+            work = [rest]
+            while work:
+                here = work.pop()
+                if here is END or not self._expand(here, work, seen):
+                    found[id(here)] = here
+            rest.leaves = tuple(found.values())
+        return rest.leaves
+
+    def _expand(self, here: Rest, work: list[Rest], seen: set[int]) -> bool:
+        """Put what `here` may go on with on `work`; False where it reads a byte or a rule itself."""
+        node, index, after = here.node, here.index, here.next
+        assert after is not None
+        ways: list[Rest] = []
+        is_leaf = False
+        match node:
+            case Empty():
+                ways = [after]
+            case Concat(items):
+                last = index == len(items) - 1
+                ways = [self.rest(items[index], 0, after if last else self.rest(node, index + 1, after))]
+            case Alternation(items):
+                ways = [self.rest(item, 0, after) for item in items]
+            case Repeat(item, low, high):
+                if index >= low:
+                    ways.append(after)
+                if high is None or index < high:
+                    ways.append(
+                        self.rest(item, 0, self.rest(node, low if index >= low and high is None else index + 1, after))
+                    )
+            case Graph(rows, accepting):
+                ways = [self.rest(item, 0, self.rest(node, target, after)) for item, target in rows[index]]
+                ways += [after] if index in accepting else []
+            case Automaton(_, accepting):
+                is_leaf = True
+                ways = [after] if index in accepting else []
+            case Intersection() | Difference():
+                is_leaf = True
+                ways = [after] if self.product(node).accepts(index) else []
+            case _:
+                return False
+        for way in ways:
+            if id(way) not in seen:
+                seen.add(id(way))
+                work.append(way)
+        return not is_leaf
+
+    def step(self, leaf: Rest, byte: int) -> tuple[Rest, ...]:
+        """The leaves after one more byte; none where it is not allowed. A leaf that is a Rule takes no byte."""
+        found = leaf.steps.get(byte)
+        if found is None:
+            found = leaf.steps[byte] = self._step(leaf, byte)
+        return found
+
+    def _step(self, leaf: Rest, byte: int) -> tuple[Rest, ...]:
+        node, index, after = leaf.node, leaf.index, leaf.next
+        if after is None:
+            return ()
+        match node:
+            case Literal(data):
+                if data[index] != byte:
+                    return ()
+                return self.leaves(after if index + 1 == len(data) else self.rest(node, index + 1, after))
+            case CharSet(ranges):
+                graph = byte_graph(ranges)
+                targets = [
+                    graph.targets[i]
+                    for i, source in enumerate(graph.sources)
+                    if source == index and graph.lows[i] <= byte <= graph.highs[i]
+                ]
+                return self.leaves(after if targets[0] == 1 else self.rest(node, targets[0], after)) if targets else ()
+            case Automaton(rows):
+                for low, high, target in rows[index]:
+                    if low <= byte <= high:
+                        return self.leaves(self.rest(node, target, after))
+                return ()
+            case Intersection() | Difference():
+                state = self.product(node).step(index, byte)
+                return () if state is None else self.leaves(self.rest(node, state, after))
+            case _:
+                return ()
+
+
+class Product:
+    """The automaton of an Intersection or a Difference; a state is a set of Rests for each part, 0 is the start."""
+
+    def __init__(self, node: Intersection | Difference) -> None:
+        self._is_difference = isinstance(node, Difference)
+        parts = (node.item, node.minus) if isinstance(node, Difference) else node.items
+        self._positions = Positions()
+        starts = tuple(frozenset(self._positions.leaves(self._positions.rest(part, 0, END))) for part in parts)
+        self._states = [starts]
+        self._numbers = {starts: 0}
+        self._steps: dict[tuple[int, int], int | None] = {}
+        self._endings: dict[int, bytes | None] = {}
+
+    def accepts(self, state: int) -> bool:
+        ends = [END in part for part in self._states[state]]
+        return ends[0] and not any(ends[1:]) if self._is_difference else all(ends)
+
+    def step(self, state: int, byte: int) -> int | None:
+        key = (state, byte)
+        if key not in self._steps:
+            step = self._positions.step
+            after = tuple(frozenset(new for leaf in part for new in step(leaf, byte)) for part in self._states[state])
+            dead = not after[0] if self._is_difference else not all(after)
+            self._steps[key] = None if dead else self._number(after)
+        return self._steps[key]
+
+    def _number(self, parts: tuple[frozenset[Rest], ...]) -> int:
+        if parts not in self._numbers:
+            if len(self._states) >= MAX_STATES:
+                raise GrammarError(
+                    f"a combination of patterns needs more than {MAX_STATES:,} states; use fewer at once"
+                )
+            self._numbers[parts] = len(self._states)
+            self._states.append(parts)
+        return self._numbers[parts]
+
+    def ending(self, state: int) -> bytes | None:
+        """The fewest bytes to an accepting state; None if there is no way."""
+        if state not in self._endings:
+            came_from: dict[int, tuple[int, int] | None] = {state: None}
+            found = None
+            queue = [state]
+            for here in queue:
+                check()
+                if self.accepts(here):
+                    found = here
+                    break
+                for byte in _first_bytes(self._states[here]):
+                    after = self.step(here, byte)
+                    if after is not None and after not in came_from:
+                        came_from[after] = (here, byte)
+                        queue.append(after)
+            self._endings[state] = None if found is None else _way(came_from, found)
+        return self._endings[state]
+
+
+def _way(came_from: dict[int, tuple[int, int] | None], state: int) -> bytes:
+    data = bytearray()
+    link = came_from[state]
+    while link is not None:
+        data.append(link[1])
+        link = came_from[link[0]]
+    return bytes(reversed(data))
+
+
+def _first_bytes(parts: Sequence[frozenset[Rest]]) -> list[int]:
+    """One byte of each kind that the leaves tell apart."""
+    cuts: set[int] = set()
+    for part in parts:
+        for leaf in part:
+            for low, high in _edges(leaf):
+                cuts |= {low, high + 1}
+    return sorted(cut for cut in cuts if cut < 256)
+
+
+def _edges(leaf: Rest) -> list[tuple[int, int]]:
+    match leaf.node:
+        case Literal(data):
+            return [(data[leaf.index], data[leaf.index])]
+        case CharSet(ranges):
+            graph = byte_graph(ranges)
+            return [(graph.lows[i], graph.highs[i]) for i, source in enumerate(graph.sources) if source == leaf.index]
+        case Automaton(rows):
+            return [(low, high) for low, high, _ in rows[leaf.index]]
+        case Intersection() | Difference():
+            return [(byte, byte) for byte in range(256)]
+        case _:
+            return []

@@ -1,0 +1,116 @@
+"""Where a text stands in a language with rules, and how it ends soonest: for engines that cannot say so themselves.
+
+Rules are called on a stack that all ways to read the text share (a graph-structured stack, as in GLL parsing): two ways
+that call one rule at one place of the text go on as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from graftlm.core.grammar.ast import Node, Rule
+from graftlm.core.grammar.automata.positions import END, INFINITE, Positions, Rest
+from graftlm.core.grammar.automata.shortest import ShortestTexts
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """A rule that is being read, and where to go on after it: in `callers`, each in a frame of its own."""
+
+    callers: list[tuple[Rest, Frame]] = field(default_factory=list)
+    distance: int = -1
+
+
+Leaf = tuple[Rest, Frame]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """All ways to have read a text: what each may go on with, and whether the text may end here."""
+
+    leaves: tuple[Leaf, ...]
+    accepting: bool
+
+
+class Pushdown:
+    """The language of `node` and the rules that it names. Shared by threads; places are immutable."""
+
+    def __init__(self, node: Node, rules: Mapping[str, Node]) -> None:
+        self._positions = Positions()
+        self._rules = rules
+        self._shortest = ShortestTexts(rules, self._positions)
+        self._bodies = {name: self._positions.rest(body, 0, END) for name, body in rules.items()}
+        self._bottom = Frame(distance=0)
+        self.start = self._place([(self._positions.leaves(self._positions.rest(node, 0, END)), self._bottom)])
+
+    def walk(self, place: Place, data: bytes) -> Place | None:
+        """The place after `data`; None where it is not allowed."""
+        step = self._positions.step
+        for byte in data:
+            after = [(found, frame) for leaf, frame in place.leaves if (found := step(leaf, byte))]
+            if not after:
+                return None
+            place = self._place(after)
+        return place
+
+    def distance(self, place: Place) -> int:
+        """Bytes of the shortest ending."""
+        if place.accepting:
+            return 0
+        return min((self._left(leaf) for leaf in place.leaves), default=INFINITE)
+
+    def ending(self, place: Place) -> bytes:
+        """The shortest text that completes what was read."""
+        if place.accepting:
+            return b""
+        rest, frame = min(place.leaves, key=self._left)
+        data = bytearray(self._shortest.text(rest))
+        while frame.callers:
+            rest, frame = min(frame.callers, key=self._left)
+            data += self._shortest.text(rest)
+        return bytes(data)
+
+    def _place(self, found: list[tuple[tuple[Rest, ...], Frame]]) -> Place:
+        leaves: dict[tuple[int, int], Leaf] = {}
+        called: dict[str, Frame] = {}
+        seen: set[tuple[int, int]] = set()
+        accepting = False
+        while found:
+            rests, frame = found.pop()
+            for rest in rests:
+                key = (id(rest), id(frame))
+                if key in seen:
+                    continue
+                seen.add(key)
+                if rest is END:
+                    accepting = accepting or frame is self._bottom
+                    found += [(self._positions.leaves(after), caller) for after, caller in frame.callers]
+                elif isinstance(rest.node, Rule):
+                    name, after = rest.node.name, rest.next
+                    assert after is not None
+                    if name not in called:
+                        called[name] = Frame()
+                        found.append((self._positions.leaves(self._bodies[name]), called[name]))
+                    called[name].callers.append((after, frame))
+                else:
+                    leaves[key] = (rest, frame)
+        return Place(tuple(leaves.values()), accepting)
+
+    def _left(self, leaf: Leaf) -> int:
+        rest, frame = leaf
+        work = [frame] if frame.distance < 0 else []
+        met = {id(frame)}
+        while work:  # by hand: texts nest deeper than Python's calls
+            here = work[-1]
+            unknown = [caller for _, caller in here.callers if caller.distance < 0 and id(caller) not in met]
+            if unknown:
+                work += unknown
+                met |= set(map(id, unknown))
+                continue
+            work.pop()
+            known = [(after, caller) for after, caller in here.callers if caller.distance >= 0]
+            here.distance = min(
+                (self._shortest.left(after) + caller.distance for after, caller in known), default=INFINITE
+            )
+        return min(self._shortest.left(rest) + frame.distance, INFINITE)

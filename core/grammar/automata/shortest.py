@@ -1,0 +1,224 @@
+"""The shortest text of a node with rules, and of what is left of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from graftlm.core.grammar.ast import (
+    Alternation,
+    Automaton,
+    CharSet,
+    Concat,
+    Difference,
+    Empty,
+    Graph,
+    Intersection,
+    Literal,
+    Node,
+    Range,
+    Repeat,
+    Rule,
+    map_children,
+)
+from graftlm.core.grammar.automata.positions import INFINITE, Positions, Rest
+from graftlm.core.grammar.automata.utf8 import byte_graph
+from graftlm.core.grammar.budget import check
+
+
+class ShortestTexts:
+    """Lengths in bytes of the shortest texts of nodes; INFINITE where there is none. `rules` are those nodes may name.
+
+    Knuth's generalisation of Dijkstra's algorithm, by rounds: a rule is measured again when one that it names shrank.
+    """
+
+    def __init__(self, rules: Mapping[str, Node], positions: Positions | None = None) -> None:
+        self._rules = rules
+        self._positions = positions or Positions()
+        self.of_rule = dict.fromkeys(rules, INFINITE)
+        self._lengths: dict[int, int] = {}
+        self._ways: dict[int, list[int]] = {}
+        self._texts: dict[str, bytes] = {}
+        self._kept: list[Node] = []
+        named = {name: _named(body) for name, body in rules.items()}
+        pending = list(rules)
+        while pending:
+            check()
+            self._forget()
+            shrunk = set()
+            for name in pending:
+                found = self.length(rules[name])
+                if found < self.of_rule[name]:
+                    self.of_rule[name] = found
+                    shrunk.add(name)
+            pending = [name for name, used in named.items() if not used.isdisjoint(shrunk)]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lengths.clear()
+        self._ways.clear()
+        self._kept.clear()
+
+    def length(self, node: Node) -> int:
+        """Bytes of the shortest text of `node`."""
+        found = self._lengths.get(id(node))
+        if found is None:
+            found = self._lengths[id(node)] = min(self._length(node), INFINITE)
+            self._kept.append(node)  # so that its id stays its own
+        return found
+
+    def _length(self, node: Node) -> int:
+        match node:
+            case Literal(data):
+                return len(data)
+            case CharSet(ranges):
+                return len(_spelled(ranges)) or INFINITE
+            case Concat(items):
+                return sum(map(self.length, items))
+            case Alternation(items):
+                return min(map(self.length, items), default=INFINITE)
+            case Repeat(item, low, _):
+                return low * self.length(item) if low else 0
+            case Graph():
+                return self.ways(node)[0]
+            case Automaton():
+                return self.ways(node)[0]
+            case Intersection() | Difference():
+                text = self._positions.product(node).ending(0)
+                return INFINITE if text is None else len(text)
+            case Rule(name):
+                return self.of_rule[name]
+            case Empty():
+                return 0
+
+    def ways(self, node: Graph | Automaton) -> list[int]:
+        """For each state the bytes of the shortest way to the end."""
+        found = self._ways.get(id(node))
+        if found is None:
+            edges: list[list[tuple[int, int]]]
+            if isinstance(node, Automaton):
+                edges = [[(1, target) for _, _, target in row] for row in node.rows]
+            else:
+                edges = [[(self.length(item), target) for item, target in row] for row in node.rows]
+            found = self._ways[id(node)] = _distances(edges, node.accepting)
+            self._kept.append(node)
+        return found
+
+    def left(self, rest: Rest) -> int:
+        """Bytes of the shortest way through `rest`."""
+        chain = []
+        here: Rest | None = rest
+        while here is not None and here.distance < 0:
+            chain.append(here)
+            here = here.next
+        total = 0 if here is None else here.distance
+        for here in reversed(chain):
+            total = here.distance = min(total + self._own(here), INFINITE)
+        return total
+
+    def _own(self, rest: Rest) -> int:
+        node, index = rest.node, rest.index
+        match node:
+            case Literal(data):
+                return len(data) - index
+            case Concat(items):
+                return sum(map(self.length, items[index:]))
+            case Repeat(item, low, _):
+                return (low - index) * self.length(item) if index < low else 0
+            case Graph() | Automaton():
+                return self.ways(node)[index]
+            case Intersection() | Difference():
+                text = self._positions.product(node).ending(index)
+                return INFINITE if text is None else len(text)
+            case CharSet(ranges):
+                return len(_spelled(ranges, index)) or INFINITE
+            case _:
+                return self.length(node)
+
+    def text(self, rest: Rest) -> bytes:
+        """The shortest way through `rest`."""
+        data = bytearray()
+        here: Rest | None = rest
+        while here is not None:
+            data += self._text(here.node, here.index)
+            here = here.next
+        return bytes(data)
+
+    def _text(self, node: Node, index: int = 0) -> bytes:
+        match node:
+            case Literal(data):
+                return data[index:]
+            case CharSet(ranges):
+                return _spelled(ranges, index)
+            case Concat(items):
+                return b"".join(map(self._text, items[index:]))
+            case Alternation(items):
+                return self._text(min(items, key=self.length))
+            case Repeat(item, low, _):
+                return self._text(item) * (low - index) if index < low else b""
+            case Graph(rows):
+                data = bytearray()
+                ways = self.ways(node)
+                while ways[index]:
+                    item, index = min(
+                        rows[index], key=lambda edge: (self.length(edge[0]) + ways[edge[1]], ways[edge[1]])
+                    )
+                    data += self._text(item)
+                return bytes(data)
+            case Automaton(rows):
+                data = bytearray()
+                ways = self.ways(node)
+                while ways[index]:
+                    low, _, index = min(rows[index], key=lambda edge: ways[edge[2]])
+                    data.append(low)
+                return bytes(data)
+            case Intersection() | Difference():
+                return self._positions.product(node).ending(index) or b""
+            case Rule(name):
+                if name not in self._texts:
+                    self._texts[name] = self._text(self._rules[name])
+                return self._texts[name]
+            case Empty():
+                return b""
+
+
+def _distances(edges: list[list[tuple[int, int]]], accepting: frozenset[int]) -> list[int]:
+    distances = [0 if state in accepting else INFINITE for state in range(len(edges))]
+    changed = True
+    while changed:  # states are numbered about in the order of reading: backwards, one sweep settles most of them
+        changed = False
+        for state in range(len(edges) - 1, -1, -1):
+            best = min((cost + distances[target] for cost, target in edges[state]), default=INFINITE)
+            if best < distances[state]:
+                distances[state] = best
+                changed = True
+    return distances
+
+
+@lru_cache(maxsize=4096)
+def _spelled(ranges: tuple[Range, ...], state: int = 0) -> bytes:
+    """The bytes of the shortest character from a state of its graph on; none if there is no character."""
+    graph = byte_graph(ranges)
+    data = bytearray()
+    while state != 1 and graph.sources:
+        edge = graph.sources.index(state)
+        data.append(graph.lows[edge])
+        state = graph.targets[edge]
+    return bytes(data)
+
+
+def _named(node: Node) -> set[str]:
+    """The rules that `node` names."""
+    found: set[str] = set()
+    seen: set[int] = set()
+
+    def visit(node: Node) -> Node:
+        if id(node) not in seen:
+            seen.add(id(node))
+            if isinstance(node, Rule):
+                found.add(node.name)
+            map_children(visit, node)
+        return node
+
+    visit(node)
+    return found

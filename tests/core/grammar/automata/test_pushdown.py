@@ -1,0 +1,91 @@
+import json
+import random
+
+import pytest
+
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.automata.positions import INFINITE
+from graftlm.core.grammar.automata.pushdown import Pushdown
+from graftlm.core.grammar.automata.shortest import ShortestTexts
+from graftlm.core.grammar.compile import language_of
+from graftlm.core.grammar.spec import JsonSchema, Options
+
+A, B, DIGIT = ast.literal("a"), ast.literal("b"), ast.chars("0123456789")
+NESTED = {"nested": ast.concat(A, ast.optional(ast.Rule("nested")), B)}  # a^n b^n
+
+TREE = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["name", "children"],
+    "additionalProperties": False,
+}
+
+
+def ending(pushdown: Pushdown, begun: bytes) -> bytes | None:
+    place = pushdown.walk(pushdown.start, begun)
+    return None if place is None else pushdown.ending(place)
+
+
+def test_what_was_opened_is_closed() -> None:
+    pushdown = Pushdown(ast.Rule("nested"), NESTED)
+    assert [ending(pushdown, begun) for begun in (b"", b"a", b"aaa", b"aab")] == [b"ab", b"b", b"bbb", b"b"]
+    assert ending(pushdown, b"ba") is None and ending(pushdown, b"abb") is None
+
+
+def test_the_shorter_of_two_ways_to_read_a_text_ends_it() -> None:
+    rules = {"long": ast.literal("{x: 12345}"), "short": ast.literal("{x: 12}")}
+    pushdown = Pushdown(ast.alternation(ast.Rule("long"), ast.Rule("short")), rules)
+    assert (ending(pushdown, b"{x: 12"), ending(pushdown, b"{x: 123")) == (b"}", b"45}")
+
+
+def test_counted_repeats_end_once_they_are_full() -> None:
+    pushdown = Pushdown(ast.concat(ast.repeat(DIGIT, 3, 5_000), ast.Rule("end")), {"end": B})
+    assert [ending(pushdown, begun) for begun in (b"1", b"123", b"1" * 5_000)] == [b"00b", b"b", b"b"]
+    assert ending(pushdown, b"1" * 5_001) is None
+
+
+def test_a_difference_ends_outside_of_what_it_leaves_out() -> None:
+    names = ast.Difference(ast.plus(ast.chars("ab")), ast.alternation(A, ast.literal("ab"), ast.literal("aa")))
+    pushdown = Pushdown(ast.concat(ast.Rule("open"), names), {"open": ast.literal("<")})
+    assert [ending(pushdown, begun) for begun in (b"<", b"<a", b"<aa")] == [b"b", b"aa", b"a"]
+
+
+def test_an_intersection_that_nothing_matches_has_no_length() -> None:
+    both = ast.Intersection((ast.plus(A), ast.plus(B)))
+    assert ShortestTexts({}).length(both) == INFINITE
+    assert ShortestTexts({}).length(ast.alternation(both, ast.literal("abc"))) == 3
+
+
+def test_a_rule_that_never_ends_has_no_length() -> None:
+    rules = {"endless": ast.concat(A, ast.Rule("endless")), "ends": ast.alternation(ast.Rule("endless"), B)}
+    assert ShortestTexts(rules).of_rule == {"endless": INFINITE, "ends": 1}
+
+
+def test_a_character_that_is_cut_is_finished() -> None:
+    pushdown = Pushdown(ast.concat(ast.char_set([(0x1F600, 0x1F64F)]), ast.Rule("end")), {"end": B})
+    assert "😀".encode() == b"\xf0\x9f\x98\x80"
+    assert ending(pushdown, b"\xf0\x9f") == b"\x98\x80b"
+
+
+def test_texts_may_nest_deeper_than_calls() -> None:
+    pushdown = Pushdown(ast.Rule("nested"), NESTED)
+    assert ending(pushdown, b"a" * 20_000) == b"b" * 20_000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_beginning_of_a_tree_ends_as_a_tree(seed: int) -> None:
+    language = language_of(JsonSchema(TREE), Options(), context_free=True)
+    pushdown = Pushdown(language.node, language.rules)
+    rng = random.Random(seed)
+
+    def tree(depth: int) -> dict[str, object]:
+        children = [tree(depth - 1) for _ in range(rng.randrange(3))] if depth else []
+        return {"name": rng.choice(["", "ä", '"x"', "😀\n"]), "children": children}
+
+    text = json.dumps(tree(3), ensure_ascii=False, separators=(",", ":")).encode()
+    for cut in range(len(text) + 1):
+        place = pushdown.walk(pushdown.start, text[:cut])
+        assert place is not None
+        finished = text[:cut] + pushdown.ending(place)
+        assert set(json.loads(finished)) == {"name", "children"}
+        assert len(finished) == cut + pushdown.distance(place)
