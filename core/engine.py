@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from graftlm.core.scheduling.output_writer import OutputWriter
 from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
 from graftlm.core.scheduling.speculation import Drafter, DraftVerifier
+from graftlm.core.scheduling.step_retry import goal_of, step_error
 from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan, build_plan
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ class InFlightStep:
     def constrained(self) -> bool:
         return any(row.sequence.constrained for row in self.plan.rows)
 
+
+log = logging.getLogger("graftlm.engine")
 
 HOST_TIME = (1 / 10, 1 / 64)
 """Host time between two steps that wait for each other, as a share of a step: at least, and more for each row."""
@@ -139,13 +143,17 @@ class LocalEngine:
         """Run one step; False if nothing could run."""
         self.requests.expire()
         self.requests.open_grammars()
-        if self._in_flight is not None and (self._needs_room() or self._awaits_jumps(self._in_flight)):
+        in_flight, num_failed = self._in_flight, self.counters.failed_steps
+        retries = self.scheduler.retry.active
+        if in_flight is not None and (retries or self._needs_room() or self._awaits_jumps(in_flight)):
             self._complete_step()
         plan = self._plan()
         if plan is None:
-            return self._complete_step()
-        launched = self._launch(plan)
+            return self._complete_step() or self.counters.failed_steps > num_failed
+        launched, num_failed = self._launch(plan), self.counters.failed_steps
         self._complete_step()
+        if self.counters.failed_steps > num_failed:
+            launched = None  # its sequences wait again
         if launched is not None and (launched.pending is not None or self._draw(launched)):
             self._in_flight = launched
         if self.idle:
@@ -348,17 +356,32 @@ class LocalEngine:
     # -- failures ----------------------------------------------------------------------------------------------
 
     def _fail_step(self, rows: Seq[ScheduledRow | PlanRow], error: BaseException) -> None:
-        """End the requests of a step with what went wrong; raises EngineError if the device will run no other step."""
-        for row in rows:
-            if row.sequence.progress.status != "finished":
-                failure = EngineError(f"a step of {len(rows)} sequences failed: {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                self.requests.fail(row.sequence, failure)
+        """Let the sequences of a step that raised run again in parts, and end the request of one that ran alone.
+
+        Raises EngineError if the device will run no other step.
+        """
+        self.counters.failed_steps += 1
+        num_failed = self.counters.failed_steps
+        goals = {row.sequence: goal_of(row) for row in rows if row.sequence.progress.status != "finished"}
         try:
             self.spec.check_device()
         except Exception:
+            for sequence in goals:
+                self.requests.fail(sequence, step_error(f"a step of {len(rows)} sequences failed", error))
             reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])  # CUDA adds advice
             raise EngineError(f"the device cannot be used any more after {reason}; start a new process") from error
+        self._complete_step()  # its tokens are good
+        if self.counters.failed_steps > num_failed:
+            return  # it failed too, and its sequences are the same
+        self.scheduler.retract_all()
+        goals = {sequence: goal for sequence, goal in goals.items() if sequence.progress.status == "waiting"}
+        if not goals:
+            return
+        cause = self.scheduler.retry.failed(goals)
+        if cause is not None:
+            self.requests.fail(cause, step_error("a step of this sequence alone failed", error))
+        else:
+            log.warning("a step of %d sequences failed; they run again in parts", len(goals), exc_info=error)
 
     def _count_step(self, plan: StepPlan, launch_s: float) -> None:
         counters = self.counters

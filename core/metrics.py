@@ -15,6 +15,7 @@ class Counters:
 
     computed_tokens  prompt tokens that were run; those of a retracted request count again when it is run again
     cached_tokens    prompt tokens taken from the prefix cache
+    failed_steps     steps that raised; their sequences were run again in parts, and those that failed alone ended
     drafted_tokens   draft tokens that were run, `accepted_tokens` of which were accepted
     """
 
@@ -28,6 +29,7 @@ class Counters:
     largest_batch: int = 0
     retracted: int = 0
     failed: int = 0
+    failed_steps: int = 0
     cancelled: int = 0
     shared_prefix_steps: int = 0
     drafted_tokens: int = 0

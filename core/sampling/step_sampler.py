@@ -169,4 +169,5 @@ def _score(sequence: Sequence, past: int, logits: torch.Tensor) -> None:
     first = max(past - sequence.first_logit, 0)
     if len(logits):
         num_top = sequence.sampling.top_logprobs
+        del sequence.readout.scores[first:]  # of a step that is run again
         sequence.readout.scores.extend(score_logprobs(logits, ids[first : first + len(logits)], num_top))

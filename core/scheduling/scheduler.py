@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from graftlm.core.errors import EngineError, GraftError, RequestTooLong
 from graftlm.core.kv.prefix_cache import GROWTH, PrefixCache
 from graftlm.core.kv.radix import Node, Peek
 from graftlm.core.metrics import Counters
+from graftlm.core.scheduling.step_retry import StepRetry
 from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import ScheduledRow, StepPlan
 
@@ -61,6 +62,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.failures: list[Failure] = []
+        self.retry = StepRetry()
         self._random = random.Random(config.seed)
 
     @property
@@ -90,15 +92,39 @@ class Scheduler:
         elif sequence.progress.status == "waiting":
             self.waiting.remove(sequence)
         sequence.progress.status = "finished"
+        self.retry.forget(sequence)
 
     def schedule(self) -> list[ScheduledRow]:
-        """Choose the rows of the next step; may be empty. `failures` holds what cannot run at all."""
+        """Choose the rows of the next step; may be empty. `failures` holds what cannot run at all.
+
+        While sequences of a failed step run again in parts, the rows are of one part.
+        """
+        rows = self._rows(self.retry.part())
+        # A part may have to be looked at once more, to get the slots that others hold, or to be given up
+        for remedy in (lambda: None, self.retract_all, self.retry.clear):
+            if rows or not self.retry.active:
+                break
+            remedy()
+            rows = self._rows(self.retry.part())
+        return rows
+
+    def retract_all(self) -> None:
+        """Let all that run wait again. Tokens that were on their way will not come: their steps are given up."""
+        for sequence in list(self.running):
+            # a lane's own cache may be anywhere after a failure; slots hold what earlier steps computed
+            self._stop(sequence, publish=self.cache.lane is None)
+            self._wait(sequence)
+        for sequence in self.waiting:
+            sequence.progress.num_in_flight = 0
+
+    def _rows(self, part: Container[Sequence] | None) -> list[ScheduledRow]:
+        """The rows of a step of the sequences in `part`; None stands for all."""
         budget = self.step_tokens
         rows: list[ScheduledRow] = []
         num_retracted = self.counters.retracted
         for sequence in sorted(self.running, key=_decode_first):
-            if sequence.progress.status != "running":
-                continue  # retracted for an older one
+            if sequence.progress.status != "running" or (part is not None and sequence not in part):
+                continue  # retracted for an older one, or not of the part
             if row := self._next_row(sequence, budget):
                 try:
                     if not self._make_room(sequence, sequence.progress.num_computed + row.num_new):
@@ -111,7 +137,7 @@ class Scheduler:
         rows = [row for row in rows if row.sequence.progress.status == "running"]
         full = budget <= 0 or len(self.running) >= self.config.max_batch or self.counters.retracted > num_retracted
         if self.waiting and not full:
-            self._admit(rows, budget)
+            self._admit(rows, budget, part)
         return rows
 
     # -- what has become of the rows ---------------------------------------------------------------------------
@@ -150,12 +176,12 @@ class Scheduler:
 
     # -- who runs ----------------------------------------------------------------------------------------------
 
-    def _admit(self, rows: list[ScheduledRow], budget: int) -> None:
+    def _admit(self, rows: list[ScheduledRow], budget: int, part: Container[Sequence] | None) -> None:
         now = self.clock()
-        leaders = self._leaders()
+        leaders = self._leaders(part)
         headroom = sum(min(s.remaining, HEADROOM) for s in self.running)
         started = False
-        for sequence, peek in self._order(now):
+        for sequence, peek in self._order(now, part):
             if budget <= 0 or len(self.running) >= self.config.max_batch:
                 return
             if started:
@@ -249,8 +275,7 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence) -> None:
         limit = self.cache.num_available
-        self.waiting.remove(sequence)
-        sequence.progress.status = "finished"
+        self.remove(sequence, publish=False)
         message = (
             f"the request needs {sequence.num_tokens:,} KV slots, the pool has {limit:,} that are not pinned; "
             "shorten it, unpin a prefix or raise CacheConfig.max_tokens"
@@ -265,9 +290,9 @@ class Scheduler:
         failure.__cause__ = error
         self.failures.append(Failure(sequence, failure))
 
-    def _order(self, now: float) -> list[tuple[Sequence, Peek]]:
+    def _order(self, now: float, part: Container[Sequence] | None) -> list[tuple[Sequence, Peek]]:
         """The waiting sequences to look at, in the order in which they may start."""
-        window = self.waiting[:WINDOW]
+        window = self.waiting[:WINDOW] if part is None else [s for s in self.waiting if s in part]
         policy = self.config.schedule.policy
         if policy == "random":
             window = self._random.sample(window, len(window))
@@ -280,11 +305,12 @@ class Scheduler:
         young.sort(key=lambda item: (-(item[1].length + rate * (now - item[0].arrived_s)), id(item[1].node)))
         return [(s, self.cache.peek(s)) for s in aged] + young
 
-    def _leaders(self) -> dict[tuple[int, bytes], Sequence]:
-        """Running prefills, by the place in the tree where their next published tokens will hang."""
+    def _leaders(self, part: Container[Sequence] | None) -> dict[tuple[int, bytes], Sequence]:
+        """Running prefills of the part, by the place in the tree where their next published tokens will hang."""
         if not self.cache.enabled:
             return {}
-        return {self._leader_key(s): s for s in self.running if s.num_pending > 1}
+        allowed = self.running if part is None else [s for s in self.running if s in part]
+        return {self._leader_key(s): s for s in allowed if s.num_pending > 1}
 
     def _leader_key(self, sequence: Sequence) -> tuple[int, bytes]:
         return _place(sequence.kv.node, sequence.ids[sequence.kv.num_shared :], self.cache.tree.page_size)
