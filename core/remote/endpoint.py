@@ -7,18 +7,19 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graftlm.core.chat.messages import to_messages
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import RemoteError
-from graftlm.core.remote.capabilities.capabilities import Capabilities, MaxTokensField
+from graftlm.core.remote.capabilities.capabilities import Capabilities
 from graftlm.core.remote.capabilities.probes import Probes
+from graftlm.core.remote.capabilities.refusals import learned
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.ledger.prices import Prices
 from graftlm.core.remote.ledger.usage import Count, RemoteUsage
 from graftlm.core.remote.transport import loop
-from graftlm.core.remote.transport.answer import Answer, StreamedAnswers, read_answers, read_usage
+from graftlm.core.remote.transport.answer import Answer, StreamedAnswers, cut_before, read_answers, read_usage
 from graftlm.core.remote.transport.client import Client
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.remote.transport.request_body import COMPLETIONS, Query, request_body
@@ -99,49 +100,61 @@ class Endpoint:
 
     async def ask(self, query: Query) -> list[Answer]:
         """The `sampling.n` answers of one request, or of several where the endpoint brings one at a time."""
-        num = query.sampling.n
-        if num > 1 and self.capabilities.n is False:
-            return await self._ask_each(query, 0)
-        answers = read_answers(await self.body(query), self.config)
-        if num > 1:
-            self.capabilities = replace(self.capabilities, n=len(answers) > 1)
-            if len(answers) < num:
-                answers += await self._ask_each(query, len(answers))
-        return answers[:num]
+        answers = await self._without_given(read_answers(await self.body(query), self.config), query)
+        return await self._completed(answers, query)
 
     async def body(self, query: Query, *, probe: bool = False, **known: Any) -> Mapping[str, Any]:
         """The body of the answer, as it came. It is counted whatever it holds, since it was computed.
 
         probe  counts it as a probe;  known: capabilities to ask with, in place of those that were found out.
         """
-        path, sent = self._sent(query, **known)
-        try:
-            found = await self._client.post(path, sent, query.count, query.deadline_s, probe=probe)
-        except RemoteError as error:
-            if not self._learns_from(error, sent):
-                raise _explained(error, path) from None
-            path, sent = self._sent(query, **known)
-            found = await self._client.post(path, sent, query.count, query.deadline_s, probe=probe)
+        counted = RemoteUsage(probe_calls=1) if probe else RemoteUsage(api_calls=1)
+        learning = _Learning(self, query, known)
+        while True:
+            path, sent = learning.request()
+            try:
+                found = await self._client.post(path, sent, query.count, query.deadline_s, counted=counted)
+                break
+            except RemoteError as error:
+                learning.refused(error, path, sent)
+            counted = RemoteUsage(retries=1)
+        learning.succeeded()
         await self._count_cost(found, query)
         return found
 
     async def ask_stream(self, query: Query) -> AsyncGenerator[Piece]:
         """`ask`, piece by piece. What is left unread is estimated: an endpoint that is cut off reports nothing."""
-        path, sent = request_body(query, self.config, self.capabilities, stream=True)
+        if self.capabilities.returns_text and query.prompt.text:
+            yield Piece(answers=await self.ask(query))  # what is cut off is not known before the end
+            return
         streamed = StreamedAnswers(query.sampling.n)
-        try:
-            async with aclosing(self._client.stream(path, sent, query.count, query.deadline_s)) as pieces:
-                async for piece in pieces:
-                    for index, text, so_far in streamed.push(piece):
-                        if text:
-                            yield Piece(index, text, so_far)
-        except RemoteError as error:
-            raise _explained(error, path) from None
-        finally:
-            if streamed.begun:
-                await self._count_cost(streamed.body, query)
+        counted = RemoteUsage(api_calls=1)
+        learning = _Learning(self, query, {}, stream=True)
+        while not streamed.begun:
+            path, sent = learning.request()
+            try:
+                pieces = self._client.stream(path, sent, query.count, query.deadline_s, counted=counted)
+                async with aclosing(pieces):
+                    async for piece in pieces:
+                        learning.succeeded()
+                        for index, text, so_far in streamed.push(piece):
+                            if text:
+                                yield Piece(index, text, so_far)
+                break
+            except RemoteError as error:
+                if streamed.begun:
+                    raise
+                learning.refused(error, path, sent)
+            finally:
+                if streamed.begun:
+                    await self._count_cost(streamed.body, query)
+            counted = RemoteUsage(retries=1)
         streamed.check_complete(self.config)
-        yield Piece(answers=read_answers(streamed.body, self.config))
+        answers = read_answers(streamed.body, self.config)
+        for index, answer in enumerate(whole := await self._completed(answers, query)):
+            if index >= len(answers):
+                yield Piece(index, answer.text, answer)
+        yield Piece(answers=whole)
 
     async def extend(self, prompt: RemotePrompt, count: Count) -> RemotePrompt:
         """The prompt in the form in which the endpoint goes on with an open turn; raises RemoteError if it does not."""
@@ -161,11 +174,6 @@ class Endpoint:
 
     # -- parts of a call ---------------------------------------------------------------------------------------
 
-    def _sent(self, query: Query, **known: Any) -> tuple[str, dict[str, Any]]:
-        """The path and the body."""
-        capabilities = replace(self.capabilities, **known) if known else self.capabilities
-        return request_body(query, self.config, capabilities)
-
     async def _count_cost(self, found: Mapping[str, Any], query: Query) -> None:
         usage = read_usage(found, query.prompt)
         self._client.count(query.count, replace(usage, cost=await self._prices.cost(usage, found)))
@@ -180,15 +188,58 @@ class Endpoint:
         asked = await gather(self.ask(replace(query, sampling=single)) for single in singles)
         return [answers[0] for answers in asked]
 
-    def _learns_from(self, error: RemoteError, body: Mapping[str, Any]) -> bool:
-        """Whether a refusal says which of two names the limit of tokens has here; remembered."""
-        said = str(error)
-        names: tuple[MaxTokensField, ...] = get_args(MaxTokensField)
-        for name, other in zip(names, reversed(names), strict=True):
-            if error.status in (400, 422) and name in body and "messages" in body and f"'{name}'" in said:
-                self.capabilities = replace(self.capabilities, max_tokens_field=other)
-                return True
-        return False
+    async def _completed(self, answers: list[Answer], query: Query) -> list[Answer]:
+        """All answers that were wanted: those that one request did not bring are asked for one by one."""
+        num = query.sampling.n
+        if num > 1 and self.capabilities.n is None:
+            self.capabilities = replace(self.capabilities, n=len(answers) > 1)
+        if len(answers) < num:
+            answers = answers + await self._ask_each(query, len(answers))
+        return answers[:num]
+
+    async def _without_given(self, answers: list[Answer], query: Query) -> list[Answer]:
+        """The answers without the text that they were to go on with, where the endpoint sends that back."""
+        given = query.prompt.text
+        if not given or self.capabilities.returns_text is False or query.extra.get("echo"):
+            return answers
+        if not any(answer.text.startswith(given) for answer in answers):
+            return answers
+        if not await self.probes.returns_text(query.prompt.messages is not None, query.count):
+            return answers
+        return [cut_before(a, len(given)) if a.text.startswith(given) else a for a in answers]
+
+
+class _Learning:
+    """The requests of one query: a refused one is made anew if the refusal tells how. Kept once one is answered."""
+
+    def __init__(self, endpoint: Endpoint, query: Query, known: Mapping[str, Any], *, stream: bool = False) -> None:
+        self._endpoint = endpoint
+        self._query = query
+        self._known = known
+        self._stream = stream
+        self._learned: dict[str, Any] = {}
+
+    def request(self) -> tuple[str, dict[str, Any]]:
+        """The path and the body."""
+        return request_body(self._query, self._endpoint.config, self._capabilities, stream=self._stream)
+
+    def refused(self, error: RemoteError, path: str, sent: Mapping[str, Any]) -> None:
+        """Learn from a refusal, or raise it."""
+        found = learned(error, sent, self._capabilities)
+        if not found or self._learned | found == self._learned:
+            raise _explained(error, path) from None
+        self._learned |= found
+        if self.request()[1] == sent:
+            raise _explained(error, path) from None  # the user's extra_body says so
+
+    def succeeded(self) -> None:
+        if self._learned:
+            self._endpoint.capabilities = replace(self._endpoint.capabilities, **self._learned)
+            self._learned = {}
+
+    @property
+    def _capabilities(self) -> Capabilities:
+        return replace(self._endpoint.capabilities, **{**self._known, **self._learned})
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -202,12 +253,14 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _explained(error: RemoteError, path: str) -> RemoteError:
-    """The error, with the remedy where an endpoint has no /completions."""
-    if path != COMPLETIONS or error.status not in (404, 405):
+    """The error, with the remedy where an endpoint has no such path."""
+    if error.status not in (404, 405):
         return error
-    return RemoteError(
-        f"{error}. Text is sent to /completions as it is; for an endpoint that only chats give messages "
-        "([{'role': 'user', 'content': ...}], or gl.user and gl.assistant in a program)",
-        status=error.status,
-        code=error.code,
-    )
+    if path == COMPLETIONS:
+        remedy = (
+            "Text is sent to /completions as it is; for an endpoint that only chats give messages "
+            "([{'role': 'user', 'content': ...}], or gl.user and gl.assistant in a program)"
+        )
+    else:
+        remedy = "Messages are sent to /chat/completions; for a model that only completes text give text"
+    return RemoteError(f"{error}. {remedy}", status=error.status, code=error.code)

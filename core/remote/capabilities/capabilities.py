@@ -27,7 +27,7 @@ MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 class Capabilities:
     """What an endpoint can do; None is not known yet, and found out when it is first needed.
 
-    completions       whether /completions continues a given text.
+    completions       whether there is /completions, to which text is sent.
     continue_turn     how an assistant turn is continued; see ContinueTurn.
     logprobs          whether log-probabilities come with an answer, and with them its tokens.
     echo              whether /completions scores a text that is given.
@@ -35,7 +35,9 @@ class Capabilities:
                       the field that constrains an answer so; "none": answers are checked here instead.
     n                 whether one request can bring several answers.
     max_stops         how many stop strings are taken; None sets no limit.
-    max_tokens_field  the name of the limit of a chat's answer.
+    max_tokens_field  the name of the limit of a chat's answer;  text_max_tokens_field: of a text's.
+    returns_text      whether an answer begins with the text that it was to go on with (Mistral).
+    omit              fields that the endpoint refuses; they are not sent.
     """
 
     completions: bool | None = None
@@ -49,6 +51,9 @@ class Capabilities:
     n: bool | None = None
     max_stops: int | None = None
     max_tokens_field: MaxTokensField = "max_tokens"
+    text_max_tokens_field: MaxTokensField = "max_tokens"
+    returns_text: bool | None = None
+    omit: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None, host: str) -> Self:
@@ -63,16 +68,20 @@ class Capabilities:
             if value not in allowed or (isinstance(value, int) and not isinstance(value, bool)):
                 shown = ", ".join(repr(option) for option in allowed)
                 raise ConfigError(f"the capability {name} is {value!r}; it must be one of {shown}")
+        if isinstance(self.omit, str) or not all(isinstance(name, str) for name in self.omit):
+            raise ConfigError(f"the capability omit is {self.omit!r}; it must be a list of names of fields")
+        object.__setattr__(self, "omit", tuple(self.omit))
         if self.max_stops is not None and (not isinstance(self.max_stops, int) or self.max_stops < 0):
             raise ConfigError(f"the capability max_stops is {self.max_stops!r}; it must be a whole number, or None")
 
 
 _SWITCH = (None, True, False)
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("completions", "logprobs", "echo", "n"), _SWITCH),
+    **dict.fromkeys(("completions", "logprobs", "echo", "n", "returns_text"), _SWITCH),
     **dict.fromkeys(("regex", "choices", "json_schema", "grammar"), (None, *get_args(ConstraintField))),
     "continue_turn": (None, *get_args(ContinueTurn)),
     "max_tokens_field": get_args(MaxTokensField),
+    "text_max_tokens_field": get_args(MaxTokensField),
 }
 
 

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError, RequestTimeout
@@ -31,6 +31,7 @@ _ASKED_TO_COUNT = RemotePrompt(
     "1 2 3 4 5 6 7",
     ({"role": "user", "content": "Count from 1 to 20, digits separated by single spaces."},),
 )
+_BEGUN = replace(_ASKED_TO_COUNT, text=f"So: {_ASKED_TO_COUNT.text}")
 _HELLO = ({"role": "user", "content": "Say hello."},)
 _GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -43,6 +44,12 @@ _PROOFS: Mapping[str, tuple[SamplingParams, Callable[[str], bool]]] = {
 """For each kind of constraint a call, and whether its answer can only come of it."""
 
 
+Refused = Literal["refused", "unsure"]
+"""What became of a probe without an answer: unsure if the server failed, which it may do for other reasons."""
+
+_NO: Mapping[Refused, bool | None] = {"refused": False, "unsure": None}
+
+
 class Probes:
     """Asks each question once, whoever needs the answer."""
 
@@ -53,16 +60,26 @@ class Probes:
     async def continue_turn(self, count: Count) -> ContinueTurn:
         """How an open turn of the assistant is continued."""
 
-        async def find() -> ContinueTurn:
+        async def find() -> ContinueTurn | None:
             tokenizer = self._endpoint.tokenizer
             if tokenizer is not None and tokenizer.has_chat_template:
                 return "template"
             manners: tuple[ContinueTurn, ...] = ("continue_final_message", "prefix", "bare")
+            doubtful = 0
             for manner in manners:
                 answer = await self._ask(_ASKED_TO_COUNT, _GREEDY, count, continue_turn=manner)
-                if answer is not None and re.match(r"\s*8\b", answer.text):
+                doubtful += answer == "unsure"
+                if not isinstance(answer, Answer):
+                    continue
+                counted = re.match(r"(1 2 3 4 5 6 7)?\s*8\b", answer.text)
+                if counted is not None and counted[1] is None:
                     return manner
-            return "none"
+                if counted is not None:  # in a new turn, or after the text sent back? No new turn begins with "So:".
+                    answer = await self._ask(_BEGUN, _GREEDY, count, continue_turn=manner)
+                    if isinstance(answer, Answer) and answer.text.startswith(_BEGUN.text):
+                        self._know(returns_text=True)
+                        return manner
+            return "none" if doubtful < len(manners) else None
 
         return await self._once("continue_turn", find) or "none"
 
@@ -72,7 +89,7 @@ class Probes:
         async def find() -> bool | None:
             prompt = replace(_ASKED_TO_COUNT, text="") if chat else _COUNTING
             answer = await self._ask(prompt, replace(_GREEDY, logprobs=True), count)
-            return None if answer is None else answer.token_ends is not None
+            return answer.token_ends is not None if isinstance(answer, Answer) else _NO[answer]
 
         return bool(await self._once("logprobs", find))
 
@@ -81,22 +98,36 @@ class Probes:
 
         async def find() -> bool | None:
             answer = await self._ask(_COUNTING, replace(_GREEDY, max_tokens=1), count, {"echo": True, "logprobs": 1})
-            return None if answer is None else answer.logprobs is not None and answer.text.startswith(_COUNTING.text)
+            if not isinstance(answer, Answer):
+                return _NO[answer]
+            return answer.logprobs is not None and answer.text.startswith(_COUNTING.text)
 
         return bool(await self._once("echo", find))
+
+    async def returns_text(self, chat: bool, count: Count) -> bool:
+        """Whether an answer begins with the text that it was to go on with; asked where one does."""
+
+        async def find() -> bool | None:
+            prompt = _BEGUN if chat else _COUNTING
+            answer = await self._ask(prompt, _GREEDY, count)
+            return answer.text.startswith(prompt.text) if isinstance(answer, Answer) else _NO[answer]
+
+        return bool(await self._once("returns_text", find))
 
     async def constraint(self, kind: str, chat: bool, count: Count) -> ConstraintField:
         """The field that constrains an answer to a regex, choices, a schema or a grammar."""
 
-        async def find() -> ConstraintField:
+        async def find() -> ConstraintField | None:
             sampling, proves = _PROOFS[kind]
             prompt = RemotePrompt(messages=_HELLO) if chat else RemotePrompt("Say hello.")
-            for field in constraint_fields(kind):
+            fields, doubtful = constraint_fields(kind), 0
+            for field in fields:
                 asked_in: dict[str, Any] = {kind: field}
                 answer = await self._ask(prompt, sampling, count, **asked_in)
-                if answer is not None and proves(answer.text):
+                doubtful += answer == "unsure"
+                if isinstance(answer, Answer) and proves(answer.text):
                     return field
-            return "none"
+            return "none" if doubtful < len(fields) else None
 
         return await self._once(kind, find) or "none"
 
@@ -107,9 +138,11 @@ class Probes:
             async with self._locks.setdefault(name, asyncio.Lock()):
                 known = getattr(self._endpoint.capabilities, name)
                 if known is None and (known := await find()) is not None:
-                    found: dict[str, Any] = {name: known}
-                    self._endpoint.capabilities = replace(self._endpoint.capabilities, **found)
+                    self._know(**{name: known})
         return known
+
+    def _know(self, **found: Any) -> None:
+        self._endpoint.capabilities = replace(self._endpoint.capabilities, **found)
 
     async def _ask(
         self,
@@ -118,8 +151,8 @@ class Probes:
         count: Count,
         extra: Mapping[str, Any] | None = None,
         **known: Any,
-    ) -> Answer | None:
-        """The answer to a probe; None where it is refused. What may pass raises, so that nothing wrong is kept."""
+    ) -> Answer | Refused:
+        """The answer to a probe. What may pass raises, so that nothing wrong is kept."""
         query = Query(prompt, sampling, count, extra=extra or {})
         try:
             found = await self._endpoint.body(query, probe=True, **known)
@@ -129,7 +162,7 @@ class Probes:
         except RemoteError as error:
             if error.status in (401, 403, 408, 429) or (error.status is None and error.code is None):
                 raise
-            return None
+            return "unsure" if error.status is None or error.status >= 500 else "refused"
 
 
 def _is_json(text: str, value: Any) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 
 from graftlm.core.program.expression import Gen, Select, Text
 from graftlm.core.remote.speculation.surplus import Ahead
-from graftlm.core.remote.transport.answer import Answer
+from graftlm.core.remote.transport.answer import Answer, cut_before
 from graftlm.core.remote.transport.prompt import RemotePrompt
 
 _KINDS = {int: ": an integer", float: ": a number", bool: ": True or False", str: ": text in double quotes"}
 _FENCE = "```"
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"  # of models whose server does not take their thoughts out
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def continued(prompt: RemotePrompt, form: Form) -> RemotePrompt:
 def after_text(answer: Answer, text: str) -> Answer | None:
     """What follows the turn's given beginning in an answer that has the whole turn; None if it begins otherwise.
 
-    Blanks and a code fence before it are let pass.
+    Blanks, a code fence and thoughts before it are let pass.
     """
     bare = text.strip()
     for skipped in _beginnings(answer.text):
@@ -127,14 +128,16 @@ def after_tail(answer: Answer, text: str, tail: str) -> Answer | None:
     return None if bare in answer.text else cut_before(answer, len(answer.text) - len(answer.text.lstrip()))
 
 
-def cut_before(answer: Answer, at: int) -> Answer:
-    """The answer from a character on."""
-    if at == 0:
-        return answer
-    ends = answer.token_ends
-    if ends is not None:
-        ends = tuple(end - at for end in ends if end > at)
-    return replace(answer, text=answer.text[at:], num_tokens=None, token_ends=ends, logprobs=None)
+def after_line(answer: Answer, text: str, tail: str) -> Answer | None:
+    """What follows the given beginning, or the given text since the last value, on a later line of an answer."""
+    for given in (text, tail):
+        bare = given.strip()
+        at = answer.text.find(f"\n{bare}") + 1 if bare else 0
+        if at:
+            end = at + len(bare)
+            blanks = given[len(given.rstrip()) :]
+            return cut_before(answer, end + len(blanks) if answer.text.startswith(blanks, end) else end)
+    return None
 
 
 def with_blanks(answer: Answer, text: str, tail: str) -> Answer:
@@ -149,7 +152,8 @@ def with_blanks(answer: Answer, text: str, tail: str) -> Answer:
 
 def _beginnings(text: str) -> Sequence[int]:
     """The positions at which an answer may begin."""
-    start = len(text) - len(text.lstrip())
+    thoughts, end, said = text.partition(_THOUGHT_END)
+    start = len(text) - len((said if end and thoughts.lstrip().startswith(_THOUGHT) else text).lstrip())
     found = [0, start]
     if text.startswith(_FENCE, start) and "\n" in text[start:]:
         found.append(text.index("\n", start) + 1)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from graftlm.core.config import SamplingParams
-from graftlm.core.errors import RemoteError
+from graftlm.core.errors import RemoteError, RequestTimeout
 from graftlm.core.program.expression import Gen, Select
 from graftlm.core.program.select import Selection
 from graftlm.core.remote.language.checking import Language, checked
 from graftlm.core.remote.language.layout import (
     Form,
+    after_line,
     after_tail,
     after_text,
     continued,
@@ -105,7 +106,7 @@ class Values:
         """The answer of an endpoint that cannot go on with a turn: the whole turn, or what it adds when told to."""
         config, form = self._endpoint.config, self._form
         hint = form.first and config.layout_hint
-        for _ in range(config.max_attempts):
+        for num_missed in range(config.max_attempts):
             if hint or not prompt.text:
                 sent, num_given = hinted(prompt, form), len(prompt.text.encode())
             else:
@@ -114,11 +115,14 @@ class Values:
             sent_stops = () if prompt.text else stops  # they may stand in the given text
             (found,) = await self._endpoint.ask(self._query(sent, longer, sent_stops))
             rest = after_text(found, prompt.text) if hint else after_tail(found, prompt.text, form.tail)
+            last = sampling.greedy and not hint  # it would write the same again
+            if rest is None and (num_missed or last):
+                rest = after_line(found, prompt.text, form.tail)  # it was told, and still begins with other words
             if rest is not None:
                 return with_blanks(_limited(rest, sampling), prompt.text, form.tail)
             self.count(RemoteUsage(misses={"layout not followed": 1}))
-            if sampling.greedy and not hint:
-                break  # it would write the same again
+            if last:
+                break
             hint = False
         raise RemoteError(
             f"{_where(form.name)}: the answer of {config.base_url}, which cannot continue a turn, was to begin with "
@@ -139,7 +143,8 @@ class Values:
             shown += piece
             sink(Chunk(piece, [], name=name))
 
-        value = await self._gen(text, sampling, look_ahead, part, None if sink is None else tell)
+        with _named(name):
+            value = await self._gen(text, sampling, look_ahead, part, None if sink is None else tell)
         if sink is not None:
             for index, one in enumerate(value.completion.completions or [value.completion]):
                 left = one.text[len(shown) :] if index == 0 else one.text
@@ -262,6 +267,12 @@ class Values:
         self, text: RemoteText, part: Select, sampling: SamplingParams, look_ahead: LookAhead
     ) -> Selection:
         """Choose, by the best that the endpoint can do; `Selection.how` says what that was."""
+        with _named(part.name, "select"):
+            return await self._choose(text, part, sampling, look_ahead)
+
+    async def _choose(
+        self, text: RemoteText, part: Select, sampling: SamplingParams, look_ahead: LookAhead
+    ) -> Selection:
         choices = part.choices
         ahead = await self._begin(text, sampling, look_ahead, part)
         found = await text.take_choice(choices)
@@ -332,5 +343,20 @@ def _limited(answer: Answer, sampling: SamplingParams) -> Answer:
     return replace(answer, text=answer.text[: ends[limit - 1]], token_ends=ends[:limit], finish_reason="length")
 
 
-def _where(name: str | None) -> str:
-    return "a gen without a name" if name is None else f"gen {name!r}"
+def _where(name: str | None, kind: str = "gen") -> str:
+    return f"a {kind} without a name" if name is None else f"{kind} {name!r}"
+
+
+@contextmanager
+def _named(name: str | None, kind: str = "gen") -> Iterator[None]:
+    """Say in errors of the endpoint which value they are about."""
+    try:
+        yield
+    except (RemoteError, RequestTimeout) as error:
+        where = _where(name, kind)
+        if name is None or str(error).startswith(where):
+            raise
+        if isinstance(error, RequestTimeout):
+            raise RequestTimeout(f"{where}: {error}") from None
+        told = {"status": error.status, "code": error.code, "retry_after_s": error.retry_after_s}
+        raise RemoteError(f"{where}: {error}", **told) from None

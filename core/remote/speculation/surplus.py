@@ -146,6 +146,17 @@ def call_tokens(max_tokens: int, num_spec_tokens: int, ahead: Ahead) -> int:
     return max(max_tokens, wanted)
 
 
+def surely_cut(answer: Answer, sampling: SamplingParams) -> bool:
+    """Whether the limit ended an answer for which no stop was sent, whatever its finish_reason says.
+
+    An end of turn may count as the last token. A greedy model that is asked to go on then ends once more, so that it
+    does no harm; drawn again, it would be likelier to go on.
+    """
+    if answer.token_ends is not None:
+        return len(answer.token_ends) >= (sampling.max_tokens or 0)
+    return sampling.greedy and answer.num_tokens is not None and answer.num_tokens >= (sampling.max_tokens or 0)
+
+
 def decide(
     surplus: Surplus,
     sampling: SamplingParams,

@@ -22,6 +22,7 @@ from graftlm.core.remote.speculation.surplus import (
     is_final,
     may_speculate,
     shape_of,
+    surely_cut,
     take_choice,
 )
 from graftlm.core.remote.transport.answer import Answer, first_stop
@@ -286,11 +287,16 @@ class RemoteText(GrowingText):
         assert sampling.max_tokens is not None and self._num_spec_tokens is not None
         budget = call_tokens(sampling.max_tokens, self._num_spec_tokens, ahead)
         shape = shape_of(sampling)
-        longer, prompt = replace(shape, max_tokens=budget), self._without(head)
+        longer, prompt, ask = replace(shape, max_tokens=budget), self._without(head), self._ask
+
+        async def asked(follow: Follow | None = None) -> Answer:
+            answer = await ask(prompt, longer, stops=(), tokens=True, follow=follow)
+            return replace(answer, finish_reason="length") if surely_cut(answer, longer) else answer
+
         if self._start is None:
-            return Surplus(await self._ask(prompt, longer, stops=(), tokens=True), shape)
-        live, ask = LiveAnswer(), self._ask
-        self._start(live.read(lambda follow: ask(prompt, longer, stops=(), tokens=True, follow=follow)))
+            return Surplus(await asked(), shape)
+        live = LiveAnswer()
+        self._start(live.read(asked))
         return Surplus(live.answer, shape, live=live, max_tokens=budget)
 
     async def _plain(self, sampling: SamplingParams, head: str, told: Told | None) -> Written:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graftlm.core.chat.tool_format import ToolFormat
@@ -14,17 +15,27 @@ from graftlm.core.remote.transport.failures import no_answer
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.request import FinishReason, TokenLogprob
 
-_FINISH: Mapping[str | None, FinishReason] = {
-    "stop": "stop",
-    "eos": "stop",
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "length": "length",
-    "max_tokens": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    None: "stop",
-}
+_CUT = ("length", "max_tokens", "max_output_tokens", "model_length", "max_length")
+_CALLS = ("tool_calls", "function_call", "tool_use")
+_REFUSED = ("content_filter", "safety", "recitation", "refusal", "sensitive", "prohibited_content")
+_FAILED = (
+    "error",
+    "abort",
+    "aborted",
+    "cancelled",
+    "timeout",
+    "failed",
+    "network_error",
+    "insufficient_system_resource",
+)
+
+
+def finish_of(reason: object) -> FinishReason | None:
+    """What a finish_reason says, in the words of any server; an unknown one is an end. None for a failure."""
+    word = str(reason or "stop").lower()
+    if word in _REFUSED or word in _FAILED:
+        return None
+    return "length" if word in _CUT else "tool_calls" if word in _CALLS else "stop"
 
 
 @dataclass(frozen=True)
@@ -49,13 +60,18 @@ class Answer:
         """The tool calls as the generic ToolFormat writes them, after the text; "" if there are none."""
         form = ToolFormat()
         functions = [call.get("function") or {} for call in self.tool_calls]
-        written = [f"{form.begin}{f.get('name')}{form.middle}{f.get('arguments') or '{}'}{form.end}" for f in functions]
+        written = [f"{form.begin}{f.get('name')}{form.middle}{_arguments(f)}{form.end}" for f in functions]
         return ("\n" if self.text and written else "") + form.separator.join(written)
 
     @property
     def ended(self) -> bool:
         """Whether the model ended by itself, where no stop string was sent."""
         return self.finish_reason != "length"
+
+
+def _arguments(function: Mapping[str, Any]) -> str:
+    given = function.get("arguments") or "{}"
+    return given if isinstance(given, str) else json.dumps(given)
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int]:
@@ -65,14 +81,23 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int]:
     return at, end
 
 
+def cut_before(answer: Answer, at: int) -> Answer:
+    """The answer from a character on."""
+    if at == 0:
+        return answer
+    ends = answer.token_ends
+    if ends is not None:
+        ends = tuple(end - at for end in ends if end > at)
+    return replace(answer, text=answer.text[at:], num_tokens=None, token_ends=ends, logprobs=None)
+
+
 def read_answers(body: Mapping[str, Any], config: EndpointConfig) -> list[Answer]:
     """The answers in a body with status 200, by their index; raises RemoteError if it holds none."""
     choices = body.get("choices")
     if not isinstance(choices, Sequence) or not choices or not all(isinstance(c, Mapping) for c in choices):
         raise no_answer(config, "without choices", body)
     counts = body.get("usage")
-    given = counts.get("completion_tokens") if isinstance(counts, Mapping) and len(choices) == 1 else None
-    num_tokens = given if isinstance(given, int) else None
+    num_tokens = _number(counts, "completion_tokens") if isinstance(counts, Mapping) and len(choices) == 1 else None
     ordered = sorted(choices, key=lambda choice: choice.get("index") or 0)
     return [_read(choice, num_tokens, config) for choice in ordered]
 
@@ -102,8 +127,7 @@ def read_usage(body: Mapping[str, Any], prompt: RemotePrompt) -> RemoteUsage:
 
 def _estimate(choice: Mapping[str, Any]) -> int:
     message = choice.get("message")
-    text = message.get("content") if isinstance(message, Mapping) else choice.get("text")
-    text = text if isinstance(text, str) else ""
+    text = _content(message.get("content") if isinstance(message, Mapping) else choice.get("text")) or ""
     ends = _read_logprobs(choice.get("logprobs"), text)[1]
     return len(ends) if ends is not None else -(-len(text.encode()) // 4)
 
@@ -120,9 +144,13 @@ class StreamedAnswers:
         if isinstance(piece.get("usage"), Mapping):
             self._usage = piece["usage"]
         added = []
-        choices = piece.get("choices")
-        for choice in choices if isinstance(choices, Sequence) else ():
-            index = choice.get("index") or 0
+        choices = [c for c in piece.get("choices") or () if isinstance(c, Mapping)]
+        given = [choice.get("index") for choice in choices]
+        if len(set(given)) < len(given):
+            given = list(range(len(given)))
+        for choice, index in zip(choices, given, strict=True):
+            if index is None:  # servers that do not say write one answer after the other
+                index = next((i for i, c in enumerate(self._choices) if c.finish_reason is None), 0)
             if index < len(self._choices):
                 added.append((index, self._choices[index].push(choice), self._choices[index].so_far))
         return added
@@ -133,15 +161,17 @@ class StreamedAnswers:
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """What has come so far, in the shape of an answer's body."""
-        return {"choices": [c.choice(i) for i, c in enumerate(self._choices)], "usage": self._usage}
+        """What has come so far, in the shape of an answer's body, without the answers of which nothing came."""
+        begun = [(i, c) for i, c in enumerate(self._choices) if i == 0 or c.text or c.finish_reason]
+        return {"choices": [c.choice(i) for i, c in begun], "usage": self._usage}
 
     def check_complete(self, config: EndpointConfig) -> None:
         """Raise RemoteError if the stream ended before the answer did."""
-        for pieces in self._choices:
-            if pieces.finish_reason is None:
+        for i, pieces in enumerate(self._choices):
+            if pieces.finish_reason is None and (i == 0 or pieces.text):
                 raise RemoteError(
-                    f"{config.base_url} ended its stream without a finish_reason after {pieces.text[-80:]!r}; ask again"
+                    f"{config.base_url} ended its stream without a finish_reason after {pieces.text[-80:]!r}; "
+                    "ask again, or without a stream"
                 )
 
 
@@ -162,9 +192,9 @@ class _Pieces:
         return Answer(self.text, "length", token_ends=ends)
 
     def push(self, choice: Mapping[str, Any]) -> str:
-        delta = choice.get("delta")
+        delta = choice.get("delta") or choice.get("message")  # a whole message from one that does not stream
         self._chat = self._chat or isinstance(delta, Mapping)
-        text = (delta.get("content") if isinstance(delta, Mapping) else choice.get("text")) or ""
+        text = _content(delta.get("content") if isinstance(delta, Mapping) else choice.get("text")) or ""
         self.text += text
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if isinstance(choice.get("logprobs"), Mapping):
@@ -173,7 +203,7 @@ class _Pieces:
                 self._ends.append((self._ends[-1] if self._ends else 0) + len(token))
         for call in (delta.get("tool_calls") if isinstance(delta, Mapping) else None) or ():
             self._push_call(call)
-        return str(text)
+        return text
 
     def _push_call(self, call: Mapping[str, Any]) -> None:
         whole = self._calls.setdefault(
@@ -197,29 +227,41 @@ class _Pieces:
 
 def _number(counts: Mapping[str, Any], name: str) -> int | None:
     value = counts.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _read(choice: Mapping[str, Any], num_tokens: int | None, config: EndpointConfig) -> Answer:
     message = choice.get("message")
     said = message if isinstance(message, Mapping) else {}
-    content = said.get("content") if said else choice.get("text")
+    content = _content(said.get("content") if said else choice.get("text"))
     reason = choice.get("finish_reason")
-    if reason == "content_filter" or (content is None and said.get("refusal")):
-        why = said.get("refusal") or "finish_reason is content_filter"
+    if str(reason).lower() in _REFUSED or (content is None and said.get("refusal")):
+        why = said.get("refusal") or f"finish_reason is {reason}"
         raise RemoteError(f"{config.base_url} refused to answer ({why}); change the prompt")
-    if reason not in _FINISH:
+    finish = finish_of(reason)
+    if finish is None:
         raise RemoteError(f"{config.base_url} ended its answer with finish_reason {reason!r}; ask again")
     calls = tuple(call for call in said.get("tool_calls") or () if isinstance(call, Mapping))
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     if content is None and calls:
         content = ""
-    if not isinstance(content, str):
-        hint = "; its limit went into thoughts, raise max_tokens" if _FINISH[reason] == "length" else ""
-        raise RemoteError(f"{config.base_url} answered no text (content is {content!r}, {reason}){hint}")
+    if content is None:
+        hint = "; its limit went into thoughts, raise max_tokens" if finish == "length" else "; change the prompt"
+        raise RemoteError(f"{config.base_url} answered no text (its content is null, finish_reason {reason!r}){hint}")
     logprobs, ends = _read_logprobs(choice.get("logprobs"), content)
-    return Answer(content, _FINISH[reason], num_tokens, ends, logprobs, calls)
+    return Answer(content, finish, num_tokens if num_tokens or not content else None, ends, logprobs, calls)
+
+
+def _content(given: Any) -> str | None:
+    """The text of a message's content, which may come in parts; None if it holds none."""
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in given]
+        given = "".join(text for text in texts if isinstance(text, str))
+    if not isinstance(given, str):
+        return None
+    # halves of a character that came apart in JSON
+    return given if given.isascii() else given.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read_logprobs(given: Any, text: str) -> tuple[tuple[TokenLogprob, ...] | None, tuple[int, ...] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -26,6 +27,7 @@ _PER_POOL = 32
 """Requests under way on one SDK client: each looks through all connections of its client's pool."""
 
 _NO_BUDGET = Budget()
+_CALL = RemoteUsage(api_calls=1)
 
 
 class Client:
@@ -56,44 +58,55 @@ class Client:
         count: Count,
         deadline_s: float | None = None,
         *,
-        probe: bool = False,
+        counted: RemoteUsage = _CALL,
     ) -> Mapping[str, Any]:
-        """Send a body and return the answer's. `deadline_s` is a time of `time.monotonic()`, for all attempts."""
+        """Send a body and return the answer's.
+
+        deadline_s  a time of `time.monotonic()`, for all attempts.
+        counted     what the first attempt counts as; further ones are retries.
+        """
 
         def attempt(sdk: openai.AsyncOpenAI) -> Awaitable[object]:
             return sdk.post(path, cast_to=object, body=body)
 
         with _Slot(self) as slot:
-            first = RemoteUsage(probe_calls=1) if probe else RemoteUsage(api_calls=1)
-            answer = await self._retrying(attempt, slot, first, count, deadline_s)
+            answer = await self._retrying(attempt, slot, counted, count, deadline_s)
         if not isinstance(answer, Mapping):
             raise no_answer(self.config, "with a page, not with JSON", answer)
         return answer
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], count: Count, deadline_s: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        count: Count,
+        deadline_s: float | None = None,
+        *,
+        counted: RemoteUsage = _CALL,
     ) -> AsyncGenerator[Mapping[str, Any]]:
         """Send a body and yield the pieces of the answer. Closing the iterator closes the connection.
 
-        Nothing is repeated after the first piece.
+        Nothing is repeated after the first piece. An endpoint that does not stream sends the whole body as one piece.
         """
         import openai
 
         async def attempt(sdk: openai.AsyncOpenAI) -> tuple[openai.AsyncStream[object], object]:
             stream = await sdk.post(path, cast_to=object, body=body, stream=True, stream_cls=openai.AsyncStream[object])
             try:
-                return stream, await anext(stream, None)
+                if "event-stream" in (stream.response.headers.get("content-type") or "event-stream"):
+                    return stream, await anext(stream, None)
+                return stream, _json_or_text(await stream.response.aread())
             except BaseException:
                 await stream.close()
                 raise
 
         with _Slot(self) as slot:
-            stream, piece = await self._retrying(attempt, slot, RemoteUsage(api_calls=1), count, deadline_s)
+            stream, piece = await self._retrying(attempt, slot, counted, count, deadline_s)
             end_s = min(time.monotonic() + self.config.timeout, deadline_s or float("inf"))
             try:
                 while piece is not None:
-                    if not isinstance(piece, Mapping):
-                        raise no_answer(self.config, "with a stream of what are no objects", piece)
+                    if not isinstance(piece, Mapping) or piece.get("error"):
+                        raise no_answer(self.config, "a stream with what is no object", piece)
                     yield piece
                     piece = await self._next(stream, end_s, deadline_s)
             finally:
@@ -252,6 +265,14 @@ class _Slot:
 
 def _passed(deadline_s: float | None) -> bool:
     return deadline_s is not None and time.monotonic() >= deadline_s
+
+
+def _json_or_text(data: bytes) -> object:
+    text = data.decode(errors="replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _too_late(config: EndpointConfig) -> RequestTimeout:

@@ -22,9 +22,11 @@ _MAX_QUOTED = 500  # characters of an endpoint's own message
 _NEVER_AGAIN = ("insufficient_quota", "context_length_exceeded", "billing_hard_limit_reached")
 _AGAIN = (408, 409, 429)
 _REMEDIES = {
+    400: "change what it refuses, or say what it can do in capabilities=",
     401: "check api_key, or the variable GRAFTLM_API_KEY",
     403: "check what the key is allowed to do",
     404: "check base_url (usually it ends in /v1) and the model's name",
+    422: "change what it refuses, or say what it can do in capabilities=",
     429: "lower max_in_flight or raise max_retries",
 }
 
@@ -64,7 +66,7 @@ def failure_of(error: Exception, config: EndpointConfig, *, begun: bool = False)
         return Failure(RemoteError(_says(config, None, message, error.code), code=error.code), not begun)
     if isinstance(error, ValueError):
         text = f"{config.base_url} sent what is no JSON: {_shorten(config.redact(str(error)))}"
-        return Failure(RemoteError(f"{text}; check that it is an OpenAI-compatible API"), not begun)
+        return Failure(RemoteError(f"{text}; check that it is an OpenAI-compatible API"), False)  # may have been paid
     return _of_connection(error, config, begun)
 
 
@@ -125,12 +127,12 @@ def _says(
     kind = " ".join(str(part) for part in (status, code) if part is not None) or "an error"
     text = f"{config.base_url}, model {config.model!r}, answered {kind}"
     if message:
-        text += f": {_shorten(config.redact(message))}"
+        text += f": {_shorten(config.redact(message)).rstrip('.')}"
     if wait_s is not None and wait_s > MAX_RETRY_AFTER_S:
         return f"{text}; it asks to wait {wait_s:,.0f} s, and {MAX_RETRY_AFTER_S:.0f} s is the most that is waited"
     if code == "insufficient_quota":
         return f"{text}; the account has no credit left"
-    remedy = _REMEDIES.get(status or 0)
+    remedy = _REMEDIES.get(status or 0, "ask again later, or raise max_retries" if (status or 500) >= 500 else None)
     return f"{text}; {remedy}" if remedy is not None else text
 
 

@@ -81,7 +81,8 @@ def request_body(
     else:
         body["prompt"] = list(prompt.ids) if prompt.ids is not None else prompt.text
     if sampling.max_tokens is not None:
-        body[capabilities.max_tokens_field if chat else "max_tokens"] = sampling.max_tokens
+        name = capabilities.max_tokens_field if chat else capabilities.text_max_tokens_field
+        body[name] = sampling.max_tokens
     elif not chat:
         raise ConfigError("max_tokens is None, and /completions would take 16 then; give a number")
     if sampling.logprobs or sampling.top_logprobs:
@@ -90,7 +91,7 @@ def request_body(
     stops = sampling.stop if query.stops is None else query.stops
     if stops:
         body["stop"] = list(stops[: capabilities.max_stops])
-    if sampling.n > 1:
+    if sampling.n > 1 and capabilities.n is not False:
         body["n"] = sampling.n
     for name, neutral in _NEUTRAL.items():
         value = getattr(sampling, name)
@@ -104,6 +105,9 @@ def request_body(
         body |= _constraint(sampling, capabilities)
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
+    for name in capabilities.omit:
+        if name != "temperature" or sampling.temperature == 1:  # another changes the answer: it may be refused
+            body.pop(name, None)
     return (CHAT if chat else COMPLETIONS), body | dict(config.extra_body or {}) | dict(query.extra)
 
 

@@ -83,6 +83,11 @@ class Behaviour:
     seconds_per_call: float = 0.0
     model: str | None = None
     calls: Callable[[Mapping[str, Any]], list[tuple[str, str]]] | None = None  # tools: a body -> names and arguments
+    drops: tuple[str, ...] = ()  # fields that are not looked at
+    refuses: Mapping[str, str] = field(default_factory=dict)  # fields that are refused, and the words for it
+    edit: Callable[[dict[str, Any]], Any] | None = None  # a body, or a piece of a stream, to what is sent for it
+    hear: Callable[[dict[str, Any]], None] | None = None  # is told of each body
+    streams: bool = True  # else a request for a stream is answered in one body
 
 
 _FIELDS = {
@@ -179,6 +184,10 @@ class Server:
         data = await reader.readexactly(int(headers.get("content-length", 0)))
         logged = Logged(path, json.loads(data) if data else {}, headers, started_s=time.monotonic())
         self.requests.append(logged)
+        for name in self.behaviour.drops:
+            logged.body.pop(name, None)
+        if self.behaviour.hear is not None:
+            self.behaviour.hear(logged.body)
         fault = self.faults.pop(0) if self.faults else None
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
@@ -214,13 +223,13 @@ class Server:
         if logged.path.endswith("/models"):
             return await self._send(writer, 200, {"object": "list", "data": [{"id": "m", "owned_by": "tests"}]})
         choices = self._choices(logged, fault)
-        if logged.body.get("stream"):
+        if logged.body.get("stream") and self.behaviour.streams:
             return await self._stream(writer, logged, choices, fault)
         num_tokens = sum(len(c["tokens"]) for c in choices)
         await asyncio.sleep(self.behaviour.seconds_per_token * num_tokens)
         logged.completion_tokens, logged.answered = num_tokens, True
         body = {"id": "1", "object": "text", "choices": [self._choice(logged, c) for c in choices]}
-        return await self._send(writer, 200, body | self._usage(logged))
+        return await self._send(writer, 200, self._edited(body | self._usage(logged)))
 
     def _refusal(self, logged: Logged) -> tuple[int, Any] | None:
         own, body = self.behaviour, logged.body
@@ -229,6 +238,8 @@ class Server:
             return 404, {"detail": "Not Found"}
         if own.model is not None and body.get("model") not in (None, own.model):
             return 404, {"error": {"message": f"The model {body['model']} does not exist", "code": "model_not_found"}}
+        for name in set(own.refuses) & set(body):
+            return 400, {"error": {"message": own.refuses[name], "code": None}}
         field = own.max_tokens_field
         wrong = {"max_tokens", "max_completion_tokens"} - {field} if field is not None else set()
         for name in wrong & set(body):
@@ -336,6 +347,9 @@ class Server:
         details = {"prompt_tokens_details": {"cached_tokens": cached}} if self.behaviour.cached else {}
         return {"usage": usage | details}
 
+    def _edited(self, body: dict[str, Any]) -> Any:
+        return body if self.behaviour.edit is None else self.behaviour.edit(body)
+
     # -- sending -----------------------------------------------------------------------------------------------
 
     async def _send(
@@ -368,7 +382,7 @@ class Server:
                 writer.transport.abort()
                 return False
             num += 1
-            _write_event(writer, json.dumps(piece))
+            _write_event(writer, json.dumps(self._edited(piece)))
             await writer.drain()
         if self.behaviour.done:
             _write_event(writer, "[DONE]")

@@ -48,6 +48,7 @@ class Direct:
     model: Model
     tells_tokens: bool = True
     keeps_stop: bool = False
+    finish: str | None = None  # what it always says to have ended by
     rng: random.Random = field(default_factory=random.Random)
     num_calls: int = 0
     num_tokens: int = 0
@@ -85,7 +86,7 @@ class Direct:
                 self.num_tokens += len(written)
                 return Answer("".join(written)[: end if self.keeps_stop else at], "stop", len(written))
         self.num_tokens += len(written)
-        text = "".join(written)
+        text, finish = "".join(written), self.finish or finish
         return Answer(text, finish, len(written), token_ends(written, text) if self.tells_tokens else None)
 
 
@@ -180,12 +181,12 @@ def next_characters(model: Model, text: str, num: int) -> str:
 
 
 @settings(max_examples=NUM_PROGRAMS, deadline=None)
-@given(programs(), st.integers(1, 40), st.booleans(), st.booleans())
+@given(programs(), st.integers(1, 40), st.booleans(), st.booleans(), st.sampled_from([None, None, "stop", "length"]))
 def test_greedy_values_are_those_of_the_plain_program(
-    program: tuple[Model, bool, list[Part]], num_spec_tokens: int, keeps_stop: bool, live: bool
+    program: tuple[Model, bool, list[Part]], num_spec_tokens: int, keeps_stop: bool, live: bool, finish: str | None
 ) -> None:
     model, tells, parts = program
-    plain, fewer = Direct(model, tells, keeps_stop), Direct(model, tells, keeps_stop)
+    plain, fewer = Direct(model, tells, keeps_stop, finish), Direct(model, tells, keeps_stop, finish)
     assert run(parts, fewer, num_spec_tokens, live=live) == run(parts, plain, None)
     usage = fewer.usage
     assert 0 <= usage.spec_tokens_used + usage.spec_tokens_wasted <= fewer.num_tokens
