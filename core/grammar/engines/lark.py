@@ -12,7 +12,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.product import product
-from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier, without_surrogates
+from graftlm.core.grammar.engines.rules import RuleWriter, decoded, grouped, quantifier, without_surrogates
 
 MAX_STATES = 1_000  # each state of a walk nests inside the one before it, and llguidance's parser stack is limited
 
@@ -29,6 +29,7 @@ class _LarkWriter(RuleWriter):
     def __init__(self, rules: dict[str, Node]) -> None:
         super().__init__(rules)
         self._terminals: dict[Node, str] = {}
+        self._uses: dict[int, tuple[Node, str]] = {}
         self._regular: dict[int, tuple[Node, bool]] = {}  # by id, with the node so that the id stays its own
 
     def _body(self, node: Node) -> str:
@@ -44,9 +45,9 @@ class _LarkWriter(RuleWriter):
                 regular = [item for item in items if self._is_regular(item)]
                 others = [item for item in items if not self._is_regular(item)]
                 merged = [ast.alternation(*regular)] if regular else []
-                return " | ".join(f"({self._body(item)})" for item in [*merged, *others])
+                return " | ".join(grouped(self._body(item)) for item in [*merged, *others])
             case ast.Repeat(item, minimum, maximum):
-                return f"({self._body(item)}){quantifier(minimum, maximum)}"
+                return f"{grouped(self._body(item))}{quantifier(minimum, maximum)}"
             case ast.Graph():
                 _check_length(node)
                 return self._graph(node)
@@ -63,7 +64,7 @@ class _LarkWriter(RuleWriter):
             if self._is_regular(run) and isinstance(after, (ast.Alternation, ast.Repeat)) and not _loops(after):
                 ways = after.items if isinstance(after, ast.Alternation) else (ast.EMPTY, after.item)
                 return " | ".join(f"({self._body(ast.concat(*runs[:i], run, way, *runs[i + 2 :]))})" for way in ways)
-        return " ".join(f"({self._body(run)})" for run in runs)
+        return " ".join(grouped(self._body(run)) for run in runs)
 
     def _runs(self, items: tuple[Node, ...]) -> list[Node]:
         """Join neighbours that are regular."""
@@ -75,10 +76,18 @@ class _LarkWriter(RuleWriter):
                 runs.append(item)
         return runs
 
+    def _is_inlined(self, body: Node) -> bool:
+        return self._is_regular(body)
+
     def _set(self, ranges: tuple[ast.Range, ...]) -> str:
         return f"/{_set(ranges)}/"
 
     def _terminal_use(self, node: Node) -> str:
+        if id(node) not in self._uses:
+            self._uses[id(node)] = (node, self._new_use(node))
+        return self._uses[id(node)][1]
+
+    def _new_use(self, node: Node) -> str:
         if isinstance(node, ast.Empty):
             return '""'
         name = self._terminal(node)
@@ -101,8 +110,8 @@ class _LarkWriter(RuleWriter):
     def _expression(self, node: Node) -> str:
         """`node` as the definition of a terminal: a regex, but for intersections and differences."""
         match node:
-            case _ if _is_plain(node):
-                return f"/{_regex(node)}/"
+            case _ if (regex := _plain(node)) is not None:
+                return regex
             case ast.Intersection(items):
                 return " & ".join(self._terminal(item) for item in items)
             case ast.Difference(item, minus):
@@ -145,6 +154,12 @@ def _check_length(node: ast.Graph) -> None:
 
 def _loops(node: ast.Alternation | ast.Repeat) -> bool:
     return isinstance(node, ast.Repeat) and (node.min, node.max) != (0, 1)
+
+
+@lru_cache(maxsize=4096)
+def _plain(node: Node) -> str | None:
+    """`node` as one regex; None where it takes several terminals."""
+    return f"/{_regex(node)}/" if _is_plain(node) else None
 
 
 def _is_plain(node: Node) -> bool:

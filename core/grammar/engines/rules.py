@@ -24,7 +24,8 @@ class RuleWriter(ABC):
 
     def write(self, node: Node) -> str:
         start = self._body(node)
-        bodies = [self._line(self._names[name], self._body(body)) for name, body in self._rules.items()]
+        rules = ((name, body) for name, body in self._rules.items() if not self._is_inlined(body))
+        bodies = [self._line(self._names[name], self._body(body)) for name, body in rules]
         return "\n".join([self._line(self.START, start), *bodies, *self._lines]) + "\n"
 
     @abstractmethod
@@ -34,6 +35,10 @@ class RuleWriter(ABC):
     @abstractmethod
     def _set(self, ranges: tuple[ast.Range, ...]) -> str:
         """One character of `ranges`, in the body of a rule."""
+
+    def _is_inlined(self, body: Node) -> bool:
+        """Whether a rule is written where it is named, and gets no line."""
+        return False
 
     def _line(self, name: str, body: str) -> str:
         return f"{name}{self.DEFINES} {body}"
@@ -49,13 +54,14 @@ class RuleWriter(ABC):
         if name not in self._names:
             known = ", ".join(self._names) or "none"
             raise GrammarError(f"there is no rule {name!r}; give it along with the node that names it (given: {known})")
-        return self._names[name]
+        body = self._rules[name]
+        return self._body(body) if self._is_inlined(body) else self._names[name]
 
     def _graph(self, node: ast.Graph) -> str:
         """One rule for each state, which says how the walk goes on."""
         names = [self._fresh() for _ in node.rows]
         for state, row in enumerate(node.rows):
-            ways = [names[to] if item == ast.EMPTY else f"({self._body(item)}) {names[to]}" for item, to in row]
+            ways = [names[to] if item == ast.EMPTY else f"{grouped(self._body(item))} {names[to]}" for item, to in row]
             self._define(names[state], *ways, *(['""'] if state in node.accepting else []))
         return names[0]
 
@@ -71,6 +77,11 @@ class RuleWriter(ABC):
             ways = [f"{self._set(((low, high),))} {names[target]}" for low, high, target in row]
             self._define(names[state], *ways, *(['""'] if state in node.accepting else []))
         return names[0]
+
+
+def grouped(text: str) -> str:
+    """`text` as one item of a body: in parentheses unless it is a name."""
+    return text if text.replace("_", "").isalnum() else f"({text})"
 
 
 def quantifier(minimum: int, maximum: int | None) -> str:

@@ -17,6 +17,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.schema import json_text, numbers, text_language
+from graftlm.core.grammar.schema.declared import is_plain, members
 from graftlm.core.grammar.schema.distinct_items import DistinctItems
 from graftlm.core.grammar.schema.items import Items, merged
 from graftlm.core.grammar.schema.json_schema import SchemaReader
@@ -214,6 +215,10 @@ class Lowering:
         self._nodes[shape] = node
         return node
 
+    def member_value(self, shape: Shape) -> Node:
+        """The same where it may turn out that no value has this shape: then NOTHING."""
+        return self.value(self.algebra.reduced(shape))
+
     def _rule_name(self, shape: Shape) -> str:
         if isinstance(shape, Reference):
             return f"{self._prefix} {shape.target}"
@@ -381,6 +386,8 @@ class Lowering:
         if len(closed) == 1 and isinstance(closed[0], Object) and _is_open(closed[0]):
             self._needs_rules()  # before its members are lowered in vain
         try:
+            if len(closed) == 1 and isinstance(closed[0], Object) and is_plain(closed[0]):
+                return self._bracketed("{", members(self, closed[0]), "}")
             return self._bracketed("{", Members(self, both(*closed)).node(), "}")
         except GrammarError as error:
             if error.pointer is not None:

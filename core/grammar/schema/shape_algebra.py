@@ -178,8 +178,25 @@ class ShapeAlgebra:
         """Whether it is certain that no value has this shape."""
         if shape not in self._empty:
             self._empty[shape] = False  # what contains itself: not certain
-            self._empty[shape] = all(self._none_of(shape, kind) for kind in _possible_kinds(shape))
+            self._empty[shape] = self._is_nothing(shape)
         return self._empty[shape]
+
+    def _is_nothing(self, shape: Shape) -> bool:
+        match shape:
+            case Anything() | Null() | Boolean() | Literals() | Unkept():
+                return False
+            case Reference(target):
+                return self.is_nothing(self.resolve(target))
+            case Union(parts):
+                return all(map(self.is_nothing, parts))
+            case Object():
+                return self._no_object((shape,))
+            case Array():
+                return self._no_array((shape,))
+            case Number() | Text():
+                return not scalars.meet([shape], type(shape)())
+            case _:
+                return all(self._none_of(shape, kind) for kind in _possible_kinds(shape))
 
     def reduced(self, shape: Shape) -> Shape:
         """`shape`, as pieces where it is of one scalar kind; NOTHING where it is certain that no value has it."""

@@ -1,0 +1,73 @@
+"""Objects that only say what their members are: declared ones in order, then perhaps others. Most objects are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import EMPTY, Node
+from graftlm.core.grammar.schema.shapes import NOTHING, Object, Shape
+
+if TYPE_CHECKING:
+    from graftlm.core.grammar.schema.lowering import Lowering
+
+
+def is_plain(shape: Shape) -> bool:
+    """Whether nothing but its members decides about an object: no patterns, names or number of members."""
+    return (
+        isinstance(shape, Object)
+        and not shape.patterns
+        and shape.names is None
+        and not shape.min_properties
+        and shape.max_properties is None
+    )
+
+
+def members(lowering: Lowering, shape: Object) -> Node:
+    """The text between the braces of a plain object."""
+    required = set(shape.required)
+    names = dict.fromkeys([*(name for name, _ in shape.properties), *shape.required])
+    written: list[tuple[Node, bool]] = []
+    for name in names:
+        member = shape.property(name)
+        value = lowering.member_value(shape.additional if member is None else member)
+        if value != ast.NOTHING:
+            written.append((ast.concat(lowering.name(name), value), name in required))
+        elif name in required:
+            return ast.NOTHING
+    others = None
+    if shape.additional != NOTHING:
+        value = lowering.member_value(shape.additional)
+        if value != ast.NOTHING:
+            others = ast.concat(lowering.key(lowering.other_names(list(names))), value)
+    first = next((i for i, (_, is_required) in enumerate(written) if is_required), None)
+    after = [] if first is None else [_after(lowering.comma, *member) for member in written[first + 1 :]]
+    if others is not None and first is not None:
+        after.append(ast.star(ast.concat(lowering.comma, others)))
+    if first == 0:
+        return ast.concat(written[0][0], *after)
+    if first is not None:
+        return ast.concat(_first_of(lowering.comma, written[: first + 1], None, needed=True), *after)
+    return _first_of(lowering.comma, written, others, needed=False)
+
+
+def _after(comma: Node, member: Node, is_required: bool) -> Node:
+    node = ast.concat(comma, member)
+    return node if is_required else ast.optional(node)
+
+
+def _first_of(comma: Node, written: list[tuple[Node, bool]], others: Node | None, *, needed: bool) -> Node:
+    """Members that may each be left out, the last of them not if it is `needed`, then any number of `others`.
+
+    State 0 has written nothing, 2 i + 1 is about to write member i, 2 i + 2 has passed it.
+    """
+    nodes = [member for member, _ in written] + ([others] if others is not None else [])
+    rows: list[list[tuple[Node, int]]] = [[(EMPTY, 2 * i + 1) for i in range(len(nodes))]]
+    last = 2 * len(nodes)
+    for i, node in enumerate(nodes):
+        rows.append([(node, 2 * i + 2)])
+        repeats = others is not None and i == len(nodes) - 1
+        following = [(comma, 2 * i + 3)] if i + 1 < len(nodes) else []
+        skips = i + 1 < len(nodes) and not (needed and i + 2 == len(nodes))
+        rows.append([*following, *([(EMPTY, 2 * i + 4)] if skips else []), *([(comma, 2 * i + 1)] if repeats else [])])
+    return ast.graph(rows, {last} if needed else {0, last})
