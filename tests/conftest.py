@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    inside = collection_path.relative_to(Path(__file__).parent).parts if collection_path.suffix == ".py" else ()
+    inside = collection_path.relative_to(Path(__file__).parent).parts
     other = len(inside) > 0 and inside[0] not in GPU_FOLDERS
     return True if other and config.getoption("markexpr") == "gpu" else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import math
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def free_bytes(device: torch.device) -> int:
         import psutil
 
         return int(psutil.virtual_memory().available)
+    gc.collect()  # a closed runtime's store may lie in a circle of references
     torch.cuda.empty_cache()  # what torch keeps for later is free too
     free, total = torch.cuda.mem_get_info(device)
     index = torch.cuda.current_device() if device.index is None else device.index

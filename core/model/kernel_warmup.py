@@ -113,14 +113,19 @@ def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: 
 
 
 def _launch_draws(loaded: LoadedModel) -> None:
-    """Draw a token as decode steps do, under a mask."""
+    """Draw tokens as decode steps do: the likeliest one under a mask, and by chance, with top-p and without."""
     from graftlm.kernels.gpu.sampling.argmax import greedy
+    from graftlm.kernels.gpu.sampling.nucleus import MAX_COLUMNS, draw_nucleus
     from graftlm.kernels.gpu.sampling.token_mask import apply_mask
 
     logits = torch.zeros(1, loaded.vocab_size, dtype=loaded.dtype, device=loaded.device)
     numbers = torch.zeros(1, (loaded.vocab_size + 31) // 32, dtype=torch.int32, device=loaded.device)
     apply_mask(logits, numbers, numbers[0, :1])
     greedy(logits, torch.zeros(1, dtype=torch.int64, device=loaded.device))
+    if loaded.vocab_size <= MAX_COLUMNS:
+        params = torch.ones(1, 3, device=loaded.device)
+        for top_p in (False, True):
+            draw_nucleus(logits, params, params[:, :1], top_p=top_p)
 
 
 def small_copy(model: nn.Module) -> nn.Module:

@@ -107,21 +107,22 @@ class DeviceSampler:
             whole = len(members) == len(sequences)
             index = None if whole else send(np.array(members), self.device)
             values = logits if index is None else logits.index_select(0, index)
-            group = (
-                _likeliest(values)
-                if needs.greedy
-                else self._drawn(values.float(), [sequences[i] for i in members], needs)
-            )
+            group = _likeliest(values) if needs.greedy else self._drawn(values, [sequences[i] for i in members], needs)
             if index is None:
                 return group
             codes.index_copy_(0, index, group)
         return codes
 
-    def _drawn(self, values: torch.Tensor, sequences: Seq[Sequence], needs: Needs) -> torch.Tensor:
-        params, uniforms = drawing(sequences)
+    def _drawn(self, logits: torch.Tensor, sequences: Seq[Sequence], needs: Needs) -> torch.Tensor:
+        numbers, uniforms = (send(x, self.device) for x in drawing(sequences))
+        if self._has_triton and not needs.top_k:
+            from graftlm.kernels.gpu.sampling.nucleus import MAX_COLUMNS, draw_nucleus
+
+            if logits.shape[1] <= MAX_COLUMNS:
+                return draw_nucleus(logits, numbers, uniforms, top_p=needs.top_p)
+        values = logits.float()
         peaks = values.amax(dim=1)
-        columns = draw(values, peaks, send(params, self.device), send(uniforms, self.device), needs)
-        return _codes(columns[:, 0], peaks)
+        return _codes(draw(values, peaks, numbers, uniforms, needs)[:, 0], peaks)
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:

@@ -67,48 +67,57 @@ def draw(
     scaled = (values - peaks[:, None]) / params[:, 0:1]  # at most 0, so exp does not overflow
     if needs.top_k:  # sorted even where all tokens stay: the order must not depend on the group's width
         best = scaled.topk(min(needs.top_k, scaled.shape[1]), dim=1)
-        return best.indices.gather(1, _draw_sorted(best.values, best.values.exp().sum(dim=1), params, uniforms, needs))
+        return best.indices.gather(1, _draw_sorted(best.values, params, uniforms, needs))
     if needs.top_p:
-        return _draw_nucleus(scaled, params, uniforms, needs)
+        return _draw_nucleus(scaled, params, uniforms)
     if needs.min_p:
         scaled = scaled.masked_fill(scaled < params[:, 2:3].log(), -torch.inf)
     return _inverse_cdf(scaled.exp(), uniforms)
 
 
-def _draw_nucleus(scaled: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor, needs: Needs) -> torch.Tensor:
-    """Draw by top-p: sort only as much of each row as its nucleus may reach into.
+def _draw_nucleus(scaled: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Draw by top-p and min-p, in the order of columns: look at only as many of the likeliest as a nucleus may have.
 
-    A GPU sorts it all: to look how far the nucleus reaches would be to wait for all that was launched before.
+    A GPU looks at all of them: to see how far a nucleus reaches would be to wait for all that was launched before.
     """
-    total = scaled.exp().sum(dim=1)
-    if scaled.device.type == "cuda":
-        ordered = scaled.sort(dim=1, descending=True)
-        return ordered.indices.gather(1, _draw_sorted(ordered.values, total, params, uniforms, needs))
+    goals = params[:, 1:2] * scaled.exp().sum(dim=1, keepdim=True)
+    num_columns = scaled.shape[1]
+    widths = [width for width in NUCLEUS_WIDTHS if width < num_columns and scaled.device.type == "cpu"]
     columns = torch.empty(uniforms.shape, dtype=torch.int64, device=scaled.device)
     left = torch.arange(len(scaled), device=scaled.device)
-    for width in (*NUCLEUS_WIDTHS, scaled.shape[1]):
-        width = min(width, scaled.shape[1])
-        best = scaled[left].topk(width, dim=1)
-        reached = best.values.exp().sum(dim=1) >= params[left, 1] * total[left]
-        if width == scaled.shape[1]:
-            reached = torch.ones_like(reached)
-        done = left[reached]
-        chosen = _draw_sorted(best.values[reached], total[done], params[done], uniforms[done], needs)
-        columns[done] = best.indices[reached].gather(1, chosen)
-        left = left[~reached]
+    for width in (*widths, num_columns):
+        values, ids = scaled[left].topk(width, dim=1)
+        num_before = (values.exp().cumsum(dim=1) < goals[left]).sum(dim=1, keepdim=True)
+        threshold = values.gather(1, num_before.clamp_(max=width - 1))
+        is_whole = threshold > values[:, -1:] if width < num_columns else torch.ones_like(threshold, dtype=torch.bool)
+        done = is_whole[:, 0]  # no token as likely as the threshold was left out
+        rows = left[done]
+        ids, order = ids[done].sort(dim=1)
+        weights = _nucleus(values[done].gather(1, order), threshold[done], goals[rows], params[rows])
+        columns[rows] = ids.gather(1, _inverse_cdf(weights, uniforms[rows]))
+        left = left[~done]
         if not len(left):
             break
     return columns
 
 
-def _draw_sorted(
-    scaled: torch.Tensor, total: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor, needs: Needs
-) -> torch.Tensor:
-    """Draw from rows sorted downwards; `total` is the weight that top_p is a share of."""
+def _nucleus(scaled: torch.Tensor, threshold: torch.Tensor, goal: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+    """The weights of a nucleus, 0 outside: all above the threshold, and as many equal to it as it takes to the goal."""
+    weights = scaled.exp()
+    is_above, is_equal = scaled > threshold, scaled == threshold
+    missing = goal - weights.masked_fill(~is_above, 0).sum(dim=1, keepdim=True)
+    wanted = (missing / threshold.exp()).ceil_().clamp_(min=1)
+    is_kept = (is_above | (is_equal & (is_equal.cumsum(dim=1) <= wanted))) & (weights >= params[:, 2:3])
+    return weights.masked_fill(~is_kept, 0)
+
+
+def _draw_sorted(scaled: torch.Tensor, params: torch.Tensor, uniforms: torch.Tensor, needs: Needs) -> torch.Tensor:
+    """Draw from rows sorted downwards by top-p and min-p."""
     weights = scaled.exp()
     if needs.top_p:
+        total = weights.sum(dim=1, keepdim=True)
         before = weights.cumsum(dim=1) - weights  # a token stays while those before it do not reach top_p
-        weights = weights.masked_fill(before >= params[:, 1:2] * total[:, None], 0)
+        weights = weights.masked_fill(before >= params[:, 1:2] * total, 0)
         weights[:, 0] = scaled[:, 0].exp()
     if needs.min_p:
         weights = weights.masked_fill(scaled < params[:, 2:3].log(), 0)

@@ -36,6 +36,7 @@ KERNELS = (
     "gpu.mixture.grouped_matmul",
     "gpu.norm",
     "gpu.sampling.argmax",
+    "gpu.sampling.nucleus",
     "gpu.sampling.token_mask",
     "hopper.gate_up_decode",
     "hopper.gate_up_prefill",

@@ -52,6 +52,44 @@ class _WarningFilters:
 _filters = _WarningFilters()
 
 
+class _NoLaunches:
+    """While it is entered, our kernels are looked up in dry runs, but not launched.
+
+    One that is loaded already would read what those that were left out should have written, and could leave its memory.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._run: Any = None
+
+    def __enter__(self) -> None:
+        from triton.runtime.jit import JITFunction
+
+        with self._lock:
+            self._users += 1
+            if self._users > 1:
+                return
+            launch = self._run = JITFunction.run
+
+            def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+                is_left_out = is_dry() and _is_ours(kernel.module)
+                return launch(kernel, *args, grid=grid, warmup=warmup or is_left_out, **options)
+
+            JITFunction.run = run  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        from triton.runtime.jit import JITFunction
+
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                JITFunction.run = self._run  # type: ignore[method-assign]
+
+
+_no_launches = _NoLaunches()
+
+
 class Compiling:
     """Kernels that threads compile meanwhile. None of them may be launched before `wait` has returned.
 
@@ -88,9 +126,9 @@ def compile_meanwhile(
 ) -> Compiling:
     """Begin to compile what `run` launches on `device`, in threads, or in the processes of `server`.
 
-    `run` is called once, with every launch left out whose kernel is one of ours and not loaded: what it computes is
-    void, and what it raises is left for the call that counts to raise. So is a kernel that does not compile. Does
-    nothing where Triton does not run.
+    `run` is called once, with every launch of our kernels left out: what it computes is void, and what it raises is
+    left for the call that counts to raise. So is a kernel that does not compile. Where Triton does not run, nothing is
+    done.
     """
     wanted = _Wanted()
     if triton_problem(device) is None:
@@ -99,7 +137,7 @@ def compile_meanwhile(
         before = knobs.runtime.jit_cache_hook
         knobs.runtime.jit_cache_hook, _here.dry = wanted, True
         try:
-            with suppress(Exception):
+            with suppress(Exception), _no_launches:
                 run()
         finally:
             knobs.runtime.jit_cache_hook, _here.dry = before, False
@@ -124,10 +162,14 @@ class _Wanted:
         self._thread = threading.get_ident()
 
     def __call__(self, *, key: Any, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        if threading.get_ident() != self._thread or fn.module.partition(".")[0] != _PACKAGE:
+        if threading.get_ident() != self._thread or not _is_ours(fn.module):
             return False
         self.kernels.setdefault((fn.name, key), (fn.jit_function, compile["specialization_data"]))
         return True
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == _PACKAGE
 
 
 def _compile(function: Any, specialization: str, server: CompileServer | None) -> None:

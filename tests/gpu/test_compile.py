@@ -9,7 +9,7 @@ import pytest
 import torch
 from triton import knobs
 
-from graftlm.kernels.gpu.elementwise import _gate, gate_mul
+from graftlm.kernels.gpu.elementwise import _gate, gate_mul, store_kv
 from graftlm.kernels.gpu.norm import _norm, norm_rows
 from graftlm.kernels.jit.compile_server import CompileServer
 from graftlm.kernels.jit.precompile import compile_meanwhile, compile_together
@@ -38,6 +38,27 @@ def test_a_call_whose_kernels_were_compiled_together_compiles_none_and_gives_the
     norm = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
     assert torch.allclose(found, torch.nn.functional.silu(norm) * norm, atol=1e-5)
     assert compile_together(run, device) == 0
+
+
+def test_a_dry_run_launches_no_kernel_even_if_it_is_compiled() -> None:
+    device = torch.device("cuda")
+    x = torch.ones(3, 1136, device=device)
+    norm = Norm(torch.rand(1136, device=device), 1e-5)
+    heads, kept = torch.ones(3, 2, 64, device=device), torch.zeros(3, 2, 64, device=device)
+    seen: list[torch.Tensor] = []
+
+    def run() -> None:
+        slots = torch.arange(3, dtype=torch.int32, device=device)
+        seen.append(norm_rows(x, norm))
+        store_kv(heads, heads, kept, kept, slots)
+
+    run()
+    assert kept.eq(1).all()
+    kept.zero_()
+    assert compile_together(run, device) == 0
+    assert len(seen) == 2 and kept.eq(0).all()
+    run()
+    assert kept.eq(1).all()
 
 
 def test_processes_compile_once_a_kernel_was_missing_in_the_cache(

@@ -40,6 +40,14 @@ def test_greedy_tokens_of_a_mixture_equal_transformers(kind: str) -> None:
     assert found == [greedy_reference(tiny_model(kind), prompt, NEW) for prompt in prompts]
 
 
+def test_mixtures_of_different_routers_load_one_after_the_other() -> None:
+    prompts = family(3)
+    for kind in (*KINDS, *reversed(KINDS)):
+        with on_gpu(kind) as runtime:
+            found = [answer.token_ids for answer in runtime.generate(prompts, **GREEDY)]
+        assert found == [greedy_reference(tiny_model(kind), prompt, NEW) for prompt in prompts]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_mixtures_run_as_grouped_products(kind: str) -> None:
     with on_gpu(kind, torch.bfloat16) as runtime:

@@ -42,6 +42,7 @@ from graftlm.kernels.gpu.mixture.expert_router import Router, route
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, sum_parts
 from graftlm.kernels.gpu.norm import add_norm, norm_rows
 from graftlm.kernels.gpu.sampling.argmax import greedy
+from graftlm.kernels.gpu.sampling.nucleus import draw_nucleus
 from graftlm.kernels.gpu.sampling.token_mask import apply_mask, walk_mask
 from graftlm.kernels.gpu.support import Card
 from graftlm.kernels.linear_dispatch import plan_experts
@@ -49,7 +50,7 @@ from graftlm.kernels.norm import Addition, Norm
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64",
-    torch.uint8: "u8", torch.int16: "i16", torch.bool: "i1",
+    torch.uint8: "u8", torch.uint32: "u32", torch.int16: "i16", torch.bool: "i1",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
 
@@ -165,6 +166,9 @@ def launches() -> None:
     noted("", lambda: gemv(x, weight, activation="silu"))
     logits = torch.empty(4, 128_256)
     noted("", lambda: greedy(logits, torch.zeros(4, dtype=torch.int64)))
+    for dtype in (half, torch.float16, torch.float32):
+        for top_p in (False, True):
+            noted("", lambda d=dtype, p=top_p: draw_nucleus(logits.to(d), logits[:, :3], logits[:, :1], top_p=p))
     masks = torch.zeros(4, 4008, **i32)
     noted("", lambda: apply_mask(logits, masks, masks[:, 0]))
     noted("", lambda: walk_mask(logits, masks[:, 0], masks[:, 0], masks, masks[0].to(torch.uint8), masks, masks[0]))

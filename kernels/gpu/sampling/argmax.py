@@ -57,13 +57,9 @@ def greedy(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     tokens  int64 [>= num_rows], written: its column; 0 where there is none
     -> int64 [num_rows]: the column, NOT_FINITE or NOTHING_ALLOWED
     """
-    num_rows, n = logits.shape
-    num_splits = min(triton.cdiv(n, BLOCK), max(1, min(MAX_SPLITS, 1024 // num_rows)))
-    values = torch.empty(num_rows, num_splits, dtype=torch.float32, device=logits.device)
-    columns = torch.empty(num_rows, num_splits, dtype=torch.int32, device=logits.device)
+    values, columns = largest(logits)
+    num_rows, num_splits = values.shape
     codes = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    per_split = triton.cdiv(triton.cdiv(n, num_splits), BLOCK) * BLOCK
-    _largest[(num_rows, num_splits)](logits, values, columns, logits.stride(0), n, per_split, BLOCK=BLOCK, num_warps=4)
     _pick[(num_rows,)](
         values,
         columns,
@@ -76,3 +72,17 @@ def greedy(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         num_warps=1,
     )
     return codes
+
+
+def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the largest logit of each part of each row.
+
+    -> float32 [num_rows, num_splits], at most MAX_SPLITS: NaN if any is NaN; int32, alike: its first column
+    """
+    num_rows, n = logits.shape
+    num_splits = min(triton.cdiv(n, BLOCK), max(1, min(MAX_SPLITS, 1024 // num_rows)))
+    values = torch.empty(num_rows, num_splits, dtype=torch.float32, device=logits.device)
+    columns = torch.empty(num_rows, num_splits, dtype=torch.int32, device=logits.device)
+    per_split = triton.cdiv(triton.cdiv(n, num_splits), BLOCK) * BLOCK
+    _largest[(num_rows, num_splits)](logits, values, columns, logits.stride(0), n, per_split, BLOCK=BLOCK, num_warps=4)
+    return values, columns
