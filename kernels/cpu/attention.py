@@ -170,8 +170,9 @@ class CompiledLoops:
 
     @classmethod
     def of(cls, group: int, k_dim: int, v_dim: int, capped: bool, *, dtype: torch.dtype) -> CompiledLoops:
+        from graftlm.kernels.cpu.calls import COLUMNS
         from graftlm.kernels.cpu.decode_attention import CompiledDecode
-        from graftlm.kernels.cpu.prefill_attention import COLUMNS, CompiledPrefill
+        from graftlm.kernels.cpu.prefill_attention import CompiledPrefill
 
         decode = CompiledDecode(group, k_dim, v_dim, dtype, capped=capped)
         if capped or group > COLUMNS:

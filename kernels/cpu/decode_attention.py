@@ -7,58 +7,27 @@ goes over its keys together, so that keys come from memory once.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numba import carray, njit
+import torch
 
-from graftlm.kernels.cpu import MAX_RUN
-from graftlm.kernels.cpu.loop_runtime import (
-    FLAGS,
-    Loop,
-    at,
-    compile_loop,
-    element_of,
-    exp,
-    int_fields,
-    narrow,
-    next_task,
-    row_address,
-    widen,
-)
+from graftlm.kernels.cpu.calls import DecodeCall
+from graftlm.kernels.cpu.loop_runtime import Loop, loop_address, row_address
 
 if TYPE_CHECKING:
-    import torch
-
     from graftlm.kernels.cpu.attention_metadata import DecodeQueries
 
-BLOCK = 64
-"""Keys whose scores are held at once."""
 _SMALL_BYTES = 1 << 18
 """A layer that reads fewer bytes of K is left to one thread: it is done before a second one would start."""
-
-_F = np.float32
-
-
-class DecodeCall(ctypes.Structure):
-    """Addresses, counts, and strides in elements. `new_k` is 0 if this step's K and V are stored already."""
-
-    _fields_ = (
-        *int_fields("next_task", "num_queries", "num_runs", "num_kv_heads", "num_slots"),
-        *int_fields("q", "q_token", "q_head", "new_k", "k_token", "k_head", "new_v", "v_token", "v_head"),
-        *int_fields("k", "v", "query", "indptr", "spans", "runs", "out", "lse", "float32_out"),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-    )
 
 
 class CompiledDecode:
     """The loop for one shape of heads and one dtype, compiled when this is made."""
 
     def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype, *, capped: bool) -> None:
-        self._loop = Loop(DecodeCall(), compile_decode(group, k_dim, v_dim, dtype.itemsize == 2, capped))
+        self._loop = Loop(
+            DecodeCall(), loop_address("decode_attention", group, k_dim, v_dim, dtype.itemsize == 2, capped)
+        )
 
     def run(
         self,
@@ -94,150 +63,3 @@ class CompiledDecode:
         call.out, call.lse, call.float32_out = out.data_ptr(), lse.data_ptr(), out.itemsize == 4
         call.scale, call.softcap = scale, softcap or 0.0
         self._loop.run(single_thread=queries.num_keys * k_store[0].numel() * k_store.itemsize < _SMALL_BYTES)
-
-
-@njit(forceinline=True, **FLAGS)
-def _score(scores, scaled, keys, num_keys, group, k_dim):
-    """scores[g, j] = scaled[g] . keys[j], four keys for each load of the query."""
-    whole = num_keys - num_keys % 4
-    for j in range(0, whole, 4):
-        for g in range(group):
-            a, b, c, e = _F(0), _F(0), _F(0), _F(0)
-            for d in range(k_dim):
-                x = scaled[g, d]
-                a += x * widen(keys[j, d])
-                b += x * widen(keys[j + 1, d])
-                c += x * widen(keys[j + 2, d])
-                e += x * widen(keys[j + 3, d])
-            scores[g, j], scores[g, j + 1], scores[g, j + 2], scores[g, j + 3] = a, b, c, e
-    for j in range(whole, num_keys):
-        for g in range(group):
-            a = _F(0)
-            for d in range(k_dim):
-                a += scaled[g, d] * widen(keys[j, d])
-            scores[g, j] = a
-
-
-@njit(forceinline=True, **FLAGS)
-def _softcap(scores, num_keys, softcap):
-    """scores = softcap * tanh(scores / softcap), in place."""
-    for j in range(num_keys):
-        x = min(scores[j] / softcap * _F(2), _F(80))
-        scores[j] = softcap * (_F(1) - _F(2) / (exp(x) + _F(1)))
-
-
-@njit(forceinline=True, **FLAGS)
-def _add(total, scores, values, num_keys, group, v_dim):
-    """total[g] += sum over j of scores[g, j] * values[j], four values for each load of the sum."""
-    whole = num_keys - num_keys % 4
-    for j in range(0, whole, 4):
-        for g in range(group):
-            a, b, c, e = scores[g, j], scores[g, j + 1], scores[g, j + 2], scores[g, j + 3]
-            for d in range(v_dim):
-                total[g, d] += (
-                    a * widen(values[j, d])
-                    + b * widen(values[j + 1, d])
-                    + c * widen(values[j + 2, d])
-                    + e * widen(values[j + 3, d])
-                )
-    for j in range(whole, num_keys):
-        for g in range(group):
-            a = scores[g, j]
-            for d in range(v_dim):
-                total[g, d] += a * widen(values[j, d])
-
-
-@functools.cache
-def compile_decode(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -> int:
-    """Address of the loop. A task is one run of queries and one KV head."""
-    element, size = element_of(bfloat16)
-
-    def work(pointer):
-        call = carray(pointer, 1)[0]
-        num_runs, num_kv_heads = call.num_runs, call.num_kv_heads
-        query = carray(at(call.query), call.num_queries, np.int64)
-        indptr = carray(at(call.indptr), call.num_queries + 1, np.int64)
-        spans = carray(at(call.spans), (indptr[call.num_queries], 2), np.int64)
-        runs = carray(at(call.runs), num_runs + 1, np.int64)
-        keys = carray(at(call.k), (num_kv_heads, call.num_slots, k_dim), element)
-        values = carray(at(call.v), (num_kv_heads, call.num_slots, v_dim), element)
-        scores, added = np.empty((group, BLOCK), np.float32), np.empty((group, v_dim), np.float32)
-        total = np.empty((MAX_RUN, group, v_dim), np.float32)
-        scaled = np.empty((MAX_RUN, group, k_dim), np.float32)
-        peak, weight = np.empty((MAX_RUN, group), np.float32), np.empty((MAX_RUN, group), np.float32)
-        kept = np.empty(group, np.float32)
-        while True:
-            task = next_task(pointer)
-            if task >= num_runs * num_kv_heads:
-                break
-            # head by head, so that queries with a common prefix find this head of it in their core's cache
-            head, run = task // num_runs, task % num_runs
-            begin, longest = runs[run], runs[run + 1] - 1
-            num_together = longest + 1 - begin
-            for i in range(num_together):
-                for g in range(group):
-                    offset = query[begin + i] * call.q_token + (head * group + g) * call.q_head
-                    row = carray(at(call.q + offset * size), k_dim, element)
-                    for d in range(k_dim):
-                        scaled[i, g, d] = widen(row[d]) * call.scale
-                    for d in range(v_dim):
-                        total[i, g, d] = _F(0)
-                    peak[i, g], weight[i, g] = _F(-1e30), _F(0)
-            if call.new_k != 0:
-                slot = spans[indptr[longest + 1] - 1, 1] - 1
-                offset = query[longest] * call.k_token + head * call.k_head
-                row = carray(at(call.new_k + offset * size), k_dim, element)
-                for d in range(k_dim):  # an assignment of whole rows takes numba 3 s to compile
-                    keys[head, slot, d] = row[d]
-                offset = query[longest] * call.v_token + head * call.v_head
-                row = carray(at(call.new_v + offset * size), v_dim, element)
-                for d in range(v_dim):
-                    values[head, slot, d] = row[d]
-            left = np.int64(
-                0
-            )  # keys not read yet, of those that the run's last query sees; each query before sees one fewer
-            for span in range(indptr[longest], indptr[longest + 1]):
-                left += spans[span, 1] - spans[span, 0]
-            for span in range(indptr[longest], indptr[longest + 1]):
-                for first in range(spans[span, 0], spans[span, 1], BLOCK):
-                    here = min(BLOCK, spans[span, 1] - first)
-                    for i in range(num_together):
-                        num_keys = min(here, left - (num_together - 1 - i))
-                        if num_keys <= 0:
-                            continue
-                        _score(scores, scaled[i], keys[head, first : first + num_keys], num_keys, group, k_dim)
-                        for g in range(group):
-                            if capped:
-                                _softcap(scores[g], num_keys, call.softcap)
-                            highest = peak[i, g]
-                            for j in range(num_keys):
-                                highest = max(highest, scores[g, j])
-                            kept[g] = exp(peak[i, g] - highest)
-                            gained = _F(0)
-                            for j in range(num_keys):
-                                x = exp(scores[g, j] - highest)
-                                scores[g, j] = x
-                                gained += x
-                            peak[i, g], weight[i, g] = highest, weight[i, g] * kept[g] + gained
-                            for d in range(v_dim):
-                                added[g, d] = _F(0)
-                        # sum each block by itself first: one sum over thousands of keys has a larger rounding error
-                        _add(added, scores, values[head, first : first + num_keys], num_keys, group, v_dim)
-                        for g in range(group):
-                            for d in range(v_dim):
-                                total[i, g, d] = total[i, g, d] * kept[g] + added[g, d]
-                    left -= here
-            for i in range(num_together):
-                for g in range(group):
-                    offset = (query[begin + i] * num_kv_heads + head) * group + g
-                    if call.float32_out != 0:
-                        wide = carray(at(call.out + offset * v_dim * 4), v_dim, np.float32)
-                        for d in range(v_dim):
-                            wide[d] = total[i, g, d] / weight[i, g]
-                    else:
-                        row = carray(at(call.out + offset * v_dim * size), v_dim, element)
-                        for d in range(v_dim):
-                            row[d] = narrow(total[i, g, d] / weight[i, g], row)
-                    carray(at(call.lse + offset * 4), 1, np.float32)[0] = peak[i, g] + np.log(weight[i, g])
-
-    return compile_loop(DecodeCall, work)

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.decode_layer_loops import AFTER, BEFORE, PHASES, LayerCall, LayersCall, compile_layers
+from graftlm.kernels.cpu.calls import AFTER, BEFORE, PHASES, LayerCall, LayersCall, MatmulCall
 from graftlm.kernels.cpu.elementwise import Elementwise
-from graftlm.kernels.cpu.loop_runtime import Loop
-from graftlm.kernels.cpu.matmul import MatmulCall, compile_matmul
+from graftlm.kernels.cpu.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.openmp import barrier
 from graftlm.kernels.cpu.packed_linear import Panels, linear
 from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, address_of
@@ -110,10 +109,10 @@ class CompiledLayers:
         self._positions = torch.arange(self.space.num_rows)
         self._segments: list[object] = []  # what the products have addresses of
         half = self.dtype is torch.bfloat16
-        self._loop = Loop(LayersCall(), compile_layers(half))
+        self._loop = Loop(LayersCall(), loop_address("decoder_layers", half))
         self.call = self._loop.call
         self.call.counters, self.call.barrier = self._counters.ctypes.data, barrier()
-        self.call.matmul = compile_matmul(half)
+        self.call.matmul = loop_address("matmul", half, False)
         self.is_small = max(sum(p.num_bytes for p in w.all_panels) for w in weights) < SMALL_BYTES
         for layer, products, w in zip(self.layers, self.products, weights, strict=True):
             self._lay_out(layer, products, w)

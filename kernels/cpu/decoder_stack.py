@@ -13,11 +13,9 @@ from graftlm.kernels.attention import Plan
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention import TorchAttention
 from graftlm.kernels.cpu.attention_metadata import AttentionMetadata, QueryBlocks
-from graftlm.kernels.cpu.decode_attention import DecodeCall, compile_decode
-from graftlm.kernels.cpu.decode_layer_loops import AFTER, ATTEND, BEFORE
+from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, COLUMNS, DecodeCall, MatmulCall, PrefillCall
 from graftlm.kernels.cpu.decoder_layer import CompiledLayers
-from graftlm.kernels.cpu.matmul import MatmulCall
-from graftlm.kernels.cpu.prefill_attention import COLUMNS, PrefillCall, compile_prefill
+from graftlm.kernels.cpu.loop_runtime import loop_address
 from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, SkinnyLinear
 from graftlm.kernels.norm import Norm
 
@@ -143,9 +141,9 @@ class _KindOfLayers:
         self._records = layers.layers
         self._singles = np.zeros(len(index), np.dtype(DecodeCall))
         self._blocks, self._prefixes = np.zeros((2, len(index)), np.dtype(PrefillCall))
-        self._records["decode"][index] = compile_decode(kind.group, dim, dim, half, capped)
+        self._records["decode"][index] = loop_address("decode_attention", kind.group, dim, dim, half, capped)
         if self.block_size is not None:
-            self._records["prefill"][index] = compile_prefill(kind.group, dim, dim, half)
+            self._records["prefill"][index] = loop_address("prefill_attention", kind.group, dim, dim, half)
         width = (kind.group + 2) * kind.num_kv_heads * dim
         attended, lse = layers.space.attended.data_ptr(), stack._lse.data_ptr()
         for calls in (self._singles, self._blocks, self._prefixes):

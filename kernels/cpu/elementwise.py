@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numba import carray
+import torch
 
-from graftlm.kernels.cpu.loop_runtime import (
-    Loop,
-    at,
-    compile_loop,
-    copy_row,
-    element_of,
-    int_fields,
-    narrow,
-    next_task,
-    rms_norm,
-    rotate,
-    silu_mul,
-    store_row,
-    widen,
-)
+from graftlm.kernels.cpu.calls import NormCall, RotationCall, SiluMulCall
+from graftlm.kernels.cpu.loop_runtime import Loop, loop_address
 
 if TYPE_CHECKING:
-    import torch
-
     from graftlm.kernels.norm import Norm
 
-_ROWS = 4
-"""Rows of a task."""
 _SMALL = 1 << 14
 """Tensors of fewer elements are left to one thread: it is done before a second one would start."""
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (
-        *int_fields("next_task", "num_rows", "size", "x", "added", "added_row", "weight", "out", "out_row"),
-        ("eps", ctypes.c_float),
-    )
-
-
-class _Rotation(ctypes.Structure):
-    _fields_ = (
-        *int_fields("next_task", "num_rows", "q", "q_row", "k", "k_row", "num_heads", "num_kv_heads", "head_dim"),
-        *int_fields("rotary_dim", "cos", "sin", "table_row", "q_norm", "k_norm"),
-        ("eps", ctypes.c_float),
-    )
-
-
-class _SiluMul(ctypes.Structure):
-    _fields_ = int_fields("next_task", "num_rows", "size", "gate", "up", "row", "out", "out_row")
 
 
 class Elementwise:
@@ -60,9 +21,9 @@ class Elementwise:
 
     def __init__(self, dtype: torch.dtype) -> None:
         half = dtype.itemsize == 2
-        self._norm = Loop(_Norm(), compile_norm(half))
-        self._rotation = Loop(_Rotation(), compile_rotation(half))
-        self._silu_mul = Loop(_SiluMul(), compile_silu_mul(half))
+        self._norm = Loop(NormCall(), loop_address("norm", half))
+        self._rotation = Loop(RotationCall(), loop_address("rotation", half))
+        self._silu_mul = Loop(SiluMulCall(), loop_address("silu_mul", half))
 
     def norm(self, x: torch.Tensor, added: torch.Tensor | None, norm: Norm, out: torch.Tensor) -> None:
         """x += added; out = RMSNorm of x.
@@ -107,81 +68,3 @@ class Elementwise:
         call.gate, call.up, call.row = gate.data_ptr(), up.data_ptr(), gate.stride(0)
         call.out, call.out_row = out.data_ptr(), out.stride(0)
         self._silu_mul.run(single_thread=gate.numel() < _SMALL)
-
-
-@functools.cache
-def compile_norm(bfloat16: bool) -> int:
-    element, size = element_of(bfloat16)
-
-    def work(pointer):
-        call = carray(pointer, 1)[0]
-        num = call.size
-        weight = carray(at(call.weight), num, element)
-        wide = np.empty(num, np.float32)
-        while True:
-            first = next_task(pointer) * _ROWS
-            if first >= call.num_rows:
-                break
-            for row in range(first, min(first + _ROWS, call.num_rows)):
-                x = carray(at(call.x + row * num * size), num, element)
-                if call.added != 0:
-                    added = carray(at(call.added + row * call.added_row * size), num, element)
-                    for d in range(num):
-                        x[d] = narrow(widen(x[d]) + widen(added[d]), x)
-                rms_norm(wide, x, weight, num, call.eps)
-                out = carray(at(call.out + row * call.out_row * size), num, element)
-                store_row(out, wide)
-
-    return compile_loop(_Norm, work)
-
-
-@functools.cache
-def compile_rotation(bfloat16: bool) -> int:
-    element, size = element_of(bfloat16)
-
-    def work(pointer):
-        call = carray(pointer, 1)[0]
-        dim, half = call.head_dim, call.rotary_dim // 2
-        wide = np.empty(dim, np.float32)
-        while True:
-            first = next_task(pointer) * _ROWS
-            if first >= call.num_rows:
-                break
-            for row in range(first, min(first + _ROWS, call.num_rows)):
-                cos = carray(at(call.cos + row * call.table_row * size), call.rotary_dim, element)
-                sin = carray(at(call.sin + row * call.table_row * size), call.rotary_dim, element)
-                for head in range(call.num_heads + call.num_kv_heads):
-                    if head < call.num_heads:
-                        place, norm = call.q + (row * call.q_row + head * dim) * size, call.q_norm
-                    else:
-                        place = call.k + (row * call.k_row + (head - call.num_heads) * dim) * size
-                        norm = call.k_norm
-                    x = carray(at(place), dim, element)
-                    if norm != 0:
-                        rms_norm(wide, x, carray(at(norm), dim, element), dim, call.eps)
-                        store_row(x, wide)
-                    rotate(x, cos, sin, half)
-
-    return compile_loop(_Rotation, work)
-
-
-@functools.cache
-def compile_silu_mul(bfloat16: bool) -> int:
-    element, size = element_of(bfloat16)
-
-    def work(pointer):
-        call = carray(pointer, 1)[0]
-        num = call.size
-        wide = np.empty(num, np.float32)
-        while True:
-            first = next_task(pointer) * _ROWS
-            if first >= call.num_rows:
-                break
-            for row in range(first, min(first + _ROWS, call.num_rows)):
-                copy_row(wide, carray(at(call.gate + row * call.row * size), num, element))
-                up = carray(at(call.up + row * call.row * size), num, element)
-                out = carray(at(call.out + row * call.out_row * size), num, element)
-                for d in range(num):
-                    out[d] = narrow(silu_mul(wide[d], widen(up[d]), out), out)
-
-    return compile_loop(_SiluMul, work)

@@ -1,8 +1,8 @@
 """Machine code of the CPU loops on disk, and the processes that compile it before it is needed.
 
 A process that loads a model imports torch and reads weights for seconds. Compiling takes seconds too, so processes of
-their own do it meanwhile. Whoever needs a loop that one of them may still compile waits for it. Later processes load
-the machine code from the cache folder (kernels/disk_cache.py), which is valid for one machine and version of all that
+their own do it meanwhile. Whoever needs a loop that one of them may still compile waits for it. Later processes link
+the object code from the cache folder (kernels/disk_cache.py), which is valid for one machine and version of all that
 is compiled.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
 import os
 import platform
@@ -22,7 +23,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from graftlm.kernels import disk_cache
+from graftlm.kernels.cpu.calls import COLUMNS
 
 T = TypeVar("T")
 
@@ -33,6 +37,18 @@ _PATIENCE_S = 0.5
 """How long to wait in silence."""
 _TIMEOUT_S = 120.0
 """After so long a loop is compiled here, whatever the other processes do."""
+
+
+class MachineCode(NamedTuple):
+    """Relocatable object code.
+
+    symbol  the name of its function `void (call *)`
+    needs   names that it refers to
+    """
+
+    symbol: str
+    code: bytes
+    needs: tuple[str, ...] = ()
 
 
 class LoopShapes(NamedTuple):
@@ -57,7 +73,7 @@ def folder() -> Path | None:
     """The cache folder for this version of the loops on this machine; None where nothing can be kept."""
     versions = [sys.version, *(metadata.version(name) for name in ("numba", "llvmlite"))]
     digest = hashlib.sha256(repr((versions, platform.machine(), _processor())).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.glob("loops/*.py")) + [Path(__file__).with_name("calls.py")]:
         digest.update(path.read_bytes())
     found = disk_cache.private_folder("cpu-loops", digest.hexdigest()[:16])
     if found is not None:
@@ -82,8 +98,8 @@ def start(shapes: LoopShapes, *, quiet: bool = False) -> None:
         return
     _quiet = quiet or not sys.stderr.isatty()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    for part in PARTS:
-        if _marker(part, shapes).exists():
+    for part, wanted in PARTS.items():
+        if all(path is not None and path.exists() for path in (_path(*one) for one in wanted(shapes))):
             continue
         code = f"from {__name__} import LoopShapes, compile_part; compile_part({part!r}, {shapes!r})"
         with suppress(OSError):
@@ -123,39 +139,68 @@ def compiling() -> bool:
     return bool(_processes)
 
 
-def _attention(shapes: LoopShapes) -> None:
-    from graftlm.kernels.cpu.decode_attention import compile_decode
-    from graftlm.kernels.cpu.prefill_attention import COLUMNS, compile_prefill
+LOOPS = {
+    "decode_attention": "decode_attention",
+    "prefill_attention": "prefill_attention",
+    "matmul": "matmul",
+    "norm": "elementwise",
+    "rotation": "elementwise",
+    "silu_mul": "elementwise",
+    "decoder_layers": "decoder_layers",
+}
+"""The module of kernels/cpu/loops that compiles a loop, with its function `compile_NAME`."""
 
+Wanted = tuple[str, tuple[int, ...]]
+"""A loop and what it is compiled for."""
+
+
+def _attention(shapes: LoopShapes) -> list[Wanted]:
     group, dim, bfloat16, capped = shapes
-    compile_decode(group, dim, dim, bfloat16, capped)
+    wanted: list[Wanted] = [("decode_attention", (group, dim, dim, bfloat16, capped))]
     if not capped and group <= COLUMNS:
-        compile_prefill(group, dim, dim, bfloat16)
+        wanted.append(("prefill_attention", (group, dim, dim, bfloat16)))
+    return wanted
 
 
-def _layers(shapes: LoopShapes) -> None:
-    from graftlm.kernels.cpu.decode_layer_loops import compile_layers
-    from graftlm.kernels.cpu.elementwise import compile_norm, compile_rotation, compile_silu_mul
-    from graftlm.kernels.cpu.matmul import compile_matmul
-
-    compile_matmul(shapes.bfloat16, row_major=True)
-    compile_matmul(shapes.bfloat16)
-    for compile_one in (compile_norm, compile_rotation, compile_silu_mul, compile_layers):
-        compile_one(shapes.bfloat16)
+def _layers(shapes: LoopShapes) -> list[Wanted]:
+    half = shapes.bfloat16
+    wanted: list[Wanted] = [("matmul", (half, True)), ("matmul", (half, False))]
+    return wanted + [(name, (half,)) for name in ("norm", "rotation", "silu_mul", "decoder_layers")]
 
 
-PARTS: dict[str, Callable[[LoopShapes], None]] = {"attention": _attention, "layers": _layers}
+PARTS: dict[str, Callable[[LoopShapes], list[Wanted]]] = {"attention": _attention, "layers": _layers}
 """What one process compiles; about the same work each."""
 
 
 def compile_part(part: str, shapes: LoopShapes) -> None:
-    """Compile the loops of a part into the cache folder, and note that they are there."""
-    PARTS[part](shapes)
-    _marker(part, shapes).touch()
+    """Compile the loops of a part that are missing in the cache folder."""
+    for wanted in PARTS[part](shapes):
+        if load(*wanted) is None:
+            compile_one(*wanted)
 
 
-def _marker(part: str, shapes: LoopShapes) -> Path:
-    """The file that says that a part is complete."""
+def compile_one(name: str, arguments: tuple[int, ...]) -> MachineCode:
+    """Compile a loop with numba, and keep it in the cache folder, if there is one."""
+    module = importlib.import_module(f"{__package__}.loops.{LOOPS[name]}")
+    compiled: MachineCode = getattr(module, f"compile_{name}")(*arguments)
+    path = _path(name, arguments)
+    if path is not None:
+        names = "\n".join([compiled.symbol, *compiled.needs]).encode()
+        parts = {"names": names, "code": compiled.code}
+        disk_cache.save_arrays(path, {name: np.frombuffer(part, np.uint8) for name, part in parts.items()})
+    return compiled
+
+
+def load(name: str, arguments: tuple[int, ...]) -> MachineCode | None:
+    """A loop from the cache folder; None if it is not there, or damaged."""
+    path = _path(name, arguments)
+    kept = disk_cache.load_arrays(path) if path is not None else None
+    if kept is None:
+        return None
+    symbol, *needs = kept["names"].tobytes().decode().split("\n")
+    return MachineCode(symbol, kept["code"].tobytes(), tuple(needs))
+
+
+def _path(name: str, arguments: tuple[int, ...]) -> Path | None:
     found = folder()
-    assert found is not None
-    return found / f"{part}-{'-'.join(str(int(value)) for value in shapes)}.complete"
+    return found / f"{name}-{'-'.join(str(int(value)) for value in arguments)}.loop" if found is not None else None

@@ -1,41 +1,31 @@
-"""What compiled CPU loops share: compilation, cache on disk, threads, bfloat16 and elementwise arithmetic.
+"""Compiled loops ready to run: machine code from disk or fresh from the compiler, on torch's threads.
 
-A loop is a C function `void (call *)` that numba compiles. All its arguments are fields of one ctypes structure, whose
-first field counts tasks: each thread takes the next task until none is left, so any number of threads may run the loop.
-Elements are float32, or bfloat16 held as uint16.
+A loop is a C function `void (call *)`. All its arguments are fields of one ctypes structure (calls.py), whose first
+field counts tasks: each thread takes the next task until none is left, so any number of threads may run the loop.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
+import functools
+import sys
+import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from llvmlite import ir
-from numba import from_dtype, njit, types
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
-from numba.core.ccallback import CFunc
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
-from numba.core.serialize import dumps
-from numba.core.sigutils import normalize_signature
-from numba.extending import intrinsic
-
 from graftlm.kernels.cpu import loop_cache
+from graftlm.kernels.cpu.loop_cache import MachineCode
 from graftlm.kernels.cpu.openmp import parallel_region
 
 if TYPE_CHECKING:
     import torch
 
-FLAGS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
+_LIBRARY_CALLS = ("logf", "memcpy", "memmove", "memset")
+"""What LLVM may call that no program names."""
 
-
-def int_fields(*names: str) -> tuple[tuple[str, Any], ...]:
-    """Fields of a call structure that are int64: counts, strides in elements, and addresses."""
-    return tuple((name, ctypes.c_int64) for name in names)
+_lock = threading.Lock()
+_engines: list[object] = []
+"""What owns the machine code; kept for as long as the process lives."""
 
 
 class Loop:
@@ -61,69 +51,45 @@ class Loop:
             self._parallel_region(self._function, self._address, threads, 0)
 
 
-class _CacheFolder(_CacheLocator):
-    """Tells numba to use the folder of loop_cache.py, whose name stands for all sources and versions."""
+@functools.cache
+def loop_address(name: str, *arguments: int) -> int:
+    """Address of the loop `name` of loop_cache.LOOPS for these arguments.
 
-    @classmethod
-    def from_function(cls, py_func: Any, py_file: str) -> _CacheFolder | None:
-        return cls() if loop_cache.folder() is not None else None
-
-    def get_cache_path(self) -> str:
-        return str(loop_cache.folder())
-
-    def get_source_stamp(self) -> str:
-        return ""
-
-    def get_disambiguator(self) -> str:
-        return ""
-
-
-class _CacheImpl(CompileResultCacheImpl):
-    _locator_classes = [_CacheFolder]
-
-
-class _LoopCache(FunctionCache):
-    _impl_class = _CacheImpl
-
-
-def compile_loop(call: type[ctypes.Structure], work: Callable[..., Any]) -> int:
-    """Compile `work`, or load its machine code from disk, and return its address.
-
-    Waits for the processes that compile loops ahead of their use (loop_cache.py), if this one may be among them.
+    Waits for the processes that compile loops ahead of their use, if one of them may compile this one.
     """
-    signature = types.void(types.CPointer(from_dtype(np.dtype(call))))
-    work.__qualname__ += f".{_closure_key(work)}"
-    function: Any = CFunc(work, normalize_signature(signature), locals={}, options=dict(FLAGS))
-    with suppress(RuntimeError):  # numba's error where there is no cache folder
-        function._cache = _LoopCache(work)
+    with _lock:
+        found = loop_cache.wait_for(lambda: loop_cache.load(name, arguments))
+        return link(found or loop_cache.compile_one(name, arguments))
 
-        @global_compiler_lock
-        def load() -> Any:
-            try:
-                return function._cache.load_overload(function._sig, cpu_target.target_context)
-            except Exception:  # a damaged file
-                function._cache.flush()
-                return None
 
-        loop_cache.wait_for(load)
-    function.compile()
-    address: int = function.address
+def link(machine_code: MachineCode) -> int:
+    """Load object code into this process. -> address of its function; needs llvmlite, but neither numba nor a linker"""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    machine = target.create_target_machine(codemodel="jitdefault", jit=True)
+    for name in {*machine_code.needs, *_LIBRARY_CALLS}:
+        if llvm.address_of_symbol(name) is None:
+            llvm.add_symbol(name, _address_of(name))
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code.code))
+    engine.finalize_object()
+    _engines.append(engine)
+    address: int = engine.get_function_address(machine_code.symbol)
     return address
 
 
-def _closure_key(work: Callable[..., Any]) -> str:
-    """A digest of the closure's variables: it tells variants of one loop from one another by the names of their files.
+def _address_of(name: str) -> int:
+    """Where a function of Python or of the C library is.
 
-    numba's index has these variables too. But two processes that compile variants under one index at the same time may
-    be given the same file name, and then one would run the other's code.
+    For one of numba's runtime, which handles exceptions that no loop raises, it is one that ends the process.
     """
-    closure = [cell.cell_contents for cell in work.__closure__ or ()]
-    return hashlib.sha256(dumps(closure)).hexdigest()[:16]
-
-
-def element_of(bfloat16: bool) -> tuple[Any, int]:
-    """numpy type and bytes of an element."""
-    return (np.uint16, 2) if bfloat16 else (np.float32, 4)
+    for library in (ctypes.pythonapi, ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)):
+        if hasattr(library, name):
+            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    return ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value or 0
 
 
 def row_address(x: torch.Tensor) -> tuple[int, int, int]:
@@ -131,140 +97,3 @@ def row_address(x: torch.Tensor) -> tuple[int, int, int]:
     per_token, per_head, per_element = x.stride()
     assert per_element == 1
     return x.data_ptr(), per_token, per_head
-
-
-@intrinsic
-def next_task(typingctx: Any, call: Any) -> tuple[Any, Callable[..., Any]]:
-    """The number of the next task: an atomic increment, so each task goes to exactly one thread."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        counter = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(call), generate
-
-
-@intrinsic
-def at(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
-    """The pointer of an integer address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), generate
-
-
-@intrinsic
-def from_bits(typingctx: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
-    """The float32 with these bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-@intrinsic
-def widen(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
-    """Element to float32: bfloat16 becomes the upper half of its bits, float32 stays."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        (value,) = arguments
-        if x == types.float32:
-            return value
-        word = ir.IntType(32)
-        return builder.bitcast(builder.shl(builder.zext(value, word), ir.Constant(word, 16)), ir.FloatType())
-
-    return types.float32(x), generate
-
-
-@intrinsic
-def narrow(typingctx: Any, x: Any, like: Any) -> tuple[Any, Callable[..., Any]]:
-    """float32 to an element of the array `like`; bfloat16 is rounded to nearest, ties to even."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value = arguments[0]
-        if like.dtype == types.float32:
-            return value
-        word = ir.IntType(32)
-        bits = builder.bitcast(value, word)
-        upper = builder.lshr(bits, ir.Constant(word, 16))
-        odd = builder.and_(upper, ir.Constant(word, 1))
-        rounded = builder.add(bits, builder.add(odd, ir.Constant(word, 0x7FFF)))
-        return builder.trunc(builder.lshr(rounded, ir.Constant(word, 16)), ir.IntType(16))
-
-    return like.dtype(x, like), generate
-
-
-_F = np.float32
-_LOG2_E = _F(1.4426950408889634)
-# ln 2 in two parts: the first has so few bits that its product with a whole number is exact
-_LN_2, _LN_2_REST = _F(0.693359375), _F(-2.12194440e-4)
-_C0, _C1, _C2, _C3, _C4 = _F(1 / 720), _F(1 / 120), _F(1 / 24), _F(1 / 6), _F(0.5)
-
-
-@njit(forceinline=True, **FLAGS)
-def exp(x):
-    """e^x for x up to 88, accurate to 2 units in the last place; below -87 it is e^-87.
-
-    2^n times a short polynomial: unlike a library call, LLVM compiles it into vector instructions.
-    """
-    x = max(x, _F(-87))
-    whole = np.int32(x * _LOG2_E + (_F(0.5) if x > _F(0) else _F(-0.5)))
-    rest = x - _F(whole) * _LN_2 - _F(whole) * _LN_2_REST
-    series = ((((_C0 * rest + _C1) * rest + _C2) * rest + _C3) * rest + _C4) * rest * rest + rest + _F(1)
-    return series * from_bits((whole + np.int32(127)) << np.int32(23))
-
-
-@njit(forceinline=True, **FLAGS)
-def rounded(x, like):
-    """x rounded to the elements of the array `like`, in float32."""
-    return widen(narrow(x, like))
-
-
-@njit(forceinline=True, **FLAGS)
-def silu_mul(gate, up, like):
-    """silu(gate) * up, rounded where the models' own code rounds."""
-    gate = rounded(gate, like)
-    return rounded(gate / (_F(1) + exp(min(-gate, _F(80)))), like) * rounded(up, like)
-
-
-@njit(forceinline=True, **FLAGS)
-def copy_row(to, x):
-    """to = x in float32, padded with zeros."""
-    for d in range(len(x)):
-        to[d] = widen(x[d])
-    for d in range(len(x), len(to)):
-        to[d] = _F(0)
-
-
-@njit(forceinline=True, **FLAGS)
-def rms_norm(to, x, weight, num, eps):
-    """to = RMSNorm of x [num], in float32, padded with zeros; rounded where the models' own code rounds."""
-    for d in range(num, len(to)):
-        to[d] = _F(0)
-    total = _F(0)
-    for d in range(num):
-        value = widen(x[d])
-        to[d] = value
-        total += value * value
-    factor = _F(1) / np.sqrt(total / _F(num) + eps)
-    for d in range(num):
-        to[d] = rounded(widen(weight[d]) * rounded(to[d] * factor, x), x)
-
-
-@njit(forceinline=True, **FLAGS)
-def store_row(to, x):
-    """to = float32 x, rounded to the elements of `to`."""
-    for d in range(len(to)):
-        to[d] = narrow(x[d], to)
-
-
-@njit(forceinline=True, **FLAGS)
-def rotate(x, cos, sin, half):
-    """Rotate the first 2 * half elements of a head in place; rounded where the models' own code rounds."""
-    for d in range(half):
-        a, b = widen(x[d]), widen(x[half + d])
-        c, s = widen(cos[d]), widen(sin[d])
-        x[d] = narrow(rounded(a * c, x) - rounded(b * s, x), x)
-        x[half + d] = narrow(rounded(b * c, x) + rounded(a * s, x), x)

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.loop_runtime import Loop
-from graftlm.kernels.cpu.matmul import MatmulCall, compile_matmul
+from graftlm.kernels.cpu.calls import MatmulCall
+from graftlm.kernels.cpu.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.packed_linear import Panels
 
 SMALL_BYTES = 1 << 18
@@ -28,11 +28,11 @@ class SkinnyLinear:
         half = dtype is torch.bfloat16
         if isinstance(weight, Panels):
             self.num_out, self._num_in, depth = weight.num_out, weight.num_in, weight.depth
-            num_bytes, address, function = weight.num_bytes, weight.address, compile_matmul(half)
+            num_bytes, address, function = weight.num_bytes, weight.address, loop_address("matmul", half, False)
         else:
             self.num_out, self._num_in = weight.shape
             depth, num_bytes = self._num_in, weight.nbytes
-            address, function = weight.data_ptr(), compile_matmul(half, row_major=True)
+            address, function = weight.data_ptr(), loop_address("matmul", half, True)
         self._weights = weight, bias  # the call has their addresses only
         self._segments = np.array([[0, self.num_out, 0, address, 0, address_of(bias)]], np.int64)
         self.function = function

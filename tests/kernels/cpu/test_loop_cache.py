@@ -35,19 +35,19 @@ def test_processes_compile_all_parts_and_a_second_start_finds_them(
     loop_cache.start(SHAPES)
     assert loop_cache.compiling()
     assert loop_cache.wait_for(lambda: None) is None  # ends when they do
-    assert {path.name for path in folder.glob("*.complete")} == {
-        "attention-3-16-0-0.complete",
-        "layers-3-16-0-0.complete",
-    }
-    assert len(list(folder.glob("*.nbc"))) == 8
+    loops = (
+        *("decode_attention-3-16-16-0-0", "prefill_attention-3-16-16-0", "matmul-0-1", "matmul-0-0"),
+        *("norm-0", "rotation-0", "silu_mul-0", "decoder_layers-0"),
+    )
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.loop" for name in loops)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("compiled again"))
     loop_cache.start(SHAPES)
     assert not loop_cache.compiling()
 
 
 def test_the_loops_import_no_torch() -> None:
-    names = ("decode_attention", "prefill_attention", "matmul", "elementwise", "decode_layer_loops")
-    imports = "; ".join(f"import graftlm.kernels.cpu.{name}" for name in names)
+    names = ("decode_attention", "prefill_attention", "matmul", "elementwise", "decoder_layers")
+    imports = "; ".join(f"import graftlm.kernels.cpu.loops.{name}" for name in names)
     code = f"import sys; {imports}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
 

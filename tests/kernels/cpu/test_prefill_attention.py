@@ -5,8 +5,10 @@ import torch
 
 from graftlm.kernels.cpu.attention import attend
 from graftlm.kernels.cpu.attention_metadata import QueryBlocks
+from graftlm.kernels.cpu.calls import COLUMNS
+from graftlm.kernels.cpu.loops.prefill_attention import KEYS
 from graftlm.kernels.cpu.openmp import parallel_region
-from graftlm.kernels.cpu.prefill_attention import COLUMNS, KEYS, CompiledPrefill
+from graftlm.kernels.cpu.prefill_attention import CompiledPrefill
 from graftlm.kernels.kv_store import KVStore, LayerKV
 
 DIM = 32

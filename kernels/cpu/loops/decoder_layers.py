@@ -7,8 +7,6 @@ attention are loops of their own, called by their addresses.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,72 +15,24 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from graftlm.kernels.cpu.loop_runtime import (
+from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, PHASES, LayerCall, LayersCall, MatmulCall
+from graftlm.kernels.cpu.loop_cache import MachineCode
+from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
+    allocate,
     at,
-    compile_loop,
     copy_row,
     element_of,
     exp,
-    int_fields,
+    float_array,
     next_task,
+    release,
     rms_norm,
     rotate,
     rounded,
     store_row,
 )
-from graftlm.kernels.cpu.matmul import MatmulCall
-
-BEFORE, ATTEND, AFTER = 1, 2, 4
-"""Parts of a layer: norm, projections to queries, keys and values with their rotation; attention; what follows it."""
-
-PHASES = 5
-"""Phases of a layer whose tasks are rows."""
-
-
-class LayerCall(ctypes.Structure):
-    """One layer. `qkv`, `o`, `gate_up` and `down` are addresses of MatmulCalls, whose next_task is 0.
-
-    qkv_out  elements [num_rows, num_heads + 2 * num_kv_heads, head_dim], where the product puts them
-    gate     elements [num_rows, gate_size], likewise
-    k_store, v_store  elements [num_kv_heads, num_slots, head_dim], where keys and values are stored; 0 stores none
-    singles, blocks, prefixes  addresses of calls of the attention's loops `decode` and `prefill`, or 0: for queries
-             that are read one by one, for blocks of queries, and for blocks over prefixes that rows share
-    shared   uint8 [num_rows], whether a row shares a prefix; 0 if there are no prefixes
-    """
-
-    _fields_ = (
-        *int_fields("norm", "qkv", "qkv_out", "num_heads", "num_kv_heads", "head_dim", "q_norm", "k_norm"),
-        *int_fields("k_store", "v_store", "num_slots", "decode", "singles", "prefill", "blocks", "prefixes", "shared"),
-        *int_fields("o", "mlp_norm", "gate_up", "gate", "gate_size", "down"),
-        ("eps", ctypes.c_float),
-        ("head_eps", ctypes.c_float),
-        ("mlp_eps", ctypes.c_float),
-    )
-
-
-class LayersCall(ctypes.Structure):
-    """A step through layers.
-
-    counters   int64 [PHASES * num_layers + 1], 0
-    barrier    address of a function at which all threads wait for one another
-    matmul     address of the loop of products with panels
-    x          elements [num_rows, hidden_size], the residual stream
-    ids        int64 [num_rows], whose rows of `embedding` are x at first; 0 if x is there
-    positions  int64 [num_rows], rows of `cos` and `sin`, which are `table_row` elements apart
-    slots      int64 [num_rows], where keys and values are stored
-    attended   float32 [num_rows, num_heads * head_dim], what attention gives; lse of it [num_rows, num_heads]
-    prefix_out, prefix_lse  the same of attention to prefixes
-    head       MatmulCall of the head by the loop `head_matmul`, for the rows `wanted` int64 [num_wanted], or 0
-    """
-
-    _fields_ = (
-        *int_fields("next_task", "num_rows", "num_layers", "layers", "parts", "counters", "barrier", "matmul"),
-        *int_fields("hidden_size", "x", "ids", "embedding", "positions", "cos", "sin", "table_row", "rotary_dim"),
-        *int_fields("slots", "attended", "lse", "prefix_out", "prefix_lse"),
-        *int_fields("head", "head_matmul", "norm", "wanted", "num_wanted"),
-        ("eps", ctypes.c_float),
-    )
+from graftlm.kernels.cpu.loops.compiler import compile_loop
 
 
 @intrinsic
@@ -114,9 +64,8 @@ def _join(to, prefix, lse, prefix_lse):
         to[d] = to[d] * own + prefix[d] * other
 
 
-@functools.cache
-def compile_layers(bfloat16: bool) -> int:
-    """Address of `void (LayersCall *)`."""
+def compile_decoder_layers(bfloat16: bool) -> MachineCode:
+    """Compile `void (LayersCall *)`."""
     element, size = element_of(bfloat16)
     matmul, layer_call = np.dtype(MatmulCall), np.dtype(LayerCall)
 
@@ -147,7 +96,8 @@ def compile_layers(bfloat16: bool) -> int:
                 _wait(barrier)
                 _call(call.matmul, layer.qkv)
                 _wait(barrier)
-                wide = np.empty(dim, np.float32)
+                memory = allocate(4 * dim)
+                wide, _ = float_array(memory, (dim,))
                 while True:
                     row = next_task(at(counter + 8))
                     if row >= num_rows:
@@ -172,6 +122,7 @@ def compile_layers(bfloat16: bool) -> int:
                             stored = carray(at(store + slot * dim * size), dim, element)
                             for d in range(dim):
                                 stored[d] = x[d]
+                release(memory)
                 _wait(barrier)
             if call.parts & ATTEND:
                 if layer.prefixes != 0:

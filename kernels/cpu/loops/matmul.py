@@ -6,46 +6,30 @@ weight is loaded once per four rows. Bias, SwiGLU and residual sum are part of t
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from typing import Any
 
 import numpy as np
 from numba import carray, njit
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.loop_runtime import (
+from graftlm.kernels.cpu.calls import MatmulCall
+from graftlm.kernels.cpu.loop_cache import MachineCode
+from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
+    allocate,
     at,
-    compile_loop,
     element_of,
-    int_fields,
+    float_array,
     narrow,
     next_task,
+    release,
     rounded,
     silu_mul,
     store_row,
     widen,
 )
-from graftlm.kernels.cpu.register_tiles import inner_tile, outer_tile
-
-
-class MatmulCall(ctypes.Structure):
-    """One product x W^T. Fields are addresses and counts; `x_row` and `out_row` are strides in elements.
-
-    x         float32 [num_rows, depth], zeros after the weight's last input
-    segments  int64 [num_segments, 6], the weights whose outputs are concatenated. Each: first task, number of outputs,
-              first column of `out`, address of the weight, address of an up projection or 0, address of the bias or 0.
-              With an up projection, the result is silu(x W^T) * (x U^T).
-    add       whether the result is added to `out`
-
-    A weight is packed in panels, or row-major: then depth is a multiple of 16, and it has at least 4 outputs.
-    """
-
-    _fields_ = int_fields(
-        *("next_task", "num_tasks", "num_rows", "depth", "x", "x_row"),
-        *("segments", "num_segments", "out", "out_row", "add"),
-    )
+from graftlm.kernels.cpu.loops.compiler import compile_loop
+from graftlm.kernels.cpu.loops.register_tiles import inner_tile, outer_tile
 
 
 def _panel_matmul(*, bfloat16: bool) -> Any:
@@ -97,16 +81,17 @@ _panels, _panels_bfloat16 = _panel_matmul(bfloat16=False), _panel_matmul(bfloat1
 _row_major, _row_major_bfloat16 = _row_major_matmul(bfloat16=False), _row_major_matmul(bfloat16=True)
 
 
-@functools.cache
-def compile_matmul(bfloat16: bool, row_major: bool = False) -> int:
-    """Address of `void (MatmulCall *)`, for weights in panels or row-major ones. A task is PANEL outputs."""
+def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
+    """Compile `void (MatmulCall *)`, for weights in panels or row-major ones. A task is PANEL outputs."""
     element, size = element_of(bfloat16)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num_rows, depth, x, x_row = call.num_rows, call.depth, call.x, call.x_row * 4
         segments = carray(at(call.segments), (call.num_segments, 6), np.int64)
-        sums, ups = np.empty((num_rows, PANEL), np.float32), np.empty((num_rows, PANEL), np.float32)
+        memory = allocate(8 * num_rows * PANEL)
+        sums, place = float_array(memory, (num_rows, PANEL))
+        ups, _ = float_array(place, (num_rows, PANEL))
         while True:
             task = next_task(pointer)
             if task >= call.num_tasks:
@@ -122,17 +107,17 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> int:
             offset = first * depth * size
             if row_major:
                 if bfloat16:
-                    _row_major_bfloat16(sums.ctypes.data, x, x_row, weight + offset, num_rows, depth, width)
+                    _row_major_bfloat16(memory, x, x_row, weight + offset, num_rows, depth, width)
                 else:
-                    _row_major(sums.ctypes.data, x, x_row, weight + offset, num_rows, depth, width)
+                    _row_major(memory, x, x_row, weight + offset, num_rows, depth, width)
             elif bfloat16:
-                _panels_bfloat16(sums.ctypes.data, x, x_row, weight + offset, num_rows, depth, width)
+                _panels_bfloat16(memory, x, x_row, weight + offset, num_rows, depth, width)
                 if up != 0:
-                    _panels_bfloat16(ups.ctypes.data, x, x_row, up + offset, num_rows, depth, width)
+                    _panels_bfloat16(place, x, x_row, up + offset, num_rows, depth, width)
             else:
-                _panels(sums.ctypes.data, x, x_row, weight + offset, num_rows, depth, width)
+                _panels(memory, x, x_row, weight + offset, num_rows, depth, width)
                 if up != 0:
-                    _panels(ups.ctypes.data, x, x_row, up + offset, num_rows, depth, width)
+                    _panels(place, x, x_row, up + offset, num_rows, depth, width)
             for row in range(num_rows):
                 place = call.out + (row * call.out_row + segments[index, 2] + first) * size
                 out = carray(at(place), width, element)
@@ -148,5 +133,6 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> int:
                         out[j] = narrow(rounded(sums[row, j], out) + widen(out[j]), out)
                 else:
                     store_row(out, sums[row])
+        release(memory)
 
     return compile_loop(MatmulCall, work)

@@ -1,0 +1,195 @@
+"""What compiled CPU loops share: tasks, scratch memory, bfloat16 and elementwise arithmetic.
+
+A loop is a C function `void (call *)` that numba compiles. All its arguments are fields of one ctypes structure, whose
+first field counts tasks: each thread takes the next task until none is left, so any number of threads may run the loop.
+Elements are float32, or bfloat16 held as uint16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+FLAGS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
+
+
+def element_of(bfloat16: bool) -> tuple[Any, int]:
+    """numpy type and bytes of an element."""
+    return (np.uint16, 2) if bfloat16 else (np.float32, 4)
+
+
+@intrinsic
+def next_task(typingctx: Any, call: Any) -> tuple[Any, Callable[..., Any]]:
+    """The number of the next task: an atomic increment, so each task goes to exactly one thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        counter = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(call), generate
+
+
+@intrinsic
+def at(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    """The pointer of an integer address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def allocate(typingctx: Any, num_bytes: Any) -> tuple[Any, Callable[..., Any]]:
+    """The address of new memory from the C library, so that machine code needs no runtime of numba's. See `release`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(8).as_pointer(), [ir.IntType(64)])
+        function = cgutils.get_or_insert_function(builder.module, kind, "malloc")
+        return builder.ptrtoint(builder.call(function, arguments), ir.IntType(64))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def release(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    """Give back what `allocate` returned."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), [pointer]), "free")
+        builder.call(function, [builder.inttoptr(arguments[0], pointer)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@njit(forceinline=True, **FLAGS)
+def float_array(address, shape):
+    """float32 array of this shape at an address, and the address after it."""
+    size = 4
+    for length in shape:
+        size *= length
+    return carray(at(address), shape, np.float32), address + size
+
+
+@intrinsic
+def from_bits(typingctx: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
+    """The float32 with these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def widen(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
+    """Element to float32: bfloat16 becomes the upper half of its bits, float32 stays."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (value,) = arguments
+        if x == types.float32:
+            return value
+        word = ir.IntType(32)
+        return builder.bitcast(builder.shl(builder.zext(value, word), ir.Constant(word, 16)), ir.FloatType())
+
+    return types.float32(x), generate
+
+
+@intrinsic
+def narrow(typingctx: Any, x: Any, like: Any) -> tuple[Any, Callable[..., Any]]:
+    """float32 to an element of the array `like`; bfloat16 is rounded to nearest, ties to even."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = arguments[0]
+        if like.dtype == types.float32:
+            return value
+        word = ir.IntType(32)
+        bits = builder.bitcast(value, word)
+        upper = builder.lshr(bits, ir.Constant(word, 16))
+        odd = builder.and_(upper, ir.Constant(word, 1))
+        rounded = builder.add(bits, builder.add(odd, ir.Constant(word, 0x7FFF)))
+        return builder.trunc(builder.lshr(rounded, ir.Constant(word, 16)), ir.IntType(16))
+
+    return like.dtype(x, like), generate
+
+
+_F = np.float32
+_LOG2_E = _F(1.4426950408889634)
+# ln 2 in two parts: the first has so few bits that its product with a whole number is exact
+_LN_2, _LN_2_REST = _F(0.693359375), _F(-2.12194440e-4)
+_C0, _C1, _C2, _C3, _C4 = _F(1 / 720), _F(1 / 120), _F(1 / 24), _F(1 / 6), _F(0.5)
+
+
+@njit(forceinline=True, **FLAGS)
+def exp(x):
+    """e^x for x up to 88, accurate to 2 units in the last place; below -87 it is e^-87.
+
+    2^n times a short polynomial: unlike a library call, LLVM compiles it into vector instructions.
+    """
+    x = max(x, _F(-87))
+    whole = np.int32(x * _LOG2_E + (_F(0.5) if x > _F(0) else _F(-0.5)))
+    rest = x - _F(whole) * _LN_2 - _F(whole) * _LN_2_REST
+    series = ((((_C0 * rest + _C1) * rest + _C2) * rest + _C3) * rest + _C4) * rest * rest + rest + _F(1)
+    return series * from_bits((whole + np.int32(127)) << np.int32(23))
+
+
+@njit(forceinline=True, **FLAGS)
+def rounded(x, like):
+    """x rounded to the elements of the array `like`, in float32."""
+    return widen(narrow(x, like))
+
+
+@njit(forceinline=True, **FLAGS)
+def silu_mul(gate, up, like):
+    """silu(gate) * up, rounded where the models' own code rounds."""
+    gate = rounded(gate, like)
+    return rounded(gate / (_F(1) + exp(min(-gate, _F(80)))), like) * rounded(up, like)
+
+
+@njit(forceinline=True, **FLAGS)
+def copy_row(to, x):
+    """to = x in float32, padded with zeros."""
+    for d in range(len(x)):
+        to[d] = widen(x[d])
+    for d in range(len(x), len(to)):
+        to[d] = _F(0)
+
+
+@njit(forceinline=True, **FLAGS)
+def rms_norm(to, x, weight, num, eps):
+    """to = RMSNorm of x [num], in float32, padded with zeros; rounded where the models' own code rounds."""
+    for d in range(num, len(to)):
+        to[d] = _F(0)
+    total = _F(0)
+    for d in range(num):
+        value = widen(x[d])
+        to[d] = value
+        total += value * value
+    factor = _F(1) / np.sqrt(total / _F(num) + eps)
+    for d in range(num):
+        to[d] = rounded(widen(weight[d]) * rounded(to[d] * factor, x), x)
+
+
+@njit(forceinline=True, **FLAGS)
+def store_row(to, x):
+    """to = float32 x, rounded to the elements of `to`."""
+    for d in range(len(to)):
+        to[d] = narrow(x[d], to)
+
+
+@njit(forceinline=True, **FLAGS)
+def rotate(x, cos, sin, half):
+    """Rotate the first 2 * half elements of a head in place; rounded where the models' own code rounds."""
+    for d in range(half):
+        a, b = widen(x[d]), widen(x[half + d])
+        c, s = widen(cos[d]), widen(sin[d])
+        x[d] = narrow(rounded(a * c, x) - rounded(b * s, x), x)
+        x[half + d] = narrow(rounded(b * c, x) + rounded(a * s, x), x)

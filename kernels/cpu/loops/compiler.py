@@ -1,0 +1,30 @@
+"""From a Python function to object code, by numba."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import from_dtype, types
+from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.sigutils import normalize_signature
+
+from graftlm.kernels.cpu.loop_cache import MachineCode
+from graftlm.kernels.cpu.loops.arithmetic import FLAGS
+
+
+@global_compiler_lock  # type: ignore[untyped-decorator]
+def compile_loop(call: type[ctypes.Structure], work: Callable[..., Any]) -> MachineCode:
+    """Compile `work`, a function of a pointer to `call`, for this processor."""
+    signature = types.void(types.CPointer(from_dtype(np.dtype(call))))
+    function: Any = CFunc(work, normalize_signature(signature), locals={}, options=dict(FLAGS))
+    compiled = function._compile_uncached()
+    symbol: str = compiled.fndesc.llvm_cfunc_wrapper_name
+    compiled.library.get_pointer_to_function(symbol)  # it is translated when it is first asked for
+    module = compiled.library._final_module
+    declared = (x.name for x in (*module.functions, *module.global_variables) if x.is_declaration)
+    needs = tuple(sorted(name for name in declared if not name.startswith("llvm.")))
+    return MachineCode(symbol, compiled.library._get_compiled_object(), needs)

@@ -1,0 +1,108 @@
+"""Elementwise loops of a decoder layer on a CPU, for many tokens: norm, rotary embedding, SwiGLU."""
+
+from __future__ import annotations
+
+from numba import carray
+
+from graftlm.kernels.cpu.calls import NormCall, RotationCall, SiluMulCall
+from graftlm.kernels.cpu.loop_cache import MachineCode
+from graftlm.kernels.cpu.loops.arithmetic import (
+    allocate,
+    at,
+    copy_row,
+    element_of,
+    float_array,
+    narrow,
+    next_task,
+    release,
+    rms_norm,
+    rotate,
+    silu_mul,
+    store_row,
+    widen,
+)
+from graftlm.kernels.cpu.loops.compiler import compile_loop
+
+_ROWS = 4
+"""Rows of a task."""
+
+
+def compile_norm(bfloat16: bool) -> MachineCode:
+    element, size = element_of(bfloat16)
+
+    def work(pointer):
+        call = carray(pointer, 1)[0]
+        num = call.size
+        weight = carray(at(call.weight), num, element)
+        memory = allocate(4 * num)
+        wide, _ = float_array(memory, (num,))
+        while True:
+            first = next_task(pointer) * _ROWS
+            if first >= call.num_rows:
+                break
+            for row in range(first, min(first + _ROWS, call.num_rows)):
+                x = carray(at(call.x + row * num * size), num, element)
+                if call.added != 0:
+                    added = carray(at(call.added + row * call.added_row * size), num, element)
+                    for d in range(num):
+                        x[d] = narrow(widen(x[d]) + widen(added[d]), x)
+                rms_norm(wide, x, weight, num, call.eps)
+                out = carray(at(call.out + row * call.out_row * size), num, element)
+                store_row(out, wide)
+        release(memory)
+
+    return compile_loop(NormCall, work)
+
+
+def compile_rotation(bfloat16: bool) -> MachineCode:
+    element, size = element_of(bfloat16)
+
+    def work(pointer):
+        call = carray(pointer, 1)[0]
+        dim, half = call.head_dim, call.rotary_dim // 2
+        memory = allocate(4 * dim)
+        wide, _ = float_array(memory, (dim,))
+        while True:
+            first = next_task(pointer) * _ROWS
+            if first >= call.num_rows:
+                break
+            for row in range(first, min(first + _ROWS, call.num_rows)):
+                cos = carray(at(call.cos + row * call.table_row * size), call.rotary_dim, element)
+                sin = carray(at(call.sin + row * call.table_row * size), call.rotary_dim, element)
+                for head in range(call.num_heads + call.num_kv_heads):
+                    if head < call.num_heads:
+                        place, norm = call.q + (row * call.q_row + head * dim) * size, call.q_norm
+                    else:
+                        place = call.k + (row * call.k_row + (head - call.num_heads) * dim) * size
+                        norm = call.k_norm
+                    x = carray(at(place), dim, element)
+                    if norm != 0:
+                        rms_norm(wide, x, carray(at(norm), dim, element), dim, call.eps)
+                        store_row(x, wide)
+                    rotate(x, cos, sin, half)
+        release(memory)
+
+    return compile_loop(RotationCall, work)
+
+
+def compile_silu_mul(bfloat16: bool) -> MachineCode:
+    element, size = element_of(bfloat16)
+
+    def work(pointer):
+        call = carray(pointer, 1)[0]
+        num = call.size
+        memory = allocate(4 * num)
+        wide, _ = float_array(memory, (num,))
+        while True:
+            first = next_task(pointer) * _ROWS
+            if first >= call.num_rows:
+                break
+            for row in range(first, min(first + _ROWS, call.num_rows)):
+                copy_row(wide, carray(at(call.gate + row * call.row * size), num, element))
+                up = carray(at(call.up + row * call.row * size), num, element)
+                out = carray(at(call.out + row * call.out_row * size), num, element)
+                for d in range(num):
+                    out[d] = narrow(silu_mul(wide[d], widen(up[d]), out), out)
+        release(memory)
+
+    return compile_loop(SiluMulCall, work)

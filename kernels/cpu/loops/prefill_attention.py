@@ -1,0 +1,173 @@
+"""Attention of many queries over the same keys on a CPU, for prefill: one compiled loop on torch's own threads.
+
+Queries are columns. Q is transposed once, K and V are read as they lie in the store, and the online softmax of a query
+runs down its column: one instruction serves sixteen queries, and nothing is summed across a register.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from graftlm.kernels.cpu.calls import COLUMNS, PrefillCall
+from graftlm.kernels.cpu.loop_cache import MachineCode
+from graftlm.kernels.cpu.loops.arithmetic import (
+    FLAGS,
+    allocate,
+    at,
+    element_of,
+    exp,
+    float_array,
+    next_task,
+    release,
+    widen,
+)
+from graftlm.kernels.cpu.loops.compiler import compile_loop
+from graftlm.kernels.cpu.loops.register_tiles import outer_tile
+
+KEYS = 64
+"""Keys whose scores are held at once."""
+
+
+def _any_rows(num_rows: int, width: int, *, bfloat16: bool) -> Any:
+    """The product of any number of rows: `num_rows` at a time, and the rest one by one."""
+    many, one = (outer_tile(rows, width, a_bfloat16=bfloat16) for rows in (num_rows, 1))
+
+    @njit(forceinline=True, **FLAGS)
+    def matmul(c, a, a_row, a_step, b, rows, depth):
+        row = 0
+        while row + num_rows <= rows:
+            many(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += num_rows
+        while row < rows:
+            one(c + row * 4 * COLUMNS, a + row * a_row, a_row, a_step, b, depth)
+            row += 1
+
+    return matmul
+
+
+def _matmul(*, bfloat16: bool) -> Any:
+    """C [num_rows, columns] = A B, as `outer_tile` reads them, for 16, 32 or 64 columns; A may be bfloat16."""
+    by_16, by_32, by_64 = (_any_rows(rows, width, bfloat16=bfloat16) for rows, width in ((8, 1), (8, 2), (4, 4)))
+
+    @njit(**FLAGS)
+    def matmul(c, a, a_row, a_step, b, num_rows, depth, columns):
+        if columns == 16:
+            by_16(c, a, a_row, a_step, b, num_rows, depth)
+        elif columns == 32:
+            by_32(c, a, a_row, a_step, b, num_rows, depth)
+        else:
+            by_64(c, a, a_row, a_step, b, num_rows, depth)
+
+    return matmul
+
+
+# Module-level: the loop below finds them as globals. Variables of its closure would be part of the cache key.
+_matmul_float32, _matmul_bfloat16 = _matmul(bfloat16=False), _matmul(bfloat16=True)
+
+_F = np.float32
+
+
+def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> MachineCode:
+    """Compile the loop. A task is one block of queries and one KV head."""
+    element, size = element_of(bfloat16)
+
+    def work(pointer):
+        call = carray(pointer, 1)[0]
+        num_blocks, num_kv_heads = call.num_blocks, call.num_kv_heads
+        query_ptr = carray(at(call.query_ptr), num_blocks + 1, np.int64)
+        span_ptr = carray(at(call.span_ptr), num_blocks + 1, np.int64)
+        query = carray(at(call.query), query_ptr[num_blocks], np.int64)
+        visible = carray(at(call.visible), query_ptr[num_blocks], np.int64)
+        spans = carray(at(call.spans), (span_ptr[num_blocks], 2), np.int64)
+        memory = allocate(4 * COLUMNS * (k_dim + 2 * v_dim + KEYS + 6))
+        q_columns, o = float_array(memory, (k_dim, COLUMNS))
+        added, place = float_array(o, (v_dim, COLUMNS))
+        total, s = float_array(place, (v_dim, COLUMNS))
+        scores, place = float_array(s, (KEYS, COLUMNS))
+        peak, place = float_array(place, (COLUMNS,))
+        weight, place = float_array(place, (COLUMNS,))
+        kept, place = float_array(place, (COLUMNS,))
+        gained, place = float_array(place, (COLUMNS,))
+        last_seen = carray(at(place), COLUMNS, np.int64)
+        while True:
+            task = next_task(pointer)
+            if task >= num_blocks * num_kv_heads:
+                break
+            # a sequence's last blocks see most keys: they go first, so that threads end at about the same time
+            block, head = num_blocks - 1 - task // num_kv_heads, task % num_kv_heads
+            first_query = query_ptr[block]
+            num_columns = (query_ptr[block + 1] - first_query) * group
+            columns = 16 if num_columns <= 16 else 32 if num_columns <= 32 else COLUMNS
+            for d in range(k_dim):
+                for column in range(COLUMNS):
+                    q_columns[d, column] = _F(0)
+            for d in range(v_dim):
+                for column in range(COLUMNS):
+                    total[d, column] = _F(0)
+            for column in range(COLUMNS):
+                peak[column], weight[column] = _F(-1e30), _F(0)
+            most, least = np.int64(0), np.int64(1 << 62)
+            for column in range(COLUMNS):
+                seen = visible[first_query + min(column, num_columns - 1) // group]
+                last_seen[column] = seen
+                most, least = max(most, seen), min(least, seen)
+            for column in range(num_columns):
+                token = query[first_query + column // group]
+                offset = token * call.q_token + (head * group + column % group) * call.q_head
+                row = carray(at(call.q + offset * size), k_dim, element)
+                for d in range(k_dim):
+                    q_columns[d, column] = widen(row[d]) * call.scale
+            position = np.int64(0)
+            for span in range(span_ptr[block], span_ptr[block + 1]):
+                for first in range(spans[span, 0], spans[span, 1], KEYS):
+                    num_keys = min(KEYS, spans[span, 1] - first, most - position)
+                    if num_keys <= 0:
+                        break
+                    slot = head * call.num_slots + first
+                    keys, values = call.k + slot * k_dim * size, call.v + slot * v_dim * size
+                    if bfloat16:
+                        _matmul_bfloat16(s, keys, k_dim * size, size, memory, num_keys, k_dim, columns)
+                    else:
+                        _matmul_float32(s, keys, k_dim * size, size, memory, num_keys, k_dim, columns)
+                    if position + num_keys > least:
+                        for j in range(num_keys):
+                            for column in range(columns):
+                                if position + j >= last_seen[column]:
+                                    scores[j, column] = _F(-1e30)
+                    for column in range(columns):
+                        kept[column] = peak[column]
+                    for j in range(num_keys):
+                        for column in range(columns):
+                            peak[column] = max(peak[column], scores[j, column])
+                    for column in range(columns):
+                        kept[column] = exp(kept[column] - peak[column])
+                        gained[column] = _F(0)
+                    for j in range(num_keys):
+                        for column in range(columns):
+                            x = exp(scores[j, column] - peak[column])
+                            scores[j, column] = x
+                            gained[column] += x
+                    if bfloat16:
+                        _matmul_bfloat16(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
+                    else:
+                        _matmul_float32(o, values, size, v_dim * size, s, v_dim, num_keys, columns)
+                    # sum each block by itself first: one sum over thousands of keys has a larger rounding error
+                    for column in range(columns):
+                        weight[column] = weight[column] * kept[column] + gained[column]
+                    for d in range(v_dim):
+                        for column in range(columns):
+                            total[d, column] = total[d, column] * kept[column] + added[d, column]
+                    position += num_keys
+            for column in range(num_columns):
+                token = query[first_query + column // group]
+                offset = (token * num_kv_heads + head) * group + column % group
+                row = carray(at(call.out + offset * v_dim * 4), v_dim, np.float32)
+                for d in range(v_dim):
+                    row[d] = total[d, column] / weight[column]
+                carray(at(call.lse + offset * 4), 1, np.float32)[0] = peak[column] + np.log(weight[column])
+        release(memory)
+
+    return compile_loop(PrefillCall, work)
