@@ -81,6 +81,7 @@ class RemoteError(GraftError):
     status         the HTTP status, if there was one.
     code           the endpoint's own name of the error, if it gave one ("insufficient_quota").
     retry_after_s  seconds after which the endpoint asked to be tried again.
+    transient      whether the same request may succeed later: after a rate limit, a server's error, a lost connection.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class RemoteError(GraftError):
         status: int | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        transient: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
+        self.transient = transient
 
 
 class PluginError(GraftError):

@@ -9,5 +9,6 @@ dspy.configure(lm=GraftLM("sprout"), adapter=GraftAdapter())
 from graftlm.adapters.dspy.adapter import GraftAdapter
 from graftlm.adapters.dspy.engine import AsyncEngine, Engine
 from graftlm.adapters.dspy.lm import GraftLM
+from graftlm.adapters.dspy.sharing import BestOfN
 
-__all__ = ["AsyncEngine", "Engine", "GraftAdapter", "GraftLM"]
+__all__ = ["AsyncEngine", "BestOfN", "Engine", "GraftAdapter", "GraftLM"]

@@ -22,9 +22,11 @@ from dspy import lm15
 from graftlm.adapters.dspy import wire as wire
 from graftlm.adapters.dspy.chain import Chain
 from graftlm.adapters.dspy.choosing import Choosing
+from graftlm.adapters.dspy.continuing import Reply, mended
 from graftlm.adapters.dspy.decisions import Decision, Measured, judgment_pieces, measure
 from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.adapters.dspy.scaffold import Scaffold
+from graftlm.adapters.dspy.sharing import shared
 from graftlm.core.call_options import ToolRequest, tool_request
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_parser import ToolParser, parse_answer
@@ -35,7 +37,7 @@ from graftlm.core.errors import GraftError, GrammarError
 from graftlm.core.grammar.cache import compile_cached
 from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema
-from graftlm.core.request import Chunk, Completion, Request
+from graftlm.core.request import Chunk, Completion, Request, Usage
 from graftlm.core.runtime import Runtime
 
 
@@ -44,7 +46,7 @@ class _Call:
     """One lm15 request, ready to run. `pieces` is set when probabilities are to be measured.
 
     ids     the prompt's tokens, int32 [num_tokens]; its messages for an endpoint.
-    listed  tools for an endpoint.
+    listed  tools for an endpoint;  reply: what an endpoint's answer is to hold.
     """
 
     model: str
@@ -55,6 +57,7 @@ class _Call:
     pieces: tuple[Lowered | Decision, ...] = ()
     judged: bool = False
     listed: ToolRequest | None = None
+    reply: Reply | None = None
 
     def request(self, *, stream: bool = False) -> Request:
         if self.listed is None:
@@ -114,7 +117,7 @@ class _Door:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).load_state, (self.dump_state(),)
 
-    def _prepare(self, request: lm15.Request) -> _Call:
+    def _prepare(self, request: lm15.Request, n: int = 1) -> _Call:
         config = request.config
         kept = {"on_unsupported": self.on_unsupported, "max_retries": self.max_retries}
         options = {**kept, **wire.sampling_options(request)}
@@ -154,7 +157,12 @@ class _Door:
         if wire.deterministic(options) and not pieces:
             key = (ids.tobytes() if isinstance(ids, np.ndarray) else repr(ids), repr(config), repr(tools))
         judged = bool(pieces) and "scaffold" not in native
-        return _Call(request.model, ids, SamplingParams.from_options(**options), key, form, pieces, judged, listed)
+        sampling = SamplingParams.from_options(**options)
+        if n > 1:
+            sampling, key = replace(sampling, n=n), None
+        at_endpoint = self.runtime.endpoint is not None and not tools
+        reply = Reply.of(ids, sampling) if at_endpoint else None
+        return _Call(request.model, ids, sampling, key, form, pieces, judged, listed, reply)
 
     def _prompt(self, request: lm15.Request) -> tuple[list[Tool], ToolFormat | None, Any]:
         messages, tools = wire.native_messages(request), wire.native_tools(request)
@@ -214,10 +222,31 @@ class _Door:
 
     def _submit(self, call: _Call) -> Future[Completion]:
         if call.key is None:
-            return self.runtime.submit(call.request())
-        return self._in_flight.submit(call.key, lambda: self.runtime.submit(call.request()))
+            return self._send(call)
+        return self._in_flight.submit(call.key, lambda: self._send(call))
 
-    def _answer(self, call: _Call, completion: Completion) -> lm15.Response:
+    def _send(self, call: _Call) -> Future[Completion]:
+        asked, endpoint = self.runtime.submit(call.request()), self.runtime.endpoint
+        if call.reply is None or endpoint is None:
+            return asked
+        return endpoint.start(mended(endpoint, call.reply, call.ids, call.sampling, asked))
+
+    def _taken(self, request: lm15.Request) -> tuple[lm15.Response | None, int]:
+        """An answer that came with an earlier one, or None and how many to ask for."""
+        sharing = shared()
+        return (None, 1) if sharing is None or self.runtime.endpoint is None else sharing.take(request)
+
+    def _answer(self, call: _Call, completion: Completion, request: lm15.Request) -> lm15.Response:
+        """The response; further answers that were asked for with it are left to those who share them."""
+        sharing = shared()
+        if sharing is None or call.sampling.n == 1 or self.runtime.endpoint is None:
+            return self._response(call, completion)
+        first, *others = completion.completions or [completion]
+        free = [replace(one, usage=Usage(0, 0, 0)) for one in others]  # the first has the bill of all
+        sharing.put(request, [self._response(call, one) for one in free])
+        return self._response(call, replace(first, usage=completion.usage, completions=[]))
+
+    def _response(self, call: _Call, completion: Completion) -> lm15.Response:
         if call.form is None:
             return wire.response(call.model, completion)
         said = parse_answer(call.form, completion.text)
@@ -234,10 +263,13 @@ class Engine(_Door):
     def complete(self, request: lm15.Request) -> lm15.Response:
         """Answer one request; blocks the calling thread, and no other."""
         with _translated():
-            call = self._prepare(request)
+            taken, num = self._taken(request)
+            if taken is not None:
+                return taken
+            call = self._prepare(request, num)
             if call.pieces:
                 return self._measured(call)
-            return self._answer(call, self._submit(call).result())
+            return self._answer(call, self._submit(call).result(), request)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         """Yield lm15's stream events. Closing the iterator frees the request's KV."""
@@ -258,11 +290,14 @@ class AsyncEngine(_Door):
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
         with _translated():
+            taken, num = self._taken(request)
+            if taken is not None:
+                return taken
             slow = self._must_compile(request)
-            call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request)
+            call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request, num)
             if call.pieces:
                 return await asyncio.to_thread(self._measured, call)
-            return self._answer(call, await asyncio.wrap_future(self._submit(call)))
+            return self._answer(call, await asyncio.wrap_future(self._submit(call)), request)
 
     async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:
         with _translated():

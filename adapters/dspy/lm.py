@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import dspy
 from graftlm.adapters.dspy.engine import AsyncEngine, Engine
+from graftlm.adapters.dspy.sharing import sharing
 from graftlm.core.call_options import check_given, keywords_of, sort_keywords
 from graftlm.core.errors import ConfigError
 from graftlm.core.runtime import Runtime
@@ -68,6 +70,20 @@ class GraftLM(dspy.LM):
             or AsyncEngine(engine.runtime, on_unsupported=engine.on_unsupported, max_retries=engine.max_retries),
             **options,
         )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._sharing(kwargs):
+            return super().__call__(*args, **kwargs)
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        with self._sharing(kwargs):
+            return await super().acall(*args, **kwargs)
+
+    def _sharing(self, kwargs: dict[str, Any]) -> AbstractContextManager[None]:
+        """DSPy takes `n` answers one after the other; at an endpoint they come with one request."""
+        given = {**self.kwargs, **kwargs}
+        n = given.get("n") or given.get("num_generations") or 1
+        return sharing(n) if n > 1 else nullcontext()
 
     def __repr__(self) -> str:
         return f"GraftLM({self.runtime.model_name!r})"

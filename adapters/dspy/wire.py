@@ -268,7 +268,9 @@ def _remote(error: errors.RemoteError) -> lm15.LM15Error:
         return lm15.AuthError(str(error), provider=PROVIDER)
     if error.status is not None and 400 <= error.status < 500:
         return lm15.InvalidRequestError(str(error), provider=PROVIDER)
-    return lm15.ServerError(str(error), provider=PROVIDER)
+    # DSPy asks again after a server's error, and never after another: what was answered would be paid once more.
+    kind = lm15.ServerError if error.transient else lm15.ProviderError
+    return kind(str(error), provider=PROVIDER)
 
 
 def unsupported(message: str, feature: str) -> lm15.UnsupportedFeatureError:

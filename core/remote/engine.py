@@ -14,9 +14,8 @@ from graftlm.core.errors import ConfigError, EngineError, RemoteError, RequestCa
 from graftlm.core.metrics import Stats
 from graftlm.core.remote.endpoint import Endpoint
 from graftlm.core.remote.language.checking import Language
-from graftlm.core.remote.language.values import Values
+from graftlm.core.remote.language.values import Values, nothing_ahead
 from graftlm.core.remote.ledger.usage import RemoteUsage
-from graftlm.core.remote.speculation.surplus import Ahead
 from graftlm.core.remote.speculation.text import RemoteText
 from graftlm.core.remote.transport import loop
 from graftlm.core.remote.transport.answer import Answer, first_stop
@@ -141,7 +140,7 @@ class RemoteEngine:
         values = Values(self._endpoint, _ignore, listener.on_chunk if request.stream else None)
         text = RemoteText(values.ask, values.count)
         text.text, text.messages = prompt.text, prompt.messages
-        value = await values.gen(text, request.sampling, _nothing_ahead, None)
+        value = await values.gen(text, request.sampling, nothing_ahead, None)
         return replace(value.completion, request_id=request.id)
 
     async def _stream(self, submission: Submission, query: Query, ledger: Ledger) -> list[Answer]:
@@ -162,10 +161,6 @@ class RemoteEngine:
 
 def _ignore(usage: RemoteUsage) -> None:
     """The endpoint counts for all."""
-
-
-async def _nothing_ahead() -> Ahead:
-    return Ahead(complete=True)
 
 
 class Ledger:

@@ -332,6 +332,11 @@ class Values:
         return Value([one.text for one in each], completion)
 
 
+async def nothing_ahead() -> Ahead:
+    """For a value that nothing follows."""
+    return Ahead(complete=True)
+
+
 _NO_FORM = Form(None, True, "<text>", "", (), "", False)
 
 
@@ -344,7 +349,7 @@ def _limited(answer: Answer, sampling: SamplingParams) -> Answer:
 
 
 def _where(name: str | None, kind: str = "gen") -> str:
-    return f"a {kind} without a name" if name is None else f"{kind} {name!r}"
+    return "the answer" if name is None else f"{kind} {name!r}"
 
 
 @contextmanager
@@ -358,5 +363,10 @@ def _named(name: str | None, kind: str = "gen") -> Iterator[None]:
             raise
         if isinstance(error, RequestTimeout):
             raise RequestTimeout(f"{where}: {error}") from None
-        told = {"status": error.status, "code": error.code, "retry_after_s": error.retry_after_s}
-        raise RemoteError(f"{where}: {error}", **told) from None
+        raise RemoteError(
+            f"{where}: {error}",
+            status=error.status,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+            transient=error.transient,
+        ) from None

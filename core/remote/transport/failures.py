@@ -45,6 +45,9 @@ class Failure:
     wait_s: float | None = None
     kind: str = "other"
 
+    def __post_init__(self) -> None:
+        self.error.transient = self.again
+
 
 def failure_of(error: Exception, config: EndpointConfig, *, begun: bool = False) -> Failure:
     """Read what the SDK, or reading a stream, has raised.

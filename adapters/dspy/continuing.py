@@ -1,0 +1,128 @@
+"""Replies at an endpoint that lack a field, or were cut inside of one: they are gone on with, not asked for anew."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graftlm.core.chat.messages import Message
+from graftlm.core.config import SamplingParams
+from graftlm.core.errors import RemoteError
+from graftlm.core.remote.endpoint import Endpoint
+from graftlm.core.remote.language.going_on import go_on
+from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.transport.prompt import RemotePrompt
+from graftlm.core.request import Completion
+
+_WANTED = re.compile(
+    r"Respond with the corresponding output fields, starting with the field (.*) ending with the marker"
+)
+_FIELD = re.compile(r"\[\[ ## (\w+) ## \]\]")
+_HEADER = re.compile(rf"^[ \t]*{_FIELD.pattern}", re.MULTILINE)
+_BEGUN = re.compile(r"\n[ \t]*\[\[?(?: ?#[^\n]*)?\Z")  # a header that was cut
+_LAST = "completed"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a reply is to hold: ChatAdapter's fields, in order, or one JSON value."""
+
+    fields: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], sampling: SamplingParams) -> Reply | None:
+        """What the prompt asks for; None where that is not known."""
+        if sampling.json_schema is not None:
+            return cls()
+        wanted = _WANTED.search(messages[-1].text) if messages else None
+        return cls(tuple(_FIELD.findall(wanted[1]))) if wanted is not None else None
+
+    def lacks(self, text: str, *, cut: bool, continues: bool) -> tuple[str, str] | None:
+        """The part of a reply to keep, and the header to go on with after it; None if nothing is missing.
+
+        cut        whether the limit of tokens ended it.
+        continues  whether the endpoint goes on inside of a value; else the value is written anew.
+        """
+        if not self.fields:
+            return (text, "") if cut and continues and not _is_json(text) else None
+        whole = _BEGUN.sub("", text) if cut and not continues else text
+        cut, text = cut and whole == text, whole
+        headers = list(_HEADER.finditer(text))
+        names = [header[1] for header in headers]
+        missing = [name for name in self.fields if name not in names]
+        if cut and _LAST not in names and headers:
+            last = headers[-1]
+            return (text, "") if continues else (text[: last.start()].rstrip(), _header(text[: last.start()], last[1]))
+        if not missing:
+            return None
+        kept = text[: headers[names.index(_LAST)].start()] if _LAST in names else text
+        return kept.rstrip(), _header(kept, missing[0])
+
+
+async def mended(
+    endpoint: Endpoint, reply: Reply, messages: Sequence[Message], sampling: SamplingParams, asked: Future[Completion]
+) -> Completion:
+    """The completion with all that its replies were to hold, as far as `max_attempts` requests for each bring that.
+
+    What they do not bring is left to DSPy, which falls back to another format.
+    """
+    completion = await asyncio.wrap_future(asked)
+    if not completion.completions:
+        return await _mend(endpoint, reply, messages, sampling, completion)
+    none = RemoteUsage()  # the bill of all stands at the whole
+    each = [
+        await _mend(endpoint, reply, messages, sampling, replace(one, usage=none)) for one in completion.completions
+    ]
+    usage = sum((one.usage for one in each), start=completion.usage)
+    return replace(each[0], completions=each, usage=usage)
+
+
+async def _mend(
+    endpoint: Endpoint, reply: Reply, messages: Sequence[Message], sampling: SamplingParams, completion: Completion
+) -> Completion:
+    prompt = RemotePrompt.of(list(messages))
+    free = replace(sampling, n=1, json_schema=None, logprobs=False, top_logprobs=0)
+    for _ in range(endpoint.config.max_attempts):
+        cut = completion.finish_reason == "length"
+        if reply.lacks(completion.text, cut=cut, continues=True) is None:
+            break
+        try:
+            continues = await endpoint.probes.continue_turn(_counted_there) != "none"
+            lack = reply.lacks(completion.text, cut=cut, continues=continues)
+            if lack is None:
+                break
+            kept, header = lack
+            more = await go_on(endpoint, replace(prompt, text=kept + header), free, num_given=len(header))
+        except RemoteError:
+            break
+        completion = replace(
+            completion,
+            text=kept + header + more.text,
+            finish_reason=more.finish_reason,
+            usage=completion.usage + more.usage,
+            text_complete=more.finish_reason != "length",
+        )
+    if reply.fields and completion.finish_reason == "length":
+        completion = replace(completion, text=_BEGUN.sub("", completion.text))
+    return completion
+
+
+def _counted_there(usage: Any) -> None:
+    """The endpoint counts for all."""
+
+
+def _header(before: str, name: str) -> str:
+    return ("\n\n" if before.strip() else "") + f"[[ ## {name} ## ]]"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

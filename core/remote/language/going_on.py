@@ -1,0 +1,38 @@
+"""Going on with a chat's answer that ended too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from graftlm.core.config import SamplingParams
+from graftlm.core.remote.language.values import Values, nothing_ahead
+from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.speculation.text import RemoteText
+from graftlm.core.remote.transport.prompt import RemotePrompt
+from graftlm.core.request import Completion
+
+if TYPE_CHECKING:
+    from graftlm.core.remote.endpoint import Endpoint
+
+
+async def go_on(
+    endpoint: Endpoint,
+    prompt: RemotePrompt,
+    sampling: SamplingParams,
+    *,
+    num_given: int = 0,
+    count: Callable[[RemoteUsage], None] = lambda usage: None,
+) -> Completion:
+    """What follows the open turn of `prompt`: only this is generated, and paid.
+
+    num_given  characters at the turn's end that the model has not written; an endpoint that cannot go on with a turn
+               is told to begin with them.
+    Raises RemoteError where neither can be had.
+    """
+    values = Values(endpoint, count)
+    text = RemoteText(values.ask, values.count)
+    text.text, text.messages = prompt.text, prompt.messages
+    text.num_values, text.value_end = 1, len(prompt.text) - num_given
+    value = await values.gen(text, sampling, nothing_ahead, None)
+    return value.completion
