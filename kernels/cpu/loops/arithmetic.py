@@ -47,12 +47,18 @@ def at(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
 
 @intrinsic
 def allocate(typingctx: Any, num_bytes: Any) -> tuple[Any, Callable[..., Any]]:
-    """The address of new memory from the C library, so that machine code needs no runtime of numba's. See `release`."""
+    """The address of new memory from the C library, so that machine code needs no runtime of numba's. See `release`.
+
+    The address goes through an empty piece of assembly: LLVM knows what malloc returns, and would take pointers made of
+    sums with the address for pointers to other memory.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(8).as_pointer(), [ir.IntType(64)])
         function = cgutils.get_or_insert_function(builder.module, kind, "malloc")
-        return builder.ptrtoint(builder.call(function, arguments), ir.IntType(64))
+        word = ir.IntType(64)
+        address = builder.ptrtoint(builder.call(function, arguments), word)
+        return builder.asm(ir.FunctionType(word, [word]), "", "=r,0", [address], True)
 
     return types.int64(types.int64), generate
 

@@ -90,8 +90,8 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
         num_rows, depth, x, x_row = call.num_rows, call.depth, call.x, call.x_row * 4
         segments = carray(at(call.segments), (call.num_segments, 6), np.int64)
         memory = allocate(8 * num_rows * PANEL)
-        sums, place = float_array(memory, (num_rows, PANEL))
-        ups, _ = float_array(place, (num_rows, PANEL))
+        sums, other = float_array(memory, (num_rows, PANEL))
+        ups, _ = float_array(other, (num_rows, PANEL))
         while True:
             task = next_task(pointer)
             if task >= call.num_tasks:
@@ -113,11 +113,11 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
             elif bfloat16:
                 _panels_bfloat16(memory, x, x_row, weight + offset, num_rows, depth, width)
                 if up != 0:
-                    _panels_bfloat16(place, x, x_row, up + offset, num_rows, depth, width)
+                    _panels_bfloat16(other, x, x_row, up + offset, num_rows, depth, width)
             else:
                 _panels(memory, x, x_row, weight + offset, num_rows, depth, width)
                 if up != 0:
-                    _panels(place, x, x_row, up + offset, num_rows, depth, width)
+                    _panels(other, x, x_row, up + offset, num_rows, depth, width)
             for row in range(num_rows):
                 place = call.out + (row * call.out_row + segments[index, 2] + first) * size
                 out = carray(at(place), width, element)
