@@ -61,6 +61,10 @@ class Endpoint:
         """What all calls have cost so far."""
         return self._client.spent
 
+    def note(self, count: Count, usage: RemoteUsage) -> None:
+        """Count what was saved or wasted, for the caller and for all. Any thread may call this."""
+        self._client.count(count, usage)
+
     def num_tokens_of(self, text: str) -> int | None:
         """How many tokens a text has, if the tokenizer was given."""
         return None if self.tokenizer is None else len(self.tokenizer.encode_continuation(text))

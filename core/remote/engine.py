@@ -138,7 +138,7 @@ class RemoteEngine:
             raise ConfigError("a constraint at an endpoint needs a prompt of text or messages; this one is token ids")
         request, listener = submission.request, submission.listener
         values = Values(self._endpoint, _ignore, listener.on_chunk if request.stream else None)
-        text = RemoteText(values.ask, values.count)
+        text = RemoteText(values.ask, values.note)
         text.text, text.messages = prompt.text, prompt.messages
         value = await values.gen(text, request.sampling, nothing_ahead, None)
         return replace(value.completion, request_id=request.id)

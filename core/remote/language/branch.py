@@ -66,12 +66,12 @@ class RemoteBranch(Branch):
     def _new_transcript(self) -> Transcript:
         values, endpoint = self._values, self._endpoint
         spec_tokens = self.run.num_api_spec_tokens
-        text = RemoteText(values.ask, values.count, spec_tokens, endpoint.num_tokens_of, self._reader)
+        text = RemoteText(values.ask, values.note, spec_tokens, endpoint.num_tokens_of, self._reader)
         return RemoteTranscript(endpoint, text)
 
     def _start(self, parent: Branch, transcript: Transcript) -> None:
         assert isinstance(parent, RemoteBranch) and isinstance(transcript, RemoteTranscript)
-        transcript.remote.bind(self._values.ask, self._values.count, self._reader)
+        transcript.remote.bind(self._values.ask, self._values.note, self._reader)
         parent._children.append(self)
         super()._start(parent, transcript)
 

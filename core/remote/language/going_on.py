@@ -31,7 +31,7 @@ async def go_on(
     Raises RemoteError where neither can be had.
     """
     values = Values(endpoint, count)
-    text = RemoteText(values.ask, values.count)
+    text = RemoteText(values.ask, values.note)
     text.text, text.messages = prompt.text, prompt.messages
     text.num_values, text.value_end = 1, len(prompt.text) - num_given
     value = await values.gen(text, sampling, nothing_ahead, None)

@@ -57,7 +57,7 @@ class Value:
 class Values:
     """Asks for the values of one branch. Runs on the loop of endpoints.
 
-    count  takes what is spent;  sink  is given each value as a chunk.
+    count  takes what is spent and saved;  sink  is given each value as a chunk.
     """
 
     def __init__(self, endpoint: Endpoint, count: Count, sink: Callable[[Chunk], None] | None = None) -> None:
@@ -71,6 +71,10 @@ class Values:
     def count(self, usage: RemoteUsage) -> None:
         self._spent += usage
         self._outer_count(usage)
+
+    def note(self, usage: RemoteUsage) -> None:
+        """Count what no request brings: what was saved, and why something was not."""
+        self._endpoint.note(self.count, usage)
 
     async def ask(
         self,
@@ -120,7 +124,7 @@ class Values:
                 rest = after_line(found, prompt.text, form.tail)  # it was told, and still begins with other words
             if rest is not None:
                 return with_blanks(_limited(rest, sampling), prompt.text, form.tail)
-            self.count(RemoteUsage(misses={"layout not followed": 1}))
+            self.note(RemoteUsage(misses={"layout not followed": 1}))
             if last:
                 break
             hint = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -43,6 +44,7 @@ class Client:
         self.spent = RemoteUsage()
         self.closed: BaseException | None = None
         self._slots = asyncio.Semaphore(config.max_in_flight)
+        self._counting = threading.Lock()
         self._answered = False
         self._pools: list[_Pool] = []
 
@@ -113,8 +115,9 @@ class Client:
                 await stream.close()
 
     def count(self, count: Count, usage: RemoteUsage) -> None:
-        """Note what an answer has cost, here and with the caller."""
-        self.spent += usage
+        """Note what an answer has cost, here and with the caller. Any thread may call this."""
+        with self._counting:
+            self.spent += usage
         count(usage)
 
     async def close(self, reason: BaseException) -> None:
