@@ -26,7 +26,8 @@ from graftlm.core.execution.paged import (
 from graftlm.core.fusion.layer_parts import LayerModules, allclose, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu.packed_linear import PackedLinear, Panels
+from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.cpu.panels import Panels
 from graftlm.kernels.norm import Norm
 
 if TYPE_CHECKING:

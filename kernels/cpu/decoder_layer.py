@@ -18,12 +18,13 @@ from graftlm.kernels.cpu.calls import AFTER, BEFORE, PHASES, LayerCall, LayersCa
 from graftlm.kernels.cpu.elementwise import Elementwise
 from graftlm.kernels.cpu.loop_runtime import Loop, loop_address
 from graftlm.kernels.cpu.openmp import barrier
-from graftlm.kernels.cpu.packed_linear import Panels, linear
+from graftlm.kernels.cpu.packed_linear import linear, own_panels
+from graftlm.kernels.cpu.panels import Panels
 from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, address_of
 from graftlm.kernels.norm import Norm
 
-MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 16}
-"""Rows up to which our products are as fast as oneDNN's, which also has instructions for bfloat16 arithmetic."""
+MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 64 if own_panels(torch.bfloat16) else 16}
+"""Rows up to which our products are as fast as oneDNN's, which may have instructions for bfloat16 arithmetic."""
 
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -164,7 +164,7 @@ def _attention(shapes: LoopShapes) -> list[Wanted]:
 
 def _layers(shapes: LoopShapes) -> list[Wanted]:
     half = shapes.bfloat16
-    wanted: list[Wanted] = [("matmul", (half, True)), ("matmul", (half, False))]
+    wanted: list[Wanted] = [("matmul", (half, False)), ("matmul", (half, True))]
     return wanted + [(name, (half,)) for name in ("norm", "rotation", "silu_mul", "decoder_layers")]
 
 

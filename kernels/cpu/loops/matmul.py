@@ -29,11 +29,18 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
-from graftlm.kernels.cpu.loops.register_tiles import inner_tile, outer_tile
+from graftlm.kernels.cpu.loops.register_tiles import has_wide_registers, inner_tile, outer_tile
 
 
 def _panel_matmul(*, bfloat16: bool) -> Any:
-    """C [num_rows, PANEL] = A B for one panel B, four rows at a time; `num_out` is ignored."""
+    """C [num_rows, PANEL] = A B for one panel B, some rows at a time; `num_out` is ignored.
+
+    The sums of four rows fill the registers of AVX-512. Other processors have half as many or fewer, so there four rows
+    of float32 take 16 columns at a time, and two rows of either type 32. (Four rows of bfloat16 by 16 columns need as
+    many, but LLVM 20 compiles that tile to code which never stores its first row.)
+    """
+    if not has_wide_registers():
+        return _narrow_panel_matmul(bfloat16=bfloat16)
     one, two, three, four = (outer_tile(num_rows, PANEL // 16, b_bfloat16=bfloat16) for num_rows in (1, 2, 3, 4))
 
     @njit(forceinline=True, **FLAGS)
@@ -53,10 +60,32 @@ def _panel_matmul(*, bfloat16: bool) -> Any:
     return matmul
 
 
+def _narrow_panel_matmul(*, bfloat16: bool) -> Any:
+    one, two, four = (outer_tile(rows, width, b_bfloat16=bfloat16) for rows, width in ((1, 4), (2, 2), (4, 1)))
+    most = 2 if bfloat16 else 4
+
+    @njit(forceinline=True, **FLAGS)
+    def matmul(c, a, a_row, b, num_rows, depth, num_out):
+        row = 0
+        while most == 4 and num_rows - row >= 4:
+            for place in range(0, 4 * PANEL, 64):
+                four(c + row * 4 * PANEL + place, a + row * a_row, a_row, 4, b + place, depth)
+            row += 4
+        while num_rows - row >= 2:
+            for place in range(0, 4 * PANEL, 128):
+                two(c + row * 4 * PANEL + place, a + row * a_row, a_row, 4, b + place, depth)
+            row += 2
+        if row < num_rows:
+            one(c + row * 4 * PANEL, a + row * a_row, a_row, 4, b, depth)
+
+    return matmul
+
+
 def _row_major_matmul(*, bfloat16: bool) -> Any:
     """The same for the next `num_out` rows, 4 to PANEL of them, of a row-major weight."""
     one, two, four = (inner_tile(num_rows, b_bfloat16=bfloat16) for num_rows in (1, 2, 4))
     size = 2 if bfloat16 else 4
+    wide = has_wide_registers()
 
     @njit(forceinline=True, **FLAGS)
     def matmul(c, a, a_row, b, num_rows, depth, num_out):
@@ -64,14 +93,15 @@ def _row_major_matmul(*, bfloat16: bool) -> Any:
             column = min(first, num_out - 4)  # fewer than four left: some are computed twice
             weight = b + column * depth * size
             row = 0
-            while num_rows - row >= 4:
+            while wide and num_rows - row >= 4:
                 four(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
                 row += 4
-            if num_rows - row >= 2:
+            if wide and num_rows - row >= 2:
                 two(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
                 row += 2
-            if num_rows - row == 1:
+            while num_rows - row >= 1:
                 one(c + (row * PANEL + column) * 4, a + row * a_row, a_row, weight, depth)
+                row += 1
 
     return matmul
 

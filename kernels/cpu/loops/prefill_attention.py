@@ -25,7 +25,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
-from graftlm.kernels.cpu.loops.register_tiles import outer_tile
+from graftlm.kernels.cpu.loops.register_tiles import has_wide_registers, outer_tile
 
 KEYS = 64
 """Keys whose scores are held at once."""
@@ -50,11 +50,16 @@ def _any_rows(num_rows: int, width: int, *, bfloat16: bool) -> Any:
 
 def _matmul(*, bfloat16: bool) -> Any:
     """C [num_rows, columns] = A B, as `outer_tile` reads them, for 16, 32 or 64 columns; A may be bfloat16."""
-    by_16, by_32, by_64 = (_any_rows(rows, width, bfloat16=bfloat16) for rows, width in ((8, 1), (8, 2), (4, 4)))
+    wide = has_wide_registers()
+    by_16, by_32 = (_any_rows(rows, width, bfloat16=bfloat16) for rows, width in ((8, 1), (8, 2)))
+    by_64, narrow = _any_rows(4, 4, bfloat16=bfloat16), _any_rows(4, 1, bfloat16=bfloat16)
 
     @njit(**FLAGS)
     def matmul(c, a, a_row, a_step, b, num_rows, depth, columns):
-        if columns == 16:
+        if not wide:
+            for place in range(0, 4 * columns, 64):
+                narrow(c + place, a, a_row, a_step, b + place, num_rows, depth)
+        elif columns == 16:
             by_16(c, a, a_row, a_step, b, num_rows, depth)
         elif columns == 32:
             by_32(c, a, a_row, a_step, b, num_rows, depth)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from graftlm.kernels.cpu import PANEL
@@ -14,6 +15,17 @@ from graftlm.kernels.cpu import PANEL
 _WORD, _HALF, _NUMBER, _SINGLE = ir.IntType(64), ir.IntType(16), ir.IntType(32), ir.FloatType()
 _FLOATS, _BITS = ir.VectorType(_SINGLE, 16), ir.VectorType(_NUMBER, 16)
 _ZERO = ir.Constant(_FLOATS, [0.0] * 16)
+
+
+def has_wide_registers() -> bool:
+    """Whether loops are compiled for 32 registers of 16 float32 (AVX-512); others have 16 of 8, or 32 of 4."""
+    chosen: str | None = config.CPU_FEATURES  # NUMBA_CPU_FEATURES
+    if chosen is not None:
+        return "+avx512f" in chosen.split(",")
+    try:
+        return bool(llvm.get_host_cpu_features().get("avx512f", False))
+    except RuntimeError:  # not known for this kind of processor
+        return False
 
 
 class _Sums:

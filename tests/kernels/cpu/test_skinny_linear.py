@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from graftlm.kernels.cpu import PANEL, skinny_linear
+from graftlm.kernels.cpu import skinny_linear
 from graftlm.kernels.cpu.openmp import parallel_region
-from graftlm.kernels.cpu.packed_linear import PackedLinear, Panels
+from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.cpu.panels import pack
 from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -41,29 +42,18 @@ def test_a_weight_in_panels_gives_what_the_layer_gives(
     assert (found.float() - expected.float()).norm() <= TOLERANCE[dtype] * expected.float().norm()
 
 
-def panels_of(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Panels, torch.Tensor]:
-    """A weight in panels, laid out here rather than by oneDNN, which does so on some CPUs only; and its memory."""
-    pair = 4 // weight.itemsize
-    num_panels, depth = -(-weight.shape[0] // PANEL), -(-weight.shape[1] // 2) * 2
-    padded = torch.zeros(num_panels * PANEL, depth, dtype=weight.dtype)
-    padded[: weight.shape[0], : weight.shape[1]] = weight
-    memory = padded.view(num_panels, PANEL, depth // pair, pair).transpose(1, 2).contiguous()
-    return Panels(weight, bias, depth, memory.data_ptr(), memory.nbytes), memory
-
-
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_out", "num_in", "bias"), [(70, 48, True), (128, 33, False)])
-def test_panels_have_pairs_of_inputs_side_by_side_in_bfloat16(
+def test_a_weight_that_is_packed_here_gives_what_the_layer_gives(
     num_out: int, num_in: int, bias: bool, dtype: torch.dtype, num_rows: int
 ) -> None:
     weight, x = torch.randn(num_out, num_in).to(dtype), torch.randn(num_rows, num_in).to(dtype)
-    panels, memory = panels_of(weight, torch.randn(num_out).to(dtype) if bias else None)
+    panels = pack(weight, torch.randn(num_out).to(dtype) if bias else None)
     expected = nn.functional.linear(x, weight, panels.bias).float()
     found = SkinnyLinear(panels, panels.bias, dtype)(x).float()
     assert (found - expected).norm() <= TOLERANCE[dtype] * expected.norm()
-    del memory
 
 
 @pytest.mark.usefixtures("threads")

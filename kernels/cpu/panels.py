@@ -1,0 +1,50 @@
+"""Weights in panels of 64 outputs, the layout of our loops: oneDNN's own where it has it, else packed here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from graftlm.kernels.cpu import PANEL
+
+
+class Panels(NamedTuple):
+    """A weight as [num_out / 64, depth, 64], in bfloat16 [num_out / 64, depth / 2, 64, 2].
+
+    packed  holds the memory: a tensor of oneDNN's, or one that `pack` made
+    depth   number of inputs with padding; padded inputs and outputs are 0
+    """
+
+    packed: torch.Tensor
+    bias: torch.Tensor | None
+    num_out: int
+    num_in: int
+    depth: int
+    address: int
+    num_bytes: int
+
+    @property
+    def is_mkldnn(self) -> bool:
+        """Whether oneDNN can multiply with it."""
+        return self.packed.is_mkldnn
+
+
+def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Panels:
+    """Copy a weight [num_out, num_in], float32 or bfloat16, into panels."""
+    num_out, num_in = weight.shape
+    pair = 4 // weight.itemsize
+    num_panels, depth = -(-num_out // PANEL), -(-num_in // 2) * 2
+    packed = torch.zeros(num_panels, depth // pair, PANEL, pair, dtype=weight.dtype)
+    for panel in range(num_panels):
+        rows = weight[panel * PANEL : (panel + 1) * PANEL]
+        if num_in < depth:
+            rows = torch.nn.functional.pad(rows, (0, depth - num_in))
+        packed[panel, :, : len(rows)] = rows.reshape(len(rows), depth // pair, pair).transpose(0, 1)
+    return Panels(packed, bias, num_out, num_in, depth, packed.data_ptr(), packed.nbytes)
+
+
+def unpack(panels: Panels) -> torch.Tensor:
+    """The weight [num_out, num_in] of what `pack` returned."""
+    plain = panels.packed.transpose(1, 2).reshape(-1, panels.depth)
+    return plain[: panels.num_out, : panels.num_in].contiguous()
