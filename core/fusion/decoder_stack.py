@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 def stack_layers(loaded: LoadedModel, difference: Callable[[], str | None]) -> None:
     """Run steps of few tokens in one compiled call, unless `difference` then says how the model answers otherwise."""
-    loaded.stack = stack_of(loaded.model)
+    loaded.stack = stack_of(loaded.model, loaded.max_model_len)
     reason = difference() if loaded.stack is not None else None
     if reason is not None:
         loaded.stack = None
         loaded.fusions.reasons[type(loaded.model).__name__] = reason
 
 
-def stack_of(model: nn.Module) -> DecoderStack | None:
+def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | None:
     """The decoder of `model` from token ids to logits; None if it has parts that the compiled code does not know.
 
     What lies between the parts, such as a factor for the logits, does not show: the caller compares what comes out.
@@ -62,4 +62,4 @@ def stack_of(model: nn.Module) -> DecoderStack | None:
 
     from graftlm.kernels.cpu.decoder_stack import DecoderStack
 
-    return DecoderStack(compiled, params, table, rotations, norm, head)
+    return DecoderStack(compiled, params, table, rotations, norm, head, max_positions)

@@ -51,7 +51,9 @@ class StepSampler:
         self.writer = writer
         self.device_sampler = device_sampler
         self._mask_words = (len(tokenizer.token_bytes) + 31) // 32
-        self._masks = np.zeros((0, (vocab_size + 31) // 32), np.int32)
+        self._num_words = (vocab_size + 31) // 32
+        # a tokenizer may have more ids than the model gives logits for
+        self._masks = np.zeros((0, max(self._num_words, self._mask_words)), np.int32)
 
     def sample_async(self, plan: StepPlan, logits: torch.Tensor) -> PendingTokens | None:
         """Draw the step's tokens without waiting for them; None if a row's token depends on what the host does."""
@@ -105,7 +107,7 @@ class StepSampler:
                     row = self._masks[len(masks)]
                     row[:] = 0
                     if sequence.output.matcher.fill_mask(row[: self._mask_words]):
-                        masks[place] = row
+                        masks[place] = row[: self._num_words]
             except BaseException as error:  # its token is drawn with the others, and dropped
                 failures[place] = failure_of(error)
         return masks, failures

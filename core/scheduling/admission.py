@@ -27,7 +27,10 @@ def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
     Raises ConfigError or RequestTooLong for one that can never run.
     """
     num_prompt = sequence.num_prompt_tokens
-    highest = int(max(sequence.prompt_ids.max(), *(sequence.request.score_ids or [0])))
+    scored = sequence.request.score_ids or [0]
+    highest, lowest = int(max(sequence.prompt_ids.max(), *scored)), int(min(scored))
+    if lowest < 0:
+        raise ConfigError(f"score_ids holds token id {lowest}; ids are 0 to {limits.num_embeddings - 1:,}")
     if highest >= limits.num_embeddings:
         raise ConfigError(
             f"the prompt has token id {highest:,}, the model knows {limits.num_embeddings:,} ids; "

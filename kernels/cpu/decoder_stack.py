@@ -35,7 +35,8 @@ class AttentionKind(NamedTuple):
 class DecoderStack:
     """All decoder layers of a model, with its embedding, last norm and head.
 
-    params  of each layer's attention: without sinks
+    params         of each layer's attention: without sinks
+    max_positions  no sequence is longer; some rotations would be others for a longer one
     """
 
     def __init__(
@@ -46,10 +47,11 @@ class DecoderStack:
         rotations: Rotations,
         norm: Norm,
         head: SkinnyLinear,
+        max_positions: int,
     ) -> None:
         self.layers, self.embedding, self.norm, self.head = layers, embedding, norm, head
         self.max_rows = layers.space.num_rows
-        self._rotations = rotations
+        self._rotations, self._max_positions = rotations, max_positions
         self._num_positions = 0
         self._store: object = None
         self._k = self._v = np.zeros(0, np.int64)
@@ -71,11 +73,16 @@ class DecoderStack:
     ) -> torch.Tensor | None:
         """Compute a step that `attention` was prepared for, and store its keys and values.
 
-        ids     int64 [num_tokens], each a row of the embedding
+        ids     int64 [num_tokens]
         wanted  int64 [num_wanted], the rows whose logits are wanted
         -> logits [num_wanted, vocab_size]; None, with nothing done, for a step that this cannot compute
+        Raises IndexError for an id that is no row of the embedding.
         """
         num_rows = len(ids)
+        lowest, highest = ids.min().item(), ids.max().item()
+        if not 0 <= lowest <= highest < len(self.embedding):  # the compiled code would read what lies beside it
+            wrong = highest if lowest >= 0 else lowest
+            raise IndexError(f"token id {wrong} is no row of the embedding, which has {len(self.embedding):,}")
         if num_rows > self.max_rows:
             return None
         if attention.store is not self._store:
@@ -112,7 +119,7 @@ class DecoderStack:
         """Have the rotations of the step's positions."""
         last = max(row.past + row.num_new for row in plan.rows)
         if last > self._num_positions:
-            self._num_positions = max(256, 1 << (last - 1).bit_length())
+            self._num_positions = max(last, min(max(256, 1 << (last - 1).bit_length()), self._max_positions))
             tables = self._rotations(self._num_positions)
             # the loop reads the first half only
             self._tables = [x[:, : x.shape[1] // 2].contiguous() for x in tables]

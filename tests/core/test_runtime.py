@@ -303,6 +303,22 @@ def test_bad_input_names_value_limit_and_remedy(
     assert rt.generate("x", **GREEDY).finish_reason == "length"  # others go on
 
 
+def test_ids_to_score_that_no_token_has_are_refused(rt: Runtime) -> None:
+    for ids in ([-7], [3, -7, 4], [3, 272]):
+        with pytest.raises(ConfigError, match="token id (-7|272)"):
+            rt.submit(Request([7], score_ids=ids)).result(60)
+
+
+def test_a_tokenizer_may_have_more_ids_than_the_model() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([f"<more {i}>" for i in range(60)])
+    with Runtime(tiny_model(), tokenizer=tokenizer) as rt:
+        assert rt.generate("x", choices=("one two", "one three"), max_tokens=20).text in ("one two", "one three")
+        assert rt.generate("x", regex="[a-f]{3}", max_tokens=20).token_ids[-1] < 272
+        with pytest.raises(EngineError, match="token id 303|index out of range"):  # forced, and then run
+            rt.generate("x", regex="a<more 39>b[c-f]{3}", max_tokens=20)
+
+
 def test_one_bad_prompt_of_a_batch_fails_alone(rt: Runtime) -> None:
     requests = [Request("fine", SamplingParams(**GREEDY)), Request([7] * 600), Request("\udfff")]
     good, long, unwritable = rt.submit_many(requests)

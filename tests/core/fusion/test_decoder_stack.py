@@ -30,7 +30,7 @@ def test_a_model_of_the_common_shape_runs_decode_steps_in_one_call(kind: str) ->
 
 def test_a_factor_between_the_parts_is_found_by_what_comes_out() -> None:
     loaded = load("granite", logits_scaling=8.0, embedding_multiplier=12.0, residual_multiplier=1.0)
-    assert stack_of(loaded.model) is not None
+    assert stack_of(loaded.model, loaded.max_model_len) is not None
     assert loaded.stack is None
     assert loaded.lane == "paged"
     assert "differs from the model's own forward" in loaded.execution

@@ -28,6 +28,8 @@ SLOTS = 300
 
 
 def load(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: Any) -> LoadedModel:
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN packs no bfloat16 on this CPU")
     # 66: wider than a panel, and by no multiple of one
     loaded = load_model(
         tiny_model(kind, **{"intermediate_size": 66, **config}).to(dtype), EngineConfig(), byte_tokenizer()
@@ -137,6 +139,31 @@ def test_a_step_of_more_rows_is_left_to_the_modules() -> None:
 
 def test_rotations_are_there_for_positions_beyond_those_of_the_first_steps() -> None:
     compare(load(), rows_of((2, 1)), rows_of((260, 1)), rows_of((4, 1)))
+
+
+def test_rotations_that_change_beyond_the_context_are_those_within_it() -> None:
+    # tables of 512 positions would be those of a longer context
+    longrope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 300,
+    }
+    model = tiny_model(rope_parameters=longrope, max_position_embeddings=600, intermediate_size=66)
+    loaded = load_model(model, EngineConfig(max_model_len=300), byte_tokenizer())
+    assert loaded.stack is not None
+    compare(loaded, rows_of((2, 1)), rows_of((280, 1)), rows_of((4, 1)))
+
+
+@pytest.mark.parametrize("token_id", [-1, 272, 1 << 40])
+def test_an_id_that_the_embedding_does_not_have_is_an_error(token_id: int) -> None:
+    loaded, plan = load(), rows_of((9, 1), (3, 1))
+    attention = TorchAttention(filled(loaded))
+    attention.prepare(plan)
+    assert loaded.stack is not None
+    with pytest.raises(IndexError, match=f"token id {token_id} is no row of the embedding, which has 272"):
+        loaded.stack.run(plan, torch.tensor([5, token_id]), plan.logits_rows, attention)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
