@@ -94,6 +94,16 @@ class Nfa:
         return 1 + max((loop.register for loop in self.loops), default=-1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    """What a node became where it was first met: its states, its edges of both kinds, and the state where it ends."""
+
+    states: slice
+    edges: slice
+    epsilons: slice
+    end: int
+
+
 class NfaBuilder:
     """Build one automaton; repeats whose path is in `unrolled` get no counter."""
 
@@ -114,6 +124,8 @@ class NfaBuilder:
         self._depth = 0
         self._path: list[int] = []
         self._sizes: dict[int, int] = {}
+        self._fragments: dict[int, _Fragment] = {}
+        self._num_counted = 0
 
     def build(self, node: Node) -> Nfa:
         start = self._new()
@@ -123,7 +135,8 @@ class NfaBuilder:
     def _new(self, count: int = 1) -> int:
         first = self._num_states
         self._num_states += count
-        check()
+        if first >> 8 != self._num_states >> 8:
+            check()
         if self._num_states > self._max_states:
             raise GrammarError(
                 f"the constraint needs more than {self._max_states:,} places; "
@@ -133,6 +146,35 @@ class NfaBuilder:
 
     def _add(self, node: Node, source: int) -> int:
         """Put `node` after state `source`; return the state where it ends."""
+        if not isinstance(node, (Concat, Alternation, Repeat, Graph, Automaton)):
+            return self._build(node, source)
+        known = self._fragments.get(id(node))
+        if known is not None:
+            return self._copy(known, source)
+        states, edges, epsilons, counted = self._num_states, len(self._sources), len(self._epsilons), self._num_counted
+        end = self._build(node, source)
+        if counted == self._num_counted and end >= states:  # what is counted depends on its place
+            self._fragments[id(node)] = _Fragment(
+                slice(states, self._num_states), slice(edges, len(self._sources)),
+                slice(epsilons, len(self._epsilons)), end,
+            )  # fmt: skip
+        return end
+
+    def _copy(self, known: _Fragment, source: int) -> int:
+        """Add once more what was added before, after another state."""
+        first = known.states.start
+        offset = self._new(known.states.stop - first) - first
+        # a state before the fragment's own is the one that it was added after
+        self._sources += [s + offset if s >= first else source for s in self._sources[known.edges]]
+        self._targets += [t + offset for t in self._targets[known.edges]]
+        self._lows += self._lows[known.edges]
+        self._highs += self._highs[known.edges]
+        self._epsilons += [
+            (a + offset if a >= first else source, b + offset) for a, b in self._epsilons[known.epsilons]
+        ]
+        return known.end + offset
+
+    def _build(self, node: Node, source: int) -> int:
         match node:
             case Literal(data):
                 return self._add_literal(data, source)
@@ -287,14 +329,14 @@ class NfaBuilder:
 
     def _is_counted(self, node: Repeat) -> bool:
         count = node.min if node.max is None else node.max
-        return (
+        costs = (
             self._counters
             and count > UNROLL_COUNT
-            and self._depth < MAX_REGISTERS
             and count * self._size(node.item) > UNROLL_EDGES
             and not nullable(node.item)
-            and tuple(self._path) not in self._unrolled
         )
+        self._num_counted += costs
+        return costs and self._depth < MAX_REGISTERS and tuple(self._path) not in self._unrolled
 
     def _size(self, node: Node) -> int:
         """Byte edges that `node` costs, about."""

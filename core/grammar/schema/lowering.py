@@ -74,8 +74,10 @@ def lower_schema(
     """
     reader = SchemaReader(spec, options, items_differ=items_differ)
     if not context_free:
+        regular = Lowering(spec, options, reader)
         try:
-            return Lowering(spec, options, reader).lower()
+            if not regular.needs_rules(Reference("")):
+                return regular.lower()
         except _NotRegularError:
             pass
     return Lowering(spec, options, reader, context_free=True).lower()
@@ -153,6 +155,7 @@ class Lowering:
         self._open: dict[Shape, bool] = {}  # shapes being lowered, and whether they were met again inside
         self._sizes: dict[int, tuple[Node, int]] = {}
         self._shape_numbers: dict[Shape, int] = {}
+        self._seen_irregular: dict[Shape, bool] = {}
 
     def lower(self) -> Lowered:
         """The JSON text of the whole document. Raises GrammarError when no value satisfies it."""
@@ -218,6 +221,32 @@ class Lowering:
     def member_value(self, shape: Shape) -> Node:
         """The same where it may turn out that no value has this shape: then NOTHING."""
         return self.value(self.algebra.reduced(shape))
+
+    def needs_rules(self, shape: Shape) -> bool:
+        """Whether it is plain to see, before anything is lowered, that the language of `shape` is not regular."""
+        if shape not in self._seen_irregular:
+            self._seen_irregular[shape] = True  # what contains itself
+            self._seen_irregular[shape] = self._is_seen_irregular(shape)
+        return self._seen_irregular[shape]
+
+    def _is_seen_irregular(self, shape: Shape) -> bool:
+        match shape:
+            case Anything() | Unkept():
+                return True
+            case Reference(target):
+                return self.needs_rules(self._reader.shape(target))
+            case Union(parts):
+                return any(map(self.needs_rules, parts))
+            case Array(prefix, items, _, None):
+                return any(map(self.needs_rules, (*prefix, items)))
+            case Object():
+                (closed,) = self._close((shape,))
+                assert isinstance(closed, Object)
+                if _is_open(closed):
+                    return True
+                return is_plain(closed) and any(self.needs_rules(member) for _, member in closed.properties)
+            case _:
+                return False
 
     def _rule_name(self, shape: Shape) -> str:
         if isinstance(shape, Reference):
