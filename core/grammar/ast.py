@@ -106,7 +106,7 @@ class Automaton:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the rule `name` of a context-free grammar derives; never the empty text."""
+    """What the rule `name` of a context-free grammar derives; the empty text only where nothing asks `nullable`."""
 
     name: str
 

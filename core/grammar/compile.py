@@ -22,7 +22,7 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from graftlm.core.grammar.explain import Explanation
 
-_SHARE_OF_AUTOMATON = 0.6
+_SHARE_OF_AUTOMATON = 0.4
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
 
 

@@ -7,14 +7,21 @@ import itertools
 
 import numpy as np
 
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa, Place
+
+MAX_PLACES = 100_000
+
+
+class EndingTooLongError(GrammarError):
+    """The shortest ending was not found within MAX_PLACES places."""
 
 
 def shortest_ending(dfa: Dfa, place: Place) -> bytes:
     """The fewest bytes that lead from `place` to an accepting state.
 
     Without counters, `dfa.distance` is exact and is followed down. With them it is a lower bound (a minimum may ask
-    for more rounds), which guides a best-first search.
+    for more rounds), which guides a best-first search. Raises EndingTooLongError where that takes too many places.
     """
     if not dfa.loops:
         return _descend(dfa, place)
@@ -37,6 +44,8 @@ def shortest_ending(dfa: Dfa, place: Place) -> bytes:
                 # the last entry goes first among equals: one run is followed, rather than all, on the lowest bytes
                 entry = (length + 1 + int(dfa.distance[after[0]]), -next(order), length + 1, after)
                 heapq.heappush(queue, entry)
+        if len(came_from) > MAX_PLACES:
+            raise EndingTooLongError(f"the shortest text takes more than {MAX_PLACES:,} places; lower its minimums")
     raise AssertionError("every state reaches an accepting one")
 
 

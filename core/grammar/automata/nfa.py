@@ -161,7 +161,6 @@ class NfaBuilder:
         return end
 
     def _copy(self, known: _Fragment, source: int) -> int:
-        """Add once more what was added before, after another state."""
         first = known.states.start
         offset = self._new(known.states.stop - first) - first
         # a state before the fragment's own is the one that it was added after

@@ -27,7 +27,7 @@ from graftlm.core.grammar.ast import (
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
 
-INFINITE = 1 << 40
+INFINITE = 1 << 2048  # beyond the shortest text of any schema: definitions that double each other reach 2**40
 MAX_STATES = 20_000
 
 

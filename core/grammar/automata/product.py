@@ -188,16 +188,16 @@ def _trim(targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> Automaton:
     live = _live(targets, accepting)
     live[1] = True
     numbers = np.cumsum(live) - 1
-    rows = []
-    for state in np.flatnonzero(live):
-        row = np.where(live[targets[state]] & (targets[state] != 0), numbers[targets[state]], -1)
-        cuts = np.flatnonzero(np.diff(row)) + 1
-        starts, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [256]])
-        rows.append(
-            tuple(
-                (int(low), int(high) - 1, int(row[low]))
-                for low, high in zip(starts, ends, strict=True)
-                if row[low] >= 0
-            )
-        )
-    return Automaton(tuple(rows), frozenset(int(n) for n in numbers[np.flatnonzero(accepting & live)]))
+    kept = np.where(live, numbers, -1)[targets[live]]
+    kept[targets[live] == 0] = -1
+    cuts = np.concatenate([np.ones((len(kept), 1), bool), kept[:, 1:] != kept[:, :-1]], axis=1)
+    states, lows = np.nonzero(cuts)
+    # a run ends where the next one begins, the last one of a state with the bytes
+    highs = np.where(np.append(states[1:] != states[:-1], True), 256, np.append(lows[1:], 256)) - 1
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(len(kept))]
+    for state, low, high, target in zip(
+        states.tolist(), lows.tolist(), highs.tolist(), kept[states, lows].tolist(), strict=True
+    ):
+        if target >= 0:
+            rows[state].append((low, high, target))
+    return Automaton(tuple(map(tuple, rows)), frozenset(numbers[np.flatnonzero(accepting & live)].tolist()))

@@ -75,6 +75,7 @@ class Pushdown:
         leaves: dict[tuple[int, int], Leaf] = {}
         called: dict[str, Frame] = {}
         seen: set[tuple[int, int]] = set()
+        passed: set[int] = set()  # frames of rules that derived the empty text
         accepting = False
         while found:
             rests, frame = found.pop()
@@ -85,6 +86,7 @@ class Pushdown:
                 seen.add(key)
                 if rest is END:
                     accepting = accepting or frame is self._bottom
+                    passed.add(id(frame))
                     found += [(self._positions.leaves(after), caller) for after, caller in frame.callers]
                 elif isinstance(rest.node, Rule):
                     name, after = rest.node.name, rest.next
@@ -93,6 +95,8 @@ class Pushdown:
                         called[name] = Frame()
                         found.append((self._positions.leaves(self._bodies[name]), called[name]))
                     called[name].callers.append((after, frame))
+                    if id(called[name]) in passed:
+                        found.append((self._positions.leaves(after), frame))
                 else:
                     leaves[key] = (rest, frame)
         return Place(tuple(leaves.values()), accepting)

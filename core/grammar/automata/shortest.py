@@ -33,8 +33,9 @@ class ShortestTexts:
     """
 
     def __init__(self, rules: Mapping[str, Node], positions: Positions | None = None) -> None:
+        """Measure all rules. Without `positions` products are not walked: they count as no bytes."""
         self._rules = rules
-        self._positions = positions or Positions()
+        self._positions = positions
         self.of_rule = dict.fromkeys(rules, INFINITE)
         self._lengths: dict[int, int] = {}
         self._ways: dict[int, list[int]] = {}
@@ -84,12 +85,17 @@ class ShortestTexts:
             case Automaton():
                 return self.ways(node)[0]
             case Intersection() | Difference():
-                text = self._positions.product(node).ending(0)
-                return INFINITE if text is None else len(text)
+                return self._product(node, 0)
             case Rule(name):
                 return self.of_rule[name]
             case Empty():
                 return 0
+
+    def _product(self, node: Intersection | Difference, state: int) -> int:
+        if self._positions is None:
+            return 0
+        text = self._positions.product(node).ending(state)
+        return INFINITE if text is None else len(text)
 
     def ways(self, node: Graph | Automaton) -> list[int]:
         """For each state the bytes of the shortest way to the end."""
@@ -128,8 +134,7 @@ class ShortestTexts:
             case Graph() | Automaton():
                 return self.ways(node)[index]
             case Intersection() | Difference():
-                text = self._positions.product(node).ending(index)
-                return INFINITE if text is None else len(text)
+                return self._product(node, index)
             case CharSet(ranges):
                 return len(_spelled(ranges, index)) or INFINITE
             case _:
@@ -173,6 +178,7 @@ class ShortestTexts:
                     data.append(low)
                 return bytes(data)
             case Intersection() | Difference():
+                assert self._positions is not None
                 return self._positions.product(node).ending(index) or b""
             case Rule(name):
                 if name not in self._texts:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.automata.endings import shortest_ending
+from graftlm.core.grammar.automata.endings import EndingTooLongError, shortest_ending
 from graftlm.core.grammar.automata.product import without_products
 from graftlm.core.grammar.masks.healing import encode_after, heal
 from graftlm.core.grammar.masks.masks import Masks
@@ -191,7 +191,10 @@ class FsmMatcher:
         return self._grammar.ending_bound(self._place)
 
     def min_tokens_to_accept(self) -> int:
-        return 0 if self.accepting else len(self._grammar.ending(self._place))
+        try:
+            return 0 if self.accepting else len(self._grammar.ending(self._place))
+        except EndingTooLongError:
+            return self.ending_bound()
 
     def ending(self, context: Sequence[int]) -> list[int]:
         if self.accepting:

@@ -52,9 +52,9 @@ class _LarkWriter(RuleWriter):
                 _check_length(node)
                 return self._graph(node)
             case ast.Automaton():
-                return self._automaton(node)
+                return self._short_automaton(node)
             case ast.Intersection() | ast.Difference():
-                return self._automaton(product(node))
+                return self._short_automaton(product(node))
             case _:
                 raise AssertionError(node)
 
@@ -65,6 +65,14 @@ class _LarkWriter(RuleWriter):
                 ways = after.items if isinstance(after, ast.Alternation) else (ast.EMPTY, after.item)
                 return " | ".join(f"({self._body(ast.concat(*runs[:i], run, way, *runs[i + 2 :]))})" for way in ways)
         return " ".join(grouped(self._body(run)) for run in runs)
+
+    def _short_automaton(self, node: ast.Automaton) -> str:
+        if len(node.rows) > MAX_STATES:
+            raise GrammarError(
+                f"a combination of patterns or multiples of {len(node.rows):,} states, the limit of a context-free "
+                f"grammar is {MAX_STATES:,}; combine fewer of them"
+            )
+        return self._automaton(node)
 
     def _runs(self, items: tuple[Node, ...]) -> list[Node]:
         """Join neighbours that are regular."""

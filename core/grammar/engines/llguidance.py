@@ -10,14 +10,19 @@ import numpy as np
 
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.automata.pushdown import Place, Pushdown
+from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
 from graftlm.core.grammar.matcher import MaskRow
+from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _MAX_STEPS = 256
+_MAX_ENDING = 100_000
+_MAX_ITEMS = 20_000
+_LIMITS = Limits(seconds=1.5)
 # What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
 _CLOSERS = (*(b"}", b"]", b",", b":", b'"', b"0", b"1"), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
 _IN_STRING = b"#"  # outside of strings JSON never has it
@@ -34,12 +39,14 @@ class LlguidanceGrammar:
 
         language  the same language, which knows how every text ends; without it endings are searched for
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
+        # as many items as a long object has members that may come next
+        limits = LLParserLimits(max_items_in_row=_MAX_ITEMS, step_max_items=10 * _MAX_ITEMS)
         self.vocabulary = vocabulary
         self._make_language = language
         self._source = source
-        self._start = LLMatcher(tokenizer_of(vocabulary), source, log_level=0)
+        self._start = LLMatcher(tokenizer_of(vocabulary), source, log_level=0, limits=limits)
         if self._start.is_error():
             raise GrammarError(f"llguidance cannot compile the grammar: {_reason(self._start)}")
 
@@ -58,8 +65,12 @@ class LlguidanceGrammar:
 
     @cached_property
     def language(self) -> Pushdown | None:
-        """Made when an ending is first asked for."""
-        return None if self._make_language is None else self._make_language()
+        """Made when an ending is first asked for; None where that would take too long."""
+        try:
+            with limited(_LIMITS):
+                return None if self._make_language is None else self._make_language()
+        except (GrammarError, RecursionError):
+            return None
 
     def matcher(self) -> LlguidanceMatcher:
         matcher = LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
@@ -155,7 +166,14 @@ class LlguidanceMatcher(LibraryMatcher):
         return places[-1]
 
     def min_tokens_to_accept(self) -> int:
-        return 0 if self.accepting else len(self._find_ending())
+        if self.accepting:
+            return 0
+        language = self.grammar.language if self.grammar is not None else None
+        if language is not None:
+            num_bytes = language.distance(self._place(language))
+            if num_bytes > _MAX_ENDING:
+                return num_bytes  # at least as many as its tokens: nobody asks for it to be written out
+        return len(self._find_ending())
 
     def ending(self, context: Sequence[int]) -> list[int]:
         return [] if self.accepting else list(self._find_ending())

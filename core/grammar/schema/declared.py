@@ -11,6 +11,9 @@ from graftlm.core.grammar.schema.shapes import NOTHING, Object, Shape
 if TYPE_CHECKING:
     from graftlm.core.grammar.schema.lowering import Lowering
 
+MAX_WALK = 400
+"""Members that may each be left out, above which a grammar with rules halves their list instead of walking it."""
+
 
 def is_plain(shape: Shape) -> bool:
     """Whether nothing but its members decides about an object: no patterns, names or number of members."""
@@ -47,8 +50,8 @@ def members(lowering: Lowering, shape: Object) -> Node:
     if first == 0:
         return ast.concat(written[0][0], *after)
     if first is not None:
-        return ast.concat(_first_of(lowering.comma, written[: first + 1], None, needed=True), *after)
-    return _first_of(lowering.comma, written, others, needed=False)
+        return ast.concat(_first_of(lowering, written[: first + 1], None, needed=True), *after)
+    return _first_of(lowering, written, others, needed=False)
 
 
 def _after(comma: Node, member: Node, is_required: bool) -> Node:
@@ -56,12 +59,14 @@ def _after(comma: Node, member: Node, is_required: bool) -> Node:
     return node if is_required else ast.optional(node)
 
 
-def _first_of(comma: Node, written: list[tuple[Node, bool]], others: Node | None, *, needed: bool) -> Node:
+def _first_of(lowering: Lowering, written: list[tuple[Node, bool]], others: Node | None, *, needed: bool) -> Node:
     """Members that may each be left out, the last of them not if it is `needed`, then any number of `others`.
 
     State 0 has written nothing, 2 i + 1 is about to write member i, 2 i + 2 has passed it.
     """
-    nodes = [member for member, _ in written] + ([others] if others is not None else [])
+    nodes, comma = [member for member, _ in written] + ([others] if others is not None else []), lowering.comma
+    if lowering.has_rules and len(nodes) > MAX_WALK:
+        return _halved(lowering, nodes, repeats=others is not None, needed=needed)
     rows: list[list[tuple[Node, int]]] = [[(EMPTY, 2 * i + 1) for i in range(len(nodes))]]
     last = 2 * len(nodes)
     for i, node in enumerate(nodes):
@@ -71,3 +76,32 @@ def _first_of(comma: Node, written: list[tuple[Node, bool]], others: Node | None
         skips = i + 1 < len(nodes) and not (needed and i + 2 == len(nodes))
         rows.append([*following, *([(EMPTY, 2 * i + 4)] if skips else []), *([(comma, 2 * i + 1)] if repeats else [])])
     return ast.graph(rows, {last} if needed else {0, last})
+
+
+def _halved(lowering: Lowering, nodes: list[Node], *, repeats: bool, needed: bool) -> Node:
+    """The same by rules for halves of the list, halves of those, and so on: a parser nests them but a few deep.
+
+    repeats  whether the last node may come any number of times
+    """
+    comma, last = lowering.comma, len(nodes) - 1
+    named = list(map(lowering.named, nodes))
+
+    def first(low: int, high: int) -> Node:
+        """The text from a member on that is the first to be written."""
+        if high - low == 1:
+            return ast.concat(named[low], after(low, high)) if repeats and low == last else named[low]
+        middle = (low + high) // 2
+        return ast.alternation(ast.concat(first(low, middle), after(middle, high)), first(middle, high))
+
+    def after(low: int, high: int) -> Node:
+        """What of these members may follow others; often nothing."""
+        if high - low == 1:
+            node = ast.concat(comma, named[low])
+            if low == last and (repeats or needed):
+                return ast.star(node) if repeats else node
+            return ast.optional(node)
+        middle = (low + high) // 2
+        return lowering.named(ast.concat(after(low, middle), after(middle, high)))
+
+    text = first(0, len(nodes))
+    return text if needed else ast.optional(text)

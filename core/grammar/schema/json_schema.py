@@ -64,6 +64,7 @@ class SchemaReader:
         self._depth = 0
         self.issues: list[Issue] = []
         self.annotations: list[Issue] = []
+        self.contradictions: list[Issue] = []  # enums without a value: errors where the schema needs them
         self.algebra = ShapeAlgebra(self.shape)
 
     def shape(self, target: str) -> Shape:
@@ -366,10 +367,9 @@ class SchemaReader:
             texts = dict.fromkeys(json.dumps(item, ensure_ascii=False, separators=(",", ":")) for item in values)
             kept = tuple(text for text in texts if self.algebra.admits(shape, parse_value(text)))
             if not kept:
-                raise GrammarError(
-                    f"{pointer}/{keyword}: nothing can satisfy this: no value of {keyword!r} fits the other keywords",
-                    pointer=f"{pointer}/{keyword}",
-                )
+                reason = f"nothing can satisfy this: no value of {keyword!r} fits the other keywords"
+                self.contradictions.append(Issue(f"{pointer}/{keyword}", keyword, reason))
+                return NOTHING
             shape = Literals(kept)
         return shape
 

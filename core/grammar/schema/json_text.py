@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
@@ -22,7 +23,11 @@ _ESCAPES: tuple[tuple[int, Node], ...] = tuple(
 
 def spelling(ranges: Iterable[Range]) -> Node:
     """One character of `ranges` as it is written inside a JSON string."""
-    wanted = ast.normalise(ranges)
+    return _spelling(ast.normalise(ranges))
+
+
+@lru_cache(maxsize=4096)
+def _spelling(wanted: tuple[Range, ...]) -> Node:
     escaped = [node for code, node in _ESCAPES if any(low <= code <= high for low, high in wanted)]
     return ast.alternation(ast.char_set(ast.intersect(wanted, RAW)), *escaped)
 

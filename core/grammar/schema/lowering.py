@@ -19,6 +19,7 @@ from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.schema import json_text, numbers, text_language
 from graftlm.core.grammar.schema.declared import is_plain, members
 from graftlm.core.grammar.schema.distinct_items import DistinctItems
+from graftlm.core.grammar.schema.irregular import Irregular, is_open
 from graftlm.core.grammar.schema.items import Items, merged
 from graftlm.core.grammar.schema.json_schema import SchemaReader
 from graftlm.core.grammar.schema.members import Members
@@ -76,7 +77,7 @@ def lower_schema(
     if not context_free:
         regular = Lowering(spec, options, reader)
         try:
-            if not regular.needs_rules(Reference("")):
+            if not Irregular(reader, regular.close)(Reference("")):
                 return regular.lower()
         except _NotRegularError:
             pass
@@ -94,11 +95,6 @@ def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
             return None
 
     return DistinctItems(Reference(""), lowering.algebra, lower)
-
-
-def _is_open(shape: Object) -> bool:
-    """Whether a member of any name may have any value."""
-    return shape.additional == ANYTHING and shape.names is None and shape.max_properties is None
 
 
 def is_regular(spec: JsonSchema, options: Options) -> Callable[[str], bool]:
@@ -155,7 +151,6 @@ class Lowering:
         self._open: dict[Shape, bool] = {}  # shapes being lowered, and whether they were met again inside
         self._sizes: dict[int, tuple[Node, int]] = {}
         self._shape_numbers: dict[Shape, int] = {}
-        self._seen_irregular: dict[Shape, bool] = {}
 
     def lower(self) -> Lowered:
         """The JSON text of the whole document. Raises GrammarError when no value satisfies it."""
@@ -163,8 +158,11 @@ class Lowering:
         barren = unending(self._rules)
         if barren:
             node = self._without_rules(node, barren)
+        if node == NOTHING and self._reader.contradictions:
+            issue = self._reader.contradictions[0]
+            raise GrammarError(str(issue), pointer=issue.pointer)
         if node == NOTHING:
-            pointer, reason = blame(self._reader.shape(""), "", self.algebra, self._close)
+            pointer, reason = blame(self._reader.shape(""), "", self.algebra, self.close)
             raise GrammarError(f"{pointer or '/'}: nothing can satisfy this: {reason}", pointer=pointer)
         return Lowered(node, self._rules, tuple(self._reader.issues), tuple(self._reader.annotations))
 
@@ -191,6 +189,15 @@ class Lowering:
             self._rules[rule.name] = node
             self._tokens[node] = rule
         return self._tokens[node]
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the grammar is context-free."""
+        return self._context_free
+
+    def named(self, node: Node) -> Node:
+        """`node` as a rule, in a context-free grammar; it may derive the empty text."""
+        return self._token(node)
 
     def value(self, shape: Shape) -> Node:
         """The JSON text of the values of this shape."""
@@ -222,32 +229,6 @@ class Lowering:
         """The same where it may turn out that no value has this shape: then NOTHING."""
         return self.value(self.algebra.reduced(shape))
 
-    def needs_rules(self, shape: Shape) -> bool:
-        """Whether it is plain to see, before anything is lowered, that the language of `shape` is not regular."""
-        if shape not in self._seen_irregular:
-            self._seen_irregular[shape] = True  # what contains itself
-            self._seen_irregular[shape] = self._is_seen_irregular(shape)
-        return self._seen_irregular[shape]
-
-    def _is_seen_irregular(self, shape: Shape) -> bool:
-        match shape:
-            case Anything() | Unkept():
-                return True
-            case Reference(target):
-                return self.needs_rules(self._reader.shape(target))
-            case Union(parts):
-                return any(map(self.needs_rules, parts))
-            case Array(prefix, items, _, None):
-                return any(map(self.needs_rules, (*prefix, items)))
-            case Object():
-                (closed,) = self._close((shape,))
-                assert isinstance(closed, Object)
-                if _is_open(closed):
-                    return True
-                return is_plain(closed) and any(self.needs_rules(member) for _, member in closed.properties)
-            case _:
-                return False
-
     def _rule_name(self, shape: Shape) -> str:
         if isinstance(shape, Reference):
             return f"{self._prefix} {shape.target}"
@@ -275,7 +256,7 @@ class Lowering:
             self._sizes[key] = (node, size)  # with the node, so that its id stays its own
         return self._sizes[key][1]
 
-    def _close(self, parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    def close(self, parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """Strict mode: an object that declares members and says nothing of others has no others."""
         objects = [part for part in parts if isinstance(part, Object)]
         if not self._strict or any(part.closed for part in objects):
@@ -307,7 +288,10 @@ class Lowering:
             case Both() | Not():
                 return self._combined(shape)
             case Literals(texts):
-                return ast.alternation(*(self._literal(json.loads(text)) for text in texts))
+                values = [json.loads(text) for text in texts]
+                scalars = [self._scalar(value) for value in values if not isinstance(value, (list, dict))]
+                others = [self._literal(value) for value in values if isinstance(value, (list, dict))]
+                return ast.alternation(*([self._token(ast.alternation(*scalars))] if scalars else []), *others)
             case Null():
                 return self._token(ast.literal("null"))
             case Boolean():
@@ -346,18 +330,21 @@ class Lowering:
             case dict():
                 pairs = [ast.concat(self.name(name), self._literal(item)) for name, item in value.items()]
                 return self._bracketed("{", self._joined(pairs), "}")
-            case str():
-                return self._token(json_text.string(value))
-            case float() if value.is_integer():  # 2.0 is the integer 2 as well
-                return self._token(ast.alternation(ast.literal(json.dumps(value)), ast.literal(str(int(value)))))
             case _:
-                return self._token(ast.literal(json.dumps(value)))
+                return self._token(self._scalar(value))
+
+    @staticmethod
+    def _scalar(value: Any) -> Node:
+        match value:
+            case str():
+                return json_text.string(value)
+            case float() if value.is_integer():  # 2.0 is the integer 2 as well
+                return ast.alternation(ast.literal(json.dumps(value)), ast.literal(str(int(value))))
+            case _:
+                return ast.literal(json.dumps(value))
 
     def _joined(self, items: list[Node]) -> Node:
         return ast.concat(*[part for item in items for part in (self.comma, item)][1:])
-
-    def _name(self, name: str) -> Node:
-        return self._token(ast.concat(json_text.string(name), self._colon))
 
     def _any_value(self) -> Node:
         name = f"{self._prefix} any value"
@@ -411,8 +398,8 @@ class Lowering:
 
     def _objects(self, parts: tuple[Shape, ...]) -> Node:
         """Objects that have all these shapes, each an Object, its Not, or a formula of them."""
-        closed = self._close(tuple(self._countable(part) for part in parts or (Object(),)))
-        if len(closed) == 1 and isinstance(closed[0], Object) and _is_open(closed[0]):
+        closed = self.close(tuple(self._countable(part) for part in parts or (Object(),)))
+        if len(closed) == 1 and isinstance(closed[0], Object) and is_open(closed[0]):
             self._needs_rules()  # before its members are lowered in vain
         try:
             if len(closed) == 1 and isinstance(closed[0], Object) and is_plain(closed[0]):

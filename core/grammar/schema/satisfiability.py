@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.automata.positions import INFINITE
+from graftlm.core.grammar.automata.shortest import ShortestTexts
 from graftlm.core.grammar.schema.references import escape
 from graftlm.core.grammar.schema.shape_algebra import KINDS, ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.shapes import NOTHING, Array, Object, Shape, both
@@ -56,37 +57,4 @@ def _no_member(case: tuple[Shape, ...], algebra: ShapeAlgebra) -> bool:
 
 def unending(rules: dict[str, Node]) -> list[str]:
     """The rules that derive no finite text."""
-    ending: set[str] = set()
-    while True:
-        known: dict[int, bool] = {}
-        more = {name for name, body in rules.items() if name not in ending and _can_end(body, ending, known)}
-        if not more:
-            return [name for name in rules if name not in ending]
-        ending |= more
-
-
-def _can_end(node: Node, ending: set[str], known: dict[int, bool]) -> bool:
-    # nodes are shared: asking each once keeps a schema of nested references from taking for ever
-    if id(node) not in known:
-        match node:
-            case ast.Rule(name):
-                found = name in ending
-            case ast.Concat(items):
-                found = all(_can_end(item, ending, known) for item in items)
-            case ast.Alternation(items):
-                found = any(_can_end(item, ending, known) for item in items)
-            case ast.Repeat(item, minimum, _):
-                found = minimum == 0 or _can_end(item, ending, known)
-            case ast.Graph(rows, accepting):
-                alive = set(accepting)
-                while more := {
-                    state
-                    for state, row in enumerate(rows)
-                    if state not in alive and any(to in alive and _can_end(item, ending, known) for item, to in row)
-                }:
-                    alive |= more
-                found = 0 in alive
-            case _:
-                found = True
-        known[id(node)] = found
-    return known[id(node)]
+    return [name for name, length in ShortestTexts(rules).of_rule.items() if length == INFINITE]

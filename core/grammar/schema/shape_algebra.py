@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema import scalars, text_language
 from graftlm.core.grammar.schema.shapes import (
     ANYTHING,
@@ -182,6 +183,7 @@ class ShapeAlgebra:
         return self._empty[shape]
 
     def _is_nothing(self, shape: Shape) -> bool:
+        check()
         match shape:
             case Anything() | Null() | Boolean() | Literals() | Unkept():
                 return False

@@ -20,8 +20,9 @@ def _shape(cls: type[T]) -> type[T]:
     compute: Callable[[Any], int] = made.__hash__
 
     def cached(self: Any) -> int:
-        found: int | None = self.__dict__.get("_hash")
-        if found is None:
+        try:
+            found: int = self.__dict__["_hash"]
+        except KeyError:
             found = self.__dict__["_hash"] = compute(self)
         return found
 

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.automata.positions import INFINITE
+from graftlm.core.grammar.automata.positions import INFINITE, Positions
 from graftlm.core.grammar.automata.pushdown import Pushdown
 from graftlm.core.grammar.automata.shortest import ShortestTexts
 from graftlm.core.grammar.compile import language_of
@@ -52,8 +52,8 @@ def test_a_difference_ends_outside_of_what_it_leaves_out() -> None:
 
 def test_an_intersection_that_nothing_matches_has_no_length() -> None:
     both = ast.Intersection((ast.plus(A), ast.plus(B)))
-    assert ShortestTexts({}).length(both) == INFINITE
-    assert ShortestTexts({}).length(ast.alternation(both, ast.literal("abc"))) == 3
+    assert ShortestTexts({}, Positions()).length(both) == INFINITE
+    assert ShortestTexts({}, Positions()).length(ast.alternation(both, ast.literal("abc"))) == 3
 
 
 def test_a_rule_that_never_ends_has_no_length() -> None:

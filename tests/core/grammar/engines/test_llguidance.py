@@ -234,3 +234,24 @@ def test_an_ending_is_found_where_a_string_or_an_item_of_one_kind_is_wanted(sche
         least = grammar.matcher().min_tokens_to_accept()
         data, _ = write(grammar, BYTES, rng, least + int(rng.integers(0, 30)))
         assert least > 0 and json.loads(data)
+
+
+def test_an_automaton_of_too_many_states_is_refused_where_the_library_would_overflow_its_stack() -> None:
+    rows = tuple(((0x61, 0x61, state + 1),) for state in range(1_001)) + ((),)
+    with pytest.raises(GrammarError, match="1,002 states, the limit of a context-free grammar is 1,000"):
+        to_lark(ast.Automaton(rows, frozenset({1_001})), {})
+
+
+def test_an_ending_too_long_to_be_written_is_still_measured() -> None:
+    pair = {"type": "object", "required": ["l", "r"]}
+    definitions: dict[str, Any] = {"d0": {"type": "array", "items": {"$ref": "#"}}}
+    for i in range(1, 41):
+        inner = {"$ref": f"#/$defs/d{i - 1}"}
+        definitions[f"d{i}"] = {**pair, "properties": {"l": inner, "r": inner}}
+    matcher = compiled(JsonSchema({"$ref": "#/$defs/d40", "$defs": definitions})).matcher()
+    assert matcher.min_tokens_to_accept() > 2**40
+
+
+def test_a_minimum_beyond_all_budgets_is_still_measured() -> None:
+    matcher = compiled(JsonSchema({"type": "string", "minLength": 10**7})).matcher()
+    assert matcher.min_tokens_to_accept() > 10**7

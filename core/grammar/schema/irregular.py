@@ -1,0 +1,46 @@
+"""Schemas of which it is plain to see, before anything is lowered, that no automaton holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graftlm.core.grammar.schema.declared import is_plain
+from graftlm.core.grammar.schema.json_schema import SchemaReader
+from graftlm.core.grammar.schema.shapes import ANYTHING, Anything, Array, Object, Reference, Shape, Union, Unkept
+
+
+def is_open(shape: Object) -> bool:
+    """Whether a member of any name may have any value."""
+    return shape.additional == ANYTHING and shape.names is None and shape.max_properties is None
+
+
+class Irregular:
+    """Whether a shape surely contains itself or any value; False where lowering it has to show."""
+
+    def __init__(self, reader: SchemaReader, close: Callable[[tuple[Shape, ...]], tuple[Shape, ...]]) -> None:
+        self._reader = reader
+        self._close = close
+        self._known: dict[Shape, bool] = {}
+
+    def __call__(self, shape: Shape) -> bool:
+        if shape not in self._known:
+            self._known[shape] = True  # what contains itself
+            self._known[shape] = self._judge(shape)
+        return self._known[shape]
+
+    def _judge(self, shape: Shape) -> bool:
+        match shape:
+            case Anything() | Unkept():
+                return True
+            case Reference(target):
+                return self(self._reader.shape(target))
+            case Union(parts):
+                return any(map(self, parts))
+            case Array(prefix, items, _, None):
+                return any(map(self, (*prefix, items)))
+            case Object():
+                (closed,) = self._close((shape,))
+                assert isinstance(closed, Object)
+                return is_open(closed) or is_plain(closed) and any(self(member) for _, member in closed.properties)
+            case _:
+                return False

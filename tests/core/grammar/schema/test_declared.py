@@ -1,0 +1,58 @@
+"""Objects that only say what their members are."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from bench.grammar.validity import write
+from graftlm.core.grammar.spec import JsonSchema
+from tests.grammars import BYTES, allows, compact, compiled
+
+NAMES = ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("required", [names for size in range(3) for names in combinations(NAMES, size)])
+@pytest.mark.parametrize("additional", [False, {"type": "boolean"}])
+def test_every_selection_of_members_in_order_is_allowed_if_it_has_the_required_ones(
+    required: tuple[str, ...], additional: Any
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in NAMES},
+        "required": list(required),
+        "additionalProperties": additional,
+    }
+    grammar = compiled(JsonSchema(schema))
+    for names in (names for size in range(5) for names in combinations(NAMES, size)):
+        value = dict.fromkeys(names, 1)
+        assert allows(grammar, compact(value)) == set(required).issubset(names)
+        more = {**value, "e": True, "f": False}
+        assert allows(grammar, compact(more)) == (bool(additional) and set(required).issubset(names))
+
+
+def test_a_member_that_no_value_fits_is_left_out_and_one_that_is_required_is_an_error() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "enum": [1]}, "b": {"type": "null"}}}
+    grammar = compiled(JsonSchema(schema))
+    assert allows(grammar, '{"b":null}') and not allows(grammar, '{"a":1}') and not allows(grammar, '{"a":"1"}')
+
+
+@pytest.mark.parametrize("required", [[], ["p700"]])
+def test_more_optional_members_than_a_parser_can_nest(required: list[str]) -> None:
+    properties = {**{f"p{i}": {"type": "integer"} for i in range(1200)}, "again": {"$ref": "#"}}
+    schema = {"type": "object", "properties": properties, "required": required}
+    grammar = compiled(JsonSchema(schema))
+    base = dict.fromkeys(required, 1)
+    assert grammar.engine == "llguidance"
+    assert allows(grammar, compact({"p3": 1, **base, "p1100": 2, "again": base}))
+    assert not allows(grammar, compact({"p5": 1, "p3": 1, **base}))
+    assert allows(grammar, compact({"p3": 1})) is not bool(required)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        data, _ = write(grammar, BYTES, rng, 30)
+        Draft202012Validator(schema).validate(json.loads(data))
