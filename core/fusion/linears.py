@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from graftlm.core.fusion.layer_parts import allclose
+from graftlm.kernels.cpu.mapped_files import MappedFiles
 from graftlm.kernels.cpu.packed_linear import PackedLinear, packable
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -44,18 +45,19 @@ class Fusions:
             self._undo.pop()()
 
 
-def fuse(model: nn.Module) -> Fusions:
+def fuse(model: nn.Module, *, unchanged: bool = False) -> Fusions:
     """Replace the linear layers of `model` by packed ones, where these are on a CPU and give the same.
 
     One weight at a time is in memory twice.
+    unchanged  whether nobody else has the weights, and they are as they were read from files
     """
     fusions = Fusions()
     with torch.inference_mode(False), torch.no_grad():
-        _pack_linears(model, fusions)
+        _pack_linears(model, fusions, MappedFiles() if unchanged else None)
     return fusions
 
 
-def _pack_linears(model: nn.Module, fusions: Fusions) -> None:
+def _pack_linears(model: nn.Module, fusions: Fusions, files: MappedFiles | None) -> None:
     shared = _shared_storages(model)
     replaced: dict[int, PackedLinear] = {}
     for parent in list(model.modules()):
@@ -69,6 +71,8 @@ def _pack_linears(model: nn.Module, fusions: Fusions) -> None:
                 if packed is None:
                     continue
                 replaced[id(child)] = packed
+                if files is not None and not packed.in_place:
+                    files.release(weight)
                 fusions.num_packed += 1
             setattr(parent, name, packed)
             fusions.add(_restorer(parent, name, packed))

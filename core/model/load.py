@@ -65,9 +65,10 @@ def load_model(
             _ = loaded.tokenizer.token_bytes  # which the engine will ask for
             rehearsal.wait()
     hf_model = loaded.model
-    loaded.fusions = _fuse(hf_model, device, strict=config.strict, compact=compact)
+    ours = not isinstance(model, nn.Module)
+    loaded.fusions = _fuse(hf_model, device, strict=config.strict, compact=compact, unchanged=ours)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
-    if not isinstance(model, nn.Module):
+    if ours:
         _leave_files(hf_model, loaded.fusions)
     if device.type == "cpu":
         fuse_cpu(hf_model, loaded.fusions)  # last: it takes addresses
@@ -136,9 +137,9 @@ def _wants_compact(loaded: LoadedModel, config: EngineConfig) -> int:
     return 0
 
 
-def _fuse(model: nn.Module, device: torch.device, *, strict: bool, compact: int) -> Fusions:
+def _fuse(model: nn.Module, device: torch.device, *, strict: bool, compact: int, unchanged: bool) -> Fusions:
     if device.type == "cpu":
-        return fuse(model)
+        return fuse(model, unchanged=unchanged)
     if triton_problem(device) is None:
         from graftlm.core.fusion.gpu_modules import fuse_gpu
 
