@@ -58,16 +58,19 @@ class Dfa:
         """
         limits = limits or Limits()
         unrolled: set[Path] = set()
+        num_conflicts = 0
         with limited(limits):
             while True:
-                nfa = NfaBuilder(8 * limits.states, unrolled, counters).build(node)
+                nfa = NfaBuilder(4 * limits.states, unrolled, counters).build(node)
                 exploration = _Exploration(nfa, limits)
                 conflict = exploration.run()
                 if conflict is None:
                     return exploration.finish()
+                num_conflicts += 1
                 cheapest = min((nfa.loops[k] for k in conflict), key=lambda loop: loop.cost)
-                unrolled.add(cheapest.path)
-                counters = counters and len(unrolled) < _MAX_CONFLICTS
+                # those that cost about as much are mostly of the same kind, and would be in conflict next
+                unrolled.update(loop.path for loop in nfa.loops if loop.cost <= 2 * cheapest.cost)
+                counters = counters and num_conflicts < _MAX_CONFLICTS
 
     @property
     def num_states(self) -> int:

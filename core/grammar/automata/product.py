@@ -151,18 +151,16 @@ def _combine(first: _Table | Automaton, second: _Table, *, keep_if_second: bool)
     while len(frontier):
         left, right = a.targets[frontier // width], second.targets[frontier % width]
         alive = (left != 0) & (right != 0) if keep_if_second else left != 0
-        codes = np.where(alive, left * width + right, 0)
-        new = [int(code) for code in np.unique(codes) if code and int(code) not in numbers]
-        for code in new:
-            numbers[code] = len(numbers) + 1
+        codes, inverse = np.unique(np.where(alive, left * width + right, 0), return_inverse=True)
+        new = [code for code in codes.tolist() if code and code not in numbers]
+        numbers.update(zip(new, range(len(numbers) + 1, len(numbers) + 1 + len(new)), strict=True))
         check(2 * a.targets.itemsize * 256 * len(numbers))
         if len(numbers) > MAX_STATES:
             raise GrammarError(
                 f"combining two patterns or lengths needs more than {MAX_STATES:,} states; use one of them alone"
             )
-        known = np.array(sorted(numbers), np.int64)
-        order = np.array([numbers[int(code)] for code in known], np.int64)
-        rows += list(np.where(codes > 0, order[np.searchsorted(known, codes).clip(max=len(known) - 1)], 0))
+        targets = np.array([numbers[code] if code else 0 for code in codes.tolist()], np.int64)
+        rows += list(targets[inverse.reshape(alive.shape)])
         frontier = np.array(new, np.int64)
     pairs = np.array([0, *numbers], np.int64)
     in_second = second.accepting[pairs % width]

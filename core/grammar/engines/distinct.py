@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _FEW = 2_048  # so many tokens are looked at one by one
 _MAX_STEPS = 512
+_MAX_SECONDS = 2.0
 _MAX_TRIED = 48
 
 
@@ -145,7 +147,8 @@ class DistinctMatcher:
         """The base's ending, once it repeats no item; until then the token that brings it nearest."""
         probe, found = self.fork(), list[int]()
         row = np.zeros(self._grammar.vocabulary.num_words, np.int32)
-        while len(found) < _MAX_STEPS:
+        deadline = time.monotonic() + _MAX_SECONDS
+        while len(found) < _MAX_STEPS and time.monotonic() < deadline:
             ending = probe._base.ending([])
             num_kept = probe.advance(ending)
             if num_kept == len(ending) and probe.accepting:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.budget import check
 
 
 class RuleWriter(ABC):
@@ -44,6 +45,7 @@ class RuleWriter(ABC):
         return f"{name}{self.DEFINES} {body}"
 
     def _define(self, name: str, *ways: str) -> None:
+        check()
         self._lines.append(self._line(name, " | ".join(ways)))
 
     def _fresh(self) -> str:

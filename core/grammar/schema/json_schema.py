@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema import assertions, numbers, text_language
 from graftlm.core.grammar.schema.formats import (
     ALIASES,
@@ -365,7 +366,9 @@ class SchemaReader:
                     f"{pointer}/enum: {values!r} is not a list of values; give at least one", pointer=f"{pointer}/enum"
                 )
             texts = dict.fromkeys(json.dumps(item, ensure_ascii=False, separators=(",", ":")) for item in values)
-            kept = tuple(text for text in texts if self.algebra.admits(shape, parse_value(text)))
+            check()
+            free = shape == ANYTHING
+            kept = tuple(text for text in texts if free or self.algebra.admits(shape, parse_value(text)))
             if not kept:
                 reason = f"nothing can satisfy this: no value of {keyword!r} fits the other keywords"
                 self.contradictions.append(Issue(f"{pointer}/{keyword}", keyword, reason))

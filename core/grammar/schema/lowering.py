@@ -16,6 +16,7 @@ from typing import Any
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema import json_text, numbers, text_language
 from graftlm.core.grammar.schema.declared import is_plain, members
 from graftlm.core.grammar.schema.distinct_items import DistinctItems
@@ -214,6 +215,7 @@ class Lowering:
             raise GrammarError(
                 f"the schema took longer than {self._limits.seconds:g} s to read; simplify it or raise limits.seconds"
             )
+        check()
         self._open[shape] = False
         node = self._lower(shape)
         is_recursive = self._open.pop(shape)
