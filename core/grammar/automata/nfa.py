@@ -98,7 +98,7 @@ class Nfa:
 class _Fragment:
     """What a node became where it was first met: its states, its edges of both kinds, and the state where it ends."""
 
-    states: slice
+    states: tuple[int, int]
     edges: slice
     epsilons: slice
     end: int
@@ -155,14 +155,14 @@ class NfaBuilder:
         end = self._build(node, source)
         if counted == self._num_counted and end >= states:  # what is counted depends on its place
             self._fragments[id(node)] = _Fragment(
-                slice(states, self._num_states), slice(edges, len(self._sources)),
+                (states, self._num_states), slice(edges, len(self._sources)),
                 slice(epsilons, len(self._epsilons)), end,
             )  # fmt: skip
         return end
 
     def _copy(self, known: _Fragment, source: int) -> int:
-        first = known.states.start
-        offset = self._new(known.states.stop - first) - first
+        first, last = known.states
+        offset = self._new(last - first) - first
         # a state before the fragment's own is the one that it was added after
         self._sources += [s + offset if s >= first else source for s in self._sources[known.edges]]
         self._targets += [t + offset for t in self._targets[known.edges]]

@@ -162,21 +162,18 @@ class ShortestTexts:
             case Repeat(item, low, _):
                 return self._text(item) * (low - index) if index < low else b""
             case Graph(rows):
-                data = bytearray()
-                ways = self.ways(node)
+                written, ways = bytearray(), self.ways(node)
                 while ways[index]:
-                    item, index = min(
-                        rows[index], key=lambda edge: (self.length(edge[0]) + ways[edge[1]], ways[edge[1]])
-                    )
-                    data += self._text(item)
-                return bytes(data)
+                    lengths = [(self.length(item) + ways[target], ways[target]) for item, target in rows[index]]
+                    item, index = rows[index][lengths.index(min(lengths))]
+                    written += self._text(item)
+                return bytes(written)
             case Automaton(rows):
-                data = bytearray()
-                ways = self.ways(node)
+                written, ways = bytearray(), self.ways(node)
                 while ways[index]:
                     low, _, index = min(rows[index], key=lambda edge: ways[edge[2]])
-                    data.append(low)
-                return bytes(data)
+                    written.append(low)
+                return bytes(written)
             case Intersection() | Difference():
                 assert self._positions is not None
                 return self._positions.product(node).ending(index) or b""
