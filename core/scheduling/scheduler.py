@@ -101,10 +101,11 @@ class Scheduler:
         """
         rows = self._rows(self.retry.part())
         # A part may have to be looked at once more, to get the slots that others hold, or to be given up
-        for remedy in (lambda: None, self.retract_all, self.retry.clear):
+        for remedy in (None, self.retract_all, self.retry.clear):
             if rows or not self.retry.active:
                 break
-            remedy()
+            if remedy is not None:
+                remedy()
             rows = self._rows(self.retry.part())
         return rows
 

@@ -76,7 +76,7 @@ class _NoLaunches:
                 is_left_out = is_dry() and _is_ours(kernel.module)
                 return launch(kernel, *args, grid=grid, warmup=warmup or is_left_out, **options)
 
-            JITFunction.run = run  # type: ignore[method-assign]
+            JITFunction.run = run
 
     def __exit__(self, *_: object) -> None:
         from triton.runtime.jit import JITFunction
@@ -84,7 +84,7 @@ class _NoLaunches:
         with self._lock:
             self._users -= 1
             if not self._users:
-                JITFunction.run = self._run  # type: ignore[method-assign]
+                JITFunction.run = self._run
 
 
 _no_launches = _NoLaunches()

@@ -32,8 +32,8 @@ def learned(error: RemoteError, sent: Mapping[str, Any], known: Capabilities) ->
         return {}
     chat = "messages" in sent
     names: tuple[MaxTokensField, ...] = get_args(MaxTokensField)
-    for name, other in zip(names, reversed(names), strict=True):
-        if name in sent and (_names(said, other) or _names(said, name) and _UNKNOWN.search(said)):
+    for limit, other in zip(names, reversed(names), strict=True):
+        if limit in sent and (_names(said, other) or _names(said, limit) and _UNKNOWN.search(said)):
             return {"max_tokens_field" if chat else "text_max_tokens_field": other}
     for name in ("stop", "n", "stream_options", "temperature"):
         if name not in sent or not _names(said, name) or not _WRONG.search(said):

@@ -81,8 +81,7 @@ def request_body(
     else:
         body["prompt"] = list(prompt.ids) if prompt.ids is not None else prompt.text
     if sampling.max_tokens is not None:
-        name = capabilities.max_tokens_field if chat else capabilities.text_max_tokens_field
-        body[name] = sampling.max_tokens
+        body[capabilities.max_tokens_field if chat else capabilities.text_max_tokens_field] = sampling.max_tokens
     elif not chat:
         raise ConfigError("max_tokens is None, and /completions would take 16 then; give a number")
     if sampling.logprobs or sampling.top_logprobs:

@@ -16,9 +16,13 @@ from graftlm.kernels.cpu.loop_cache import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import FLAGS
 
 
-@global_compiler_lock  # type: ignore[untyped-decorator]
 def compile_loop(call: type[ctypes.Structure], work: Callable[..., Any]) -> MachineCode:
     """Compile `work`, a function of a pointer to `call`, for this processor."""
+    with global_compiler_lock:
+        return _compile(call, work)
+
+
+def _compile(call: type[ctypes.Structure], work: Callable[..., Any]) -> MachineCode:
     signature = types.void(types.CPointer(from_dtype(np.dtype(call))))
     function: Any = CFunc(work, normalize_signature(signature), locals={}, options=dict(FLAGS))
     compiled = function._compile_uncached()
