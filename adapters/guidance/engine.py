@@ -101,7 +101,7 @@ class GraftEngine(Engine):
     ) -> None:
         if chat_template is None:
             chat_template = chat_template_of(runtime.tokenizer) or ChatMLTemplate
-        tokenizer = TransformersTokenizer(runtime.tokenizer.hf, chat_template)
+        tokenizer = TransformersTokenizer(runtime.tokenizer.complete, chat_template)
         super().__init__(
             tokenizer,
             enable_backtrack=enable_backtrack,

@@ -8,6 +8,7 @@ the calling thread has switched on. (A keyword of the model call would not do: s
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
 
 from graftlm.core.errors import EngineError, ModelError
 from graftlm.kernels.attention import PackedAttention, PackedQKV
@@ -131,8 +131,14 @@ def attention_function(
     return _current.step(AttentionCall(module, query, key, value, params))[None], None
 
 
-# No mask function goes with it: transformers then builds no mask at all.
-AttentionInterface.register(IMPLEMENTATION, attention_function)
+def _register() -> None:
+    """Let models of transformers find our attention. Where it was not imported, there is none of its models.
+
+    No mask function goes with it: transformers then builds no mask at all.
+    """
+    models: Any = sys.modules.get("transformers.modeling_utils")
+    if models is not None:
+        models.AttentionInterface.register(IMPLEMENTATION, attention_function)
 
 
 class AttentionSwitch:
@@ -142,6 +148,7 @@ class AttentionSwitch:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        _register()
         configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
 

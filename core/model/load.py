@@ -23,6 +23,7 @@ from graftlm.core.kv.kv_format import may_be_compact
 from graftlm.core.kv.memory import check_weights_fit, give_back
 from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.kernel_warmup import rehearse
+from graftlm.core.model.known_models import find, learn, read_known
 from graftlm.core.model.qualify import AttentionFactory, Reference, batch_dependence, difference, discover, qualify
 from graftlm.core.text.tokenizer import Tokenizer
 from graftlm.kernels.cpu.attention import TorchAttention
@@ -66,6 +67,7 @@ def load_model(
             rehearsal.wait()
     hf_model = loaded.model
     ours = not isinstance(model, nn.Module)
+    learned = None if isinstance(model, nn.Module) else learn(resolve(model), loaded, reference, config)
     loaded.fusions = _fuse(hf_model, device, strict=config.strict, compact=compact, unchanged=ours)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if ours:
@@ -76,6 +78,8 @@ def load_model(
     if config.strict and loaded.lane == "paged" and device.type == "cuda":
         _check_strict(loaded, factory)
     if device.type == "cpu":
+        if learned is not None and loaded.lane == "paged":
+            learned()
         give_back()
     return loaded
 
@@ -93,7 +97,8 @@ def _read(
     else:
         source = resolve(model, verify=True)
         name = os.fspath(model)
-        hf_model = _read_weights(source, config, device)
+        known = read_known(source, config) if device.type == "cpu" else None
+        hf_model = known if known is not None else _read_weights(source, config, device)
     check_weights_fit(name, hf_model, device)
     hf_model = hf_model.to(device).eval()
     wrapped = _tokenizer(tokenizer, source, config)
@@ -391,4 +396,5 @@ def model_config(model: Any, config: EngineConfig) -> Any:
 
 def context_length(model: Any, config: EngineConfig) -> int:
     """Tokens that prompt and answer may have together."""
-    return _context(model_config(model, config), config)
+    known = None if isinstance(model, nn.Module) else find(resolve(model), config)
+    return _context(known.described if known else model_config(model, config), config)

@@ -18,6 +18,7 @@ from graftlm.core.errors import ConfigError, GraftError, ModelError, failure_of
 from graftlm.core.hub import only_local, why_not
 from graftlm.core.text.batch_encoder import BatchEncoder
 from graftlm.core.text.detokenizer import Detokenizer
+from graftlm.core.text.plain_tokenizer import KnownTokenizer, PlainTokenizer
 from graftlm.core.text.token_bytes import SPACE_MARK, byte_table, table_is_exact
 
 if TYPE_CHECKING:
@@ -39,9 +40,12 @@ class Tokenizer:
     @classmethod
     def from_pretrained(cls, path_or_id: str, *, trust_remote_code: bool = False) -> Tokenizer:
         """Load the tokenizer of a local folder (no network call) or of a Hugging Face id."""
+        path = os.fspath(path_or_id)
+        known = KnownTokenizer.find(path) if not trust_remote_code else None
+        if known is not None:
+            return cls(PlainTokenizer(path, known), eos_token_ids=known.eos_token_ids)
         from transformers import AutoTokenizer, GenerationConfig
 
-        path = os.fspath(path_or_id)
         local = only_local(path)
         try:
             hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=local)
@@ -51,12 +55,21 @@ class Tokenizer:
             eos = GenerationConfig.from_pretrained(path, local_files_only=local).eos_token_id
         except (OSError, ValueError):
             eos = None
-        return cls(hf, eos_token_ids=[eos] if isinstance(eos, int) else eos or ())
+        eos_ids = [eos] if isinstance(eos, int) else eos or ()
+        known = KnownTokenizer.of(path, hf, eos_ids) if not trust_remote_code else None
+        if known is not None:
+            known.keep(path)
+        return cls(hf, eos_token_ids=eos_ids)
 
     @classmethod
     def from_hf(cls, hf: Any, *, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
         """Wrap a loaded Hugging Face tokenizer. `eos_token_ids` are those of the model's generation config."""
         return cls(hf, eos_token_ids=eos_token_ids)
+
+    @property
+    def complete(self) -> Any:
+        """The tokenizer as transformers loads it, which may import transformers; `hf` answers what the runtime asks."""
+        return self.hf.complete if isinstance(self.hf, PlainTokenizer) else self.hf
 
     @cached_property
     def vocab_size(self) -> int:

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -135,9 +136,8 @@ def own_panels(dtype: torch.dtype) -> bool:
 
 def packable(module: nn.Module) -> bool:
     """Whether `module` is a plain linear layer on a CPU that oneDNN can take over."""
-    from transformers.pytorch_utils import Conv1D
-
-    if _LINEAR is None or _REORDER is None or type(module) not in (nn.Linear, Conv1D):
+    transposed = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", nn.Linear)
+    if _LINEAR is None or _REORDER is None or type(module) not in (nn.Linear, transposed):
         return False
     weight = module.get_parameter("weight")
     return (

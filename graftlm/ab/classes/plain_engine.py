@@ -87,7 +87,7 @@ class PlainEngine:
             min_new_tokens=sampling.min_tokens,
             do_sample=sampling.temperature > 0,
             **({"temperature": sampling.temperature} if sampling.temperature > 0 else {}),
-            **({"stop_strings": list(sampling.stop), "tokenizer": self.tokenizer.hf} if sampling.stop else {}),
+            **({"stop_strings": list(sampling.stop), "tokenizer": self.tokenizer.complete} if sampling.stop else {}),
             logits_processor=mask,
             pad_token_id=self.tokenizer.eos_token_ids[0],
         )[0, len(ids) :].tolist()

@@ -70,6 +70,7 @@ def test_progress_bars_are_drawn_on_terminals_unless_quiet(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setenv("GRAFTLM_CACHE_DIR", "")  # known models need no bar
     load_model(str(folder), EngineConfig(device="cpu", quiet=quiet)).release()
     assert ("Loading weights" in capfd.readouterr().err) is (terminal and not quiet)
     assert is_progress_bar_enabled()

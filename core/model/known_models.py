@@ -1,0 +1,220 @@
+"""What a first load found out about a model on disk, so that later processes can build it without transformers.
+
+A record is kept only where the plain decoder (plain_decoder.py), over the tensors of the files, computed the logits of
+the model's own code and called its attention in the same way. It holds for these files, this precision and these
+versions. The record of the embedded model lies in the package.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from graftlm.core.config import EngineConfig
+from graftlm.core.model.embedded import sprout_folder
+from graftlm.core.model.plain_decoder import PlainConfig, PlainDecoder, Rotations, Unlike
+from graftlm.kernels import disk_cache
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graftlm.core.loaded_model import LoadedModel
+    from graftlm.core.model.qualify import Reference
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Model types whose code in transformers this decoder follows. Others may differ where short texts do not show it."""
+
+ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotary embeddings whose frequencies do not depend on the text."""
+
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-3}
+"""Relative error of logits. They are mostly equal to the last bit."""
+
+_KEPT = 64
+"""Records that stay in the cache folder."""
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model as its own code was found to be.
+
+    config         as transformers read it, defaults included
+    dtype          of its parameters
+    tied           whether the head is the embedding
+    eos_token_ids  of the generation config
+    """
+
+    config: dict[str, Any]
+    dtype: str
+    tied: bool
+    eos_token_ids: tuple[int, ...]
+    rotations: Rotations
+
+    @classmethod
+    def of(cls, source: str, loaded: LoadedModel, reference: Reference, config: EngineConfig) -> KnownModel | None:
+        """What is to be kept of a model that transformers has just read from `source`; None where nothing can be."""
+        if not _may_be_known(source, config) or loaded.device.type != "cpu" or loaded.dtype not in TOLERANCE:
+            return None
+        try:
+            known = cls._described(loaded)
+            files = known._tensors(source)
+            own: Any = loaded.model
+            plain = known._decoder({name: tensor for name, tensor in own.state_dict().items() if name in files})
+            return known if _same_files(plain, files) and _same(plain, loaded, reference) else None
+        except (Unlike, OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
+            return None  # it is built by transformers then
+
+    @property
+    def described(self) -> PlainConfig:
+        return PlainConfig(self.config)
+
+    @classmethod
+    def _described(cls, loaded: LoadedModel) -> KnownModel:
+        own: Any = loaded.model
+        described = json.loads(loaded.hf_config.to_json_string(use_diff=False))
+        kind = (described.get("rope_parameters") or {}).get("rope_type")
+        if described.get("model_type") not in FAMILIES or kind not in ROTATIONS:
+            raise Unlike(f"it is a {described.get('model_type')} with rotations of kind {kind}")
+        rotary = own.model.rotary_emb
+        tied = own.get_output_embeddings().weight is own.get_input_embeddings().weight
+        eos = getattr(own.generation_config, "eos_token_id", None)
+        return cls(
+            described,
+            str(loaded.dtype).removeprefix("torch."),
+            tied,
+            (eos,) if isinstance(eos, int) else tuple(eos or ()),
+            Rotations(tuple(rotary.inv_freq.tolist()), float(rotary.attention_scaling)),
+        )
+
+    def read(self, source: str) -> PlainDecoder:
+        """The model, its weights mapped from the files of `source`. Raises Unlike, OSError or what safetensors does."""
+        return self._decoder(self._tensors(source))
+
+    def _decoder(self, state: dict[str, torch.Tensor]) -> PlainDecoder:
+        return PlainDecoder(self.config, state, self.rotations, tied=self.tied, eos_token_ids=self.eos_token_ids)
+
+    def _tensors(self, source: str) -> dict[str, torch.Tensor]:
+        from safetensors import safe_open
+
+        folder, dtype = Path(source), getattr(torch, self.dtype)
+        index = folder / "model.safetensors.index.json"
+        names = {"model.safetensors"}
+        if index.is_file():
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        tensors: dict[str, torch.Tensor] = {}
+        for name in sorted(names):
+            with safe_open(str(folder / name), framework="pt") as file:
+                tensors |= {key: file.get_tensor(key).to(dtype) for key in file.keys()}  # noqa: SIM118
+        if self.tied:
+            tensors.pop("lm_head.weight", None)
+        return tensors
+
+    def keep(self, source: str, config: EngineConfig) -> None:
+        """Write the record for later processes, where there is a folder for it."""
+        path = _path(source, config)
+        if path is not None:
+            text = json.dumps(asdict(self), sort_keys=True)
+            disk_cache.save_arrays(path, {"record": np.frombuffer(text.encode(), np.uint8)})
+            disk_cache.trim(path.parent, _KEPT)
+
+    @classmethod
+    def parsed(cls, text: str) -> KnownModel:
+        found = json.loads(text)
+        rotations = Rotations(tuple(found["rotations"]["frequencies"]), found["rotations"]["factor"])
+        return cls(found["config"], found["dtype"], found["tied"], tuple(found["eos_token_ids"]), rotations)
+
+
+def find(source: str, config: EngineConfig) -> KnownModel | None:
+    """The record of the model in a folder, for this precision; None if there is none."""
+    if not _may_be_known(source, config):
+        return None
+    if Path(source) == sprout_folder() and config.dtype in ("auto", "bfloat16") and not config.strict:
+        return KnownModel.parsed(EMBEDDED.read_text(encoding="utf-8"))
+    path = _path(source, config)
+    kept = disk_cache.load_arrays(path) if path is not None else None
+    return KnownModel.parsed(kept["record"].tobytes().decode()) if kept is not None else None
+
+
+def read_known(source: str, config: EngineConfig) -> PlainDecoder | None:
+    """The model in a folder, built without transformers; None if there is no record of it, or it does not fit."""
+    known = find(source, config)
+    try:
+        return known.read(source) if known is not None else None
+    except Exception:  # transformers says what is wrong with the files
+        return None
+
+
+def learn(source: str, loaded: LoadedModel, reference: Reference, config: EngineConfig) -> Callable[[], None] | None:
+    """Find out whether later processes can build a model by its record. -> what keeps the record
+
+    Before any module of the model is replaced.
+    """
+    if isinstance(loaded.model, PlainDecoder):
+        return None
+    known = KnownModel.of(source, loaded, reference, config)
+    return partial(known.keep, source, config) if known is not None else None
+
+
+EMBEDDED = sprout_folder().with_name("sprout_known") / "model.json"
+"""The record of the embedded model; tests/core/model/test_known_models.py compares it with a new one."""
+
+
+def _may_be_known(source: str, config: EngineConfig) -> bool:
+    return os.path.isdir(source) and config.quantization is None and not config.trust_remote_code
+
+
+def _path(source: str, config: EngineConfig) -> Path | None:
+    from graftlm.core.model.fingerprint import model_fingerprint
+
+    folder = disk_cache.private_folder("known-models")
+    return folder / f"{model_fingerprint(source, config)}-{_versions()}.record" if folder is not None else None
+
+
+@functools.cache
+def _versions() -> str:
+    """A digest of the versions of all that a record depends on, this code among them."""
+    named = [metadata.version(name) for name in ("torch", "transformers", "safetensors")]
+    digest = hashlib.blake2b(repr(named).encode(), digest_size=6)
+    for name in ("plain_decoder.py", "known_models.py"):
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return digest.hexdigest()
+
+
+def _same_files(plain: nn.Module, files: dict[str, torch.Tensor]) -> bool:
+    """Whether the files hold what transformers made of them: names, shapes, dtypes, the first row of each tensor."""
+    own = plain.state_dict()
+    if set(own) - {"lm_head.weight"} != set(files) - {"lm_head.weight"}:
+        return False
+    return all(
+        own[name].shape == tensor.shape and own[name].dtype == tensor.dtype and torch.equal(own[name][:1], tensor[:1])
+        for name, tensor in files.items()
+    )
+
+
+@torch.inference_mode()
+def _same(plain: PlainDecoder, loaded: LoadedModel, reference: Reference) -> bool:
+    """Whether both attend in the same way, turn far positions alike, and give the same logits."""
+    from graftlm.core.model.qualify import discover
+
+    if discover(plain, loaded.device).layers != discover(loaded.model, loaded.device).layers:
+        return False
+    own: Any = loaded.model
+    positions = torch.tensor([[0, 1, 1_000, loaded.max_model_len - 1]])
+    x = plain.model.norm.weight[None, None]
+    turned = zip(plain.model.rotary_emb(x, positions), own.model.rotary_emb(x, positions), strict=True)
+    if not all(torch.equal(mine, theirs) for mine, theirs in turned):
+        return False
+    logits = torch.cat([plain(torch.tensor([tokens])).logits[0] for tokens in reference.sequences])
+    error = float((logits.float() - reference.logits.float()).norm() / reference.logits.float().norm())
+    return error <= TOLERANCE[loaded.dtype]

@@ -1,0 +1,193 @@
+"""A tokenizer's core without transformers, where a first load found it to be all that transformers makes of the files.
+
+Rendering a chat template and whatever else the runtime does not ask for still goes through transformers, then imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graftlm.core.hub import only_local
+from graftlm.core.model.embedded import sprout_folder
+from graftlm.kernels import disk_cache
+
+_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.jinja", "vocab*", "merges*", "*config.json")
+"""What transformers may read a tokenizer from; tokenizer*.json among them."""
+
+_KEPT = 64
+_SAMPLES = ("a", " a b", "The  quick\nbrown fox, é 你好 🙂 <|x|>", "")
+
+
+@dataclass(frozen=True)
+class KnownTokenizer:
+    """What transformers made of a folder whose tokenizer.json it took as it is.
+
+    special_tokens  by their names, as chat templates are given them
+    eos_token_ids   of the generation config
+    """
+
+    kind: str
+    bos_token_id: int | None
+    eos_token_id: int | None
+    all_special_ids: list[int]
+    all_special_tokens: list[str]
+    special_tokens: dict[str, str]
+    chat_template: str | None
+    eos_token_ids: list[int]
+
+    @classmethod
+    def of(cls, path: str, hf: Any, eos_token_ids: Iterable[int]) -> KnownTokenizer | None:
+        """None where the core differs from its file, or transformers does more than to hand a text to it."""
+        import tokenizers
+
+        backend, file = getattr(hf, "backend_tokenizer", None), Path(path) / "tokenizer.json"
+        template = getattr(hf, "chat_template", None)
+        if backend is None or not file.is_file() or not isinstance(template, str | None):
+            return None
+        core = tokenizers.Tokenizer.from_file(str(file))
+        if core.to_str() != backend.to_str() or core.truncation is not None or core.padding is not None:
+            return None
+        if backend.encode_special_tokens or getattr(hf, "split_special_tokens", False):
+            return None
+        special = {name: str(token) for name, token in hf.special_tokens_map.items() if isinstance(token, str)}
+        if len(special) < len(hf.special_tokens_map):
+            return None
+        known = cls(
+            type(hf).__name__, hf.bos_token_id, hf.eos_token_id, list(hf.all_special_ids),
+            [str(token) for token in hf.all_special_tokens], special, template, list(eos_token_ids),
+        )  # fmt: skip
+        return known if _same(PlainTokenizer(path, known), hf) else None
+
+    def keep(self, path: str) -> None:
+        """Write the record for later processes, where there is a folder for it."""
+        where = _record_path(path)
+        if where is not None:
+            disk_cache.save_arrays(where, {"record": np.frombuffer(json.dumps(asdict(self)).encode(), np.uint8)})
+            disk_cache.trim(where.parent, _KEPT)
+
+    @classmethod
+    def find(cls, path: str) -> KnownTokenizer | None:
+        """The record of the tokenizer in a folder; None if there is none."""
+        if not Path(path).is_dir():
+            return None
+        if Path(path) == sprout_folder():
+            return cls(**json.loads(EMBEDDED.read_text(encoding="utf-8")))
+        where = _record_path(path)
+        kept = disk_cache.load_arrays(where) if where is not None else None
+        return cls(**json.loads(kept["record"].tobytes())) if kept is not None else None
+
+
+EMBEDDED = sprout_folder().with_name("sprout_known") / "tokenizer.json"
+"""The record of the embedded model's tokenizer; tests/core/text/test_plain_tokenizer.py compares it with a new one."""
+
+
+class PlainTokenizer:
+    """Answers what the runtime asks of a tokenizer of transformers; for the rest, it becomes one."""
+
+    def __init__(self, path: str, known: KnownTokenizer) -> None:
+        import tokenizers
+
+        self._path = path
+        self._known = known
+        self.backend_tokenizer = tokenizers.Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
+        self.bos_token_id, self.eos_token_id = known.bos_token_id, known.eos_token_id
+        self.bos_token = known.special_tokens.get("bos_token")
+        self.all_special_ids, self.all_special_tokens = known.all_special_ids, known.all_special_tokens
+        self.chat_template = known.chat_template
+        self.split_special_tokens = False
+
+    @cached_property
+    def complete(self) -> Any:
+        """The tokenizer as transformers loads it, with this one's chat template."""
+        from transformers import AutoTokenizer
+
+        complete: Any = AutoTokenizer.from_pretrained(self._path, local_files_only=only_local(self._path))
+        complete.chat_template = self.chat_template
+        return complete
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.complete, name)
+
+    @cached_property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        return dict(self.backend_tokenizer.get_added_tokens_decoder())
+
+    def get_vocab(self) -> dict[str, int]:
+        vocab: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
+        return vocab
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
+        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(
+        self, ids: list[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        if clean_up_tokenization_spaces:
+            return str(self.complete.decode(ids, skip_special_tokens, clean_up_tokenization_spaces=True))
+        return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def convert_ids_to_tokens(self, ids: int) -> str:
+        return str(self.backend_tokenizer.id_to_token(ids))
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> Any:
+        """As transformers renders it, by its own function where a text is asked for, so that no tokenizer is loaded."""
+        if options.pop("tokenize", True) or not self.chat_template:
+            return self.complete.apply_chat_template(messages, **options)
+        from transformers.utils import chat_template_utils
+
+        if not messages:
+            raise ValueError("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        render: Any = chat_template_utils.render_jinja_template
+        (text,), _ = render(
+            conversations=[messages], chat_template=self.chat_template, **self._known.special_tokens, **options
+        )
+        return text
+
+
+def _same(plain: PlainTokenizer, hf: Any) -> bool:
+    """Whether both encode and decode some texts alike, and know the same tokens."""
+    for text in _SAMPLES:
+        for special in (False, True):
+            ids = hf.encode(text, add_special_tokens=special, verbose=False)
+            if plain.encode(text, add_special_tokens=special) != ids:
+                return False
+            options = {"skip_special_tokens": special, "clean_up_tokenization_spaces": False}
+            if plain.decode(ids, **options) != hf.decode(ids, **options):
+                return False
+    if plain.get_vocab() != hf.get_vocab():
+        return False
+    pairs = (
+        {i: (token.content, token.special) for i, token in one.added_tokens_decoder.items()} for one in (plain, hf)
+    )
+    return next(pairs) == next(pairs)
+
+
+def _record_path(path: str) -> Path | None:
+    """Where the record of a folder's tokenizer lies, by the content of its files and all versions it depends on."""
+    folder = disk_cache.private_folder("known-tokenizers")
+    if folder is None:
+        return None
+    digest = hashlib.blake2b(_versions().encode(), digest_size=12)
+    for file in sorted({file for pattern in _FILES for file in Path(path).glob(pattern) if file.is_file()}):
+        content = file.read_bytes()
+        digest.update(f"{file.name} {len(content)} ".encode() + content)
+    return folder / f"{digest.hexdigest()}.record"
+
+
+@functools.cache
+def _versions() -> str:
+    named = [metadata.version(name) for name in ("tokenizers", "transformers")]
+    return repr([*named, hashlib.blake2b(Path(__file__).read_bytes()).hexdigest()])
