@@ -64,7 +64,8 @@ def test_warm_keeps_what_a_first_process_computes(model: str, tmp_path: Path, mo
     told = json.loads(call("warm", model, "--json"))
     loop_cache.folder.cache_clear()
     assert told["folder"] == str(tmp_path) and told["bytes"] > 10_000
-    assert len(list(tmp_path.glob("cpu-loops/*/*.complete"))) == 2
+    kept = {"cpu-loops/*/*.loop": 8, "known-models/*.record": 1, "known-tokenizers/*.record": 1}
+    assert {pattern: len(list(tmp_path.glob(pattern))) for pattern in kept} == kept
 
 
 def test_warm_without_a_folder_says_where_it_must_be(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
