@@ -1,8 +1,8 @@
 """python tests/newcomer.py [--reuse]: the first hour of a newcomer, in a fresh virtual environment.
 
 The wheel is built from the source distribution and installed with the frameworks. Then everything that the readme
-prints is run in an empty folder. Every step must succeed, give right answers and print no warning. Times are shown
-as ratios to `python -c "import torch, transformers"` in the same environment.
+prints is run in an empty folder, with an empty cache. Every step must succeed, give right answers and print no warning.
+Times are shown as ratios to `python -c "import torch, transformers"` in the same environment.
 
 --reuse takes the dependencies, but not GraftLM, from the environment that runs this script, so nothing is downloaded.
 """
@@ -50,7 +50,7 @@ class Newcomer:
     def step(self, name: str, *arguments: str, expected: str = "") -> None:
         """Run Python with `arguments`; it has to succeed without a warning and print `expected`."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "GRAFTLM"))}
-        environment |= {"PYTHONWARNINGS": "default", "COLUMNS": "160"}
+        environment |= {"PYTHONWARNINGS": "default", "COLUMNS": "160", "XDG_CACHE_HOME": str(self._folder / "cache")}
         started = time.perf_counter()
         command = [str(self._python), *arguments]
         done = subprocess.run(command, cwd=self._folder, env=environment, capture_output=True, text=True)

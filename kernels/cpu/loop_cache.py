@@ -8,6 +8,7 @@ is compiled.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import importlib
@@ -89,6 +90,14 @@ def _processor() -> str:
             sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU "))})
         )
     return platform.processor()
+
+
+@atexit.register
+def _leave() -> None:
+    """Let processes that still compile go on for later ones; unasked, Python would warn of each at its end."""
+    for process in _processes:
+        if process.poll() is None:
+            process.returncode = 0
 
 
 def start(shapes: LoopShapes, *, quiet: bool = False) -> None:

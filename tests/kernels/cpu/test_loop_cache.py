@@ -45,6 +45,18 @@ def test_processes_compile_all_parts_and_a_second_start_finds_them(
     assert not loop_cache.compiling()
 
 
+def test_a_process_that_ends_while_others_compile_for_it_warns_of_nothing() -> None:
+    code = """
+import os, subprocess, sys
+from graftlm.kernels.cpu import loop_cache
+end, _ = os.pipe()  # closed with this process, so the other one ends too
+waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+loop_cache._processes.append(subprocess.Popen(waits, stdin=end))
+"""
+    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_loops_import_no_torch() -> None:
     names = ("decode_attention", "prefill_attention", "matmul", "elementwise", "decoder_layers")
     imports = "; ".join(f"import graftlm.kernels.cpu.loops.{name}" for name in names)
