@@ -30,6 +30,8 @@ $(INSTALLED): pyproject.toml constraints-dev.txt tests/newest-langchain.txt
 	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile -c constraints-dev.txt -e '.[dev]'
 	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile --upgrade --no-deps \
 	  --target $(VENV)/newest -r tests/newest-langchain.txt
+	@# What a first process would compute for this machine; without a folder for it, each process does.
+	@$(PYTHON) -m graftlm warm sprout >/dev/null 2>&1 || true
 	@$(PYTHON) -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib $(VENV)/newest || true
 	@touch $@
 
