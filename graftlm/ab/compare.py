@@ -97,7 +97,7 @@ class _Run:
         try:
             self._load()
             for process in self._processes:
-                self._attempt(process, "loading", partial(process.ask, "open"))
+                self._open(process)
             self._find_failing_inputs()
             self._measure()
             self._inspect()
@@ -116,7 +116,7 @@ class _Run:
             self._load()
             for process in processes:
                 self._processes = [process]
-                self._attempt(process, "loading", partial(process.ask, "open"))
+                self._open(process)
                 self._find_failing_inputs()
                 self._measure()
                 self._inspect()
@@ -147,6 +147,10 @@ class _Run:
             self._comparison.notes += [note for note in found["notes"] if note not in self._comparison.notes]
         if not found["held_out"]:
             self._comparison.notes.append("The warm-up ran on a measured input, because there is only one.")
+
+    def _open(self, process: EngineProcess) -> None:
+        notes = self._attempt(process, "loading", partial(process.ask, "open"))
+        self._comparison.notes += notes or []
 
     def _attempt(self, process: EngineProcess, doing: str, step: Callable[[Callable[[int], None]], Any]) -> Any:
         """Take one step of an engine; if it fails, the engine has failed."""

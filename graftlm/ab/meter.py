@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import sys
 import threading
@@ -13,6 +12,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graftlm.ab.classes.server import Server
+from graftlm.ab.prefix_caches import alive, forget
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,16 +100,20 @@ class Meter:
                 self._hooks.append(model.register_forward_pre_hook(self._count_forward, with_kwargs=True))
                 model.generate = self._timed(model.generate)
 
-    def start(self) -> None:
-        """Begin a round: set every count to zero and empty the prefix caches of GraftLM's runtimes."""
+    def start(self) -> list[str]:
+        """Begin a round: set every count to zero and empty the engine's prefix caches.
+
+        Returns: the servers whose cache could not be emptied.
+        """
         for runtime in self.runtimes:
             runtime.clear_cache()
             runtime.reset_stats()
-        for server in Server.open:
-            server.reset()
+        forget()
+        kept = [server.name for server in Server.open if not server.reset()]
         with self._lock:
             self._counted = Work(0, 0, 0, None, 0) if self._hooks else Work()
             self._spans = []
+        return kept
 
     def work(self) -> Work:
         """The counts since `start`; any thread may ask."""
@@ -203,8 +207,3 @@ class Meter:
             self._counted += Work(1, prompt, computed, usage.get("completion_tokens"))
         self._span(begin)
 
-
-def alive(kind: type[T]) -> list[T]:
-    """Every object of `kind` in the process."""
-    gc.collect()
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

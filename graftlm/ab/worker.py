@@ -60,10 +60,11 @@ class Worker:
             "notes": list(pipeline.notes),
         }
 
-    def open(self) -> None:
+    def open(self) -> list[str]:
         """Build the engine, and run the warm-up inputs so that weights and packages are loaded.
 
         A pipeline with a single input warms up on that one.
+        Returns: what a reader must know of this engine.
         """
         # An endpoint knows the model by the name that the user gave.
         is_endpoint = self._engine.label.startswith("openai:")
@@ -73,6 +74,8 @@ class Worker:
         self._meter.attach()
         if self._plant == "cached call":
             self._remembered = self._pipeline.answer(self._llm, self._pipeline.inputs[-1:])
+        kept = [self._engine.label] * is_endpoint + self._meter.start()
+        return [f"The prefix cache of {name} cannot be emptied: it may know prompts from earlier rounds." for name in kept]
 
     def leave_out(self, inputs: Sequence[int]) -> None:
         """Skip these inputs from now on."""
@@ -176,13 +179,18 @@ def local_name(model: str) -> str:
 
 
 def disable_framework_caches() -> None:
-    """Let every call reach the engine: switch off the response caches of the frameworks that are loaded."""
-    if "dspy" in sys.modules:
-        sys.modules["dspy"].configure_cache(enable_disk_cache=False, enable_memory_cache=False)
-    if "langchain_core" in sys.modules:
-        from langchain_core.globals import set_llm_cache  # type: ignore[import-not-found, unused-ignore]
+    """Let every call reach the engine: switch off the response caches of the frameworks that are loaded, for good.
 
-        set_llm_cache(None)
+    A pipeline that sets such a cache in its `run` would be answered from memory from the second round on.
+    """
+    dspy = sys.modules.get("dspy")
+    if dspy is not None:
+        dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
+        dspy.configure_cache = lambda *args, **options: None  # type: ignore[attr-defined]
+    for name in ("chat_models", "llms"):
+        module: Any = sys.modules.get(f"langchain_core.language_models.{name}")
+        if module is not None:
+            module.get_llm_cache = lambda: None
 
 
 def cpu_seconds() -> float:

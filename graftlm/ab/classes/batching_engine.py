@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 POLL_S = 0.05
+SETTLE_S = 5.0
 NUM_BLOCKS, BATCH_TOKENS = 256, 2048
 """KV blocks and tokens per forward pass on a CPU, where transformers would take all memory there is."""
 
@@ -43,6 +45,9 @@ class BatchingEngine(PlainEngine):
             )
         )  # fmt: skip
         self._running: dict[str, Submission] = {}
+        self._matched: dict[str, int] = {}
+        self._processor = self._started()
+        self._processor.cache.search_prefix_match = self._counting(self._processor.cache.search_prefix_match)
 
     @property
     def idle(self) -> bool:
@@ -66,9 +71,9 @@ class BatchingEngine(PlainEngine):
                 self._manager.cancel_request(result.request_id)
             self.counters.largest_batch = max(self.counters.largest_batch, len(self._running))
             del self._running[result.request_id]
-            self.finish(
-                submission, completion_of(self.tokenizer, ids, submission.request.sampling, len(prompt_of(submission)))
-            )
+            num_prompt, num_cached = len(prompt_of(submission)), self._matched.pop(result.request_id, 0)
+            sampling = submission.request.sampling
+            self.finish(submission, completion_of(self.tokenizer, ids, sampling, num_prompt, num_cached))
         return True
 
     def _begin(self, submission: Submission) -> None:
@@ -104,8 +109,33 @@ class BatchingEngine(PlainEngine):
         while self._running:
             self._running.popitem()[1].listener.on_error(error)
 
+    def clear_cache(self) -> None:
+        """Wait until cancelled requests have let go of their blocks, and let the manager forget what it keeps."""
+        deadline = time.monotonic() + SETTLE_S
+        while self._processor.has_pending_requests() and time.monotonic() < deadline:
+            time.sleep(POLL_S / 10)
+        self._processor.cache.evict_cached_blocks()
+
     def close(self) -> None:
         self._open.close()
+
+    def _started(self) -> Any:
+        """The manager's batch processor, which it makes on a thread of its own."""
+        while (processor := self._manager.batch_processor) is None:
+            if not self._manager.is_running():
+                raise EngineError("transformers' continuous batching ended while it started; its log says why")
+            time.sleep(POLL_S / 10)
+        return processor
+
+    def _counting(self, match: Callable[[str, list[int]], int]) -> Callable[[str, list[int]], int]:
+        """The manager finds cached prefixes by itself and tells nobody: note how long they were."""
+
+        def counted(request_id: str, prompt_ids: list[int]) -> int:
+            found = match(request_id, prompt_ids)
+            self._matched[request_id] = self._matched.get(request_id, 0) + found
+            return found
+
+        return counted
 
 
 def build_batching(

@@ -63,7 +63,7 @@ class PlainEngine:
         usage, counters = done.usage, self.counters
         counters.requests += 1
         counters.prompt_tokens += usage.prompt_tokens
-        counters.computed_tokens += usage.prompt_tokens
+        counters.computed_tokens += usage.prompt_tokens - usage.cached_tokens
         counters.completion_tokens += usage.completion_tokens
         counters.largest_batch = max(counters.largest_batch, 1)
         if submission.request.stream:
@@ -162,7 +162,9 @@ def prompt_of(submission: Submission) -> list[int]:
     return ids
 
 
-def completion_of(tokenizer: Tokenizer, ids: list[int], sampling: SamplingParams, num_prompt: int) -> Completion:
+def completion_of(
+    tokenizer: Tokenizer, ids: list[int], sampling: SamplingParams, num_prompt: int, num_cached: int = 0
+) -> Completion:
     """The answer of generated ids: its text up to the end token or the first stop string."""
     stop, ends = sampling.stop, () if sampling.ignore_eos else tokenizer.eos_token_ids
     ended = next((i for i, token in enumerate(ids) if token in ends), None)
@@ -172,7 +174,7 @@ def completion_of(tokenizer: Tokenizer, ids: list[int], sampling: SamplingParams
         text = text[: found[0]]
     reason: FinishReason = "stop" if ended is not None or found is not None else "length"
     num_new = len(ids) if ended is None else ended + 1
-    return Completion(text, ids[:ended], reason, Usage(num_prompt, 0, num_new, 0), stop=found and found[1])
+    return Completion(text, ids[:ended], reason, Usage(num_prompt, num_cached, num_new, 0), stop=found and found[1])
 
 
 def build_plain(model: str, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None]) -> PlainEngine:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from graftlm.ab.classes.resettable_server import RESET
 from graftlm.core.errors import EngineError
 
 READY_S = 900.0
@@ -38,14 +39,16 @@ class Kind:
     reset: str = ""
 
 
-_SERVE = "from transformers.cli.transformers import main; main()"
-
+_RESETTABLE = ("-m", "graftlm.ab.classes.resettable_server")
 
 KINDS: Mapping[str, Kind] = {
     "hf-batching": Kind(
         "fastapi",
-        lambda model, port: ["-c", _SERVE, "serve", model, "--continuous-batching", "--port", str(port)],
+        lambda model, port: [
+            *_RESETTABLE, "transformers", model, "--continuous-batching", "--port", str(port)
+        ],
         "/health",
+        RESET,
     ),
     "vllm": Kind(
         "vllm",
@@ -61,7 +64,10 @@ KINDS: Mapping[str, Kind] = {
     ),
     "llama-cpp": Kind(
         "llama_cpp",
-        lambda model, port: ["-m", "llama_cpp.server", "--model", gguf(model), "--n_ctx", "0", "--port", str(port)],
+        lambda model, port: [
+            *_RESETTABLE, "llama_cpp", "--model", gguf(model), "--n_ctx", "0", "--port", str(port)
+        ],
+        reset=RESET,
     ),
 }  # fmt: skip
 

@@ -1,0 +1,50 @@
+"""The servers of transformers and llama-cpp-python with one request more, which empties their prefix cache.
+
+    python -m graftlm.ab.classes.resettable_server transformers MODEL --continuous-batching --port 8000
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from functools import wraps
+from typing import Any
+
+from graftlm.ab.prefix_caches import forget
+
+RESET = "/reset_prefix_cache"
+_SERVERS = {
+    "transformers": ("transformers.cli.serving.server", "build_server", "transformers.cli.transformers", ["serve"]),
+    "llama_cpp": ("llama_cpp.server.app", "create_app", "llama_cpp.server.__main__", []),
+}
+"""Where each builds its FastAPI application, and its command line with the first arguments."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a server's own command line."""
+    name, *rest = arguments
+    module, function, command, first = _SERVERS[name]
+    _add_reset(importlib.import_module(module), function)
+    sys.argv[1:] = [*first, *rest]
+    importlib.import_module(command).main()
+
+
+def _add_reset(module: Any, function: str) -> None:
+    build = getattr(module, function)
+
+    @wraps(build)
+    def built(*args: Any, **options: Any) -> Any:
+        app = build(*args, **options)
+        app.post(RESET)(_reset)
+        return app
+
+    setattr(module, function, built)
+
+
+def _reset() -> dict[str, int]:
+    return {"caches": forget()}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
