@@ -59,6 +59,13 @@ def framework_of(source: str) -> str | None:
     return None
 
 
+def remedy(error: BaseException) -> str:
+    """What helps against an engine's error, where that is known; else empty."""
+    if isinstance(error, NotImplementedError) and "async" in str(error).lower():
+        return "the stock class has no asynchronous calls; compare with --engines hf-batching,graftlm"
+    return pip_command(error)
+
+
 def pip_command(error: BaseException) -> str:
     """The command that installs the package whose absence `error` reports; empty for any other error."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:

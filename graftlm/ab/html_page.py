@@ -32,11 +32,16 @@ code, pre { font: 14px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; whi
   .answers td { border: 0; padding: .2rem 0; overflow-wrap: anywhere; }
   .answers td::before { content: attr(data-of) ": "; font-weight: 600; }
   .answers tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
-  svg text { font-size: 20px; } th, td { padding: .25rem .45rem; }
+  .figures, .figures tbody, .figures tr { display: block; } .figures tr:first-child { display: none; }
+  .figures tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
+  .figures td { display: flex; justify-content: space-between; border: 0; padding: .1rem 0; }
+  .figures td::before { content: attr(data-of); } .figures td:nth-child(2) { font-weight: 600; }
+  svg text { font-size: 26px; }
 }
 @media print {
   body { max-width: none; margin: 0; font-size: 11px; }
-  .scroll { overflow: visible; } th, td { padding: .15rem .35rem; }
+  .scroll { overflow: visible; } th, td { padding: .15rem .3rem; } .figures { font-size: 9.5px; }
+  code, pre { font-size: 11px; }
   h2 { break-after: avoid; } svg, tr { break-inside: avoid; } rect, circle, .legend span { print-color-adjust: exact; }
 }
 """
@@ -123,8 +128,13 @@ def summary(comparison: Comparison) -> str:
 
 def _table(columns: Sequence[str], rows: Rows) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td data-of="{escape(c)}">{escape(cell)}</td>' for c, cell in zip(columns, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table class="figures"><tr>{head}</tr>{body}</table></div>'
 
 
 def _answers(comparison: Comparison, result: EngineResult) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from graftlm.ab.profile import Call, Profile, by_phase, num_unique, outside
@@ -31,6 +32,7 @@ class Inspector:
         self._started = 0.0
         self._spent: list[tuple[str, float, float]] = []
         self._calls: list[Call] = []
+        self._batches: list[int] = []
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -40,7 +42,7 @@ class Inspector:
                 self._watch_runtime(runtime, undo)
             for model in self._models:
                 self._watch_model(model, undo)
-            self._calls, self._spent = [], []
+            self._calls, self._spent, self._batches = [], [], []
             self._started = time.perf_counter()
             yield
 
@@ -56,7 +58,8 @@ class Inspector:
         rest = wall_s - framework - sum(phases.values())
         phases |= {"waiting and the rest of calls": max(0.0, rest), "framework, between calls": framework}
         prompts = [call.prompt_ids for call in calls]
-        return Profile(wall_s, calls, phases, num_unique(prompts) if prompts and all(prompts) else None)
+        unique = num_unique(prompts) if prompts and all(prompts) else None
+        return Profile(wall_s, calls, phases, unique, fmean(self._batches) if self._batches else None)
 
     def _now(self) -> float:
         return time.perf_counter() - self._started
@@ -78,7 +81,9 @@ class Inspector:
             watched = [self._watched(r, c) for r, c in zip(requests, calls, strict=True)]
             ids = runtime.tokenizer.encode_prompts([(request.prompt, request.tools) for request in requests])
             futures = submit_many(watched)
-            for future, call, prompt in zip(futures, calls, ids, strict=True):
+            for request, future, call, prompt in zip(requests, futures, calls, ids, strict=True):
+                if request.pin:  # a prefix that is computed ahead of the calls
+                    continue
                 future.add_done_callback(partial(self._end, call, [] if isinstance(prompt, Exception) else prompt))
             return futures
 
@@ -88,7 +93,7 @@ class Inspector:
         runner = getattr(engine, "runner", None)
         if runner is None:
             return
-        self._time(runner, "forward", _phase_of_plan, undo)
+        self._time(runner, "forward", self._phase_of_plan, undo)
         self._time(engine.sampler, "_masks_of", lambda *_: "grammar", undo)
 
     def _watched(self, request: Any, call: Call) -> Any:
@@ -165,11 +170,13 @@ class Inspector:
     def _after_forward(self, model: Any, args: Any, kwargs: Any, output: Any) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         width = 1 if ids is None else ids.shape[-1]
+        if ids is not None:
+            self._batches.append(len(ids))
         self._spend("prefill" if width > 1 else "decode", self._local.forward)
         call = getattr(self._local, "call", None)
         if call is not None and call.first_s is None:
             call.first_s = self._now()
 
-
-def _phase_of_plan(plan: Any) -> str:
-    return "prefill" if any(row.num_new > 1 for row in plan.rows) else "decode"
+    def _phase_of_plan(self, plan: Any) -> str:
+        self._batches.append(len(plan.rows))
+        return "prefill" if any(row.num_new > 1 for row in plan.rows) else "decode"

@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Work:
     """Counts over one round. None: this engine gives no such count.
 
-    calls              model calls
+    calls              model calls; prefixes that GraftLM computes ahead of them are none, but their tokens are computed
     prompt_tokens      tokens of all prompts, as asked for
     computed_tokens    those of them that were run through the model
     completion_tokens  generated tokens
@@ -74,6 +74,7 @@ class Meter:
         self._lock = threading.Lock()
         self._counted = Work()
         self._spans: list[tuple[float, float]] = []
+        self._ahead = (0, 0)
         self.runtimes: list[Runtime] = []
         self.models: list[Any] = []
         self._hooks: list[RemovableHandle] = []
@@ -98,7 +99,7 @@ class Meter:
             for model in torch_models:
                 self.models.append(model)
                 self._hooks.append(model.register_forward_pre_hook(self._count_forward, with_kwargs=True))
-                model.generate = self._timed(model.generate)
+                model.generate = self._timed(model.generate, model)
 
     def start(self) -> list[str]:
         """Begin a round: set every count to zero and empty the engine's prefix caches.
@@ -111,8 +112,8 @@ class Meter:
         forget()
         kept = [server.name for server in Server.open if not server.reset()]
         with self._lock:
-            self._counted = Work(0, 0, 0, None, 0) if self._hooks else Work()
-            self._spans = []
+            self._counted = Work(0, 0, 0, 0, 0) if self._hooks else Work()
+            self._spans, self._ahead = [], (0, 0)
         return kept
 
     def work(self) -> Work:
@@ -121,7 +122,8 @@ class Meter:
         for runtime in self.runtimes:
             s = runtime.stats()
             total += Work(s.requests, s.prompt_tokens, s.computed_tokens, s.completion_tokens, s.largest_batch)
-        return total
+        calls, tokens = self._ahead
+        return total + Work(-calls, -tokens) if calls else total
 
     def spans(self, started: float) -> list[tuple[float, float]]:
         """Start and end of each call, in seconds after `started` (of `time.perf_counter`)."""
@@ -132,14 +134,25 @@ class Meter:
         with self._lock:
             self._spans.append((begin, time.perf_counter()))
 
-    def _timed(self, function: Callable[..., T]) -> Callable[..., T]:
-        @wraps(function)
+    def _note_ahead(self, future: Any) -> None:
+        """A prefix that a runtime has computed ahead of the calls: nobody called for it."""
+        if not future.cancelled() and future.exception() is None:
+            with self._lock:
+                calls, tokens = self._ahead
+                self._ahead = calls + 1, tokens + future.result().usage.prompt_tokens
+
+    def _timed(self, generate: Callable[..., T], model: Any) -> Callable[..., T]:
+        @wraps(generate)
         def timed(*args: Any, **kwargs: Any) -> T:
             begin = time.perf_counter()
             try:
-                return function(*args, **kwargs)
+                output = generate(*args, **kwargs)
             finally:
                 self._span(begin)
+            given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+            with self._lock:
+                self._counted += Work(completion_tokens=_num_generated(model, given, output))
+            return output
 
         return timed
 
@@ -149,8 +162,8 @@ class Meter:
         def timed(requests: Any) -> Any:
             begin = time.perf_counter()
             futures = submit_many(requests)
-            for future in futures:
-                future.add_done_callback(lambda _: self._span(begin))
+            for request, future in zip(requests, futures, strict=True):
+                future.add_done_callback(self._note_ahead if request.pin else lambda _: self._span(begin))
             return futures
 
         runtime.submit_many = timed
@@ -207,3 +220,16 @@ class Meter:
             self._counted += Work(1, prompt, computed, usage.get("completion_tokens"))
         self._span(begin)
 
+
+def _num_generated(model: Any, given: Any, output: Any) -> int:
+    """Tokens that `generate` has added, each row up to its first end token."""
+    rows = output if hasattr(output, "shape") else getattr(output, "sequences", None)
+    if rows is None:
+        return 0
+    first = 0 if given is None or getattr(model.config, "is_encoder_decoder", False) else given.shape[1]
+    ends = model.generation_config.eos_token_id
+    known = set(ends) if isinstance(ends, list | tuple) else {ends}
+    total = 0
+    for row in rows[:, first:].tolist():
+        total += next((i + 1 for i, token in enumerate(row) if token in known), len(row))
+    return total

@@ -44,12 +44,14 @@ class Profile:
 
     phases         seconds of the wall time by what they were spent on; they add up to `wall_s`
     unique_tokens  prompt tokens that any engine has to compute: each distinct prefix once; None if prompts are unknown
+    mean_batch     sequences in a forward pass on average; None where passes are not seen
     """
 
     wall_s: float
     calls: list[Call]
     phases: dict[str, float]
     unique_tokens: int | None = None
+    mean_batch: float | None = None
 
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Profile:

@@ -64,7 +64,7 @@ def figures(comparison: Comparison, result: EngineResult) -> dict[str, Any]:
         "cost": cost_of(result.engine, comparison.model, work, comparison.prices),
         **_times(result),
         "peak_bytes": max(one.peak_bytes for one in result.rounds),
-        "peak_gpu_bytes": max(one.peak_gpu_bytes for one in result.rounds),
+        "peak_gpu_bytes": max(one.peak_gpu_bytes for one in result.rounds) or None,
     }
 
 
@@ -78,6 +78,7 @@ def _times(result: EngineResult) -> dict[str, Any]:
         "time_to_first_token_s": profile.time_to_first_token_s,
         "time_between_tokens_s": profile.time_between_tokens_s,
         "mean_calls_under_way": under_way,
+        "mean_batch": profile.mean_batch,
         "phases_s": profile.phases,
     }
 
@@ -89,11 +90,12 @@ DETAILS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "between tokens": ("time_between_tokens_s", lambda value: f"{1000 * value:.1f} ms"),
     "calls": ("calls", "{:,}".format),
     "mean under way": ("mean_calls_under_way", "{:.1f}".format),
+    "mean batch": ("mean_batch", "{:.1f}".format),
     "completion tokens": ("completion_tokens", "{:,}".format),
     "best hit rate": ("best_hit_rate", "{:.0%}".format),
     "CPU time": ("cpu_s", "{:.2f} s".format),
     "peak memory": ("peak_bytes", lambda value: f"{value / 2**20:,.0f} MiB"),
-    "GPU memory": ("peak_gpu_bytes", lambda value: f"{value / 2**20:,.0f} MiB" if value else "–"),
+    "GPU memory": ("peak_gpu_bytes", lambda value: f"{value / 2**20:,.0f} MiB"),
     "GPU energy": ("energy_j", "{:,.0f} J".format),
     "cost": ("cost", "{:.6f}".format),
 }

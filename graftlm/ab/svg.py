@@ -28,20 +28,19 @@ def intervals(comparison: Comparison) -> str:
     top = 1.08 * max([1.0, *(ratio.high or ratio.value for _, ratio in found)])
 
     def x(value: float) -> float:
-        return 150 + 600 * value / top
+        return 20 + 780 * value / top
 
-    height = 30 + 28 * len(found)
-    parts = [f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="0" y2="{height - 22}" stroke="var(--line)"/>']
+    height = 36 + 50 * len(found)
+    parts = [f'<line x1="{x(1):.1f}" x2="{x(1):.1f}" y1="30" y2="{height - 30}" stroke="var(--line)"/>']
     parts.append(f'<text x="{x(1):.1f}" y="{height - 6}" text-anchor="middle">1x</text>')
     for i, (engine, ratio) in enumerate(found):
-        y = 16 + 28 * i
+        y = 42 + 50 * i
         low, high = ratio.low or ratio.value, ratio.high or ratio.value
-        parts.append(_text(0, y + 4, engine[:22]))
+        parts.append(_text(0, y - 16, f"{engine}: {ratio}"))
         parts.append(
             f'<line x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{y}" y2="{y}" stroke="var(--mark)" stroke-width="3"/>'
         )
         parts.append(f'<circle cx="{x(ratio.value):.1f}" cy="{y}" r="5" fill="var(--mark)"/>')
-        parts.append(_text(x(high) + 10, y + 4, f"{ratio.value:.2f}x"))
     return _drawing(parts, height, "ratios with their intervals")
 
 
@@ -55,8 +54,8 @@ def timeline(comparison: Comparison) -> str:
     parts, y = [], 0.0
     for engine, wall_s, calls in shown:
         more = f", the first {MAX_CALLS} of {len(calls)} calls" if len(calls) > MAX_CALLS else ""
-        parts.append(_text(0, y + 14, f"{engine}, {len(calls)} calls, {wall_s:.2f} s{more}"))
-        y += 22
+        parts.append(_text(0, y + 24, f"{engine}, {len(calls)} calls, {wall_s:.2f} s{more}"))
+        y += 34
         thickness = max(1.5, min(8.0, 160 / len(calls[:MAX_CALLS])))
         for call in calls[:MAX_CALLS]:
             first = call.end_s if call.first_s is None else call.first_s
@@ -78,15 +77,15 @@ def phases(comparison: Comparison) -> str:
     longest = max(profile.wall_s for _, profile in shown)
     parts, y = [], 0.0
     for engine, profile in shown:
-        parts.append(_text(0, y + 14, f"{engine}, {profile.wall_s:.2f} s"))
+        parts.append(_text(0, y + 24, f"{engine}, {profile.wall_s:.2f} s"))
         left = 0.0
         for name, seconds in profile.phases.items():
             width = 800 * seconds / longest
             fill, title = PHASES.get(name, "#999"), f"<title>{escape(name)}: {seconds:.2f} s</title>"
-            place = f'x="{left:.1f}" y="{y + 20:.1f}" width="{width:.1f}" height="14"'
+            place = f'x="{left:.1f}" y="{y + 34:.1f}" width="{width:.1f}" height="14"'
             parts.append(f'<rect {place} fill="{fill}">{title}</rect>')
             left += width
-        y += 46
+        y += 58
     legend = "".join(
         f'<li><span style="background:{colour}"></span>{escape(name)}</li>'
         for name, colour in PHASES.items()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from graftlm.ab.classes.server import Server
-from graftlm.ab.engines import pip_command
+from graftlm.ab.engines import remedy
 from graftlm.ab.inspector import Inspector
 from graftlm.ab.meter import Meter
 from graftlm.ab.pipeline import Pipeline
@@ -75,7 +75,9 @@ class Worker:
         if self._plant == "cached call":
             self._remembered = self._pipeline.answer(self._llm, self._pipeline.inputs[-1:])
         kept = [self._engine.label] * is_endpoint + self._meter.start()
-        return [f"The prefix cache of {name} cannot be emptied: it may know prompts from earlier rounds." for name in kept]
+        return [
+            f"The prefix cache of {name} cannot be emptied: it may know prompts from earlier rounds." for name in kept
+        ]
 
     def leave_out(self, inputs: Sequence[int]) -> None:
         """Skip these inputs from now on."""
@@ -311,7 +313,7 @@ def serve(commands: TextIO, replies: TextIO) -> None:
             reply = {"config_error": str(error)}
         except BaseException as error:
             text = " ".join(str(error).split())
-            reply = {"error": f"{type(error).__name__}: {text}", "remedy": pip_command(error)}
+            reply = {"error": f"{type(error).__name__}: {text}", "remedy": remedy(error)}
         say(reply)
 
 

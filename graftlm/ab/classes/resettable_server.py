@@ -1,6 +1,6 @@
 """The servers of transformers and llama-cpp-python with one request more, which empties their prefix cache.
 
-    python -m graftlm.ab.classes.resettable_server transformers MODEL --continuous-batching --port 8000
+python -m graftlm.ab.classes.resettable_server transformers MODEL --continuous-batching --port 8000
 """
 
 from __future__ import annotations
