@@ -24,6 +24,8 @@ HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room
 WORTH_WAITING = 16  # tokens a sibling must share with a running prefill to wait for it
 SPARE = 16  # the end of a prompt may exceed the step's token budget by 1/16 of it
 
+Leaders = dict[tuple[int, bytes], set[bytes]]
+
 
 class Failure(NamedTuple):
     """A sequence that can never run, and why."""
@@ -201,7 +203,8 @@ class Scheduler:
                 continue
             started = True
             headroom += min(sequence.remaining, HEADROOM)
-            leaders[self._leader_key(sequence)] = sequence
+            place, start = self._lead(sequence)
+            leaders.setdefault(place, set()).add(start)
             if row := self._next_row(sequence, budget):
                 rows.append(row)
                 budget -= row.num_new
@@ -306,26 +309,28 @@ class Scheduler:
         young.sort(key=lambda item: (-(item[1].length + rate * (now - item[0].arrived_s)), id(item[1].node)))
         return [(s, self.cache.peek(s)) for s in aged] + young
 
-    def _leaders(self, part: Container[Sequence] | None) -> dict[tuple[int, bytes], Sequence]:
-        """Running prefills of the part, by the place in the tree where their next published tokens will hang."""
-        if not self.cache.enabled:
-            return {}
-        allowed = self.running if part is None else [s for s in self.running if s in part]
-        return {self._leader_key(s): s for s in allowed if s.num_pending > 1}
+    def _leaders(self, part: Container[Sequence] | None) -> Leaders:
+        """What the running prefills of the part begin with, by the place in the tree where it will hang."""
+        found: Leaders = {}
+        if self.cache.enabled:
+            for sequence in self.running if part is None else [s for s in self.running if s in part]:
+                if sequence.num_pending > 1:
+                    place, start = self._lead(sequence)
+                    found.setdefault(place, set()).add(start)
+        return found
 
-    def _leader_key(self, sequence: Sequence) -> tuple[int, bytes]:
-        return _place(sequence.kv.node, sequence.ids[sequence.kv.num_shared :], self.cache.tree.page_size)
+    def _lead(self, sequence: Sequence) -> tuple[tuple[int, bytes], bytes]:
+        kv = sequence.kv
+        place = _place(kv.node, sequence.ids[kv.num_shared :], self.cache.tree.page_size)
+        return place, sequence.ids[kv.num_shared : kv.num_shared + WORTH_WAITING].tobytes()
 
-    def _waits_for_leader(self, sequence: Sequence, peek: Peek, leaders: dict[tuple[int, bytes], Sequence]) -> bool:
+    def _waits_for_leader(self, sequence: Sequence, peek: Peek, leaders: Leaders) -> bool:
         if not leaders or peek.inside is not None:
             return False
         rest = sequence.ids[peek.length : sequence.first_logit]
-        leader = leaders.get(_place(peek.node, rest, self.cache.tree.page_size))
-        if leader is None:
-            return False
-        enough = min(WORTH_WAITING, max(1, len(rest) // 2))
-        ahead = leader.ids[leader.kv.num_shared : leader.kv.num_shared + enough]
-        return rest[:enough].tobytes() == ahead.tobytes()
+        starts = leaders.get(_place(peek.node, rest, self.cache.tree.page_size), set())
+        wanted = rest[: min(WORTH_WAITING, max(1, len(rest) // 2))].tobytes()
+        return bool(wanted) and (wanted in starts or any(start.startswith(wanted) for start in starts))
 
 
 def _place(node: Node | None, rest: np.ndarray, page_size: int) -> tuple[int, bytes]:

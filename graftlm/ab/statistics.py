@@ -6,10 +6,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 
 NUM_RESAMPLES = 4000
 Z_95 = 1.96
+MAX_CORRELATION = 0.9
 T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
 
@@ -42,6 +44,8 @@ def ratio(baseline_s: Sequence[float], engine_s: Sequence[float]) -> Ratio:
 
     Percentile intervals of a few rounds are too narrow, so the interval is stretched around the median, on a log
     scale, by t / z * sqrt(n / (n - 1)). Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015).
+    Rounds that are alike because they follow each other, as where the machine's load drifts, count for fewer: by
+    sqrt((1 + r) / (1 - r)), where r is the correlation of each round with the next, if it is above 0.
     """
     logs = [math.log(a / b) for a, b in zip(baseline_s, engine_s, strict=True)]
     center, n = median(logs), len(logs)
@@ -51,7 +55,20 @@ def ratio(baseline_s: Sequence[float], engine_s: Sequence[float]) -> Ratio:
     medians = sorted(median(rng.choices(logs, k=n)) for _ in range(NUM_RESAMPLES))
     tail = int(0.025 * NUM_RESAMPLES)
     t = T_95[n - 2] if n - 2 < len(T_95) else Z_95
-    stretch = t / Z_95 * math.sqrt(n / (n - 1))
+    r = min(max(_correlation(logs), 0.0), MAX_CORRELATION)
+    stretch = t / Z_95 * math.sqrt(n / (n - 1) * (1 + r) / (1 - r))
     low = center - stretch * (center - medians[tail])
     high = center + stretch * (medians[-tail - 1] - center)
     return Ratio(math.exp(center), math.exp(low), math.exp(high))
+
+
+def _correlation(values: Sequence[float]) -> float:
+    """How much each value is like the one before it, -1 to 1; 0 for fewer than four, which cannot tell."""
+    if len(values) < 4:
+        return 0.0
+    middle = fmean(values)
+    total = sum((value - middle) ** 2 for value in values)
+    if not total:
+        return 0.0
+    found = sum((a - middle) * (b - middle) for a, b in pairwise(values)) / total
+    return found + (1 + 3 * found) / len(values)  # few values make it seem smaller. Source: Kendall, Biometrika 1954

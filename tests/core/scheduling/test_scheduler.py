@@ -105,6 +105,16 @@ def test_siblings_wait_for_the_leader_and_join_when_its_prefix_is_published() ->
     assert follower.progress.num_reused == 40
 
 
+def test_siblings_of_several_leaders_wait_where_their_prefixes_begin_with_the_same_tokens() -> None:
+    bench = Bench()
+    families = [[*range(8), *range(start, start + 32)] for start in (100, 200)]  # a template that both begin with
+    leaders = [bench.add(*family, 300) for family in families]
+    followers = [bench.add(*family, 301 + i) for i in range(3) for family in families]
+    assert [row.sequence for row in bench.step()] == leaders
+    bench.step()
+    assert {follower.progress.num_reused for follower in followers} == {40}
+
+
 def test_strangers_do_not_wait_for_each_other() -> None:
     bench = Bench()
     bench.add(*range(40)), bench.add(*range(100, 140))

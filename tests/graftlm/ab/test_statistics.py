@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -33,3 +34,17 @@ def test_the_interval_holds_the_true_ratio_in_19_of_20_measurements() -> None:
         assert found.low is not None and found.high is not None
         held += found.low <= 3 <= found.high
     assert held >= 190
+
+
+def test_rounds_that_follow_a_drifting_load_give_a_wider_interval() -> None:
+    rng = random.Random(2)
+    held = 0
+    for _ in range(200):
+        drift, rounds = rng.gauss(0, 0.2), []
+        for _ in range(20):  # each round's load is mostly that of the round before
+            rounds.append(3 * math.exp(drift))
+            drift = 0.7 * drift + rng.gauss(0, 0.14)
+        found = ratio(rounds, [1.0] * 20)
+        assert found.low is not None and found.high is not None
+        held += found.low <= 3 <= found.high
+    assert held >= 165  # 121 where rounds count as independent

@@ -79,6 +79,18 @@ def test_continuous_batching_gives_the_same_answers(ours: gl.Runtime, folder: st
             runtime.generate("A", regex="[ab]", temperature=0)
 
 
+def test_what_continuous_batching_finds_in_its_cache_is_counted_and_forgotten_between_rounds(folder: str) -> None:
+    with native.engines(16)["hf-batching"](folder) as runtime:
+        computed = []
+        for _ in range(3):
+            runtime.reset_stats()
+            runtime.generate("a page of 256 tokens " * 15, max_tokens=2, temperature=0)
+            computed.append(runtime.stats().computed_tokens)
+            if len(computed) == 2:
+                runtime.clear_cache()
+        assert computed == [315, 315 - 256, 315]
+
+
 @pytest.mark.parametrize(
     "options", [{"regex": "[a-f]{3}[0-9]"}, {"choices": ["yes", "no"]}, {"stop": ["e", "a", "i", "o", "\x00"]}]
 )

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import graftlm as gl
+from graftlm.ab.meter import Meter, Work, _num_generated
+from tests.models import byte_tokenizer, tiny_model
+
+PROMPTS = ["The same beginning, and this", "The same beginning, and that"]
+
+
+@pytest.fixture
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gl.Runtime]:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    with gl.Runtime(str(folder)) as runtime:
+        yield runtime
+
+
+def test_counts_equal_the_engines_own_and_those_of_the_prompts(runtime: gl.Runtime) -> None:
+    meter = Meter()
+    meter.attach()
+    meter.start()
+    answers = runtime.generate(PROMPTS, max_tokens=3, temperature=0)
+    stats, work = runtime.stats(), meter.work()
+    assert work == Work(2, stats.prompt_tokens, stats.computed_tokens, stats.completion_tokens, stats.largest_batch)
+    assert work.prompt_tokens == sum(len(prompt.encode()) for prompt in PROMPTS)
+    assert work.completion_tokens == sum(answer.usage.completion_tokens for answer in answers)
+
+
+def test_a_prefix_computed_ahead_is_no_call_but_its_tokens_are_computed(runtime: gl.Runtime) -> None:
+    meter = Meter()
+    meter.attach()
+    meter.start()
+    with runtime.warm("The same beginning"):
+        runtime.generate(PROMPTS, max_tokens=3, temperature=0)
+    work = meter.work()
+    assert (work.calls, work.prompt_tokens) == (2, sum(map(len, PROMPTS)))
+    assert work.computed_tokens == len(PROMPTS[0]) + len("is")
+    assert len(meter.spans(0.0)) == 2
+
+
+def test_generated_tokens_are_counted_up_to_each_rows_end_token() -> None:
+    import torch
+
+    model = tiny_model()
+    model.generation_config.eos_token_id = [7]
+    given = torch.tensor([[1, 2], [1, 2]])
+    output = torch.tensor([[1, 2, 5, 7, 0, 0], [1, 2, 5, 5, 5, 5]])
+    assert _num_generated(model, given, output) == 2 + 4
