@@ -23,6 +23,7 @@ from rich.table import Table
 
 from bench.harness import origin
 from graftlm.ab import Comparison, EngineResult, compare
+from graftlm.ab.engines import named_engines
 from graftlm.ab.statistics import Ratio, ratio
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.progress import Progress
@@ -54,6 +55,19 @@ def float32_sprout(folder: Path) -> str:
 
     AutoModelForCausalLM.from_pretrained(sprout_folder(), dtype=torch.float32).save_pretrained(folder)
     AutoTokenizer.from_pretrained(sprout_folder()).save_pretrained(folder)
+    return str(folder)
+
+
+def eight_billion(folder: Path) -> str:
+    """A model of 8 billion random weights in bfloat16, written to disk for engines that are servers. Needs a GPU."""
+    import torch
+
+    from bench.gpu.model import random_weights, write
+
+    model, _ = random_weights(str(write(folder)))
+    model.save_pretrained(folder)
+    del model
+    torch.cuda.empty_cache()
     return str(folder)
 
 
@@ -167,7 +181,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=1.0, help="for the rounds of each comparison")
     parser.add_argument("--threads", type=int, default=1, help="compute threads of every engine (default 1)")
-    parser.add_argument("--model", help="a folder in place of sprout in float32")
+    parser.add_argument("--model", help="a folder in place of sprout in float32; 8b: random weights of that shape, GPU")
     parser.add_argument("--json", type=Path, dest="output", help="write the figures; rows of other workloads are kept")
     parser.add_argument("--against", type=Path, help="fail where a ratio of CPU times is lost against these figures")
     given = parser.parse_args(arguments)
@@ -177,13 +191,17 @@ def main(arguments: Sequence[str]) -> int:
         os.environ["GRAFTLM_BENCH_SHARE"] = "0.25"
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        model = given.model or float32_sprout(Path(folder))
+        model = eight_billion(Path(folder)) if given.model == "8b" else given.model or float32_sprout(Path(folder))
         for name in given.workloads or names():
             wanted = frameworks(name) if given.frameworks == "all" else given.frameworks.split(",")
             for framework in (one for one in wanted if one in frameworks(name)):
                 others = given.others.split(",") if given.others else OTHERS[framework]
                 skipped = NO_BATCHING if framework == "native" else set()
-                chosen = [one for one in others if one != "hf-batching" or name not in skipped]
+                known = named_engines(framework, 1)
+                chosen = [one for one in others if one in known and (one != "hf-batching" or name not in skipped)]
+                if not chosen:
+                    print(f"{name} in {framework}: none of {', '.join(others)} is known there", file=sys.stderr)
+                    continue
                 compared = compare(
                     FOLDER / f"{name}.py", [*chosen, "graftlm"], model, rounds=given.rounds, minutes=given.minutes,
                     threads=given.threads, framework=framework, progress=Progress(),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,7 +33,7 @@ class Engine:
 class Pipeline:
     """A file that defines
 
-    run(llm, inputs) -> list      the pipeline: a list with one answer per input, in order
+    run(llm, inputs) -> list      the pipeline: a list with one answer per input, in order; may be `async`
     run_dspy(llm, inputs), ...    instead of `run`: the same pipeline in several frameworks, of which one is chosen
     inputs() -> list              the inputs; without it there is one, None
     warm_up() -> list             inputs to run before the measurement; without it, the first input is held out
@@ -104,7 +106,9 @@ class Pipeline:
 
     def answer(self, llm: Any, inputs: Sequence[Any]) -> list[Any]:
         """Call `run`. Raises: ConfigError unless it returns a list or tuple with one answer per input."""
-        answers = self.run(llm, inputs)
+        answers: Any = self.run(llm, inputs)
+        if inspect.isawaitable(answers):
+            answers = _loop().run_until_complete(answers)
         if not isinstance(answers, list | tuple):
             raise ConfigError(
                 f"run() of pipeline {self.name!r} returned a {type(answers).__name__}; "
@@ -119,6 +123,12 @@ class Pipeline:
 
 
 Run = Callable[[Any, Sequence[Any]], list[Any]]
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop of pipelines whose `run` is asynchronous, the same for all rounds: clients keep connections in it."""
+    return asyncio.new_event_loop()
 
 
 def _program(path: Path, functions: Mapping[str, Any], framework: str | None) -> tuple[Run, str | None]:

@@ -37,6 +37,14 @@ def test_a_file_gives_title_inputs_and_engines(tmp_path: Path) -> None:
     assert list(pipeline.constructors) == ["plain", "at"]
 
 
+def test_an_asynchronous_run_keeps_its_event_loop_over_all_rounds(tmp_path: Path) -> None:
+    text = GOOD.replace("def run(llm, inputs): return", "import asyncio\nasync def run(llm, inputs): return")
+    text = text.replace("llm(text) for", "(llm(text), id(asyncio.get_running_loop())) for")
+    pipeline = Pipeline.load(written(tmp_path, text))
+    first, second = (pipeline.answer(str.upper, ["a"]) for _ in range(2))
+    assert first == second and first[0][0] == "A"
+
+
 def test_an_engine_takes_the_text_after_the_colon(tmp_path: Path) -> None:
     engine = Pipeline.load(written(tmp_path, GOOD)).engine("at:http://here/")
     assert engine.label == "at:http://here/"
