@@ -10,6 +10,7 @@ from bench import harness
 GROUPS = {
     "runtime": "the engine: equality, reuse, decode speed, scheduling, memory",
     "start": "process start to answers: on a fresh machine and later, beside the imports of torch and transformers",
+    "cpu": "any CPU beside llama.cpp and OpenVINO: decode, prefill, shared prefixes, guesses, memory",
     "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
     "workloads": "twelve workloads in each framework, beside transformers, its continuous batching and Guidance",
     "ablation": "what each part of the runtime brings to the workloads, by leaving it out",

@@ -1,0 +1,112 @@
+"""GraftLM and its rivals on a CPU, each in a process of its own, asked in turn for the same tokens."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench.cpu._models import Precision, write_gguf, write_openvino, write_random
+from bench.harness import ROOT, Row
+from bench.models import Size
+
+OURS = "GraftLM"
+NEEDS = {"llama.cpp": ("llama_cpp", "gguf"), "OpenVINO": ("openvino_genai",)}
+NAMES: dict[Size, str] = {"tiny": "tiny", "30M": "28M", "450M": "443M"}
+
+
+class Worker:
+    """A process with one engine; see `_worker.py`."""
+
+    def __init__(self, engine: str, model: Path, precision: Precision) -> None:
+        self.engine = engine
+        threads = os.process_cpu_count() if sys.version_info >= (3, 13) else len(os.sched_getaffinity(0))
+        command = [sys.executable, "-m", "bench.cpu._worker", engine, str(model), precision, str(threads)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the worker
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
+        )
+
+    def ask(self, prompts: Sequence[Any], num_new: int, *, shared: int = 0, speculation: str = "off") -> dict[str, Any]:
+        """-> the worker's answer; RuntimeError with the end of what it printed if it has died"""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"prompts": prompts, "num_new": num_new, "shared": shared, "speculation": speculation}
+        line = ""
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            pass
+        if not line:
+            self._errors.seek(0)
+            raise RuntimeError(f"{self.engine} ended: {self._errors.read()[-2000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        self._process.communicate()
+        self._errors.close()
+
+
+class Engines(AbstractContextManager["Engines"]):
+    """One worker for each engine that is installed, on the same weights."""
+
+    def __init__(self, size: Size, precision: Precision, folder: Path, model: Path | None = None) -> None:
+        self.label = f"{model.name if model else NAMES[size]} {precision}"
+        model = model or write_random(size, folder)
+        places = {OURS: model}
+        for name, modules in NEEDS.items():
+            missing = [module for module in modules if importlib.util.find_spec(module) is None]
+            try:
+                if missing:
+                    raise RuntimeError(f"{missing[0]} is not installed: pip install graftlm[bench-cpu]")
+                places[name] = write_gguf(model, precision) if name == "llama.cpp" else write_openvino(model, precision)
+            except RuntimeError as error:
+                Console(stderr=True).print(f"without {name}: {error}")
+        self.workers = {name: Worker(name, place, precision) for name, place in places.items()}
+
+    def __exit__(self, *exception: object) -> None:
+        for worker in self.workers.values():
+            worker.close()
+
+
+def compared(case: str, label: str, rates: dict[str, list[float]], floor: float | None, unit: str) -> list[Row]:
+    """A row for each rival's rates, then GraftLM's beside the best rival's; ratios are medians over paired rounds."""
+    rows = [_row(case, f"{label}, {name}", samples, unit) for name, samples in rates.items() if name != OURS]
+    ours = rates[OURS]
+    best = max(rows, key=lambda row: row.value, default=None)
+    if best is None:
+        return [_row(case, f"{label}, {OURS}", ours, unit)]
+    theirs = rates[best.what.rsplit(", ", 1)[1]]
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    return [*rows, _row(case, f"{label}, {OURS}", ours, unit, baseline=best.value, ratio=ratio, floor=floor)]
+
+
+def _row(case: str, what: str, samples: list[float], unit: str, **rest: Any) -> Row:
+    return Row(case, what, statistics.median(samples), unit, low=min(samples), high=max(samples), **rest)
+
+
+def model_folder() -> Path:
+    """Where models are written: $GRAFTLM_BENCH_MODELS, which is kept, or a folder of this process."""
+    kept = os.environ.get("GRAFTLM_BENCH_MODELS")
+    if kept is None:
+        _temporary.append(tempfile.TemporaryDirectory())
+        return Path(_temporary[-1].name)
+    return Path(kept)
+
+
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
+"""Folders that go when this process ends."""

@@ -1,0 +1,183 @@
+"""One engine in a process of its own: JSON lines in, JSON lines out. Run by `_engines.py`.
+
+A line {"prompts", "num_new", "shared", "speculation"} is answered by {"seconds", "ids", "peak_mib"}: greedy tokens of
+all prompts, computed together from an empty cache. The first `shared` tokens of all prompts are equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Ids = list[list[int]]
+Generate = Callable[[Ids, int, int, str], Ids]
+
+
+def graftlm(model: str, precision: str, threads: int) -> Generate:
+    import torch
+
+    import graftlm as gl
+
+    torch.set_num_threads(threads)
+    runtimes: dict[str, Any] = {}
+
+    def generate(prompts: Ids, num_new: int, shared: int, speculation: str) -> Ids:
+        if speculation not in runtimes:
+            for loaded in runtimes.values():
+                loaded.close()
+            runtimes.clear()
+            runtimes[speculation] = gl.Runtime(
+                model, device="cpu", dtype=precision, speculation=speculation, quiet=True
+            )
+        runtime = runtimes[speculation]
+        runtime.clear_cache()
+        answers = runtime.generate(prompts, max_tokens=num_new, temperature=0.0, ignore_eos=True)
+        return [list(answer.token_ids) for answer in answers]
+
+    return generate
+
+
+def llama_cpp(model: str, precision: str, threads: int) -> Generate:
+    """llama.cpp's own batches: a sequence for each prompt, a shared prefix once, as who knows of it would write it."""
+    import llama_cpp as ll
+    import numpy as np
+
+    ll.llama_backend_init()
+    quiet = ll.llama_log_callback(lambda level, text, data: None)
+    ll.llama_log_set(quiet, None)
+    loaded = ll.llama_model_load_from_file(model.encode(), _without_gpu(ll))
+    vocab_size = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(loaded))
+    batch = ll.llama_batch_init(2048, 0, 1)
+    held: dict[tuple[int, int, bool], Any] = {}
+
+    def context(num: int, length: int, unified: bool) -> Any:
+        key = num, length, unified
+        if key not in held:
+            for old in held.values():
+                ll.llama_free(old)
+            held.clear()
+            asked = ll.llama_context_default_params()
+            asked.n_ctx, asked.n_batch, asked.n_ubatch, asked.n_seq_max = num * length, 2048, 512, num
+            asked.n_threads = asked.n_threads_batch = threads
+            asked.type_k = asked.type_v = ll.GGML_TYPE_F32 if precision == "float32" else ll.GGML_TYPE_F16
+            asked.kv_unified = unified
+            held[key] = ll.llama_init_from_model(loaded, asked)
+            if not held[key]:
+                raise RuntimeError("llama.cpp made no context")
+        return held[key]
+
+    def decode(ctx: Any, rows: list[tuple[int, int, int, bool]]) -> list[int]:
+        """Rows are (id, position, sequence, whether its token is wanted)."""
+        chosen: list[int] = []
+        for first in range(0, len(rows), 2048):
+            part = rows[first : first + 2048]
+            batch.n_tokens = len(part)
+            for i, (token, position, sequence, wanted) in enumerate(part):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, position, int(wanted)
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            if ll.llama_decode(ctx, batch):
+                raise RuntimeError("llama.cpp could not decode")
+            for i, row in enumerate(part):
+                if row[3]:
+                    logits = np.ctypeslib.as_array(ll.llama_get_logits_ith(ctx, i), (vocab_size,))
+                    chosen.append(int(logits.argmax()))
+        return chosen
+
+    def generate(prompts: Ids, num_new: int, shared: int, speculation: str) -> Ids:
+        longest = max(map(len, prompts)) + num_new
+        ctx = context(len(prompts), -(-longest // 256) * 256, bool(shared))
+        memory = ll.llama_get_memory(ctx)
+        ll.llama_memory_clear(memory, True)
+        if shared:
+            decode(ctx, [(token, i, 0, False) for i, token in enumerate(prompts[0][:shared])])
+            for sequence in range(1, len(prompts)):
+                ll.llama_memory_seq_cp(memory, 0, sequence, 0, shared)
+        rows = [
+            (token, i, sequence, i == len(prompt) - 1)
+            for sequence, prompt in enumerate(prompts)
+            for i, token in enumerate(prompt)
+            if i >= shared
+        ]
+        answers = [[token] for token in decode(ctx, rows)]
+        for step in range(num_new - 1):
+            rows = [(a[-1], len(p) + step, i, True) for i, (a, p) in enumerate(zip(answers, prompts, strict=True))]
+            for answer, token in zip(answers, decode(ctx, rows), strict=True):
+                answer.append(token)
+        return answers
+
+    return generate
+
+
+def _without_gpu(ll: Any) -> Any:
+    asked = ll.llama_model_default_params()
+    asked.n_gpu_layers = 0
+    return asked
+
+
+def openvino(model: str, precision: str, threads: int) -> Generate:
+    """OpenVINO GenAI; of prompts that share a prefix one goes first, as who knows of it would write it."""
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    kind = "f32" if precision == "float32" else "bf16"
+    chosen = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind}
+    pipes: dict[bool, Any] = {}
+
+    def pipe(caching: bool) -> Any:
+        if caching not in pipes:
+            pipes.clear()
+            scheduler = genai.SchedulerConfig()
+            scheduler.cache_size = 2  # GB
+            scheduler.enable_prefix_caching = caching
+            scheduler.max_num_batched_tokens = 2048
+            tokenizer = genai.Tokenizer(model) if (Path(model) / "openvino_tokenizer.xml").exists() else None
+            arguments = (model, tokenizer, scheduler, "CPU") if tokenizer else (model, scheduler, "CPU")
+            pipes[caching] = genai.ContinuousBatchingPipeline(*arguments, chosen)
+        return pipes[caching]
+
+    def ask(prompts: Ids, num_new: int, caching: bool) -> Ids:
+        config = genai.GenerationConfig()
+        config.max_new_tokens, config.do_sample, config.ignore_eos = num_new, False, True
+        tensors = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+        return [list(x.m_generation_ids[0]) for x in pipe(caching).generate(tensors, [config] * len(prompts))]
+
+    def generate(prompts: Ids, num_new: int, shared: int, speculation: str) -> Ids:
+        if not shared:
+            return ask(prompts, num_new, False)
+        return ask(prompts[:1], num_new, True) + ask(prompts[1:], num_new, True)
+
+    return generate
+
+
+ENGINES = {"GraftLM": graftlm, "llama.cpp": llama_cpp, "OpenVINO": openvino}
+
+
+def peak_mib() -> float:
+    """The most memory that this process ever held; of Linux."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    engine, model, precision, threads = sys.argv[1:]
+    generate = ENGINES[engine](model, precision, int(threads))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        started = time.perf_counter()
+        ids = generate(asked["prompts"], asked["num_new"], asked["shared"], asked["speculation"])
+        seconds = time.perf_counter() - started
+        print(json.dumps({"seconds": seconds, "ids": ids, "peak_mib": peak_mib()}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
