@@ -78,6 +78,7 @@ class Meter:
         self.runtimes: list[Runtime] = []
         self.models: list[Any] = []
         self._hooks: list[RemovableHandle] = []
+        self._llamas: list[Any] = []
         self._count_http()
 
     def attach(self) -> None:
@@ -100,6 +101,10 @@ class Meter:
                 self.models.append(model)
                 self._hooks.append(model.register_forward_pre_hook(self._count_forward, with_kwargs=True))
                 model.generate = self._timed(model.generate, model)
+        if "llama_cpp" in sys.modules and not self._llamas:
+            self._llamas = alive(sys.modules["llama_cpp"].Llama)
+            for llama in self._llamas:
+                llama.create_completion = self._completing(llama.create_completion)
 
     def start(self) -> list[str]:
         """Begin a round: set every count to zero and empty the engine's prefix caches.
@@ -153,6 +158,21 @@ class Meter:
             with self._lock:
                 self._counted += Work(completion_tokens=_num_generated(model, given, output))
             return output
+
+        return timed
+
+    def _completing(self, complete: Callable[..., T]) -> Callable[..., T]:
+        """llama-cpp-python's completions, chats too, with the usage they tell; a stream tells none."""
+
+        @wraps(complete)
+        def timed(*args: Any, **kwargs: Any) -> T:
+            begin = time.perf_counter()
+            answer = complete(*args, **kwargs)
+            usage = answer.get("usage") or {} if isinstance(answer, dict) else {}
+            with self._lock:
+                self._counted += Work(1, usage.get("prompt_tokens"), None, usage.get("completion_tokens"), 1)
+            self._span(begin)
+            return answer
 
         return timed
 

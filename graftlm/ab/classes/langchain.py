@@ -25,7 +25,7 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
 
     def llama_cpp(model: str, own: str = "") -> Any:
         chat = load("langchain_community.chat_models").ChatLlamaCpp
-        return chat(model_path=gguf(own or model), n_ctx=0, verbose=False, **greedy)
+        return chat(model_path=gguf(own or model), n_ctx=0, verbose=False, streaming=False, **greedy)
 
     def outlines(model: str) -> Any:
         return load("langchain_community.chat_models.outlines").ChatOutlines(

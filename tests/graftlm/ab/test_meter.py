@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
@@ -51,3 +53,17 @@ def test_generated_tokens_are_counted_up_to_each_rows_end_token() -> None:
     given = torch.tensor([[1, 2], [1, 2]])
     output = torch.tensor([[1, 2, 5, 7, 0, 0], [1, 2, 5, 5, 5, 5]])
     assert _num_generated(model, given, output) == 2 + 4
+
+
+def test_a_call_of_llama_cpp_counts_by_the_usage_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Llama:
+        def create_completion(self, prompt: str) -> dict[str, object]:
+            return {"usage": {"prompt_tokens": len(prompt), "completion_tokens": 2}}
+
+    module = ModuleType("llama_cpp")
+    module.Llama = Llama  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "llama_cpp", module)
+    llama, meter = Llama(), Meter()
+    meter.attach()
+    llama.create_completion("abc")
+    assert (meter.work(), len(meter.spans(0.0))) == (Work(1, 3, None, 2, 1), 1)
