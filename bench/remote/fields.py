@@ -1,11 +1,15 @@
 """Calls and prompt tokens of programs of three and eight fields: with API speculative execution, and without.
 
-The server is `transformers serve` with sprout, written by others, which continues text but no assistant turn.
+The servers are `transformers serve` with sprout, written by others, which continues text but no assistant turn, and
+`graftlm serve sprout`, which continues turns too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import graftlm as gl
@@ -15,6 +19,7 @@ from bench.remote._forms import EIGHT, THREE, Form, chat_form, fill, json_form
 from graftlm.core.model.load import resolve
 from graftlm.core.program.program import Program
 from graftlm.core.remote.ledger.usage import RemoteUsage
+from tests.served import started
 
 NUM_SPEC_TOKENS = 128
 FLOORS = {3: (3.0, 3.0), 8: (8.0, 5.6)}
@@ -52,24 +57,41 @@ def rows_of(what: str, num_fields: int, ours: tuple[Any, RemoteUsage], plain: tu
 
 
 def run(options: Options) -> Sequence[Row]:
-    num = options.choose(2, 16)
     folder = str(resolve("sprout"))
-    rows: list[Row] = []
     with served(folder) as url:
-        settings: dict[str, Any] = {"base_url": url, "max_in_flight": 4}
-        with (
-            gl.Runtime(folder, tokenizer=tokenizer_of(folder), capabilities=KNOWN, **settings) as text,
-            gl.Runtime(folder, capabilities={**KNOWN, "continue_turn": "none"}, **settings) as chat,
-        ):
-            for labels in options.choose((THREE,), (THREE, EIGHT)):
-                forms = [json_form(labels, seed) for seed in range(num)]
-                plain = measure(text, forms, None)
-                rows += rows_of("JSON, text", len(labels), measure(text, forms, NUM_SPEC_TOKENS), plain)
-                forms = [chat_form(labels, seed) for seed in range(num)]
-                plain = measure(text, forms, None)
-                rows += rows_of("turns, text", len(labels), measure(text, forms, NUM_SPEC_TOKENS), plain)
-                rows += rows_of("turns, chat alone", len(labels), measure(chat, forms, NUM_SPEC_TOKENS), plain)
+        rows = _behind("transformers serve", url, folder, options, continues_turns=False)
+    with _served_here() as url:
+        return rows + _behind("graftlm serve", url, "sprout", options, continues_turns=True)
+
+
+def _behind(server: str, url: str, model: str, options: Options, *, continues_turns: bool) -> list[Row]:
+    num, rows = options.choose(2, 16), []
+    tokenizer = tokenizer_of(str(resolve("sprout")))
+    settings: dict[str, Any] = {"base_url": url, "max_in_flight": 4}
+    with (
+        gl.Runtime(model, tokenizer=tokenizer, capabilities=KNOWN, **settings) as text,
+        gl.Runtime(model, capabilities={**KNOWN, "continue_turn": "continue_final_message"}, **settings) as turns,
+        gl.Runtime(model, capabilities={**KNOWN, "continue_turn": "none"}, **settings) as chat,
+    ):
+        for labels in options.choose((THREE,), (THREE, EIGHT)):
+            forms = [json_form(labels, seed) for seed in range(num)]
+            plain = measure(text, forms, None)
+            rows += rows_of(f"{server}, JSON, text", len(labels), measure(text, forms, NUM_SPEC_TOKENS), plain)
+            forms = [chat_form(labels, seed) for seed in range(num)]
+            plain = measure(text, forms, None)
+            rows += rows_of(f"{server}, turns, text", len(labels), measure(text, forms, NUM_SPEC_TOKENS), plain)
+            if continues_turns:
+                ours = measure(turns, forms, NUM_SPEC_TOKENS)
+                rows += rows_of(f"{server}, turns, continued", len(labels), ours, measure(turns, forms, None))
+            rows += rows_of(f"{server}, turns, chat alone", len(labels), measure(chat, forms, NUM_SPEC_TOKENS), plain)
     return rows
+
+
+@contextmanager
+def _served_here() -> Iterator[str]:
+    with TemporaryDirectory() as folder, started(Path(folder), "sprout", "--option", "dtype=float32") as server:
+        server.wait_ready()
+        yield f"{server.url}/v1"
 
 
 def tokenizer_of(folder: str) -> Any:

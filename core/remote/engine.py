@@ -18,7 +18,7 @@ from graftlm.core.remote.language.values import Values, nothing_ahead
 from graftlm.core.remote.ledger.usage import RemoteUsage
 from graftlm.core.remote.speculation.text import RemoteText
 from graftlm.core.remote.transport import loop
-from graftlm.core.remote.transport.answer import Answer, first_stop
+from graftlm.core.remote.transport.answer import Answer, first_stop, until_stop
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.remote.transport.request_body import Query, constraint_kind
 from graftlm.core.request import Chunk, Completion, Request, Submission
@@ -193,8 +193,8 @@ def _completion(request: Request, answers: Sequence[Answer], usage: RemoteUsage)
 
 def _cut(answer: Answer, stops: Sequence[str]) -> Answer:
     """The answer without a stop that the server left in its text, and what comes after."""
-    at, end = first_stop(answer.text, stops)
-    return replace(answer, text=answer.text[:at], finish_reason="stop") if end else answer
+    text, reason = until_stop(answer.text, stops, answer.finish_reason)
+    return replace(answer, text=text, finish_reason=reason)
 
 
 def _stop_of(answer: Answer, stops: Sequence[str]) -> Any:

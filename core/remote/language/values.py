@@ -30,7 +30,7 @@ from graftlm.core.remote.ledger.usage import Count, RemoteUsage
 from graftlm.core.remote.speculation.live import Follow, Told
 from graftlm.core.remote.speculation.surplus import Ahead
 from graftlm.core.remote.speculation.text import RemoteText, Written
-from graftlm.core.remote.transport.answer import Answer, first_stop
+from graftlm.core.remote.transport.answer import Answer, until_stop
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.remote.transport.request_body import Query, constraint_kind
 from graftlm.core.request import Chunk, Completion, FinishReason
@@ -234,8 +234,7 @@ class Values:
         elif sampling.greedy:
             return None  # it would write the same again
         answer = await self.ask(prompt, sampling, stops=sampling.stop)
-        at, end = first_stop(answer.text, sampling.stop)
-        return answer.text[:at], "stop" if end else answer.finish_reason
+        return until_stop(answer.text, sampling.stop, answer.finish_reason)
 
     async def _several(self, text: RemoteText, sampling: SamplingParams, name: str | None) -> Value:
         """All `n` values of one request; the text goes on with the first."""
@@ -244,10 +243,7 @@ class Values:
         if sampling.constrained:
             await self._constraint_field(sampling, sent)
         answers = await self._endpoint.ask(self._query(sent, sampling))
-        each = []
-        for answer in answers:
-            at, end = first_stop(answer.text, sampling.stop)
-            each.append(Written(answer.text[:at], "stop" if end else answer.finish_reason, answer))
+        each = [Written(*until_stop(a.text, sampling.stop, a.finish_reason), a) for a in answers]
         if sampling.constrained:
             language = await Language.of(sampling)
             each = [await self._check_one(language, written, sampling, name) for written in each]

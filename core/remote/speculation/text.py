@@ -25,7 +25,7 @@ from graftlm.core.remote.speculation.surplus import (
     surely_cut,
     take_choice,
 )
-from graftlm.core.remote.transport.answer import Answer, first_stop
+from graftlm.core.remote.transport.answer import Answer, until_stop
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.request import FinishReason
 
@@ -332,8 +332,7 @@ def _counted(surplus: Surplus) -> RemoteUsage:
 
 
 def _cut(text: str, sampling: SamplingParams, answer: Answer) -> Written:
-    at, end = first_stop(text, sampling.stop)
-    return Written(text[:at], "stop" if end else answer.finish_reason, answer)
+    return Written(*until_stop(text, sampling.stop, answer.finish_reason), answer)
 
 
 def _follow(told: Told | None, before: str, head: str = "") -> Follow | None:

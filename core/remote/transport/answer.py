@@ -11,7 +11,7 @@ from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.errors import RemoteError
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.ledger.usage import RemoteUsage
-from graftlm.core.remote.transport.failures import no_answer
+from graftlm.core.remote.transport.failures import no_answer, words_of
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.request import FinishReason, TokenLogprob
 
@@ -79,6 +79,12 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int]:
     found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
     end, at = min(found, default=(0, len(text)))
     return at, end
+
+
+def until_stop(text: str, stops: Sequence[str], finish_reason: FinishReason) -> tuple[str, FinishReason]:
+    """The text before the stop string that is complete first, and why it ends. Some servers leave stops in texts."""
+    at, end = first_stop(text, stops)
+    return text[:at], "stop" if end else finish_reason
 
 
 def cut_before(answer: Answer, at: int) -> Answer:
@@ -182,8 +188,9 @@ class _Pieces:
         self.text = ""
         self.finish_reason: str | None = None
         self._logprobs: list[Mapping[str, Any]] = []
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._chat = False
+        self._calls: dict[tuple[int, str], dict[str, Any]] = {}
+        self._call_at: dict[int, tuple[int, str]] = {}
+        self._chat = self._begun = False
         self._ends: list[int] = []
 
     @property
@@ -192,8 +199,11 @@ class _Pieces:
         return Answer(self.text, "length", token_ends=ends)
 
     def push(self, choice: Mapping[str, Any]) -> str:
-        delta = choice.get("delta") or choice.get("message")  # a whole message from one that does not stream
-        self._chat = self._chat or isinstance(delta, Mapping)
+        delta = choice.get("delta")
+        if not delta and not self._begun:
+            delta = choice.get("message")  # a whole message from one that does not stream
+        self._begun = True
+        self._chat = self._chat or isinstance(delta, Mapping) or isinstance(choice.get("message"), Mapping)
         text = _content(delta.get("content") if isinstance(delta, Mapping) else choice.get("text")) or ""
         self.text += text
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
@@ -206,13 +216,16 @@ class _Pieces:
         return text
 
     def _push_call(self, call: Mapping[str, Any]) -> None:
-        whole = self._calls.setdefault(
-            call.get("index") or 0, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        whole["id"] = call.get("id") or whole["id"]
-        for name, piece in (call.get("function") or {}).items():
-            if isinstance(piece, str) and name in whole["function"]:
-                whole["function"][name] += piece
+        """Take a piece of a call. Servers that number no calls, or all alike, begin each with its id and name."""
+        index, given, function = call.get("index") or 0, str(call.get("id") or ""), call.get("function") or {}
+        at = self._call_at.get(index)
+        if at is None or (function.get("name") and given not in ("", at[1])):
+            at = self._call_at[index] = (index, given)
+        whole = self._calls.setdefault(at, {"id": given, "type": "function", "function": {"name": "", "arguments": ""}})
+        whole["id"] = whole["id"] or given
+        for name, piece in function.items():
+            if name in whole["function"] and piece is not None:
+                whole["function"][name] += piece if isinstance(piece, str) else json.dumps(piece)
 
     def choice(self, index: int) -> Mapping[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": self.finish_reason}
@@ -220,7 +233,7 @@ class _Pieces:
             names = {name for piece in self._logprobs for name, values in piece.items() if isinstance(values, list)}
             choice["logprobs"] = {n: [v for piece in self._logprobs for v in piece.get(n) or ()] for n in names}
         if self._chat:
-            calls = [self._calls[i] for i in sorted(self._calls)]
+            calls = [self._calls[at] for at in sorted(self._calls, key=lambda at: at[0])]
             return choice | {"message": {"content": self.text, "tool_calls": calls}}
         return choice | {"text": self.text}
 
@@ -242,7 +255,9 @@ def _read(choice: Mapping[str, Any], num_tokens: int | None, config: EndpointCon
         raise RemoteError(f"{config.base_url} refused to answer ({why}); change the prompt")
     finish = finish_of(reason)
     if finish is None:
-        raise RemoteError(f"{config.base_url} ended its answer with finish_reason {reason!r}; ask again")
+        why = words_of(choice.get("error"))
+        said_why = f" ({why})" if why else ""
+        raise RemoteError(f"{config.base_url} ended its answer with finish_reason {reason!r}{said_why}; ask again")
     calls = tuple(call for call in said.get("tool_calls") or () if isinstance(call, Mapping))
     if content is None and calls:
         content = ""

@@ -24,8 +24,10 @@ _AGAIN = (408, 409, 429)
 _REMEDIES = {
     400: "change what it refuses, or say what it can do in capabilities=",
     401: "check api_key, or the variable GRAFTLM_API_KEY",
+    402: "add credit to the account, or ask another endpoint",
     403: "check what the key is allowed to do",
     404: "check base_url (usually it ends in /v1) and the model's name",
+    413: "shorten the prompt",
     422: "change what it refuses, or say what it can do in capabilities=",
     429: "lower max_in_flight or raise max_retries",
 }
@@ -65,7 +67,7 @@ def failure_of(error: Exception, config: EndpointConfig, *, begun: bool = False)
     if isinstance(error, openai.APIConnectionError):
         return _of_connection(error.__cause__ or error, config, begun)
     if isinstance(error, openai.APIError):  # an error inside of a stream
-        message = _message(error.body) or str(error)
+        message = words_of(error.body) or str(error)
         return Failure(RemoteError(_says(config, None, message, error.code), code=error.code), not begun)
     if isinstance(error, ValueError):
         text = f"{config.base_url} sent what is no JSON: {_shorten(config.redact(str(error)))}"
@@ -93,7 +95,7 @@ def retry_after_s(headers: Mapping[str, str], now_s: float | None = None) -> flo
 
 def no_answer(config: EndpointConfig, what: str, found: Any) -> RemoteError:
     """An answer with status 200 that holds no completion."""
-    message = _message(found.get("error")) if isinstance(found, Mapping) else None
+    message = words_of(found.get("error")) if isinstance(found, Mapping) else None
     if message:
         return RemoteError(_says(config, None, message, None))
     shown = _shorten(config.redact(repr(found)))
@@ -110,7 +112,7 @@ def _of_status(error: Any, config: EndpointConfig) -> Failure:
     again = status in _AGAIN or status >= 500 if told not in ("true", "false") else told == "true"
     if code in _NEVER_AGAIN or (wait_s is not None and wait_s > MAX_RETRY_AFTER_S):
         again = False
-    message = _message(error.body) or _message(_text_of(error.response))
+    message = words_of(error.body) or words_of(_text_of(error.response))
     failure = RemoteError(_says(config, status, message, code, wait_s), status=status, code=code, retry_after_s=wait_s)
     return Failure(failure, again, wait_s)
 
@@ -139,11 +141,13 @@ def _says(
     return f"{text}; {remedy}" if remedy is not None else text
 
 
-def _message(body: Any) -> str | None:
+def words_of(body: Any) -> str | None:
     """The words of an error: in "message", in "detail", or the body itself."""
     if isinstance(body, Mapping):
         found = next((body[name] for name in ("message", "detail", "error") if body.get(name)), None)
-        return _message(found) if found is not None else str(dict(body)) if body else None
+        return words_of(found) if found is not None else str(dict(body)) if body else None
+    if isinstance(body, list) and len(body) == 1 and isinstance(body[0], Mapping) and body[0].get("error"):
+        return words_of(body[0])  # Gemini
     return str(body).strip() or None if body is not None else None
 
 
