@@ -103,3 +103,14 @@ def _check_order(low: Decimal | int | None, high: Decimal | int | None, least: s
         raise GrammarError(
             f"{pointer or '/'}: nothing can satisfy this: {least} ({low}) is above {most} ({high})", pointer=pointer
         )
+
+
+def schemas(schema: Schema, keyword: str, pointer: str) -> list[Any]:
+    """The list that a keyword gives, which must not be empty."""
+    items = schema[keyword]
+    if not isinstance(items, list) or not items:
+        raise GrammarError(
+            f"{pointer}/{keyword}: {items!r} is not a list of schemas; give at least one",
+            pointer=f"{pointer}/{keyword}",
+        )
+    return items

@@ -35,18 +35,18 @@ def members(lowering: Lowering, shape: Object) -> Node:
         member = shape.property(name)
         value = lowering.member_value(shape.additional if member is None else member)
         if value != ast.NOTHING:
-            written.append((ast.concat(lowering.name(name), value), name in required))
+            written.append((ast.concat(lowering.tokens.name(name), value), name in required))
         elif name in required:
             return ast.NOTHING
     others = None
     if shape.additional != NOTHING:
         value = lowering.member_value(shape.additional)
         if value != ast.NOTHING:
-            others = ast.concat(lowering.key(lowering.other_names(list(names))), value)
+            others = ast.concat(lowering.tokens.key(lowering.tokens.other_names(list(names))), value)
     first = next((i for i, (_, is_required) in enumerate(written) if is_required), None)
-    after = [] if first is None else [_after(lowering.comma, *member) for member in written[first + 1 :]]
+    after = [] if first is None else [_after(lowering.tokens.comma, *member) for member in written[first + 1 :]]
     if others is not None and first is not None:
-        after.append(ast.star(ast.concat(lowering.comma, others)))
+        after.append(ast.star(ast.concat(lowering.tokens.comma, others)))
     if first == 0:
         return ast.concat(written[0][0], *after)
     if first is not None:
@@ -64,8 +64,8 @@ def _first_of(lowering: Lowering, written: list[tuple[Node, bool]], others: Node
 
     State 0 has written nothing, 2 i + 1 is about to write member i, 2 i + 2 has passed it.
     """
-    nodes, comma = [member for member, _ in written] + ([others] if others is not None else []), lowering.comma
-    if lowering.has_rules and len(nodes) > MAX_WALK:
+    nodes, comma = [member for member, _ in written] + ([others] if others is not None else []), lowering.tokens.comma
+    if lowering.tokens.has_rules and len(nodes) > MAX_WALK:
         return _halved(lowering, nodes, repeats=others is not None, needed=needed)
     rows: list[list[tuple[Node, int]]] = [[(EMPTY, 2 * i + 1) for i in range(len(nodes))]]
     last = 2 * len(nodes)
@@ -83,8 +83,8 @@ def _halved(lowering: Lowering, nodes: list[Node], *, repeats: bool, needed: boo
 
     repeats  whether the last node may come any number of times
     """
-    comma, last = lowering.comma, len(nodes) - 1
-    named = list(map(lowering.named, nodes))
+    comma, last = lowering.tokens.comma, len(nodes) - 1
+    named = list(map(lowering.tokens.token, nodes))
 
     def first(low: int, high: int) -> Node:
         """The text from a member on that is the first to be written."""
@@ -101,7 +101,7 @@ def _halved(lowering: Lowering, nodes: list[Node], *, repeats: bool, needed: boo
                 return ast.star(node) if repeats else node
             return ast.optional(node)
         middle = (low + high) // 2
-        return lowering.named(ast.concat(after(low, middle), after(middle, high)))
+        return lowering.tokens.token(ast.concat(after(low, middle), after(middle, high)))
 
     text = first(0, len(nodes))
     return text if needed else ast.optional(text)

@@ -24,7 +24,7 @@ class Items:
     def __init__(self, lowering: Lowering, formula: Formula) -> None:
         self._lowering = lowering
         self._formula = formula
-        self._walk = Walk(lowering.comma)
+        self._walk = Walk(lowering.tokens.comma)
         self._arrays = [leaf for leaf in leaves(formula) if isinstance(leaf, Array)]
         self._wanted = [(leaf, wanted) for leaf in self._arrays for wanted in leaf.contains]
         self._last = max(

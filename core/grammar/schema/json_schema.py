@@ -333,15 +333,15 @@ class SchemaReader:
         return Reference(target)
 
     def _read_all(self, schema: Schema, pointer: str) -> Shape:
-        items = self._list(schema, "allOf", pointer)
+        items = assertions.schemas(schema, "allOf", pointer)
         return both(*(self.read(item, f"{pointer}/allOf/{i}") for i, item in enumerate(items)))
 
     def _read_any(self, schema: Schema, pointer: str) -> Shape:
-        items = self._list(schema, "anyOf", pointer)
+        items = assertions.schemas(schema, "anyOf", pointer)
         return union(*(self.read(item, f"{pointer}/anyOf/{i}") for i, item in enumerate(items)))
 
     def _read_one(self, schema: Schema, pointer: str) -> Shape:
-        items = self._list(schema, "oneOf", pointer)
+        items = assertions.schemas(schema, "oneOf", pointer)
         shapes = tuple(self.read(item, f"{pointer}/oneOf/{i}") for i, item in enumerate(items))
         return ExactlyOne(shapes) if len(shapes) > 1 else shapes[0]
 
@@ -375,15 +375,6 @@ class SchemaReader:
                 return NOTHING
             shape = Literals(kept)
         return shape
-
-    def _list(self, schema: Schema, keyword: str, pointer: str) -> list[Any]:
-        items = schema[keyword]
-        if not isinstance(items, list) or not items:
-            raise GrammarError(
-                f"{pointer}/{keyword}: {items!r} is not a list of schemas; give at least one",
-                pointer=f"{pointer}/{keyword}",
-            )
-        return items
 
 
 _APPLICATORS = {

@@ -6,12 +6,10 @@ the rules they name; without rules the language is regular.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
@@ -46,10 +44,10 @@ from graftlm.core.grammar.schema.shapes import (
     Unkept,
     both,
 )
+from graftlm.core.grammar.schema.tokens import JsonTokens
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 MAX_NODES = 50_000  # a definition that takes more when it is written out wherever it is used becomes a rule
-_BLANKS = ast.repeat(ast.chars(" \t\n\r"), 0, 20)
 
 
 @dataclass(frozen=True)
@@ -119,11 +117,7 @@ class _NotRegularError(Exception):
 
 
 class Lowering:
-    """Lowers the shapes of one schema document.
-
-    With `context_free` each token of JSON becomes a rule. A parser that reads tokens needs them whole and apart: were
-    `{"a":` one of them, it would never see the `{` of `{"b":`.
-    """
+    """Lowers the shapes of one schema document, with `context_free` to rules."""
 
     names_differ = False
     """Whether something else keeps the names in an object apart."""
@@ -135,19 +129,8 @@ class Lowering:
         self._limits = options.limits
         self._bounded_numbers = options.bounded_numbers
         self._deadline = time.monotonic() + options.limits.seconds
-        digest = hashlib.blake2b(
-            (spec.text + spec.documents_text).encode(errors="surrogatepass"), digest_size=8
-        ).hexdigest()
-        self._prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
-        self._prefix += " bounded" if options.bounded_numbers else ""
-        blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
-        after = ast.literal(" ") if options.whitespace == "single" else blanks
+        self.tokens = JsonTokens(spec, options, has_rules=context_free)
         self._context_free = context_free
-        self._rules: dict[str, Node] = {}
-        self._tokens: dict[Node, Node] = {}
-        self._blanks = blanks
-        self.comma = self._token(ast.concat(blanks, ast.literal(","), after))
-        self._colon = ast.concat(blanks, ast.literal(":"), after)
         self._nodes: dict[Shape, Node] = {}
         self._open: dict[Shape, bool] = {}  # shapes being lowered, and whether they were met again inside
         self._sizes: dict[int, tuple[Node, int]] = {}
@@ -156,7 +139,7 @@ class Lowering:
     def lower(self) -> Lowered:
         """The JSON text of the whole document. Raises GrammarError when no value satisfies it."""
         node = self.value(Reference(""))
-        barren = unending(self._rules)
+        barren = unending(self.tokens.rules)
         if barren:
             node = self._without_rules(node, barren)
         if node == NOTHING and self._reader.contradictions:
@@ -165,40 +148,23 @@ class Lowering:
         if node == NOTHING:
             pointer, reason = blame(self._reader.shape(""), "", self.algebra, self.close)
             raise GrammarError(f"{pointer or '/'}: nothing can satisfy this: {reason}", pointer=pointer)
-        return Lowered(node, self._rules, tuple(self._reader.issues), tuple(self._reader.annotations))
+        return Lowered(node, self.tokens.rules, tuple(self._reader.issues), tuple(self._reader.annotations))
 
     def _without_rules(self, node: Node, barren: list[str]) -> Node:
         """`node` and the rules without those that derive no finite text."""
-        replaced = {name: ast.without_rules(body, barren) for name, body in self._rules.items() if name not in barren}
-        self._rules = replaced
+        replaced = {
+            name: ast.without_rules(body, barren) for name, body in self.tokens.rules.items() if name not in barren
+        }
+        self.tokens.rules = replaced
         found = ast.without_rules(node, barren)
         if found == NOTHING:
-            target = barren[0].removeprefix(self._prefix).removeprefix(" ")
+            target = barren[0].removeprefix(self.tokens.prefix).removeprefix(" ")
             raise GrammarError(
                 f"{target or '/'}: nothing can satisfy this: the definition contains itself and has no way to end; "
                 "make the inner reference optional or nullable",
                 pointer=target,
             )
         return found
-
-    def _token(self, node: Node) -> Node:
-        """`node` as a rule of its own, in a context-free grammar."""
-        if not self._context_free or node == NOTHING:
-            return node
-        if node not in self._tokens:
-            rule = Rule(f"{self._prefix} token {len(self._tokens)}")
-            self._rules[rule.name] = node
-            self._tokens[node] = rule
-        return self._tokens[node]
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether the grammar is context-free."""
-        return self._context_free
-
-    def named(self, node: Node) -> Node:
-        """`node` as a rule, in a context-free grammar; it may derive the empty text."""
-        return self._token(node)
 
     def value(self, shape: Shape) -> Node:
         """The JSON text of the values of this shape."""
@@ -209,7 +175,7 @@ class Lowering:
         if shape in self._open:
             self._open[shape] = True
             self._needs_rules()
-            self._rules.setdefault(name, NOTHING)
+            self.tokens.rules.setdefault(name, NOTHING)
             return Rule(name)
         if time.monotonic() > self._deadline:
             raise GrammarError(
@@ -222,7 +188,7 @@ class Lowering:
         is_named = isinstance(shape, (Reference, Both, ExactlyOne)) and self._context_free
         if is_recursive or (node != NOTHING and (is_named or self._size(node) > MAX_NODES)):
             self._needs_rules()
-            self._rules[name] = node
+            self.tokens.rules[name] = node
             node = Rule(name)
         self._nodes[shape] = node
         return node
@@ -233,10 +199,10 @@ class Lowering:
 
     def _rule_name(self, shape: Shape) -> str:
         if isinstance(shape, Reference):
-            return f"{self._prefix} {shape.target}"
+            return f"{self.tokens.prefix} {shape.target}"
         if shape not in self._shape_numbers:
             self._shape_numbers[shape] = len(self._shape_numbers)
-        return f"{self._prefix} shape {self._shape_numbers[shape]}"
+        return f"{self.tokens.prefix} shape {self._shape_numbers[shape]}"
 
     def _needs_rules(self) -> None:
         if not self._context_free:
@@ -291,19 +257,19 @@ class Lowering:
                 return self._combined(shape)
             case Literals(texts):
                 values = [json.loads(text) for text in texts]
-                scalars = [self._scalar(value) for value in values if not isinstance(value, (list, dict))]
-                others = [self._literal(value) for value in values if isinstance(value, (list, dict))]
-                return ast.alternation(*([self._token(ast.alternation(*scalars))] if scalars else []), *others)
+                scalars = [self.tokens.scalar(value) for value in values if not isinstance(value, (list, dict))]
+                others = [self.tokens.literal(value) for value in values if isinstance(value, (list, dict))]
+                return ast.alternation(*([self.tokens.token(ast.alternation(*scalars))] if scalars else []), *others)
             case Null():
-                return self._token(ast.literal("null"))
+                return self.tokens.token(ast.literal("null"))
             case Boolean():
-                return self._token(ast.alternation(ast.literal("true"), ast.literal("false")))
+                return self.tokens.token(ast.alternation(ast.literal("true"), ast.literal("false")))
             case Number():
                 if self._bounded_numbers:
-                    return self._token(numbers.readable(shape, context_free=self._context_free))
-                return self._token(numbers.number(shape))
+                    return self.tokens.token(numbers.readable(shape, context_free=self._context_free))
+                return self.tokens.token(numbers.number(shape))
             case Text():
-                return self._token(json_text.quoted(text_language.node(shape)))
+                return self.tokens.token(json_text.quoted(text_language.node(shape)))
             case Array():
                 return self._arrays((shape,))
             case Object():
@@ -314,7 +280,7 @@ class Lowering:
         narrowed = {kind: self.algebra.narrow(shape, kind) for kind in KINDS}
         if all(part == ANYTHING for part in narrowed.values()):
             return self._any_value()
-        ways = [self._token(ast.literal(kind)) for kind in KINDS[:3] if narrowed[kind] == ANYTHING]
+        ways = [self.tokens.token(ast.literal(kind)) for kind in KINDS[:3] if narrowed[kind] == ANYTHING]
         for kind in ("number", "string"):
             if narrowed[kind] != NO_SHAPE:
                 ways += map(self.value, self.algebra.pieces(shape, kind))
@@ -325,36 +291,13 @@ class Lowering:
                 ways += map(lower, [(narrowed[kind],)] if cases is None else cases)
         return ast.alternation(*(way for way in ways if way != NOTHING))
 
-    def _literal(self, value: Any) -> Node:
-        match value:
-            case list():
-                return self._bracketed("[", self._joined([self._literal(item) for item in value]), "]")
-            case dict():
-                pairs = [ast.concat(self.name(name), self._literal(item)) for name, item in value.items()]
-                return self._bracketed("{", self._joined(pairs), "}")
-            case _:
-                return self._token(self._scalar(value))
-
-    @staticmethod
-    def _scalar(value: Any) -> Node:
-        match value:
-            case str():
-                return json_text.string(value)
-            case float() if value.is_integer():  # 2.0 is the integer 2 as well
-                return ast.alternation(ast.literal(json.dumps(value)), ast.literal(str(int(value))))
-            case _:
-                return ast.literal(json.dumps(value))
-
-    def _joined(self, items: list[Node]) -> Node:
-        return ast.concat(*[part for item in items for part in (self.comma, item)][1:])
-
     def _any_value(self) -> Node:
-        name = f"{self._prefix} any value"
-        if name not in self._rules:
+        name = f"{self.tokens.prefix} any value"
+        if name not in self.tokens.rules:
             self._needs_rules()
-            self._rules[name] = NOTHING
+            self.tokens.rules[name] = NOTHING
             scalars: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null())
-            self._rules[name] = ast.alternation(
+            self.tokens.rules[name] = ast.alternation(
                 *map(self.value, scalars), self._array(Array()), self._objects((Object(),))
             )
         return Rule(name)
@@ -366,7 +309,7 @@ class Lowering:
         others = [part for part in parts if not isinstance(part, Array)]
         if not others and not shape.contains:
             return self._array(shape)
-        return self._bracketed("[", Items(self, both(shape, *others)).node(), "]")
+        return self.tokens.bracketed("[", Items(self, both(shape, *others)).node(), "]")
 
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
@@ -390,13 +333,13 @@ class Lowering:
             most = None if high is None else high - len(prefix)
             rest = self.value(shape.items)
             if not prefix:
-                return self._bracketed("[", ast.separated(rest, self.comma, low, high), "]")
-            tail = ast.repeat(ast.concat(self.comma, rest), max(low - len(prefix), 0), most)
+                return self.tokens.bracketed("[", ast.separated(rest, self.tokens.comma, low, high), "]")
+            tail = ast.repeat(ast.concat(self.tokens.comma, rest), max(low - len(prefix), 0), most)
         for i in range(len(prefix) - 1, -1, -1):
-            tail = ast.concat(*([self.comma] if i else []), self.value(prefix[i]), tail)
+            tail = ast.concat(*([self.tokens.comma] if i else []), self.value(prefix[i]), tail)
             if i >= low:
                 tail = ast.optional(tail)
-        return self._bracketed("[", tail, "]")
+        return self.tokens.bracketed("[", tail, "]")
 
     def _objects(self, parts: tuple[Shape, ...]) -> Node:
         """Objects that have all these shapes, each an Object, its Not, or a formula of them."""
@@ -405,8 +348,8 @@ class Lowering:
             self._needs_rules()  # before its members are lowered in vain
         try:
             if len(closed) == 1 and isinstance(closed[0], Object) and is_plain(closed[0]):
-                return self._bracketed("{", members(self, closed[0]), "}")
-            return self._bracketed("{", Members(self, both(*closed)).node(), "}")
+                return self.tokens.bracketed("{", members(self, closed[0]), "}")
+            return self.tokens.bracketed("{", Members(self, both(*closed)).node(), "}")
         except GrammarError as error:
             if error.pointer is not None:
                 raise
@@ -423,27 +366,3 @@ class Lowering:
         message = f"minProperties {part.min_properties} over names that the schema does not list cannot be kept"
         self._reader.refuse(part.pointer, "minProperties", f"{message}; declare and require the properties")
         return replace(part, min_properties=0)
-
-    def name(self, name: str) -> Node:
-        """The name of a member and the colon."""
-        return self._token(ast.concat(json_text.string(name), self._colon))
-
-    def key(self, name: Node) -> Node:
-        """The same of any name in `name`, a language of names as they are written."""
-        return self._token(ast.concat(json_text.quoted(name), self._colon))
-
-    def other_names(self, names: list[str]) -> Node:
-        """Any name but these, as it is written."""
-        if not self._context_free or not names:
-            return json_text.other_names(names)
-        # llguidance follows a difference faster than a trie; but then a name must have one spelling
-        one_spelling = all(name.isprintable() and "/" not in name for name in names)
-        anything = ast.star(json_text.TEXT_CHAR if one_spelling else json_text.NAME_CHAR)
-        return ast.Difference(anything, ast.alternation(*map(json_text.inside, names)))
-
-    def _bracketed(self, left: str, inside: Node, right: str) -> Node:
-        if inside == NOTHING:
-            return NOTHING
-        opening = self._token(ast.concat(ast.literal(left), self._blanks))
-        closing = self._token(ast.concat(self._blanks, ast.literal(right)))
-        return ast.concat(opening, inside, closing)

@@ -36,7 +36,7 @@ class Members:
             )
         )
         self._formula = formula
-        self._walk = Walk(lowering.comma)
+        self._walk = Walk(lowering.tokens.comma)
         bounds = [leaf.min_properties for leaf in self._objects]
         bounds += [leaf.max_properties + 1 for leaf in self._objects if leaf.max_properties is not None]
         self._cap = max(bounds, default=0)
@@ -89,7 +89,7 @@ class Members:
     def _declared(self, position: int, formula: Formula) -> list[tuple[Node, Shape, Formula]]:
         members = self._members[position]
         shapes = {leaf: members[leaf] for leaf in leaves(formula) if isinstance(leaf, Object)}
-        key = self._lowering.name(self._names[position])
+        key = self._lowering.tokens.name(self._names[position])
         return [(key, value, after) for value, after in self._branch(formula, shapes)]
 
     def _branch(self, formula: Formula, shapes: dict[Object, Shape]) -> list[tuple[Shape, Formula]]:
@@ -164,7 +164,7 @@ class Members:
                 ways = list(self._branch(formula, {leaf: _other_member(leaf, passed) for leaf in alive}))
                 name = self._name(passed, tuple(test for test in tests if test not in passed)) if ways else ast.NOTHING
                 if name != ast.NOTHING:
-                    found += [(self._lowering.key(name), value, after) for value, after in ways]
+                    found += [(self._lowering.tokens.key(name), value, after) for value, after in ways]
         return found
 
     def _name(self, passed: tuple[str | Shape, ...], failed: tuple[str | Shape, ...]) -> Node:
@@ -177,7 +177,7 @@ class Members:
         inside = [self._test_node(test, wide=False) for test in passed]
         outside = [self._test_node(test, wide=True) for test in failed]
         if not passed and not failed:
-            return self._lowering.other_names(self._names)
+            return self._lowering.tokens.other_names(self._names)
         if self._names:
             outside.append(ast.alternation(*(json_text.inside(name) for name in self._names)))
         if not inside:

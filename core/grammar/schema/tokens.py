@@ -1,0 +1,95 @@
+"""The tokens of JSON: brackets, commas, names and literals, and the rules that a grammar of tokens makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
+from graftlm.core.grammar.schema import json_text
+from graftlm.core.grammar.spec import JsonSchema, Options
+
+_BLANKS = ast.repeat(ast.chars(" \t\n\r"), 0, 20)
+
+
+class JsonTokens:
+    """Writes the tokens of one document with the whitespace that was asked for.
+
+    With `has_rules` each token becomes a rule. A parser that reads tokens needs them whole and apart: were `{"a":` one
+    of them, it would never see the `{` of `{"b":`.
+
+    rules   by their names, those of tokens and those that the document adds
+    prefix  of these names, which tells schemas and options apart
+    """
+
+    def __init__(self, spec: JsonSchema, options: Options, *, has_rules: bool) -> None:
+        text = spec.text + spec.documents_text
+        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        self.prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
+        self.prefix += " bounded" if options.bounded_numbers else ""
+        self.has_rules = has_rules
+        self.rules: dict[str, Node] = {}
+        self._tokens: dict[Node, Node] = {}
+        self._blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
+        after = ast.literal(" ") if options.whitespace == "single" else self._blanks
+        self.comma = self.token(ast.concat(self._blanks, ast.literal(","), after))
+        self._colon = ast.concat(self._blanks, ast.literal(":"), after)
+
+    def token(self, node: Node) -> Node:
+        """`node` as a rule of its own, in a grammar that has rules; it may derive the empty text."""
+        if not self.has_rules or node == NOTHING:
+            return node
+        if node not in self._tokens:
+            rule = Rule(f"{self.prefix} token {len(self._tokens)}")
+            self.rules[rule.name] = node
+            self._tokens[node] = rule
+        return self._tokens[node]
+
+    def literal(self, value: Any) -> Node:
+        match value:
+            case list():
+                return self.bracketed("[", self._joined([self.literal(item) for item in value]), "]")
+            case dict():
+                pairs = [ast.concat(self.name(name), self.literal(item)) for name, item in value.items()]
+                return self.bracketed("{", self._joined(pairs), "}")
+            case _:
+                return self.token(self.scalar(value))
+
+    @staticmethod
+    def scalar(value: Any) -> Node:
+        match value:
+            case str():
+                return json_text.string(value)
+            case float() if value.is_integer():  # 2.0 is the integer 2 as well
+                return ast.alternation(ast.literal(json.dumps(value)), ast.literal(str(int(value))))
+            case _:
+                return ast.literal(json.dumps(value))
+
+    def _joined(self, items: list[Node]) -> Node:
+        return ast.concat(*[part for item in items for part in (self.comma, item)][1:])
+
+    def name(self, name: str) -> Node:
+        """The name of a member and the colon."""
+        return self.token(ast.concat(json_text.string(name), self._colon))
+
+    def key(self, name: Node) -> Node:
+        """The same of any name in `name`, a language of names as they are written."""
+        return self.token(ast.concat(json_text.quoted(name), self._colon))
+
+    def other_names(self, names: list[str]) -> Node:
+        """Any name but these, as it is written."""
+        if not self.has_rules or not names:
+            return json_text.other_names(names)
+        # llguidance follows a difference faster than a trie; but then a name must have one spelling
+        one_spelling = all(name.isprintable() and "/" not in name for name in names)
+        anything = ast.star(json_text.TEXT_CHAR if one_spelling else json_text.NAME_CHAR)
+        return ast.Difference(anything, ast.alternation(*map(json_text.inside, names)))
+
+    def bracketed(self, left: str, inside: Node, right: str) -> Node:
+        if inside == NOTHING:
+            return NOTHING
+        opening = self.token(ast.concat(ast.literal(left), self._blanks))
+        closing = self.token(ast.concat(self._blanks, ast.literal(right)))
+        return ast.concat(opening, inside, closing)

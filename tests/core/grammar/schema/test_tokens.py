@@ -1,0 +1,53 @@
+"""The tokens of JSON: their whitespace, and the rules that a grammar of tokens makes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from graftlm import Vocabulary
+from graftlm.core.grammar import Grammar, ast
+from graftlm.core.grammar.schema.tokens import JsonTokens
+from graftlm.core.grammar.spec import Composite, JsonSchema, Options
+
+BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [b""], eos_token_id=256)
+
+
+def tokens(whitespace: str = "compact", *, has_rules: bool = False) -> JsonTokens:
+    options = Options(whitespace=whitespace)  # type: ignore[arg-type]
+    return JsonTokens(JsonSchema({"type": "object"}), options, has_rules=has_rules)
+
+
+def takes(node: ast.Node, text: str) -> bool:
+    matcher = Grammar.compile(Composite(node), BYTES).matcher()
+    return matcher.advance(list(text.encode())) == len(text) and matcher.accepting
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "text"),
+    [("compact", '{"a":[1,2]}'), ("single", '{"a": [1, 2]}'), ("flexible", '{ "a" :\n[1 ,2]\t}')],
+)
+def test_a_literal_is_written_with_the_whitespace_asked_for(whitespace: str, text: str) -> None:
+    node = tokens(whitespace).literal({"a": [1, 2]})
+    assert takes(node, text)
+    assert takes(node, '{"a":[1,2]}') == (whitespace != "single")
+
+
+def test_a_whole_float_has_both_spellings() -> None:
+    assert takes(tokens().scalar(2.0), "2") and takes(tokens().scalar(2.0), "2.0")
+
+
+def test_other_names_leave_out_those_that_are_listed() -> None:
+    written = tokens()
+    node = written.key(written.other_names(["a"]))
+    assert takes(node, '"b":') and takes(node, '"ab":') and not takes(node, '"a":')
+
+
+def test_with_rules_a_token_is_named_once() -> None:
+    written = tokens(has_rules=True)
+    comma, again = written.comma, written.token(ast.literal(","))
+    assert comma == again and isinstance(comma, ast.Rule)
+    assert written.rules[comma.name] == ast.literal(",")
+
+
+def test_brackets_around_nothing_are_nothing() -> None:
+    assert tokens().bracketed("[", ast.NOTHING, "]") == ast.NOTHING
