@@ -6,7 +6,8 @@ Every `*.json` below the folder is one of: a schema; an object with `schema` and
 (each test has `data` and `valid`). The instances of a schema `.../NAME.json` may also lie in folders named
 `test/NAME` (valid) and `negative_test/NAME` (invalid) above it. Instances are written as compact JSON in the order of
 their file. An engine is right about an instance when it accepts the valid and rejects the invalid; a schema that it
-refuses counts as nothing right.
+refuses counts as nothing right. GraftLM is given the files of the folder that a schema refers to, as `documents=`; the
+other engines take one schema.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urldefrag, urljoin
 
 from bench.grammar import suite
 from bench.harness import Options, Row
@@ -81,6 +83,40 @@ def _instances_beside(path: Path) -> Iterator[tuple[Any, bool]]:
                     continue
 
 
+class Neighbours:
+    """The schemas of a folder by their URIs and file names, for those that refer to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._by_uri = {Path(name).name: schema for name, schema, _ in groups(folder)} | {
+            urldefrag(uri)[0]: schema
+            for _, schema, _ in groups(folder)
+            if isinstance(schema, dict) and isinstance(uri := schema.get("$id", schema.get("id")), str)
+        }
+
+    def documents(self, schema: Any) -> dict[str, Any]:
+        """What `schema` refers to, directly or through others, as far as the folder has it."""
+        found: dict[str, Any] = {}
+        work = [("", schema)]
+        while work:
+            base, document = work.pop()
+            for uri in _references(document, base):
+                if uri in self._by_uri and uri not in found:
+                    found[uri] = self._by_uri[uri]
+                    work.append((uri, found[uri]))
+        return found
+
+
+def _references(schema: Any, base: str) -> Iterator[str]:
+    """The documents that the references in `schema` name, as URIs."""
+    if isinstance(schema, dict):
+        name, reference = schema.get("$id", schema.get("id")), schema.get("$ref")
+        base = urljoin(base, name) if isinstance(name, str) else base
+        if isinstance(reference, str):
+            yield urldefrag(urljoin(base, reference))[0]
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _references(inner, base)
+
+
 def judge(compile_schema: Callable[[Any], suite.Accepts], found: Sequence[Group]) -> Result:
     """Ask one engine about every schema and instance."""
     result = Result()
@@ -105,6 +141,10 @@ def judge(compile_schema: Callable[[Any], suite.Accepts], found: Sequence[Group]
     return result
 
 
+def _graftlm(schema: Any, neighbours: Neighbours) -> suite.Accepts:
+    return suite.graftlm(schema, strict=False, documents=neighbours.documents(schema))
+
+
 def xgrammar(schema: Any) -> suite.Accepts:
     """xgrammar alone, with its own reading of schemas."""
     import xgrammar as xgr
@@ -122,12 +162,13 @@ def xgrammar(schema: Any) -> suite.Accepts:
 
 
 def run(options: Options) -> Sequence[Row]:
-    engines: dict[str, Callable[[Any], suite.Accepts]] = {"graftlm": partial(suite.graftlm, strict=False)}
-    engines["llguidance"] = suite.llguidance
-    if find_spec("xgrammar"):
-        engines["xgrammar"] = xgrammar
     rows: list[Row] = []
     for folder in options.folders:
+        neighbours = Neighbours(folder)
+        engines: dict[str, Callable[[Any], suite.Accepts]] = {"graftlm": partial(_graftlm, neighbours=neighbours)}
+        engines["llguidance"] = suite.llguidance
+        if find_spec("xgrammar"):
+            engines["xgrammar"] = xgrammar
         found = list(groups(folder, options.choose(50, options.sample)))
         results = {name: judge(compile_schema, found) for name, compile_schema in engines.items()}
         ours, theirs = results["graftlm"], results["llguidance"]
