@@ -19,6 +19,8 @@ from graftlm.core.grammar.automata import jit
 from graftlm.core.model.load import choose_device
 
 NUM_REQUESTS = 64
+ON_GPU = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+"""Large enough for the kernels of a GPU."""
 
 
 def schema(i: int) -> dict[str, Any]:
@@ -42,7 +44,8 @@ def run(options: Options) -> Sequence[Row]:
     device = choose_device("auto").type
     jit.wait()
     with tempfile.TemporaryDirectory() as folder:
-        model = "sprout" if options.quick else model_of_many_tokens(Path(folder))
+        sizes = ON_GPU if device == "cuda" else {}
+        model = "sprout" if options.quick else model_of_many_tokens(Path(folder), **sizes)
         with Runtime(model, device=device, max_batch=NUM_REQUESTS) as runtime:
             generation = 0
 

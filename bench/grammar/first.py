@@ -79,8 +79,8 @@ def _measure(model: str, prepared: str, caches: Path) -> dict[str, float]:
     return measured
 
 
-def model_of_many_tokens(folder: Path, num_tokens: int = 128_000) -> str:
-    """Save a tiny Llama with a byte-level BPE tokenizer of `num_tokens` random merges."""
+def model_of_many_tokens(folder: Path, num_tokens: int = 128_000, **sizes: int) -> str:
+    """Save a tiny Llama with a byte-level BPE tokenizer of `num_tokens` random merges; `sizes` go to its config."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -102,5 +102,5 @@ def model_of_many_tokens(folder: Path, num_tokens: int = 128_000) -> str:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<end>"])
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>").save_pretrained(folder)
-    tiny_model("llama", vocab_size=num_tokens, eos_token_id=num_tokens - 1).save_pretrained(folder)
+    tiny_model("llama", vocab_size=num_tokens, eos_token_id=num_tokens - 1, **sizes).save_pretrained(folder)
     return str(folder)
