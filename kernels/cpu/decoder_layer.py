@@ -23,8 +23,18 @@ from graftlm.kernels.cpu.panels import Panels
 from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, address_of
 from graftlm.kernels.norm import Norm
 
-MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 64 if own_panels(torch.bfloat16) else 16}
-"""Rows up to which our products are as fast as oneDNN's, which may have instructions for bfloat16 arithmetic."""
+
+def _has(name: str) -> bool:
+    """Whether the processor has an instruction set, by torch's test of that name."""
+    test = getattr(torch.cpu, f"_is_{name}_supported", None)
+    return test is not None and bool(test())
+
+
+_DOTS = _has("avx512_bf16") and not _has("amx_tile")
+"""Whether our products have the fastest bfloat16 arithmetic of the processor: oneDNN uses AMX tiles, we do not."""
+
+MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 64 if _DOTS or own_panels(torch.bfloat16) else 16}
+"""Rows up to which a step by our products is as fast as one by oneDNN's."""
 
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

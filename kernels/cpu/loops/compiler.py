@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from numba import from_dtype, types
 from numba.core.ccallback import CFunc
@@ -23,6 +24,7 @@ def compile_loop(call: type[ctypes.Structure], work: Callable[..., Any]) -> Mach
 
 
 def _compile(call: type[ctypes.Structure], work: Callable[..., Any]) -> MachineCode:
+    llvm.initialize_native_asmparser()  # register_tiles.py has instructions of its own
     signature = types.void(types.CPointer(from_dtype(np.dtype(call))))
     function: Any = CFunc(work, normalize_signature(signature), locals={}, options=dict(FLAGS))
     compiled = function._compile_uncached()

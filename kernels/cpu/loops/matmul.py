@@ -29,7 +29,13 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
-from graftlm.kernels.cpu.loops.register_tiles import has_wide_registers, inner_tile, outer_tile
+from graftlm.kernels.cpu.loops.register_tiles import (
+    has_bfloat16_dots,
+    has_wide_registers,
+    inner_tile,
+    outer_dot_tile,
+    outer_tile,
+)
 
 
 def _panel_matmul(*, bfloat16: bool) -> Any:
@@ -56,6 +62,32 @@ def _panel_matmul(*, bfloat16: bool) -> Any:
                 two(there, here, a_row, 4, b, depth)
             else:
                 one(there, here, a_row, 4, b, depth)
+
+    return matmul
+
+
+def _dot_matmul() -> Any:
+    """The same for bfloat16 rows times a bfloat16 panel, six rows at a time."""
+    tiles = [outer_dot_tile(num_rows, PANEL // 16) for num_rows in range(1, 7)]
+    one, two, three, four, five, six = tiles
+
+    @njit(forceinline=True, **FLAGS)
+    def matmul(c, a, a_row, b, num_rows, depth):
+        for row in range(0, num_rows, 6):
+            left = num_rows - row
+            here, there = a + row * a_row, c + row * 4 * PANEL
+            if left >= 6:
+                six(there, here, a_row, b, depth)
+            elif left == 5:
+                five(there, here, a_row, b, depth)
+            elif left == 4:
+                four(there, here, a_row, b, depth)
+            elif left == 3:
+                three(there, here, a_row, b, depth)
+            elif left == 2:
+                two(there, here, a_row, b, depth)
+            else:
+                one(there, here, a_row, b, depth)
 
     return matmul
 
@@ -108,20 +140,26 @@ def _row_major_matmul(*, bfloat16: bool) -> Any:
 
 # Module-level: the loops below find them as globals. Variables of their closures would be part of the cache key.
 _panels, _panels_bfloat16 = _panel_matmul(bfloat16=False), _panel_matmul(bfloat16=True)
+_dots = _dot_matmul()
 _row_major, _row_major_bfloat16 = _row_major_matmul(bfloat16=False), _row_major_matmul(bfloat16=True)
 
 
 def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
     """Compile `void (MatmulCall *)`, for weights in panels or row-major ones. A task is PANEL outputs."""
     element, size = element_of(bfloat16)
+    dots = bfloat16 and not row_major and has_bfloat16_dots()
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num_rows, depth, x, x_row = call.num_rows, call.depth, call.x, call.x_row * 4
         segments = carray(at(call.segments), (call.num_segments, 6), np.int64)
-        memory = allocate(8 * num_rows * PANEL)
+        memory = allocate(8 * num_rows * PANEL + 2 * num_rows * depth)
         sums, other = float_array(memory, (num_rows, PANEL))
-        ups, _ = float_array(other, (num_rows, PANEL))
+        ups, halves = float_array(other, (num_rows, PANEL))
+        if dots:
+            for row in range(num_rows):
+                half_row = carray(at(halves + 2 * row * depth), depth, element)
+                store_row(half_row, carray(at(x + row * x_row), depth, np.float32))
         while True:
             task = next_task(pointer)
             if task >= call.num_tasks:
@@ -140,6 +178,10 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
                     _row_major_bfloat16(memory, x, x_row, weight + offset, num_rows, depth, width)
                 else:
                     _row_major(memory, x, x_row, weight + offset, num_rows, depth, width)
+            elif dots:
+                _dots(memory, halves, 2 * depth, weight + offset, num_rows, depth)
+                if up != 0:
+                    _dots(other, halves, 2 * depth, up + offset, num_rows, depth)
             elif bfloat16:
                 _panels_bfloat16(memory, x, x_row, weight + offset, num_rows, depth, width)
                 if up != 0:

@@ -25,7 +25,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 7, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_out", "num_in", "bias"), [(70, 48, True), (128, 33, False), (5, 16, False)])
 def test_a_weight_in_panels_gives_what_the_layer_gives(
