@@ -75,7 +75,7 @@ class Engines(AbstractContextManager["Engines"]):
                     raise RuntimeError(f"{missing[0]} is not installed: pip install graftlm[bench-cpu]")
                 places[name] = write_gguf(model, precision) if name == "llama.cpp" else write_openvino(model, precision)
             except RuntimeError as error:
-                Console(stderr=True).print(f"without {name}: {error}")
+                Console(stderr=True).print(f"without {name}: {error}", markup=False)
         self.workers = {name: Worker(name, place, precision) for name, place in places.items()}
 
     def __exit__(self, *exception: object) -> None:
