@@ -21,13 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-import graftlm.kernels.gpu.attention.decode
-import graftlm.kernels.gpu.attention.extend
-import graftlm.kernels.gpu.attention.shared_prefix
-import graftlm.kernels.gpu.linear.skinny_matmul
-import graftlm.kernels.gpu.mixture.expert_plan
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.gpu import linear
+from graftlm.kernels.gpu.attention import decode, extend
 from graftlm.kernels.gpu.attention.block_table import write_table
 from graftlm.kernels.gpu.attention.decode import AT_ONCE, DecodeRows, Workspace, decode_attention
 from graftlm.kernels.gpu.attention.extend import ExtendRows, extend_attention
@@ -37,6 +34,7 @@ from graftlm.kernels.gpu.elementwise import gate_mul, rotate, store_kv
 from graftlm.kernels.gpu.linear.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.linear.gemv import gemv
 from graftlm.kernels.gpu.linear.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
+from graftlm.kernels.gpu.mixture import expert_plan
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertWeights
 from graftlm.kernels.gpu.mixture.expert_router import Router, route
 from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, sum_parts
@@ -190,11 +188,9 @@ def mixtures() -> None:
 
 def main(capability: int, limit: int) -> None:
     JITFunction.run = catch  # type: ignore[method-assign]
-    graftlm.kernels.gpu.mixture.expert_plan.takes_tma = lambda _: False  # it came with Hopper
-    for name in ("extend", "skinny_matmul", "decode", "shared_prefix", "mixture"):
-        module = getattr(graftlm.kernels.gpu, name)
-        if hasattr(module, "card_of"):
-            module.card_of = lambda _: Card(108, limit - 1024)
+    expert_plan.takes_tma = lambda _: False  # it came with Hopper
+    for module in (decode, extend, linear.skinny_matmul, expert_plan):
+        module.card_of = lambda _: Card(108, limit - 1024)
     launches()
     mixtures()
     with ProcessPoolExecutor(os.cpu_count()) as pool:  # forked: the kernels' modules are there

@@ -58,7 +58,9 @@ def load_fused(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "graftlm.core.model.load._fuse",
-            lambda model, device, **options: fuse_gpu(model, max_rows=max_rows, **options),
+            lambda model, device, *, strict, compact, unchanged: fuse_gpu(
+                model, max_rows=max_rows, strict=strict, compact=compact
+            ),
         )
         if not qualified:
             patch.setattr("graftlm.core.model.load.qualify", lambda *_, **__: None)
