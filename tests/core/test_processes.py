@@ -122,7 +122,7 @@ def test_control_c_that_nobody_catches_shows_one_traceback() -> None:
         """,
         signal.SIGINT,
     )
-    assert status in (-signal.SIGINT, 130)
+    assert status in (-signal.SIGINT, 130), err
     assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt")
 
 
