@@ -38,13 +38,22 @@ class EngineThread:
     of any task and any request's own code ends the engine, and every request is told. The thread does not refer to the
     runtime in front of it, so a runtime that nobody holds is freed.
 
-    gathers  whether to wait for callers that come back together (CallerWaves), as an engine that batches should.
+    gathers     whether to wait for callers that come back together (CallerWaves), as an engine that batches should.
+    answers_on  whether the caller is on another thread that brings this engine's answers.
     """
 
-    def __init__(self, name: str, build: BuildEngine, *, gathers: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        build: BuildEngine,
+        *,
+        gathers: bool = False,
+        answers_on: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.name = name
         self.build = build
         self.gathers = gathers
+        self.answers_on = answers_on
         self.engine: Engine | None = None
         self.failure: BaseException | None = None
         self.closed = False
@@ -58,6 +67,11 @@ class EngineThread:
     @property
     def loaded(self) -> bool:
         return self._loaded.is_set()
+
+    @property
+    def loading(self) -> bool:
+        """Whether the engine is being built at this moment."""
+        return self._thread is not None and not self.loaded
 
     def unavailable(self, max_step_s: float) -> str | None:
         """Why requests get no answer now: the engine is loading, has ended, or is in a step for over `max_step_s`.
@@ -146,7 +160,7 @@ class EngineThread:
 
     def check_may_wait(self, name: str) -> None:
         """Raise EngineError on the engine's own thread, where the call `name` would wait for itself."""
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread or self.answers_on():
             raise EngineError(
                 f"{name} was called in on_chunk, a future's callback or a plugin's hook, which run on the engine's own "
                 "thread, so it would wait for itself; use submit() there, or call it on another thread"
@@ -163,7 +177,7 @@ class EngineThread:
             self._changed.notify()
 
     def join(self, timeout: float | None = None) -> None:
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread() and not self.answers_on():
             self._thread.join(timeout)
 
     def _serve(self) -> None:

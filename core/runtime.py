@@ -73,8 +73,8 @@ class Runtime:
             _check_model(model, self.config)
             self._source = ModelSource(model, tokenizer, self.config)
         self._pid = os.getpid()
-        batches = isinstance(self._source, ModelSource)
-        self._thread = EngineThread(self._source.name, self._source.build_engine, gathers=batches)
+        source, batches = self._source, isinstance(self._source, ModelSource)
+        self._thread = EngineThread(source.name, source.build_engine, gathers=batches, answers_on=source.answers_on)
         weakref.finalize(self, self._thread.stop)
 
     @classmethod

@@ -78,6 +78,10 @@ class ModelSource:
 
         return model_fingerprint(self.model, self.config)
 
+    def answers_on(self) -> bool:
+        """Whether the caller is on a thread beside the engine's that brings its answers: there is none."""
+        return False
+
     def compile_ahead(self) -> None:
         """Start to compile CPU loops, once, before torch is imported; models of other engines have none."""
         if not self._compiles and self.config.engine == "local":
@@ -106,7 +110,7 @@ class ModelSource:
 
         try:
             return Prepared(ids, compile_constraint(request.sampling, self.tokenizer, self.config.grammar_engine))
-        except Exception as error:
+        except BaseException as error:  # Rust code panics with one
             return failure_of(error)
 
     @cached_property

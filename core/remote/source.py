@@ -10,6 +10,7 @@ from graftlm.core.errors import ConfigError, GraftError
 from graftlm.core.model.source import Prepared
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.endpoint import Endpoint
+from graftlm.core.remote.transport import loop
 
 if TYPE_CHECKING:
     from graftlm.core.engine import Engine
@@ -46,6 +47,10 @@ class EndpointSource:
     def fingerprint(self) -> str:
         """Equal for the same model at the same URL; what is behind it may change."""
         return sha256(f"{self.endpoint.config.base_url} {self.name}".encode()).hexdigest()
+
+    def answers_on(self) -> bool:
+        """Whether the caller is on the loop of endpoints, where callbacks and listeners are called."""
+        return loop.is_here()
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | GraftError]:
         """Prompts and constraints go to the endpoint as they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -13,18 +14,27 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+log = logging.getLogger("graftlm.remote")
+
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _due: list[Callable[[], object]] = []
+_thread: threading.Thread | None = None
+
+
+def is_here() -> bool:
+    """Whether the caller is on the loop's thread, where waiting for an answer would be waiting for itself."""
+    return threading.current_thread() is _thread
 
 
 def post(function: Callable[[], object]) -> None:
     """Call a function on the loop, soon. The loop is woken once for all that is posted before it looks."""
-    global _loop
+    global _loop, _thread
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="graftlm remote", daemon=True).start()
+            _thread = threading.Thread(target=_serve, args=(_loop,), name="graftlm remote", daemon=True)
+            _thread.start()
         _due.append(function)
         if len(_due) == 1:
             _loop.call_soon_threadsafe(_drain)
@@ -37,12 +47,27 @@ def run(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     return future
 
 
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop for ever. SystemExit and KeyboardInterrupt of one caller's code leave it; it goes on for the others.
+
+    asyncio has given them to their task, and so to its waiters, by then.
+    """
+    while True:
+        try:
+            loop.run_forever()
+        except BaseException:
+            log.exception("a caller's code raised on the loop of endpoints")
+
+
 def _drain() -> None:
     global _due
     with _lock:
         due, _due = _due, []
     for function in due:
-        function()
+        try:
+            function()
+        except BaseException:
+            log.exception("a call on the loop of endpoints failed")
 
 
 def _start(coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
@@ -63,8 +88,8 @@ def _settle(future: Future[T], task: asyncio.Task[T]) -> None:
 
 def _forget() -> None:
     """In a forked child the thread does not run; start over."""
-    global _loop, _lock, _due
-    _loop, _lock, _due = None, threading.Lock(), []
+    global _loop, _lock, _due, _thread
+    _loop, _lock, _due, _thread = None, threading.Lock(), [], None
 
 
 if hasattr(os, "register_at_fork"):
