@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -26,6 +27,8 @@ RESTARTS = 3
 """New replicas in a row that could not be started, after which none is tried any more."""
 
 DEFAULT_STEP_TOKENS = 2048
+
+log = logging.getLogger("graftlm.engine")
 
 
 class Member(Protocol):
@@ -135,9 +138,7 @@ class ReplicaEngine:
     def cancel(self, submission_id: int) -> None:
         one = self._open.get(submission_id)
         if one is not None:
-            if one.replica is not None and one.replica in self.members:
-                self.members[one.replica].cancel([one.key])
-            self._end(one, RequestCancelled("the request was cancelled"))
+            self._drop(one, RequestCancelled("the request was cancelled"))
 
     def fail_all(self, error: BaseException) -> None:
         for one in list(self._open.values()):
@@ -284,8 +285,24 @@ class ReplicaEngine:
             batches.setdefault(number, []).append((one.key, request))
         self._queue = kept
         for number, requests in batches.items():
-            self.members[number].add(requests)
+            self._send_to(number, requests)
         return bool(batches)
+
+    def _send_to(self, number: int, requests: list[tuple[Key, Request]]) -> None:
+        """Send requests to a replica as one; if they cannot be, each alone, and the one that cannot be ends."""
+        try:
+            self.members[number].add(requests)
+        except BaseException as error:
+            if len(requests) > 1:
+                for request in requests:
+                    self._send_to(number, [request])
+                return
+            failure = EngineError(
+                f"the request cannot be sent to a replica: {type(error).__name__}: {error}; its constraint and its "
+                "options must survive pickle"
+            )
+            failure.__cause__ = error
+            self._end(self._open[requests[0][0][0]], failure)
 
     def _with_time_left(self, one: Open) -> Request | None:
         """The request with what is left of its timeout; None, and its end, where nothing is."""
@@ -310,7 +327,10 @@ class ReplicaEngine:
                 self._end(one, error)
                 return
             if chunk is not None:
-                one.submission.listener.on_chunk(chunk)
+                try:
+                    one.submission.listener.on_chunk(chunk)
+                except BaseException as error:
+                    self._drop(one, error)
             return
         if isinstance(event.value, Completion):
             completion = replace(event.value, request_id=one.submission.request.id)
@@ -325,11 +345,22 @@ class ReplicaEngine:
         self._open.pop(one.submission.id, None)
         if one.replica is not None:
             self._router.ended(one.replica, len(one.ids))
+        request, listener = one.submission.request, one.submission.listener
+        try:
+            if isinstance(how, Completion):
+                listener.on_finish(how)
+            else:
+                listener.on_error(how)
+        except BaseException:
+            log.exception("the listener of request %d raised at its end", request.id)
         if isinstance(how, Completion):
-            one.submission.listener.on_finish(how)
-            self._finished(one.submission.request, how)
-        else:
-            one.submission.listener.on_error(how)
+            self._finished(request, how)
+
+    def _drop(self, one: Open, error: BaseException) -> None:
+        """End a request here and where it runs."""
+        if one.replica is not None and one.replica in self.members:
+            self.members[one.replica].cancel([one.key])
+        self._end(one, error)
 
     def _failure(self, what: str) -> EngineError:
         error = EngineError(f"{what}: {self._cause}" if self._cause is not None else what)

@@ -252,6 +252,33 @@ def test_what_a_replica_refuses_is_the_requests_own_error() -> None:
         assert runtime.generate("Age: ", regex="[0-9]{3}", max_tokens=8).text.isdigit()
 
 
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_a_listener_that_raises_used_to_end_the_engine_for_all(kind: type[BaseException]) -> None:
+    def fail(given: Any) -> None:
+        raise kind("a caller's code")
+
+    cluster = LoopCluster(1)
+    with replicas(cluster) as runtime:
+        params = gl.SamplingParams.from_options(**GREEDY | {"max_tokens": 2000})
+        raising = runtime.submit(Request(PROMPTS[0], params, stream=True, on_chunk=fail))
+        with pytest.raises(kind, match="a caller's code"):
+            raising.result(60)
+        until(lambda: cluster.members[0].stats().slots_in_use == 0)  # it ended there too
+        done = runtime.submit(Request(PROMPTS[1], gl.SamplingParams(max_tokens=60, ignore_eos=True)))
+        done.add_done_callback(fail)
+        assert done.result(60).finish_reason == "length"
+        assert runtime.generate(PROMPTS[2], **GREEDY).finish_reason == "length"
+
+
+def test_a_request_that_cannot_be_pickled_used_to_end_the_engine_for_all() -> None:
+    with replicas(LoopCluster(1)) as runtime:
+        fit, unfit = gl.SamplingParams.from_options(**GREEDY), gl.SamplingParams(constraint=threading.Lock())
+        first, second = runtime.submit_many([Request(PROMPTS[0], fit), Request(PROMPTS[1], unfit)])
+        with pytest.raises(EngineError, match="cannot be sent to a replica: .*must survive pickle"):
+            second.result(60)
+        assert first.result(60).finish_reason == "length"
+
+
 def test_requests_above_the_bound_wait_at_home_and_are_answered() -> None:
     cluster = LoopCluster(2)
     with replicas(cluster, max_step_tokens=64) as runtime:
