@@ -45,12 +45,21 @@ async def complete(runtime: Submits, request: Request) -> Completion:
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, runtime: Submits) -> None:
-    waiting = [(request, answer) for request, answer in _pending[loop].pop(id(runtime)) if not answer.done()]
+    _submit(
+        loop, runtime, [(request, answer) for request, answer in _pending[loop].pop(id(runtime)) if not answer.done()]
+    )
+
+
+def _submit(loop: asyncio.AbstractEventLoop, runtime: Submits, waiting: _Waiting) -> None:
+    """Submit calls as one; if they are not taken, each alone, since one of them may be to blame."""
     try:
         futures = runtime.submit_many([request for request, _ in waiting])
-    except Exception as error:  # the runtime is closed or its model cannot be loaded: each caller is told
-        for _, answer in waiting:
-            answer.set_exception(error)
+    except BaseException as error:  # Rust code panics with one
+        if len(waiting) > 1:
+            for one in waiting:
+                _submit(loop, runtime, [one])
+        else:
+            waiting[0][1].set_exception(error)
         return
     for (_, answer), future in zip(waiting, futures, strict=True):
         answer.add_done_callback(partial(_pass_cancel, future))

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from graftlm.core.errors import GraftError, RequestCancelled
+from graftlm.core.errors import RequestCancelled
 from graftlm.core.request import Chunk, Completion, Request
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ class Intake:
                     request.on_chunk = partial(self._post, answer, number)
         try:
             futures = self.runtime.submit_many([request for answer in answers for request in answer.requests])
-        except Exception as error:
-            if len(answers) > 1 and not isinstance(error, GraftError):
-                for answer in answers:  # one of them breaks something; the others shall not end for it
+        except BaseException as error:  # Rust code panics with one
+            if len(answers) > 1:
+                for answer in answers:  # one of them is to blame; the others shall not end for it
                     self._hand_over([answer])
                 return
             for answer in answers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 Step = Callable[[], None]
 """A short piece of work that never blocks and never raises."""
+
+log = logging.getLogger("graftlm.programs")
 
 _MAX_REQUESTS = 512
 """Requests per submission at most, so that the engine can start before a long burst ends."""
@@ -96,12 +99,18 @@ class Interpreter:
         while True:
             step = self._steps.get()
             while True:
-                step()
+                try:
+                    step()
+                except BaseException:
+                    log.exception("a step of a program failed")
                 try:
                     step = self._steps.get_nowait()
                 except queue.Empty:
                     break
-            self._submit_all()
+            try:
+                self._submit_all()
+            except BaseException:
+                log.exception("a submission of programs failed")
 
     def _submit_all(self) -> None:
         calls, self._calls, self._num_requests = self._calls, [], 0
@@ -112,7 +121,11 @@ class Interpreter:
         requests = [request for call in calls for request in call.requests]
         try:
             futures = backend.submit_many(requests)
-        except BaseException as error:  # a closed runtime, for example: every call fails with the cause
+        except BaseException as error:
+            if len(calls) > 1:  # one of them may be to blame; the others shall not end for it
+                for call in calls:
+                    self._submit(backend, [call])
+                return
             futures = [_failed(error) for _ in requests]
         first = 0
         for call in calls:

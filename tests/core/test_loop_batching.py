@@ -86,3 +86,22 @@ async def test_an_answers_error_reaches_its_caller() -> None:
     runtime.futures[0].set_exception(EngineError("a step failed"))
     with pytest.raises(EngineError, match="a step failed"):
         await task
+
+
+class Panic(BaseException):
+    """As a library in Rust raises."""
+
+
+@pytest.mark.parametrize("error", [EngineError("bad"), Panic("bad")])
+async def test_a_call_that_is_not_taken_used_to_end_the_others_of_its_turn(error: BaseException) -> None:
+    class Picky(Recorder):
+        def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]:
+            if any(request.prompt == "bad" for request in requests):
+                raise error
+            return super().submit_many(requests)
+
+    runtime = Picky()
+    calls = tuple(complete(runtime, Request(name)) for name in ("a", "bad", "c"))
+    first, second, third = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(first, Completion) and isinstance(third, Completion)
+    assert second is error
