@@ -4,8 +4,9 @@
       loops-3f9a.../            published with `publish`: complete, never changed, checked with `is_intact`
       vocabularies/9c1b....npz  written with `save_arrays`, checked by `load_arrays`
 
-What is read back decides what a process runs, so nobody else may write there: every folder has mode 0700 and belongs
-to this user, or it is not used. Files appear under their name only when they are complete. A damaged one is deleted
+What is read back decides what a process runs, so nobody else may write there: folders are created with mode 0700; one
+that others can write, that belongs to another user, that is a link or that others could exchange is not used, and
+links in it are not followed. Files appear under their name only when they are complete. A damaged one is deleted
 and counts as missing. Everything works without the folder, more slowly.
 """
 
@@ -38,6 +39,8 @@ def private_folder(*parts: str) -> Path | None:
     if not root or not os.path.isabs(root):
         return None
     folder = Path(root)
+    if not _is_reached_safely(folder):
+        return None
     for part in ("", *parts):
         folder /= part
         try:
@@ -45,9 +48,28 @@ def private_folder(*parts: str) -> Path | None:
             found = folder.lstat()
         except OSError:
             return None
-        if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022 or found.st_uid not in (_user(), -1):
+        if not stat.S_ISDIR(found.st_mode) or not _is_private(found):
             return None
     return folder
+
+
+def _is_reached_safely(folder: Path) -> bool:
+    """Whether the folders above `folder` keep everybody from putting another one in its place.
+
+    Only owners rename what lies in a sticky folder, as /tmp is. A user's own group may write: it is often hers alone.
+    """
+    if not hasattr(os, "getgid"):
+        return True
+    parent = folder.parent.resolve()
+    for above in (parent, *parent.parents):
+        try:
+            found = above.lstat()
+        except OSError:
+            continue  # it is created below, by this user
+        writable = found.st_mode & (0o002 if found.st_gid in (0, os.getgid()) else 0o022)
+        if writable and not found.st_mode & stat.S_ISVTX:
+            return False
+    return True
 
 
 def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -70,9 +92,8 @@ def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
 
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
     """What `save_arrays` wrote to `path`, or None. A damaged file is deleted."""
-    try:
-        data = path.read_bytes()
-    except OSError:
+    data = _read_own(path)
+    if data is None:
         return None
     if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
         path.unlink(missing_ok=True)
@@ -80,6 +101,21 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]] | None:
     os.utime(path)  # `trim` keeps what was used last
     with np.load(io.BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False) as file:
         return dict(file)
+
+
+def _read_own(path: Path) -> bytes | None:
+    """The content of a plain file of this user that nobody else can write; None for links and all else."""
+    try:
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+    except OSError:
+        return None
+    with open(number, "rb") as file:
+        found = os.fstat(number)
+        return file.read() if stat.S_ISREG(found.st_mode) and _is_private(found) else None
+
+
+def _is_private(found: os.stat_result) -> bool:
+    return not found.st_mode & 0o022 and found.st_uid in (_user(), -1)
 
 
 def publish(folder: Path, build: Callable[[Path], None]) -> bool:
@@ -107,9 +143,17 @@ def publish(folder: Path, build: Callable[[Path], None]) -> bool:
 def is_intact(folder: Path) -> bool:
     """Whether `folder` was published and holds exactly the files that it had then."""
     try:
+        if not all(_is_own(path) for path in (folder, *folder.rglob("*"))):
+            return False
         return (folder / _MANIFEST).read_text() == _digests(folder)
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def _is_own(path: Path) -> bool:
+    """Whether `path`, in a folder that nobody else can enter, is this user's and no link."""
+    found = path.lstat()
+    return not stat.S_ISLNK(found.st_mode) and found.st_uid in (_user(), -1)
 
 
 def trim(folder: Path, keep: int) -> None:

@@ -79,3 +79,34 @@ def test_the_entries_used_last_are_kept(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
     disk_cache.trim(tmp_path, 2)
     assert sorted(os.listdir(tmp_path)) == ["new", "old"]
+
+
+def test_a_folder_below_one_that_everybody_can_write_is_not_used_unless_that_is_sticky(root: Path) -> None:
+    root.parent.chmod(0o777)  # another user could exchange the folder for his own
+    assert disk_cache.private_folder("a") is None
+    root.parent.chmod(0o1777)
+    assert disk_cache.private_folder("a") == root / "a"
+
+
+@pytest.mark.parametrize("kind", ["link", "writable"])
+def test_a_file_that_somebody_else_may_have_planted_is_not_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.npz"
+    disk_cache.save_arrays(path, {"a": np.arange(3)})
+    if kind == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.chmod(0o666)
+    assert disk_cache.load_arrays(path) is None
+    disk_cache.save_arrays(path, {"a": np.arange(4)})  # takes its place
+    found = disk_cache.load_arrays(path)
+    assert found is not None and found["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_published_folder_with_a_link_in_it_is_not_intact(tmp_path: Path) -> None:
+    folder = tmp_path / "loops"
+    assert disk_cache.publish(folder, lambda building: (building / "code").touch())
+    (tmp_path / "same").touch()
+    (folder / "code").unlink()
+    (folder / "code").symlink_to(tmp_path / "same")
+    assert not disk_cache.is_intact(folder)
