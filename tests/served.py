@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -62,12 +63,20 @@ class Served:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[Served]:
-    """Run `graftlm serve` with `arguments`; it is killed at the end if it still runs."""
+def started(folder: Path, *arguments: str, path: Path | None = None) -> Iterator[Served]:
+    """Run `graftlm serve` with `arguments`; it is killed at the end if it still runs.
+
+    path  a folder that the process looks for modules in
+    """
     log = folder / "server.log"
     with log.open("wb") as file:
         command = [sys.executable, "-m", "graftlm", "serve", "--port", "0", *arguments]
-        process = subprocess.Popen(command, stdout=file, stderr=file)
+        environment = (
+            os.environ
+            if path is None
+            else {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), *filter(None, sys.path)])}
+        )
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
     try:
         yield Served(process, log)
     finally:

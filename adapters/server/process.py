@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import socket
 import threading
 import time
@@ -61,6 +62,9 @@ def serve(model: str, settings: ServerSettings, options: dict[str, Any]) -> None
         process.run()
     finally:
         listener.close()
+        if runtime._thread.loading:
+            logging.shutdown()
+            os._exit(0)  # torch and the disk do not stop halfway, and nothing is to be kept
         runtime.close()
     if process.failure is not None:
         raise process.failure
@@ -143,5 +147,6 @@ class Process(uvicorn.Server):
         end_s = time.monotonic() + server.settings.drain_timeout_s
         while server.num_open and time.monotonic() < end_s and not self.force_exit:
             await asyncio.sleep(0.02)
-        await asyncio.to_thread(server.runtime.close)  # what still runs ends with an error
+        if not server.runtime._thread.loading:
+            await asyncio.to_thread(server.runtime.close)  # what still runs ends with an error
         self.should_exit = True

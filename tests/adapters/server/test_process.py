@@ -34,6 +34,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
+NEVER_LOADS = """
+import threading
+import graftlm.core.model.source as source
+
+def build_engine(self, wake):
+    print("the load has begun", flush=True)
+    threading.Event().wait()
+
+source.ModelSource.build_engine = build_engine
+"""
+"""A load that takes for ever, in the server's process."""
+
 KEY = {"authorization": "Bearer secret"}
 
 
@@ -106,6 +118,16 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones(tmp_path: Path) -> No
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
         assert [line for line in rest if line][-1] == "data: [DONE]"
         assert served.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_loads_ends_the_process_without_a_traceback(tmp_path: Path, number: int) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NEVER_LOADS)
+    with started(tmp_path, "sprout", path=tmp_path) as served:
+        assert served.get("/health")[0] == 503
+        wait_until(lambda: "the load has begun" in served.log.read_text())
+        assert served.end(number, 30) == 0
+        assert "Traceback" not in served.log.read_text()
 
 
 def test_what_is_not_finished_in_time_ends_with_an_error(small: Served) -> None:
