@@ -73,7 +73,12 @@ def test_closing_in_a_callback_does_not_wait_for_the_loop_that_it_runs_on() -> N
     over = threading.Event()
     with Server(continues("a b c d")) as server:
         rt = gl.Runtime("m", base_url=server.url).load()
-        rt.submit(gl.Request("a b")).add_done_callback(lambda _: (rt.close(), over.set()))
+
+        def close(future: Any) -> None:
+            rt.close()
+            over.set()
+
+        rt.submit(gl.Request("a b")).add_done_callback(close)
         assert over.wait(LIMIT_S) and rt.closed
         with gl.Runtime("m", base_url=server.url) as other:
             assert other.submit(gl.Request("a b")).result(LIMIT_S).text == " c d"
