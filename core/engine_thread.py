@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import threading
 import time
 import weakref
@@ -288,6 +289,11 @@ def _end_all() -> None:
         thread.stop()
     for thread in threads:
         thread.join(EXIT_WAIT_S)
+    # What a load imports while the interpreter exits registers its own hook too late: Python does not call it any more.
+    for name in ("llvmlite.binding.common", "numba.core.utils"):
+        hook = getattr(sys.modules.get(name), "_at_shutdown", None)
+        if hook is not None:
+            hook()
 
 
 class _EndedEngine:
