@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from graftlm.ab.classes.server import Server
 from graftlm.ab.prefix_caches import alive, forget
+from graftlm.core.errors import RemoteError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,11 +112,15 @@ class Meter:
 
         Returns: the servers whose cache could not be emptied.
         """
+        kept = []
         for runtime in self.runtimes:
-            runtime.clear_cache()
+            try:
+                runtime.clear_cache()
+            except RemoteError:
+                kept.append(repr(runtime))
             runtime.reset_stats()
         forget()
-        kept = [server.name for server in Server.open if not server.reset()]
+        kept += [server.name for server in Server.open if not server.reset()]
         with self._lock:
             self._counted = Work(0, 0, 0, 0, 0) if self._hooks else Work()
             self._spans, self._ahead = [], (0, 0)

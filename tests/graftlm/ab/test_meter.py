@@ -8,9 +8,18 @@ import pytest
 
 import graftlm as gl
 from graftlm.ab.meter import Meter, Work, _num_generated
+from graftlm.ab.prefix_caches import alive
 from tests.models import byte_tokenizer, tiny_model
 
 PROMPTS = ["The same beginning, and this", "The same beginning, and that"]
+
+
+@pytest.fixture(autouse=True)
+def _without_what_other_tests_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = alive(gl.Runtime)
+    monkeypatch.setattr(
+        "graftlm.ab.meter.alive", lambda kind: [x for x in alive(kind) if all(x is not y for y in left)]
+    )
 
 
 @pytest.fixture
