@@ -60,7 +60,9 @@ def check_unhurt(rt: Runtime, futures: list[Future[Completion]]) -> None:
 def test_in_a_matcher_it_used_to_end_the_engine(rt: Runtime, method: str, kind: type[BaseException]) -> None:
     unhurt = others(rt)
     broken = rt.submit(
-        Request("x", SamplingParams(max_tokens=30, constraint=Faulty(method, kind=kind), ignore_eos=True))
+        Request(
+            "x", SamplingParams(max_tokens=30, temperature=0, constraint=Faulty(method, kind=kind), ignore_eos=True)
+        )
     )
     with pytest.raises(EngineError, match=f"{kind.__name__}: {method} is broken") as caught:
         broken.result(20)

