@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from graftlm.ab.classes.server import Server
 from graftlm.ab.prefix_caches import alive, forget
 from graftlm.core.errors import RemoteError
+from graftlm.core.metrics import Stats
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,6 +78,7 @@ class Meter:
         self._spans: list[tuple[float, float]] = []
         self._ahead = (0, 0)
         self.runtimes: list[Runtime] = []
+        self._before: dict[int, Stats] = {}  # of endpoints, when the round began
         self.models: list[Any] = []
         self._hooks: list[RemovableHandle] = []
         self._llamas: list[Any] = []
@@ -110,15 +112,16 @@ class Meter:
     def start(self) -> list[str]:
         """Begin a round: set every count to zero and empty the engine's prefix caches.
 
-        Returns: the servers whose cache could not be emptied.
+        Returns: the names of servers and endpoints whose cache could not be emptied.
         """
         kept = []
         for runtime in self.runtimes:
             try:
                 runtime.clear_cache()
-            except RemoteError:
+                runtime.reset_stats()
+            except RemoteError:  # an endpoint's figures are its bill: they go on, and what was there is taken off
                 kept.append(repr(runtime))
-            runtime.reset_stats()
+                self._before[id(runtime)] = runtime.stats()
         forget()
         kept += [server.name for server in Server.open if not server.reset()]
         with self._lock:
@@ -130,8 +133,14 @@ class Meter:
         """The counts since `start`; any thread may ask."""
         total = self._counted
         for runtime in self.runtimes:
-            s = runtime.stats()
-            total += Work(s.requests, s.prompt_tokens, s.computed_tokens, s.completion_tokens, s.largest_batch)
+            s, old = runtime.stats(), self._before.get(id(runtime), Stats())
+            total += Work(
+                s.requests - old.requests,
+                s.prompt_tokens - old.prompt_tokens,
+                s.computed_tokens - old.computed_tokens,
+                s.completion_tokens - old.completion_tokens,
+                s.largest_batch,
+            )
         calls, tokens = self._ahead
         return total + Work(-calls, -tokens) if calls else total
 

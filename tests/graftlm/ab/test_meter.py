@@ -54,6 +54,13 @@ def test_a_prefix_computed_ahead_is_no_call_but_its_tokens_are_computed(runtime:
     assert len(meter.spans(0.0)) == 2
 
 
+def test_an_endpoint_behind_a_runtime_is_named_because_its_cache_cannot_be_emptied() -> None:
+    with gl.Runtime("some-model", base_url="http://127.0.0.1:9/v1", api_key="none").load() as endpoint:
+        meter = Meter()
+        meter.attach()
+        assert meter.start() == [repr(endpoint)]
+
+
 def test_generated_tokens_are_counted_up_to_each_rows_end_token() -> None:
     import torch
 
