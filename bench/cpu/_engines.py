@@ -100,7 +100,7 @@ def _row(case: str, what: str, samples: list[float], unit: str, **rest: Any) -> 
 
 
 def model_folder() -> Path:
-    """Where models are written: $GRAFTLM_BENCH_MODELS, which is kept, or a folder of this process."""
+    """The folder of the models: $GRAFTLM_BENCH_MODELS, which is kept, or one that ends with this process."""
     kept = os.environ.get("GRAFTLM_BENCH_MODELS")
     if kept is None:
         _temporary.append(tempfile.TemporaryDirectory())

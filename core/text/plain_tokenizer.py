@@ -176,7 +176,7 @@ def _same(plain: PlainTokenizer, hf: Any) -> bool:
 
 
 def _record_path(path: str) -> Path | None:
-    """Where the record of a folder's tokenizer lies, by the content of its files and all versions it depends on."""
+    """The path of a tokenizer's record, named by the content of its files and the versions that it depends on."""
     folder = disk_cache.private_folder("known-tokenizers")
     if folder is None:
         return None

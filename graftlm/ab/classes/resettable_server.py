@@ -18,7 +18,7 @@ _SERVERS = {
     "transformers": ("transformers.cli.serving.server", "build_server", "transformers.cli.transformers", ["serve"]),
     "llama_cpp": ("llama_cpp.server.app", "create_app", "llama_cpp.server.__main__", []),
 }
-"""Where each builds its FastAPI application, and its command line with the first arguments."""
+"""Per server: the function that builds its FastAPI application, and its command line with the first arguments."""
 
 
 def main(arguments: Sequence[str]) -> None:
