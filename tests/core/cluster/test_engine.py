@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -33,6 +34,8 @@ class LoopMember:
     def __init__(self, heard: Callable[[list[Event] | BaseException], None]) -> None:
         self._heard = heard
         self.dead = False
+        self._posting = threading.Lock()
+        self._stopped = False
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._thread.start()
@@ -41,16 +44,11 @@ class LoopMember:
             options = {"tokenizer": byte_tokenizer(), "dtype": "float32"}
             return Replica(tiny_model(max_position_embeddings=4096), options)  # type: ignore[arg-type]
 
-        self.replica = asyncio.run_coroutine_threadsafe(make(), self.loop).result()
+        self.replica = self._post(make()).result()
 
     def load(self) -> dict[str, str]:
-        facts = self._run(self.replica.load())
-        listening = self._listen()
-        try:
-            self._listener = asyncio.run_coroutine_threadsafe(listening, self.loop)
-        except RuntimeError:  # it was killed while it loaded
-            listening.close()
-            raise
+        facts = self._post(self.replica.load()).result()
+        self._post(self._listen())
         return facts  # type: ignore[no-any-return]
 
     async def _listen(self) -> None:
@@ -60,18 +58,18 @@ class LoopMember:
             self._heard(pickle.loads(pickle.dumps(events)))
 
     def add(self, requests: list[tuple[Key, Request]]) -> None:
-        asyncio.run_coroutine_threadsafe(self.replica.add(pickle.loads(pickle.dumps(requests))), self.loop)
+        self._post(self.replica.add(pickle.loads(pickle.dumps(requests))))
 
     def cancel(self, keys: list[Key]) -> None:
-        asyncio.run_coroutine_threadsafe(self.replica.cancel(keys), self.loop)
+        self._post(self.replica.cancel(keys))
 
     def stats(self) -> Stats:
         if self.dead:
             raise EngineError("dead")
-        return self._run(self.replica.stats())  # type: ignore[no-any-return]
+        return self._post(self.replica.stats()).result()  # type: ignore[no-any-return]
 
     def call(self, method: str, *arguments: Any) -> None:
-        self._run(getattr(self.replica, method)(*arguments))
+        self._post(getattr(self.replica, method)(*arguments)).result()
 
     def die(self) -> None:
         """As a killed process does: at once, in the middle of anything."""
@@ -82,7 +80,10 @@ class LoopMember:
         self.dead = True
         if self._thread.is_alive():
             self.replica.runtime.close()
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            with self._posting:
+                if not self._stopped:
+                    self.loop.call_soon_threadsafe(self.loop.stop)
+                self._stopped = True
             self._thread.join()
 
     def _main(self) -> None:
@@ -96,8 +97,13 @@ class LoopMember:
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 
-    def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+    def _post(self, coroutine: Any) -> Future[Any]:
+        """What is posted after the end would never run, nor be awaited: it is refused."""
+        with self._posting:
+            if self._stopped:
+                coroutine.close()
+                raise EngineError("the replica was killed")
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
 
 class LoopCluster:
@@ -107,20 +113,24 @@ class LoopCluster:
         self.members: list[LoopMember] = []
         self.num = num
         self.restarts = True
+        self.closed = False
         self._facts_of = facts_of
         self._lock = threading.Lock()
 
     def start(self, heard: Callable[[list[Event] | BaseException], None]) -> tuple[LoopMember, dict[str, str]]:
         with self._lock:
             number = len(self.members)
-            if number >= self.num and not self.restarts:
+            if self.closed or (number >= self.num and not self.restarts):
                 raise EngineError("no room for another replica")
             member = LoopMember(heard)
             self.members.append(member)
+            if self.closed:
+                member.kill()
             return member, self._facts_of(number, {**member.load(), "fingerprint": "same"})
 
     def close(self) -> None:
-        for member in self.members:
+        self.closed = True
+        for member in list(self.members):
             member.kill()
 
 
