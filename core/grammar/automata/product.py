@@ -17,6 +17,7 @@ from graftlm.core.grammar.spec import Limits
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+Int32Array: TypeAlias = "npt.NDArray[np.int32]"
 Int64Array: TypeAlias = "npt.NDArray[np.int64]"
 
 MAX_STATES = 20_000
@@ -27,13 +28,7 @@ _NEVER = 0xFF
 @lru_cache(maxsize=512)
 def product(node: Intersection | Difference) -> Automaton:
     """The automaton of `node`, without dead ends. Raises GrammarError over MAX_STATES states."""
-    if isinstance(node, Difference):
-        return _combine(_table(node.item), _table(node.minus), keep_if_second=False)
-    return reduce(
-        lambda left, right: _combine(left, _table(right), keep_if_second=True),
-        node.items[1:],
-        _as_automaton(_table(node.items[0])),
-    )
+    return _as_automaton(_table(node))
 
 
 def without_products(node: Node) -> Node:
@@ -52,34 +47,30 @@ def without_products(node: Node) -> Node:
 
 def is_empty(node: Node) -> bool:
     """Whether no text matches `node`."""
-    if isinstance(node, Automaton):
-        return not node.accepting
-    if isinstance(node, (Intersection, Difference)):
-        return not product(node).accepting
-    return not product(Intersection((node, ast.star(ast.ANY_CHAR)))).accepting
+    return not _live(_table(node))[1]
 
 
 def has_length(node: Node, low: int, high: int | None) -> bool:
     """Whether some text of `low` to `high` characters matches `node`; None is without bound."""
     table = _table(node)
-    live = _live(table.targets, table.accepting)
-    states = np.array([1]) if live[1] else np.array([], np.int64)
+    live = _live(table)
+    states = np.array([1] if live[1] else [], np.int32)
     length = 0
     while len(states) and (high is None or length <= high):
         check()
         if length >= low and (high is None or table.accepting[states].any()):
             return True
-        states, length = _after_character(table.targets, live, states), length + 1
+        states, length = _after_character(table, live, states), length + 1
     return False
 
 
-def _after_character(targets: Int64Array, live: npt.NDArray[np.bool_], states: Int64Array) -> Int64Array:
+def _after_character(table: _Table, live: npt.NDArray[np.bool_], states: Int32Array) -> Int32Array:
     """The live states that one more character of UTF-8 leads to."""
-    found = [targets[states, :0x80].ravel()]
+    found = [table.after(states, 0, 0x7F)]
     for first, last, num_more in ((0xC2, 0xDF, 1), (0xE0, 0xEF, 2), (0xF0, 0xF4, 3)):
-        inside = np.unique(targets[states, first : last + 1])
+        inside = table.after(states, first, last)
         for _ in range(num_more):
-            inside = np.unique(targets[inside, 0x80:0xC0])
+            inside = table.after(inside, 0x80, 0xBF)
         found.append(inside)
     after = np.unique(np.concatenate(found))
     return after[live[after]]
@@ -91,111 +82,137 @@ def matches(node: Node, text: str) -> bool:
         data = text.encode()
     except UnicodeEncodeError:
         return False
-    automaton = node if isinstance(node, Automaton) else _matcher(node)
-    state = 0
+    table, state = _table(node), 1
     for byte in data:
-        target = next((to for low, high, to in automaton.rows[state] if low <= byte <= high), None)
-        if target is None:
-            return False
-        state = target
-    return state in automaton.accepting
-
-
-@lru_cache(maxsize=512)
-def _matcher(node: Node) -> Automaton:
-    return _as_automaton(_table(node))
+        state = table.targets[state, table.classes[byte]]
+    return bool(table.accepting[state])
 
 
 class _Table:
-    """targets int64 [num_states, 256]: the next state; state 0 is dead, 1 starts. accepting bool [num_states]."""
+    """An automaton as arrays, with bytes that no state tells apart in one class.
 
-    def __init__(self, targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> None:
+    classes    int64 [256]: the class of each byte
+    targets    int32 [num_states, num_classes]: the next state; state 0 is dead, 1 starts
+    accepting  bool [num_states]
+    """
+
+    def __init__(self, classes: Int64Array, targets: Int32Array, accepting: npt.NDArray[np.bool_]) -> None:
+        self.classes = classes
         self.targets = targets
         self.accepting = accepting
+
+    def after(self, states: Int32Array, first: int, last: int) -> Int32Array:
+        """Where one byte from `first` to `last` leads from `states`."""
+        return np.unique(self.targets[np.ix_(states, np.unique(self.classes[first : last + 1]))])
 
 
 @lru_cache(maxsize=128)
 def _table(node: Node) -> _Table:
-    if isinstance(node, Automaton):
-        return _expand(node)
-    if isinstance(node, (Intersection, Difference)):
-        return _expand(product(node))
+    """The table of `node`; products have no dead ends in it."""
+    match node:
+        case Automaton():
+            return _expand(node)
+        case Intersection(items):
+            return reduce(_both, map(_table, items))
+        case Difference(item, minus):
+            return _combine(_table(item), _table(minus), keep_if_second=False)
     node = ast.alternation(ast.Literal(bytes([_NEVER])), without_products(node))
     dfa = Dfa.compile(node, Limits(states=MAX_STATES), counters=False)
-    targets = dfa.table[:, dfa.classes].astype(np.int64)
-    targets[:, _NEVER] = 0
-    return _Table(targets, dfa.accepting)
+    targets = dfa.table.copy()
+    targets[:, dfa.classes[_NEVER]] = 0  # no other byte is in its class
+    return _Table(dfa.classes.astype(np.int64), targets, dfa.accepting)
 
 
 def _expand(node: Automaton) -> _Table:
-    targets = np.zeros((len(node.rows) + 1, 256), np.int64)
+    cuts = {0, 256}.union(*({low, high + 1} for row in node.rows for low, high, _ in row))
+    starts = np.array(sorted(cuts))
+    class_of = {int(start): i for i, start in enumerate(starts)}
+    targets = np.zeros((len(node.rows) + 1, len(starts) - 1), np.int32)
     accepting = np.zeros(len(node.rows) + 1, bool)
     for state, row in enumerate(node.rows, 1):
         for low, high, target in row:
-            targets[state, low : high + 1] = target + 1
+            targets[state, class_of[low] : class_of[high + 1]] = target + 1
     accepting[[state + 1 for state in node.accepting]] = True
-    return _Table(targets, accepting)
+    return _Table(np.repeat(np.arange(len(starts) - 1), np.diff(starts)), targets, accepting)
 
 
-def _as_automaton(table: _Table) -> Automaton:
-    return _trim(table.targets, table.accepting)
+def _both(first: _Table, second: _Table) -> _Table:
+    return _combine(first, second, keep_if_second=True)
 
 
-def _combine(first: _Table | Automaton, second: _Table, *, keep_if_second: bool) -> Automaton:
+def _combine(a: _Table, second: _Table, *, keep_if_second: bool) -> _Table:
     """Walk both at once; without `keep_if_second` accept what `second` does not."""
-    a = _expand(first) if isinstance(first, Automaton) else first
-    width = len(second.targets)
+    width, num_classes = len(second.targets), second.targets.shape[1]
+    pairs_of_classes = (a.classes * num_classes + second.classes).tolist()
+    joint = {pair: i for i, pair in enumerate(dict.fromkeys(pairs_of_classes))}
+    classes = np.array([joint[pair] for pair in pairs_of_classes])
+    in_a, in_second = np.divmod(np.array(list(joint)), num_classes)
     numbers: dict[int, int] = {width + 1: 1}  # both at their start
-    rows: list[Int64Array] = [np.zeros(256, np.int64)]
+    rows: list[Int32Array] = [np.zeros((1, len(joint)), np.int32)]
     frontier = np.array([width + 1], np.int64)
     while len(frontier):
-        left, right = a.targets[frontier // width], second.targets[frontier % width]
+        left, right = a.targets[frontier // width][:, in_a], second.targets[frontier % width][:, in_second]
         alive = (left != 0) & (right != 0) if keep_if_second else left != 0
-        codes, inverse = np.unique(np.where(alive, left * width + right, 0), return_inverse=True)
+        found = np.where(alive, left.astype(np.int64) * width + right, 0).ravel()
+        begins = np.flatnonzero(np.diff(found, prepend=-1))  # neighbours mostly lead to one state: sort few
+        codes, inverse = np.unique(found[begins], return_inverse=True)
         new = [code for code in codes.tolist() if code and code not in numbers]
         numbers.update(zip(new, range(len(numbers) + 1, len(numbers) + 1 + len(new)), strict=True))
-        check(2 * a.targets.itemsize * 256 * len(numbers))
+        check(in_a.nbytes * len(numbers))
         if len(numbers) > MAX_STATES:
             raise GrammarError(
                 f"combining two patterns or lengths needs more than {MAX_STATES:,} states; use one of them alone"
             )
-        targets = np.array([numbers[code] if code else 0 for code in codes.tolist()], np.int64)
-        rows += list(targets[inverse.reshape(alive.shape)])
+        targets = np.array([numbers[code] if code else 0 for code in codes.tolist()], np.int32)
+        rows.append(np.repeat(targets[inverse], np.diff(begins, append=len(found))).reshape(alive.shape))
         frontier = np.array(new, np.int64)
     pairs = np.array([0, *numbers], np.int64)
-    in_second = second.accepting[pairs % width]
-    accepting = a.accepting[pairs // width] & (in_second if keep_if_second else ~in_second)
+    accepted = second.accepting[pairs % width]
+    accepting = a.accepting[pairs // width] & (accepted if keep_if_second else ~accepted)
     accepting[0] = False
-    return _trim(np.stack(rows), accepting)
+    return _trim(_Table(classes, np.concatenate(rows), accepting))
 
 
-def _live(targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _live(table: _Table) -> npt.NDArray[np.bool_]:
     """Which states can reach an accepting one."""
-    live = accepting.copy()
-    while True:
+    num_states, num_classes = table.targets.shape
+    edges = table.targets.ravel()
+    order = np.argsort(edges, kind="stable")
+    sources, begins = order // num_classes, np.searchsorted(edges[order], np.arange(num_states + 1))
+    live = table.accepting.copy()
+    work = np.flatnonzero(live)
+    while len(work):
         check()
-        more = live | live[targets].any(axis=1)
-        more[0] = False
-        if (more == live).all():
-            return live
-        live = more
+        found = np.concatenate([sources[begins[state] : begins[state + 1]] for state in work.tolist()])
+        work = np.unique(found[~live[found]])
+        live[work] = True
+    live[0] = False
+    return live
 
 
-def _trim(targets: Int64Array, accepting: npt.NDArray[np.bool_]) -> Automaton:
+def _trim(table: _Table) -> _Table:
     """Number the states anew without those that cannot reach an accepting one; the start stays."""
-    live = _live(targets, accepting)
-    live[1] = True
-    numbers = np.cumsum(live) - 1
-    kept = np.where(live, numbers, -1)[targets[live]]
-    kept[targets[live] == 0] = -1
-    cuts = np.concatenate([np.ones((len(kept), 1), bool), kept[:, 1:] != kept[:, :-1]], axis=1)
-    states, lows = np.nonzero(cuts)
+    live = _live(table)
+    if live[1:].all():
+        return table
+    live[:2] = True
+    numbers = np.where(live, np.cumsum(live) - 1, 0).astype(np.int32)
+    return _Table(table.classes, numbers[table.targets[live]], table.accepting[live])
+
+
+def _as_automaton(table: _Table) -> Automaton:
+    # neighbours in one class have one target: a run begins where the class of the byte does
+    begins = np.flatnonzero(np.diff(table.classes, prepend=-1))
+    targets = table.targets[1:][:, table.classes[begins]]
+    cuts = np.concatenate([np.ones((len(targets), 1), bool), targets[:, 1:] != targets[:, :-1]], axis=1)
+    states, columns = np.nonzero(cuts)
+    lows = begins[columns]
     # a run ends where the next one begins, the last one of a state with the bytes
     highs = np.where(np.append(states[1:] != states[:-1], True), 256, np.append(lows[1:], 256)) - 1
-    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(len(kept))]
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in targets]
     for state, low, high, target in zip(
-        states.tolist(), lows.tolist(), highs.tolist(), kept[states, lows].tolist(), strict=True
+        states.tolist(), lows.tolist(), highs.tolist(), targets[states, columns].tolist(), strict=True
     ):
-        if target >= 0:
-            rows[state].append((low, high, target))
-    return Automaton(tuple(map(tuple, rows)), frozenset(numbers[np.flatnonzero(accepting & live)].tolist()))
+        if target:
+            rows[state].append((low, high, target - 1))
+    return Automaton(tuple(map(tuple, rows)), frozenset((np.flatnonzero(table.accepting) - 1).tolist()))
