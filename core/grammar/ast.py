@@ -22,11 +22,35 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 MAX_CODE_POINT = 0x10FFFF
 
 Range: TypeAlias = tuple[int, int]
+T = TypeVar("T")
+
+
+class _Composed:
+    """A node made of others: it computes its hash once, as nodes nest deep and are keys of many tables."""
+
+    __slots__ = ("_hash",)
+
+
+@dataclass_transform(frozen_default=True)
+def _composed(cls: type[T]) -> type[T]:
+    made = dataclass(frozen=True, slots=True)(cls)
+    compute: Callable[[Any], int] = made.__hash__
+
+    def cached(self: Any) -> int:
+        try:
+            found: int = self._hash
+        except AttributeError:
+            found = compute(self)
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    made.__hash__ = cached  # type: ignore[method-assign]
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +72,22 @@ class CharSet:
     ranges: tuple[Range, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Concat:
+@_composed
+class Concat(_Composed):
     """The items one after the other; at least two."""
 
     items: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Alternation:
+@_composed
+class Alternation(_Composed):
     """Any one of the items. Without items: the language with no text in it."""
 
     items: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+@_composed
+class Repeat(_Composed):
     """`item` at least `min` and at most `max` times; `max` None is without end."""
 
     item: Node
@@ -71,8 +95,8 @@ class Repeat:
     max: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+@_composed
+class Graph(_Composed):
     """A walk from state 0 to an accepting state: rows[state] are edges (node, target), accepting ones have no cycle of
     empty edges. Members of an object that may be left out, for one.
     """
@@ -81,23 +105,23 @@ class Graph:
     accepting: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Intersection:
+@_composed
+class Intersection(_Composed):
     """Texts that every item matches; at least two. automata/product.py turns it into an Automaton."""
 
     items: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+@_composed
+class Difference(_Composed):
     """Texts that `item` matches and `minus` does not. automata/product.py turns it into an Automaton."""
 
     item: Node
     minus: Node
 
 
-@dataclass(frozen=True, slots=True)
-class Automaton:
+@_composed
+class Automaton(_Composed):
     """A byte automaton that starts in state 0: rows[state] are edges (low, high, target), inclusive and disjoint."""
 
     rows: tuple[tuple[tuple[int, int, int], ...], ...]
@@ -177,18 +201,19 @@ ANY_CHAR = CharSet(((0, MAX_CODE_POINT),))
 def concat(*items: Node) -> Node:
     """The items one after the other; flattened, with neighbouring literals merged."""
     flat: list[Node] = []
+    last: Node = EMPTY
     for item in items:
-        parts: Sequence[Node] = item.items if isinstance(item, Concat) else (item,)
-        for part in parts:
-            if isinstance(part, Empty):
+        for part in item.items if type(item) is Concat else (item,):
+            kind = type(part)
+            if kind is Empty:
                 continue
-            if part == NOTHING:
+            if kind is Alternation and part == NOTHING:
                 return NOTHING
-            last = flat[-1] if flat else None
-            if isinstance(part, Literal) and isinstance(last, Literal):
-                flat[-1] = Literal(last.data + part.data)
+            if kind is Literal and type(last) is Literal:
+                flat[-1] = last = Literal(last.data + part.data)  # type: ignore[union-attr]
             else:
                 flat.append(part)
+                last = part
     if not flat:
         return EMPTY
     return flat[0] if len(flat) == 1 else Concat(tuple(flat))

@@ -34,11 +34,11 @@ class _LarkWriter(RuleWriter):
 
     def _body(self, node: Node) -> str:
         """`node` as an expression of rules and terminals."""
+        if isinstance(node, ast.Rule):
+            return self._named(node.name)
         if self._is_regular(node):
             return self._terminal_use(node)
         match node:
-            case ast.Rule(name):
-                return self._named(name)
             case ast.Concat(items):
                 return self._concat(self._runs(items))
             case ast.Alternation(items):
@@ -135,11 +135,14 @@ class _LarkWriter(RuleWriter):
 
     def _is_regular(self, node: Node) -> bool:
         """Whether a terminal can hold `node`; an automaton takes rules, as regexes have no states."""
+        kind = type(node)
+        if kind is ast.Rule or kind is ast.Graph or kind is ast.Automaton:
+            return False
+        if kind is ast.Literal or kind is ast.CharSet:
+            return True
         key = id(node)
         if key not in self._regular:
             match node:
-                case ast.Rule() | ast.Automaton() | ast.Graph():
-                    found = False
                 case ast.Concat(items) | ast.Alternation(items) | ast.Intersection(items):
                     found = all(map(self._is_regular, items))
                 case ast.Repeat(item, _, _):
