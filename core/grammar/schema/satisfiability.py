@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata.positions import INFINITE
-from graftlm.core.grammar.automata.shortest import ShortestTexts
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.references import escape
 from graftlm.core.grammar.schema.shape_algebra import KINDS, ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.shapes import NOTHING, Array, Object, Shape, both
@@ -57,4 +57,64 @@ def _no_member(case: tuple[Shape, ...], algebra: ShapeAlgebra) -> bool:
 
 def unending(rules: dict[str, Node]) -> list[str]:
     """The rules that derive no finite text."""
-    return [name for name, length in ShortestTexts(rules).of_rule.items() if length == INFINITE]
+    found = _Endings(rules)
+    while True:
+        before = len(found.rules)
+        left = [name for name in rules if not found.rule(name)]
+        if not left or len(found.rules) == before:
+            return left
+        check()
+        found.open.clear()
+
+
+class _Endings:
+    """Which rules and nodes surely derive a finite text; what a rule in question needs of itself counts as none.
+
+    rules  those that do
+    open   those that were asked about in this round
+    """
+
+    def __init__(self, rules: dict[str, Node]) -> None:
+        self._bodies = rules
+        self._nodes: set[int] = set()
+        self.rules: set[str] = set()
+        self.open: set[str] = set()
+
+    def rule(self, name: str) -> bool:
+        if name not in self.rules and name not in self.open:
+            self.open.add(name)
+            if self.node(self._bodies[name]):
+                self.rules.add(name)
+        return name in self.rules
+
+    def node(self, node: Node) -> bool:
+        match node:
+            case ast.Rule(name):
+                return self.rule(name)
+            case ast.Automaton(_, accepting):
+                return bool(accepting)
+            case ast.Concat() | ast.Alternation() | ast.Repeat() | ast.Graph():
+                if id(node) not in self._nodes and self._composed(node):
+                    self._nodes.add(id(node))
+                return id(node) in self._nodes
+            case ast.CharSet(ranges):
+                return any(low < 0xD800 or high > 0xDFFF for low, high in ranges)
+            case _:
+                return True
+
+    def _composed(self, node: ast.Concat | ast.Alternation | ast.Repeat | ast.Graph) -> bool:
+        match node:
+            case ast.Concat(items):
+                return all(map(self.node, items))
+            case ast.Alternation(items):
+                return any(map(self.node, items))
+            case ast.Repeat(item, least, _):
+                return not least or self.node(item)
+            case ast.Graph(rows, accepting):
+                reached, work = {0}, [0]
+                while work and not reached & accepting:
+                    for item, target in rows[work.pop()]:
+                        if target not in reached and self.node(item):
+                            reached.add(target)
+                            work.append(target)
+                return bool(reached & accepting)
