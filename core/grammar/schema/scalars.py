@@ -26,12 +26,17 @@ def meet(parts: Iterable[Shape], free: Number | Text) -> list[Scalar]:
     """
     found: list[Scalar] = [free]
     for part in parts:
-        found = [piece for one in found for piece in _meet(one, part) if not certainly_empty(piece)]
+        found = [piece for one in found for piece in both(one, part)]
         if len(found) > MAX_PIECES:
             raise GrammarError(
                 f"the combination has more than {MAX_PIECES:,} alternatives; nest fewer anyOf and not under allOf"
             )
     return found
+
+
+def both(one: Scalar, part: Shape) -> list[Scalar]:
+    """The values of `one` that `part` admits, of the same kind."""
+    return [piece for piece in _meet(one, part) if not certainly_empty(piece)]
 
 
 def certainly_empty(piece: Scalar) -> bool:
@@ -60,10 +65,12 @@ def _meet(one: Scalar, part: Shape) -> Iterator[Scalar]:
 
 
 def _has(shape: Shape, text: str) -> bool:
+    if isinstance(shape, Not):
+        return not _has(shape.shape, text)
     value = parse_value(text)
     match shape:
-        case Not(inner):
-            return not _has(inner, text)
+        case Literals(texts) if isinstance(value, str):
+            return text in texts  # each string has one text
         case Literals(texts):
             return any(same_value(parse_value(other), value) for other in texts)
         case Number():

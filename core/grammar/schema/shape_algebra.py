@@ -56,6 +56,7 @@ class ShapeAlgebra:
         self.resolve = resolve
         self._narrowed: dict[tuple[Shape, str, bool], Shape | None] = {}
         self._empty: dict[Shape, bool] = {}
+        self._split: dict[tuple[Shape, str], list[scalars.Scalar]] = {}
         self._expanded: dict[ExactlyOne, Shape] = {}
 
     def narrow(self, shape: Shape, kind: str, positive: bool = True) -> Shape:
@@ -139,6 +140,12 @@ class ShapeAlgebra:
         return self._pieces(self.narrow(shape, kind, positive=False), kind)
 
     def _pieces(self, narrowed: Shape, kind: str) -> list[scalars.Scalar]:
+        key = (narrowed, kind)
+        if key not in self._split:
+            self._split[key] = self._split_up(narrowed, kind)
+        return self._split[key]
+
+    def _split_up(self, narrowed: Shape, kind: str) -> list[scalars.Scalar]:
         match narrowed:
             case Union(parts):
                 return list(dict.fromkeys(piece for part in parts for piece in self._pieces(part, kind)))
@@ -151,9 +158,7 @@ class ShapeAlgebra:
                             f"combining {len(found)} with {len(others)} alternatives gives more than "
                             f"{scalars.MAX_PIECES:,}; nest fewer anyOf under allOf"
                         )
-                    found = [
-                        piece for one in found for other in others for piece in scalars.meet([one, other], _FREE[kind])
-                    ]
+                    found = [piece for one in found for other in others for piece in scalars.both(one, other)]
                 return list(dict.fromkeys(found))
             case Anything():
                 return [_FREE[kind]]
@@ -332,6 +337,7 @@ def _kind_of(text: str) -> str:
     return {'"': "string", "[": "array", "{": "object", "n": "null", "t": "true", "f": "false"}.get(text[0], "number")
 
 
+@lru_cache(maxsize=1 << 14)
 def _possible_kinds(shape: Shape) -> tuple[str, ...]:
     match shape:
         case Both(parts):
@@ -349,8 +355,8 @@ def _possible_kinds(shape: Shape) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _combined(case: tuple[Shape, ...], more: tuple[Shape, ...]) -> tuple[Shape, ...] | None:
     """Both cases at once; None if one holds what the other excludes."""
-    joined = tuple(dict.fromkeys(case + more))
-    return None if any(isinstance(part, Not) and part.shape in joined for part in joined) else joined
+    joined = dict.fromkeys(case + more)
+    return None if any(isinstance(part, Not) and part.shape in joined for part in joined) else tuple(joined)
 
 
 def _any(found: Iterator[bool | None]) -> bool | None:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from graftlm.core.grammar.schema.shapes import Array, Literals, Number, Object, Shape
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def parse_value(text: str) -> Any:
     """The value of JSON text, with numbers exact."""
+    return _scalar(text) if text[:1] not in "[{" else json.loads(text, parse_float=Decimal)
+
+
+@lru_cache(maxsize=4096)
+def _scalar(text: str) -> Any:
     return json.loads(text, parse_float=Decimal)
 
 
 def compact(value: Any) -> str:
     """The JSON text of `value` without blanks."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _encode(value)
 
 
 def same_value(a: Any, b: Any) -> bool:
