@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Whitespace = Literal["compact", "single", "flexible"]
 OnUnsupported = Literal["error", "warn", "check"]
+_MAX_DEPTH = 500
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,14 @@ class JsonSchema:
     documents: dict[str, Any] = field(compare=False, repr=False)
 
     def __init__(self, schema: Any, documents: Mapping[str, Any] | None = None) -> None:
-        text = _json_text(_as_schema(schema))
-        parsed = json.loads(text)
+        text, parsed = _json_text(_as_schema(schema))
         if not isinstance(parsed, (dict, bool)):
             raise GrammarError(f"a JSON schema is an object or a boolean, not {text[:40]}", pointer="")
-        others = _json_text({uri: _as_schema(other) for uri, other in (documents or {}).items()})
+        others, copies = _json_text({uri: _as_schema(other) for uri, other in (documents or {}).items()})
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "documents_text", others)
         object.__setattr__(self, "schema", parsed)
-        object.__setattr__(self, "documents", json.loads(others))
+        object.__setattr__(self, "documents", copies)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -214,18 +215,28 @@ def _as_schema(schema: Any) -> Any:
         ) from error
 
 
-def _json_text(schema: Any) -> str:
+def _json_text(schema: Any) -> tuple[str, Any]:
+    """`schema` as JSON text, and a copy of it read from there."""
+    try:
+        text = _encode(schema)
+        copy = json.loads(text)
+        # what comes back as it was has no keys but strings
+        if copy == schema and text.count("{") + text.count("[") <= _MAX_DEPTH:
+            return text, copy
+    except (TypeError, ValueError, RecursionError):
+        pass
     _check_keys(schema, "", 0)
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _encode(schema)
     except (TypeError, ValueError) as error:
         raise GrammarError(f"the schema is not plain JSON: {error}", pointer="") from error
+    return text, json.loads(text)
 
 
 def _check_keys(value: Any, pointer: str, depth: int) -> None:
     # json.dumps would turn the key 1 into "1" and fail on deep nesting with a RecursionError
-    if depth > 500:
-        raise GrammarError(f"the schema nests deeper than 500 levels at {pointer[:60]}...", pointer=pointer)
+    if depth > _MAX_DEPTH:
+        raise GrammarError(f"the schema nests deeper than {_MAX_DEPTH} levels at {pointer[:60]}...", pointer=pointer)
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

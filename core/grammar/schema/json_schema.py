@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -43,10 +42,11 @@ from graftlm.core.grammar.schema.shapes import (
     union,
 )
 from graftlm.core.grammar.schema.unevaluated import unevaluated
-from graftlm.core.grammar.schema.values import parse_value
+from graftlm.core.grammar.schema.values import compact, parse_value
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 Schema = Mapping[str, Any]
+_TYPED = frozenset(("type", *(word for of_type in OF_TYPE.values() for word in of_type)))
 
 
 class SchemaReader:
@@ -59,7 +59,7 @@ class SchemaReader:
     def __init__(self, spec: JsonSchema, options: Options, *, items_differ: bool = False) -> None:
         self._options = options
         self._items_differ = items_differ
-        self.references = References(spec.schema, spec.documents)
+        self.references = References(spec.schema, spec.documents, spec.text)
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
         self._depth = 0
@@ -137,8 +137,7 @@ class SchemaReader:
         """The keyword at whose place the schema's own properties come among those of its applicators."""
         if "properties" in schema:
             return "properties"
-        words = ("type", *(word for of_type in OF_TYPE.values() for word in of_type))
-        return next((keyword for keyword in schema if keyword in words), None)
+        return next((keyword for keyword in schema if keyword in _TYPED), None)
 
     def _check_keywords(self, schema: Schema, pointer: str) -> None:
         for keyword in schema:
@@ -365,7 +364,7 @@ class SchemaReader:
                 raise GrammarError(
                     f"{pointer}/enum: {values!r} is not a list of values; give at least one", pointer=f"{pointer}/enum"
                 )
-            texts = dict.fromkeys(json.dumps(item, ensure_ascii=False, separators=(",", ":")) for item in values)
+            texts = dict.fromkeys(map(compact, values))
             check()
             free = shape == ANYTHING
             kept = tuple(text for text in texts if free or self.algebra.admits(shape, parse_value(text)))

@@ -14,6 +14,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node, Range
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 QUOTE = ast.literal('"')
 RAW: tuple[Range, ...] = ((0x20, 0x21), (0x23, 0x5B), (0x5D, ast.MAX_CODE_POINT))
 _ESCAPES: tuple[tuple[int, Node], ...] = tuple(
@@ -77,7 +78,7 @@ def quoted(node: Node) -> Node:
 def string(text: str) -> Node:
     """The JSON string of `text`. Raises GrammarError for a lone surrogate."""
     try:
-        return ast.literal(json.dumps(text, ensure_ascii=False))
+        return ast.literal(_encode(text))
     except UnicodeEncodeError as error:
         raise GrammarError(f"{text!r} holds a lone surrogate, which UTF-8 cannot write; remove it") from error
 
@@ -108,6 +109,6 @@ def _other(tails: set[tuple[str, ...]]) -> Node:
 
 def _spell_bytes(data: bytes) -> Node:
     try:
-        return ast.literal(json.dumps(data.decode(), ensure_ascii=False)[1:-1])
+        return ast.literal(_encode(data.decode())[1:-1])
     except UnicodeDecodeError as error:
         raise AssertionError(f"{data!r} is not text") from error

@@ -27,7 +27,8 @@ class References:
     A schema without `$id` has the base URI "". Nothing is fetched: a reference to anything else is an error.
     """
 
-    def __init__(self, schema: Any, documents: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, schema: Any, documents: Mapping[str, Any] | None = None, text: str | None = None) -> None:
+        """`text` is that of `schema` as JSON without blanks: it shows where no schema inside has a name of its own."""
         self._documents = {urldefrag(uri)[0]: document for uri, document in (documents or {}).items()} | {"": schema}
         self._resources: dict[str, str] = {}  # URI without fragment -> target
         self._anchors: dict[str, str] = {}  # URI with fragment -> target
@@ -37,7 +38,7 @@ class References:
         for uri, document in self._documents.items():
             target = f"{uri}#" if uri else ""
             self._resources[uri], self._bases[target], self._drafts[target] = target, uri, None
-            self._walk(document, target, uri, None)
+            self._walk(document, target, uri, None, below=bool(uri) or text is None or _names_inside(text, schema))
 
     def target(self, reference: str, place: str) -> str:
         """What `reference`, the value of the keyword at `place`, leads to."""
@@ -109,7 +110,7 @@ class References:
             target = target.rpartition("/")[0]
         return target
 
-    def _walk(self, schema: Any, target: str, base: str, draft: int | None) -> None:
+    def _walk(self, schema: Any, target: str, base: str, draft: int | None, *, below: bool = True) -> None:
         if not isinstance(schema, dict):
             return
         draft = draft_of(schema["$schema"]) if isinstance(schema.get("$schema"), str) else draft
@@ -117,8 +118,8 @@ class References:
             self._drafts[target] = draft
         if not ("$ref" in schema and ref_stands_alone(draft)):
             base = self._name(schema, target, base, draft)
-        for below, item in subschemas(schema):
-            self._walk(item, target + below, base, draft)
+        for pointer, item in subschemas(schema) if below else ():
+            self._walk(item, target + pointer, base, draft)
 
     def _name(self, schema: dict[str, Any], target: str, base: str, draft: int | None) -> str:
         """Note the names that `schema` gives itself; return its base URI."""
@@ -138,6 +139,12 @@ class References:
         if schema.get("$recursiveAnchor") is True:
             self._dynamic[f"{base}#"] = target
         return base
+
+
+def _names_inside(text: str, schema: Any) -> bool:
+    """Whether anything inside `schema` may be named, or written in another draft."""
+    names = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
+    return isinstance(schema, dict) and any(text.count(f'"{name}":') > (name in schema) for name in names)
 
 
 def draft_of(uri: str) -> int | None:

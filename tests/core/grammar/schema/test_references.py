@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -59,3 +60,11 @@ def test_a_reference_that_leads_nowhere_says_so_and_where_it_stands(reference: s
 
 def test_the_schema_at_a_pointer() -> None:
     assert References(DOCUMENT).schema("/$defs/a~1b~0c") == {"type": "integer"}
+
+
+@pytest.mark.parametrize("name", ["$id", "$anchor"])
+def test_names_below_the_root_are_found_with_the_text_at_hand(name: str) -> None:
+    schema = {"$id": "https://x.org/root", "$defs": {"a": {name: "b", "type": "null"}}}
+    reference = "b" if name == "$id" else "#b"
+    text = json.dumps(schema, separators=(",", ":"))
+    assert References(schema, None, text).target(reference, "/properties/p/$ref") == "/$defs/a"
