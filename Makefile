@@ -1,4 +1,4 @@
-# make setup | test | test-newcomer | check | demo | bench; everything runs in .venv, which each target brings up to date first.
+# make setup | test | test-newcomer | check | demo | bench | wheel; everything runs in .venv, which each target brings up to date first.
 # `make bench WHAT=grammar` runs one group of benchmarks; `make test ARGS="tests/core -x"` runs some tests,
 # `make test WORKERS=8` all of them in eight processes.
 
@@ -9,7 +9,7 @@ WHAT ?= workloads --quick --against bench/workloads/baseline.json
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: setup test test-newcomer check demo bench
+.PHONY: setup test test-newcomer check demo bench wheel
 
 setup: $(INSTALLED)
 
@@ -27,10 +27,12 @@ $(INSTALLED): pyproject.toml constraints-dev.txt tests/newest-langchain.txt
 	@echo 'Installing GraftLM and its development packages into $(VENV) (a few minutes the first time)'
 	@# -qq: warnings stay out (pip repeats one for each unused package location), errors stay in.
 	@# pip would byte-compile on one core; what cannot be compiled (files for other Pythons) is no error there either.
-	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile -c constraints-dev.txt -e '.[dev]'
+	@GRAFTLM_OBJECT_CODE=none $(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile \
+	  -c constraints-dev.txt -e '.[dev]'
 	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-compile --upgrade --no-deps \
 	  --target $(VENV)/newest -r tests/newest-langchain.txt
-	@# What a first process would compute for this machine; without a folder for it, each process does.
+	@# The object code that a wheel built here has; then what else a first process would compute for this machine.
+	@$(PYTHON) -m graftlm.kernels.cpu.ahead_of_time native >/dev/null
 	@$(PYTHON) -m graftlm warm sprout >/dev/null 2>&1 || true
 	@$(PYTHON) -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib $(VENV)/newest || true
 	@touch $@
@@ -54,3 +56,7 @@ demo: setup
 
 bench: setup
 	@$(PYTHON) -m bench $(WHAT) $(ARGS)
+
+# A wheel to publish, in dist/: object code for all kinds of processors takes minutes.
+wheel: setup
+	@GRAFTLM_OBJECT_CODE=all $(PYTHON) -m build --no-isolation --outdir dist .

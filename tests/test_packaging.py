@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from graftlm.kernels.cpu.ahead_of_time import native_targets
+
 ROOT = Path(__file__).parents[1]
+OBJECTS = "graftlm/kernels/cpu/objects/"
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +41,12 @@ def source_files() -> set[str]:
         f"{inside}/{path.relative_to(ROOT / folder)}"
         for folder, inside in folders.items()
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.parent.name != "objects"
     }
 
 
 def test_the_wheel_holds_each_source_file_once(wheel: zipfile.ZipFile) -> None:
-    packed = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    packed = [name for name in wheel.namelist() if ".dist-info/" not in name and not name.startswith(OBJECTS)]
     assert sorted(packed) == sorted(source_files())
     assert "graftlm/core/kv/radix.py" in packed
     assert "graftlm/py.typed" in packed
@@ -54,7 +57,32 @@ def test_the_sdist_holds_the_folders_and_no_copy_behind_a_link(dist: Path) -> No
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"core/kv/radix.py", "graftlm/__init__.py", "pyproject.toml", "README.md", "LICENSE"} <= names
-    assert not [name for name in names if name.startswith(("graftlm/core", "tests", "bench"))]
+    assert not [name for name in names if name.startswith(("graftlm/core", "tests", "bench", "kernels/cpu/objects"))]
+
+
+def test_the_wheel_runs_anywhere_and_has_object_code_for_processors_like_this_one(wheel: zipfile.ZipFile) -> None:
+    assert wheel.filename is not None and wheel.filename.endswith("-py3-none-any.whl")
+    objects = [name for name in wheel.namelist() if name.startswith(OBJECTS)]
+    assert sorted(objects) == sorted(f"{OBJECTS}{target.name}.zip" for target in native_targets())
+
+
+FIRST_TOKEN = """
+import graftlm
+from graftlm.kernels.cpu import loop_cache
+runtime = graftlm.Runtime("sprout", quiet=True)
+print(runtime.generate("Mara is a baker. Mara works as a", max_tokens=4, temperature=0).text)
+assert not loop_cache._processes
+"""
+
+
+@pytest.mark.skipif(not native_targets(), reason="there is no object code for this machine")
+def test_the_installed_wheel_compiles_no_loop_for_the_embedded_model(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path / "site")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "GRAFTLM_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-P", "-c", FIRST_TOKEN]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "baker" in done.stdout, done.stderr
+    assert list(tmp_path.glob("cache/cpu-loops/*/*.loop")) == []
 
 
 def test_the_wheel_says_its_licence_and_command(wheel: zipfile.ZipFile) -> None:

@@ -1,9 +1,9 @@
-"""Machine code of the CPU loops on disk, and the processes that compile it before it is needed.
+"""Object code of the CPU loops on disk, and the processes that compile it before it is needed.
 
-A process that loads a model imports torch and reads weights for seconds. Compiling takes seconds too, so processes of
-their own do it meanwhile. Whoever needs a loop that one of them may still compile waits for it. Later processes link
-the object code from the cache folder (kernels/disk_cache.py), which is valid for one machine and version of all that
-is compiled.
+The package has object code for common processors and shapes (object_code.py). What is missing there is compiled: a
+process that loads a model imports torch and reads weights for seconds, and processes of their own compile meanwhile.
+Whoever needs a loop that one of them may still compile waits for it. Later processes link the object code from the
+cache folder (kernels/disk_cache.py), which is valid for one kind of processor and version of all that is compiled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import hashlib
 import importlib
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -27,29 +26,21 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from graftlm.kernels import disk_cache
+from graftlm.kernels.cpu import object_code
 from graftlm.kernels.cpu.calls import COLUMNS
+from graftlm.kernels.cpu.object_code import MachineCode, Wanted
 
 T = TypeVar("T")
 
-_KEPT_VERSIONS = 4
+_KEPT_VERSIONS = 8
 """Folders of other versions of the loops that stay: several environments may share a cache."""
 _POLL_S = 0.02
 _PATIENCE_S = 0.5
 """How long to wait in silence."""
 _TIMEOUT_S = 120.0
 """After so long a loop is compiled here, whatever the other processes do."""
-
-
-class MachineCode(NamedTuple):
-    """Relocatable object code.
-
-    symbol  the name of its function `void (call *)`
-    needs   names that it refers to
-    """
-
-    symbol: str
-    code: bytes
-    needs: tuple[str, ...] = ()
+_MOST_PROCESSES = 4
+"""More end no sooner: each imports numba and is slower at its first loop."""
 
 
 class LoopShapes(NamedTuple):
@@ -72,24 +63,16 @@ _quiet = True
 @functools.cache
 def folder() -> Path | None:
     """The cache folder for this version of the loops on this machine; None where nothing can be kept."""
+    import llvmlite.binding as llvm
+
     versions = [sys.version, *(metadata.version(name) for name in ("numba", "llvmlite"))]
-    digest = hashlib.sha256(repr((versions, platform.machine(), _processor())).encode())
-    for path in sorted(Path(__file__).parent.glob("loops/*.py")) + [Path(__file__).with_name("calls.py")]:
-        digest.update(path.read_bytes())
+    name, features = object_code.processor()
+    what = (object_code.sources(), versions, llvm.get_process_triple(), name, sorted(features))
+    digest = hashlib.sha256(repr(what).encode())
     found = disk_cache.private_folder("cpu-loops", digest.hexdigest()[:16])
     if found is not None:
         disk_cache.trim(found.parent, _KEPT_VERSIONS)
     return found
-
-
-def _processor() -> str:
-    """Model and instruction sets of the processor: a cache folder may be shared by different machines."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return "\n".join(
-            sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU "))})
-        )
-    return platform.processor()
 
 
 @atexit.register
@@ -107,10 +90,9 @@ def start(shapes: LoopShapes, *, quiet: bool = False) -> None:
         return
     _quiet = quiet or not sys.stderr.isatty()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    for part, wanted in PARTS.items():
-        if all(path is not None and path.exists() for path in (_path(*one) for one in wanted(shapes))):
-            continue
-        code = f"from {__name__} import LoopShapes, compile_part; compile_part({part!r}, {shapes!r})"
+    missing = [one for one in loops_of(shapes) if not is_ready(*one)]
+    for part in _dealt(missing, min(os.cpu_count() or 1, _MOST_PROCESSES)):
+        code = f"from {__name__} import compile_missing; compile_missing({part!r})"
         with suppress(OSError):
             _processes.append(
                 subprocess.Popen(
@@ -159,33 +141,40 @@ LOOPS = {
 }
 """The module of kernels/cpu/loops that compiles a loop, with its function `compile_NAME`."""
 
-Wanted = tuple[str, tuple[int, ...]]
-"""A loop and what it is compiled for."""
+_COSTS = {"decoder_layers": 11, "decode_attention": 10, "prefill_attention": 9, "matmul": 6, "rotation": 3}
+"""Tenths of a second that a loop takes to compile; others take two."""
 
 
-def _attention(shapes: LoopShapes) -> list[Wanted]:
-    group, dim, bfloat16, capped = shapes
-    wanted: list[Wanted] = [("decode_attention", (group, dim, dim, bfloat16, capped))]
+def loops_of(shapes: LoopShapes) -> list[Wanted]:
+    """The loops of a model."""
+    group, dim, half, capped = shapes
+    wanted: list[Wanted] = [("decode_attention", (group, dim, dim, half, capped))]
     if not capped and group <= COLUMNS:
-        wanted.append(("prefill_attention", (group, dim, dim, bfloat16)))
-    return wanted
-
-
-def _layers(shapes: LoopShapes) -> list[Wanted]:
-    half = shapes.bfloat16
-    wanted: list[Wanted] = [("matmul", (half, False)), ("matmul", (half, True))]
+        wanted.append(("prefill_attention", (group, dim, dim, half)))
+    wanted += [("matmul", (half, False)), ("matmul", (half, True))]
     return wanted + [(name, (half,)) for name in ("norm", "rotation", "silu_mul", "decoder_layers")]
 
 
-PARTS: dict[str, Callable[[LoopShapes], list[Wanted]]] = {"attention": _attention, "layers": _layers}
-"""What one process compiles; about the same work each."""
+def _dealt(wanted: list[Wanted], num_parts: int) -> list[list[Wanted]]:
+    """`wanted` in at most `num_parts` parts of about the same work."""
+    parts: list[list[Wanted]] = [[] for _ in range(num_parts)]
+    work = [0] * num_parts
+    for one in sorted(wanted, key=_cost, reverse=True):
+        least = work.index(min(work))
+        parts[least].append(one)
+        work[least] += _cost(one)
+    return [part for part in parts if part]
 
 
-def compile_part(part: str, shapes: LoopShapes) -> None:
-    """Compile the loops of a part that are missing in the cache folder."""
-    for wanted in PARTS[part](shapes):
-        if load(*wanted) is None:
-            compile_one(*wanted)
+def _cost(wanted: Wanted) -> int:
+    return _COSTS.get(wanted[0], 2)
+
+
+def compile_missing(wanted: list[Wanted]) -> None:
+    """Compile the loops that are missing in the cache folder."""
+    for one in wanted:
+        if kept(*one) is None:
+            compile_one(*one)
 
 
 def compile_one(name: str, arguments: tuple[int, ...]) -> MachineCode:
@@ -201,15 +190,26 @@ def compile_one(name: str, arguments: tuple[int, ...]) -> MachineCode:
 
 
 def load(name: str, arguments: tuple[int, ...]) -> MachineCode | None:
+    """A loop from the package or the cache folder; None if it is not there, or damaged."""
+    return object_code.packaged((name, arguments)) or kept(name, arguments)
+
+
+def kept(name: str, arguments: tuple[int, ...]) -> MachineCode | None:
     """A loop from the cache folder; None if it is not there, or damaged."""
     path = _path(name, arguments)
-    kept = disk_cache.load_arrays(path) if path is not None else None
-    if kept is None:
+    found = disk_cache.load_arrays(path) if path is not None else None
+    if found is None:
         return None
-    symbol, *needs = kept["names"].tobytes().decode().split("\n")
-    return MachineCode(symbol, kept["code"].tobytes(), tuple(needs))
+    symbol, *needs = found["names"].tobytes().decode().split("\n")
+    return MachineCode(symbol, found["code"].tobytes(), tuple(needs))
+
+
+def is_ready(name: str, arguments: tuple[int, ...]) -> bool:
+    """Whether a loop lies in the package or the cache folder."""
+    path = _path(name, arguments)
+    return object_code.is_packaged((name, arguments)) or (path is not None and path.exists())
 
 
 def _path(name: str, arguments: tuple[int, ...]) -> Path | None:
     found = folder()
-    return found / f"{name}-{'-'.join(str(int(value)) for value in arguments)}.loop" if found is not None else None
+    return found / f"{object_code.loop_name((name, arguments))}.loop" if found is not None else None

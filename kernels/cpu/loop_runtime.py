@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from graftlm.kernels.cpu import loop_cache
-from graftlm.kernels.cpu.loop_cache import MachineCode
+from graftlm.kernels.cpu.object_code import MachineCode
 from graftlm.kernels.cpu.openmp import parallel_region
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from graftlm import cli
 from graftlm.core.errors import ConfigError
-from graftlm.kernels.cpu import loop_cache
+from graftlm.kernels.cpu import loop_cache, object_code
 from tests.models import byte_tokenizer, tiny_model
 
 
@@ -59,6 +59,7 @@ def test_generate_reads_the_prompt_from_standard_input(model: str) -> None:
 
 
 def test_warm_keeps_what_a_first_process_computes(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_code, "_archives", lambda: ())
     monkeypatch.setenv("GRAFTLM_CACHE_DIR", str(tmp_path))
     loop_cache.folder.cache_clear()
     told = json.loads(call("warm", model, "--json"))

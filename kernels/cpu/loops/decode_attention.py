@@ -12,7 +12,6 @@ from numba import carray, njit
 
 from graftlm.kernels.cpu import MAX_RUN
 from graftlm.kernels.cpu.calls import DecodeCall
-from graftlm.kernels.cpu.loop_cache import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     allocate,
@@ -26,6 +25,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
+from graftlm.kernels.cpu.object_code import MachineCode
 
 BLOCK = 64
 """Keys whose scores are held at once."""

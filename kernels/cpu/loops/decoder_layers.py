@@ -16,7 +16,6 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, PHASES, LayerCall, LayersCall, MatmulCall
-from graftlm.kernels.cpu.loop_cache import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     allocate,
@@ -33,6 +32,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     store_row,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
+from graftlm.kernels.cpu.object_code import MachineCode
 
 
 @intrinsic

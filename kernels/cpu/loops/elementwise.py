@@ -5,7 +5,6 @@ from __future__ import annotations
 from numba import carray
 
 from graftlm.kernels.cpu.calls import NormCall, RotationCall, SiluMulCall
-from graftlm.kernels.cpu.loop_cache import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     allocate,
     at,
@@ -22,6 +21,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
+from graftlm.kernels.cpu.object_code import MachineCode
 
 _ROWS = 4
 """Rows of a task."""

@@ -13,7 +13,6 @@ from numba import carray, njit
 
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.calls import MatmulCall
-from graftlm.kernels.cpu.loop_cache import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     allocate,
@@ -36,6 +35,7 @@ from graftlm.kernels.cpu.loops.register_tiles import (
     outer_dot_tile,
     outer_tile,
 )
+from graftlm.kernels.cpu.object_code import MachineCode
 
 
 def _panel_matmul(*, bfloat16: bool) -> Any:

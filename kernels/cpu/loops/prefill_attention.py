@@ -12,7 +12,6 @@ import numpy as np
 from numba import carray, njit
 
 from graftlm.kernels.cpu.calls import COLUMNS, PrefillCall
-from graftlm.kernels.cpu.loop_cache import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     allocate,
@@ -26,6 +25,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
 from graftlm.kernels.cpu.loops.register_tiles import has_wide_registers, outer_tile
+from graftlm.kernels.cpu.object_code import MachineCode
 
 KEYS = 64
 """Keys whose scores are held at once."""

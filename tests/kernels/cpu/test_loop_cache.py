@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.kernels.cpu import loop_cache
+from graftlm.kernels.cpu import loop_cache, object_code
 from graftlm.kernels.cpu.loop_cache import LoopShapes
 
 COLD_PAIRS = int(os.environ.get("GRAFTLM_COLD_PAIRS", "1"))
@@ -21,6 +21,7 @@ SHAPES = LoopShapes(group=3, head_dim=16, bfloat16=False, capped=False)
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    monkeypatch.setattr(object_code, "_archives", lambda: ())
     monkeypatch.setenv("GRAFTLM_CACHE_DIR", str(tmp_path))
     loop_cache.folder.cache_clear()
     found = loop_cache.folder()
@@ -43,6 +44,34 @@ def test_processes_compile_all_parts_and_a_second_start_finds_them(
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("compiled again"))
     loop_cache.start(SHAPES)
     assert not loop_cache.compiling()
+
+
+def test_what_the_package_has_is_not_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged = {*loop_cache.loops_of(SHAPES)} - {("silu_mul", (0,))}
+    monkeypatch.setattr(object_code, "is_packaged", packaged.__contains__)
+    loop_cache.start(SHAPES)
+    assert loop_cache.wait_for(lambda: None) is None
+    assert [path.name for path in folder.iterdir()] == ["silu_mul-0.loop"]
+
+
+def test_loops_are_dealt_in_parts_of_about_the_same_work() -> None:
+    loops = loop_cache.loops_of(SHAPES)
+    for num_parts in (1, 2, 3, 4):
+        parts = loop_cache._dealt(loops, num_parts)
+        assert len(parts) == num_parts and sorted(sum(parts, [])) == sorted(loops)
+        work = [sum(map(loop_cache._cost, part)) for part in parts]
+        assert max(work) - min(work) <= 5
+    assert loop_cache._dealt(loops[:1], 4) == [loops[:1]]
+
+
+def test_the_cache_is_kept_apart_for_the_processor_that_numba_is_told_of(tmp_path: Path) -> None:
+    code = "from graftlm.kernels.cpu import loop_cache; print(loop_cache.folder().name)"
+    told = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma"}
+    names = set()
+    for more in ({}, told, told | {"NUMBA_CPU_FEATURES": "+avx"}):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GRAFTLM_CACHE_DIR": str(tmp_path)} | more
+        names.add(subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True).stdout)
+    assert len(names) == 3
 
 
 def test_a_process_that_ends_while_others_compile_for_it_warns_of_nothing() -> None:

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.kernels.cpu import loop_cache, loop_runtime
-from graftlm.kernels.cpu.loop_cache import MachineCode
+from graftlm.kernels.cpu import loop_cache, loop_runtime, object_code
+from graftlm.kernels.cpu.object_code import MachineCode
 
 NORM = ("norm", 0)
+NORM_LOOP = ("norm", (0,))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_packaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_code, "_archives", lambda: ())
 
 
 @pytest.fixture
@@ -40,6 +46,15 @@ def test_damaged_machine_code_is_compiled_anew(folder: Path, monkeypatch: pytest
     assert address() and len((folder / "norm-0.loop").read_bytes()) == len(whole)
     monkeypatch.setattr(loop_cache, "compile_one", compiles)
     assert address()
+
+
+def test_what_the_package_has_is_neither_compiled_nor_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = loop_cache.compile_one("norm", (0,))
+    (folder / "norm-0.loop").unlink()
+    monkeypatch.setattr(object_code, "packaged", {NORM_LOOP: found}.get)
+    monkeypatch.setattr(loop_cache, "compile_one", compiles)
+    assert address()
+    assert list(folder.iterdir()) == []
 
 
 def test_without_a_cache_folder_a_loop_is_compiled_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

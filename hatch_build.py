@@ -1,0 +1,58 @@
+"""Build hook: the wheel gets object code of the CPU loops, so that a fresh machine need not compile it.
+
+GRAFTLM_OBJECT_CODE  native (the default): for processors like the one that builds and the embedded model; all: for a
+                     wheel to publish, see kernels/cpu/ahead_of_time.py; none
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+VARIABLE = "GRAFTLM_OBJECT_CODE"
+OBJECTS = "kernels/cpu/objects"
+
+
+class ObjectCode(BuildHookInterface[Any]):
+    """Compiles with numba, in a process that sees nothing of the package but the loops."""
+
+    def dependencies(self) -> list[str]:
+        return ["numba>=0.60"] if self._kinds() != "none" else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable" or self._kinds() == "none":
+            return
+        self._temporary = tempfile.TemporaryDirectory()
+        folder = Path(self._temporary.name)
+        shutil.copytree(Path(self.root, "kernels/cpu"), folder / "graftlm/kernels/cpu")
+        shutil.copy(Path(self.root, "kernels/disk_cache.py"), folder / "graftlm/kernels")
+        (folder / "graftlm/__init__.py").touch()
+        made = folder / "objects"
+        command = [sys.executable, "-m", "graftlm.kernels.cpu.ahead_of_time", self._kinds(), "--folder", str(made)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+        if done.returncode and self._kinds() == "native":  # the package compiles what it needs
+            self.app.display_warning("GraftLM: the wheel has no object code of the CPU loops, which did not compile")
+            return
+        done.check_returncode()
+        for path in sorted(made.glob("*.zip")):
+            build_data["force_include"][str(path)] = f"graftlm/{OBJECTS}/{path.name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if hasattr(self, "_temporary"):
+            self._temporary.cleanup()
+
+    def _kinds(self) -> str:
+        if sys.platform != "linux":  # whose object files the archives hold
+            return "none"
+        found = os.environ.get(VARIABLE, "native")
+        if found not in ("all", "native", "none"):
+            raise ValueError(f"{VARIABLE} is {found!r}; it must be all, native or none")
+        return found

@@ -1,0 +1,124 @@
+"""python -m graftlm.kernels.cpu.ahead_of_time [all | native] [--folder FOLDER]: make the object code of the package.
+
+native  for processors like this machine's, and the attention of the embedded model only: seconds. Loops of other models
+        are compiled when they are needed.
+all     for each kind of processor (object_code.py), and the attention of many models: minutes, for a wheel to publish
+
+It works in as many processes as there are cores, and takes what the cache folder has already from there. Any machine
+makes the code of all kinds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from graftlm.kernels.cpu import loop_cache, object_code
+from graftlm.kernels.cpu.loop_cache import LoopShapes
+from graftlm.kernels.cpu.object_code import TARGETS, MachineCode, Target, Wanted
+
+SHAPES = (
+    *((group, 64) for group in (1, 2, 3, 4, 7, 8)),
+    *((group, 128) for group in (1, 2, 3, 4, 6, 7, 8)),
+    *((group, 256) for group in (2, 4)),
+    (1, 80),
+    (1, 96),
+)
+"""Query heads of a KV head, and dimensions of a head, of many models."""
+
+EMBEDDED = ((1, 64),)
+"""Those of the embedded model."""
+
+
+def wanted_loops(shapes: Sequence[tuple[int, int]]) -> list[Wanted]:
+    """Every loop of models with these attention shapes, in float32 and bfloat16, once."""
+    every = (
+        wanted
+        for bfloat16 in (False, True)
+        for group, dim in shapes
+        for wanted in loop_cache.loops_of(LoopShapes(group, dim, bfloat16, capped=False))
+    )
+    return list(dict.fromkeys(every))
+
+
+def make(folder: Path, targets: Sequence[Target], wanted: Sequence[Wanted]) -> list[Path]:
+    """Compile `wanted` for each of `targets`. -> the archives in `folder`
+
+    Raises CalledProcessError if a loop cannot be compiled.
+    """
+    num_processes = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(num_processes) as processes:
+        parts: list[tuple[Target, list[Wanted], Path]] = []
+        for target in targets:
+            here = Path(temporary) / target.name
+            here.mkdir()
+            loops = [one for one in wanted if target.only is None or one in target.only]
+            parts += [(target, part, here) for i in range(num_processes) if (part := loops[i::num_processes])]
+        list(processes.map(lambda part: _compile_in_a_process(*part), parts))
+        made = []
+        for target in targets:
+            loops_made = {path.stem: _read(path) for path in (Path(temporary) / target.name).glob("*.o")}
+            made.append(folder / f"{target.name}.zip")
+            object_code.write_archive(made[-1], loops_made)
+    return made
+
+
+def native_targets() -> list[Target]:
+    """The kinds whose code this machine runs best: the newest complete one, and what newer ones change."""
+    fitting = [target for target in TARGETS if target.fits()]
+    newest = max((i for i, target in enumerate(fitting) if target.only is None), default=0)
+    return fitting[newest:]
+
+
+def _compile_in_a_process(target: Target, wanted: list[Wanted], folder: Path) -> None:
+    """numba compiles for one processor in the life of a process."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "NUMBA_CPU_NAME": target.cpu,
+        "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in target.features),
+    }
+    module = __spec__.name if __spec__ is not None else __name__
+    code = f"from {module} import compile_into; compile_into({str(folder)!r}, {target.triple!r}, {wanted!r})"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def compile_into(folder: str, triple: str, wanted: list[Wanted]) -> None:
+    """Compile loops for `triple` and the processor that the environment names, a file each."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    for name in ("get_process_triple", "get_default_triple"):  # what numba asks for, and compiles for
+        setattr(llvm, name, lambda: triple)
+    for one in wanted:
+        symbol, code, needs = loop_cache.kept(*one) or loop_cache.compile_one(*one)
+        path = Path(folder, f"{object_code.loop_name(one)}.o")
+        path.with_suffix(".names").write_text("\n".join([symbol, *needs]))
+        path.write_bytes(code)
+
+
+def _read(path: Path) -> MachineCode:
+    symbol, *needs = path.with_suffix(".names").read_text().split("\n")
+    return MachineCode(symbol, path.read_bytes(), tuple(needs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name if __spec__ else __name__}")
+    parser.add_argument("kinds", nargs="?", choices=("all", "native"), default="native", help="kinds of processors")
+    parser.add_argument("--folder", type=Path, default=object_code.FOLDER, help="where the archives go")
+    options = parser.parse_args()
+    every = options.kinds == "all"
+    targets, shapes = (list(TARGETS), SHAPES) if every else (native_targets(), EMBEDDED)
+    for path in make(options.folder, targets, wanted_loops(shapes)):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

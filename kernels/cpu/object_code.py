@@ -1,0 +1,162 @@
+"""Object code of the CPU loops, and that which comes with the package for kinds of processors that many people have.
+
+    kernels/cpu/objects/x86-64-v3.zip   one archive for each kind, made by kernels/cpu/ahead_of_time.py
+      sources           what the loops' sources were then
+      norm-0.names      the loop's symbol, and the names it refers to
+      norm-0.o          relocatable object code
+
+Object code refers to functions of C by their names and to nothing of Python's or numba's layout, so it does not depend
+on their versions. It is used where a processor has every instruction of its kind, and while the loops' sources are
+those it was made from.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import sys
+import zipfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).with_name("objects")
+"""The archives; a clone has none before they are made."""
+
+SOURCES = "sources"
+
+
+class MachineCode(NamedTuple):
+    """Relocatable object code.
+
+    symbol  the name of its function `void (call *)`
+    needs   names that it refers to
+    """
+
+    symbol: str
+    code: bytes
+    needs: tuple[str, ...] = ()
+
+
+Wanted = tuple[str, tuple[int, ...]]
+"""A loop and what it is compiled for."""
+
+
+class Target(NamedTuple):
+    """A kind of processor that object code is made for.
+
+    name      its archive's
+    machine   as platform.machine() says, on Linux
+    cpu       LLVM's name of it
+    features  instructions that a processor must have, by LLVM's names
+    only      the loops that differ from those of the kind before it in TARGETS; None: all of them
+    """
+
+    name: str
+    machine: str
+    cpu: str
+    features: tuple[str, ...]
+    only: tuple[Wanted, ...] | None = None
+
+    @property
+    def triple(self) -> str:
+        return f"{self.machine}-unknown-linux-gnu"
+
+    def fits(self) -> bool:
+        """Whether this process may run its code."""
+        if not sys.platform.startswith("linux") or platform.machine() != self.machine:
+            return False
+        return processor()[1].issuperset(self.features)
+
+
+_V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+TARGETS = (
+    Target("x86-64-v3", "x86_64", "x86-64-v3", _V3),
+    Target("x86-64-v4", "x86_64", "x86-64-v4", _V4),
+    Target("x86-64-v4-bf16", "x86_64", "x86-64-v4", (*_V4, "avx512bf16"), (("matmul", (1, 0)),)),
+    Target("aarch64", "aarch64", "generic", ("neon",)),
+)
+"""Of one machine from the oldest to the newest: a processor of one kind runs the code of those before it."""
+
+
+def loop_name(wanted: Wanted) -> str:
+    """A loop's name in files."""
+    name, arguments = wanted
+    return "-".join([name, *(str(int(value)) for value in arguments)])
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of all that object code is made from: the loops, and the structures they are called with."""
+    here, digest = Path(__file__).parent, hashlib.sha256()
+    for path in (*sorted(here.glob("loops/*.py")), here / "__init__.py", here / "calls.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def processor() -> tuple[str, frozenset[str]]:
+    """LLVM's name of the processor that loops are compiled for, and its features.
+
+    It is this machine's, unless numba is told of another one by NUMBA_CPU_NAME and NUMBA_CPU_FEATURES.
+    """
+    name, chosen = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
+    if name is not None and chosen is not None:
+        return name, frozenset(part[1:] for part in chosen.split(",") if part.startswith("+"))
+    import llvmlite.binding as llvm
+
+    features: frozenset[str] = frozenset()
+    with suppress(RuntimeError):  # not known for this kind of processor
+        features = frozenset(feature for feature, has in llvm.get_host_cpu_features().items() if has)
+    return name or llvm.get_host_cpu_name() or platform.processor(), features
+
+
+def packaged(wanted: Wanted) -> MachineCode | None:
+    """A loop's object code from the package; None if there is none for this processor, or it is damaged."""
+    name = loop_name(wanted)
+    for path in _archives():
+        if name in _names(path):
+            with suppress(OSError, KeyError, zipfile.BadZipFile, zlib.error), zipfile.ZipFile(path) as archive:
+                symbol, *needs = archive.read(f"{name}.names").decode().split("\n")
+                return MachineCode(symbol, archive.read(f"{name}.o"), tuple(needs))
+    return None
+
+
+def is_packaged(wanted: Wanted) -> bool:
+    """Whether the package has this loop for this processor."""
+    return any(loop_name(wanted) in _names(path) for path in _archives())
+
+
+def write_archive(path: Path, loops: dict[str, MachineCode]) -> None:
+    """Write the archive of one kind of processor, in one piece; the same loops always give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    building = path.with_name(f".{path.name}-{os.getpid()}")
+    with zipfile.ZipFile(building, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        parts = {SOURCES: sources().encode()}
+        for name, loop in sorted(loops.items()):
+            parts |= {f"{name}.names": "\n".join([loop.symbol, *loop.needs]).encode(), f"{name}.o": loop.code}
+        for name, content in parts.items():
+            entry = zipfile.ZipInfo(name)  # of a fixed date
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
+    building.replace(path)
+
+
+@functools.cache
+def _archives() -> tuple[Path, ...]:
+    """The archives whose code this processor runs, the newest kind first."""
+    found = [(target, FOLDER / f"{target.name}.zip") for target in TARGETS]
+    return tuple(path for target, path in reversed(found) if path.exists() and target.fits())
+
+
+@functools.cache
+def _names(path: Path) -> frozenset[str]:
+    """The loops in an archive; none if it is damaged, or made from other sources."""
+    with suppress(OSError, KeyError, zipfile.BadZipFile, zlib.error), zipfile.ZipFile(path) as archive:
+        if archive.read(SOURCES).decode() == sources():
+            return frozenset(name.removesuffix(".o") for name in archive.namelist() if name.endswith(".o"))
+    return frozenset()
