@@ -25,6 +25,8 @@ class CallerWaves:
         self._num_back = 0  # callers that have asked since
         self._answered_s = -math.inf
         self._last_s = 0.0
+        self.since_s = -math.inf
+        """When the first caller of this wave was answered: who asks later is part of the next one."""
 
     def asked(self, now: float) -> None:
         """A caller has handed over a request."""
@@ -36,6 +38,7 @@ class CallerWaves:
         """The request of a caller has ended."""
         if now - self._answered_s > LONGEST_S:
             self._num_answered = self._num_back = 0
+            self.since_s = now
         self._num_open -= 1
         self._num_answered += 1
         self._answered_s = self._last_s = now

@@ -162,6 +162,18 @@ class LocalEngine:
         assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
         return True
 
+    def gather(self, since_s: float) -> bool:
+        """Run a step in which sequences that arrived after `since_s` compute their prompts and write one token, no more.
+
+        So those whose callers are back first wait for the others', and the device computes prompts meanwhile. False if
+        nothing could run.
+        """
+        self.scheduler.gathers_since_s = since_s
+        try:
+            return self.step()
+        finally:
+            self.scheduler.gathers_since_s = None
+
     def cancel(self, submission_id: int) -> None:
         """Drop a request and free its slots; unknown or finished ids are ignored."""
         self.requests.cancel(submission_id)

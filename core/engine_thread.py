@@ -198,22 +198,28 @@ class EngineThread:
         self._finish(engine)
 
     def _loop(self, engine: Engine) -> None:
-        progressed = True
+        gather: Callable[[float], bool] | None = getattr(engine, "gather", None)
+        progressed = gathered = True
         while True:
             with self._changed:
                 self._await_work(engine, progressed)
                 if self.closed:
                     return
-                while not self.closed and (pause_s := self._waves.pause_s(time.monotonic())) > 0:
+                pause_s = self._waves.pause_s(time.monotonic())
+                if pause_s > 0 and (gather is None or not (gathered or self._tasks)):
                     self._changed.wait(pause_s)
+                    continue
                 num_tasks = len(self._tasks)
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):
                     self._tasks.popleft()(engine)
-            progressed = engine.idle
-            if not progressed:
+            progressed = gathered = True
+            if not engine.idle:
                 self._step_began_s = time.monotonic()
-                progressed = engine.step()
+                if pause_s > 0 and gather is not None:
+                    gathered = gather(self._waves.since_s)
+                else:
+                    progressed = engine.step()
                 self._step_began_s = None
 
     def _await_work(self, engine: Engine, progressed: bool) -> None:

@@ -36,6 +36,16 @@ def test_callers_answered_together_are_waited_for_until_all_are_back() -> None:
     assert waves.pause_s(1.001) <= 0
 
 
+def test_a_wave_is_as_old_as_its_first_answer() -> None:
+    waves = wave(4, at_s=1.0)
+    waves.asked(1.01)
+    waves.answered(1.02)
+    assert waves.since_s == 1.0
+    waves.asked(1.03)
+    waves.answered(1.03 + LONGEST_S)
+    assert waves.since_s == 1.03 + LONGEST_S
+
+
 def test_the_wait_ends_when_nobody_comes_for_a_while() -> None:
     waves = wave(8, at_s=1.0)
     waves.asked(1.001)
@@ -77,3 +87,16 @@ def test_threads_that_ask_again_and_again_run_as_whole_batches() -> None:
         answers = list(pool.map(caller, range(num_threads)))
         assert answers == [["ok"] * 3] * num_threads
         assert runtime._thread._waves._num_open == 0
+
+
+def test_while_callers_are_awaited_prompts_are_computed_and_nobody_writes_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_back = threading.Event()
+    with ScriptedModel(lambda prompt: "okay").runtime(max_step_tokens=64) as runtime:
+        runtime.load()
+        monkeypatch.setattr(runtime._thread._waves, "pause_s", lambda now: 0.0 if all_back.is_set() else 60.0)
+        early, late = (runtime.stream(prompt * 8, max_tokens=4) for prompt in ("one", "two"))
+        next(early), next(late)
+        assert [one.completion_tokens for one in runtime.stats().open] == [1, 1]
+        all_back.set()
+        runtime._thread.wake()
+        assert [len(list(early)), len(list(late))] == [3, 3]
