@@ -1,0 +1,127 @@
+"""A local engine whose device is a clock: steps take as long as measured on a GPU, and compute nothing.
+
+Scheduler, prefix cache, tracker, writer and the engine's thread are the runtime's own. So what callers cost the engine
+between two steps can be measured without a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from graftlm import Runtime
+from graftlm.core.config import EngineConfig
+from graftlm.core.engine import LocalEngine
+from graftlm.core.engine_builder import RunnerSpec
+from graftlm.core.step_plan import StepPlan
+from graftlm.plugins import manager
+from graftlm.plugins.hookspecs import Register, hookimpl
+
+NUM_ROWS = (0, 1, 16, 64, 256)
+DECODE_S = (0.0, 3.42e-3, 3.85e-3, 5.43e-3, 11.08e-3)
+"""Seconds of a decode step of so many rows: an 8B Llama on an H200 (docs/gpu.md)."""
+
+PROMPT_TOKEN_S = 1 / 40_518
+HOST_CALLS = 24
+"""Calls of torch that a step launches, each of which gives the GIL away for a moment."""
+
+WRITTEN = 70
+
+
+class Clock:
+    """A device that does one step after the other."""
+
+    def __init__(self) -> None:
+        self.free_s = 0.0
+        self.busy_s = 0.0
+
+    def launch(self, step_s: float) -> None:
+        self.busy_s += step_s
+        self.free_s = max(self.free_s, time.perf_counter()) + step_s
+
+
+class PacedRunner:
+    """Launches steps on a clock; logits of one column."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._buffer = torch.zeros(64)
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        for _ in range(HOST_CALLS):
+            self._buffer.add_(1)
+        rows = sum(row.num_new == 1 for row in plan.rows)
+        decode_s = float(np.interp(rows, NUM_ROWS, DECODE_S))
+        self.clock.launch(max(decode_s, DECODE_S[1]) + (plan.num_tokens - rows) * PROMPT_TOKEN_S)
+        return torch.zeros(sum(plan.num_logits_per_row), 1)
+
+
+class Awaited:
+    """Tokens that are known when the clock has come to their step."""
+
+    def __init__(self, tokens: list[int], ready_s: float) -> None:
+        self._tokens = tokens
+        self._ready_s = ready_s
+
+    def result(self) -> list[int]:
+        time.sleep(max(0.0, self._ready_s - time.perf_counter()))
+        return self._tokens
+
+
+class PacedSampler:
+    """Writes one token again and again; under a mask the first that it allows."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def takes(self, sequence: Any) -> bool:
+        return True
+
+    def draw(self, logits: torch.Tensor, sequences: Sequence[Any], masks: dict[int, Any]) -> Awaited:
+        tokens = [WRITTEN] * len(sequences)
+        for place, words in masks.items():
+            word = int(np.flatnonzero(words)[0])
+            bits = int(words[word]) & 0xFFFFFFFF
+            tokens[place] = 32 * word + (bits & -bits).bit_length() - 1
+        return Awaited(tokens, self.clock.free_s)
+
+
+class PacedPlugin:
+    """The engine "paced", with the context and the number of slots of a GPU's pool."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+
+    @hookimpl
+    def graftlm_register_engines(self, register: Register) -> None:
+        register("paced", self.build)
+
+    def build(self, model: Any, config: EngineConfig, *, tokenizer: Any, wake: Any) -> LocalEngine:
+        size = tokenizer.vocab_size
+        spec = RunnerSpec(
+            PacedRunner(self.clock),
+            num_slots=400_000,
+            max_model_len=16_384,
+            vocab_size=size,
+            num_embeddings=size,
+            step_tokens=16_384,
+            device_sampler=PacedSampler(self.clock),  # type: ignore[arg-type]
+        )
+        return LocalEngine(spec, tokenizer, config, wake=wake, finished=manager.load().request_finished)
+
+
+@contextmanager
+def paced_runtime(model: str = "sprout") -> Iterator[tuple[Runtime, Clock]]:
+    """A runtime with the tokenizer of `model` whose steps take a GPU's time, and the clock that says how long."""
+    registry, plugin = manager.load(), PacedPlugin()
+    registry.add("bench-paced", plugin)
+    try:
+        with Runtime(model, engine="paced") as runtime:
+            yield runtime, plugin.clock
+    finally:
+        registry.remove("bench-paced")
