@@ -23,6 +23,7 @@ class CallerWaves:
         self._num_open = 0  # callers whose request has not ended
         self._num_answered = 0  # callers that were answered in this wave
         self._num_back = 0  # callers that have asked since
+        self._num_told = 0  # callers that have heard of it
         self._answered_s = -math.inf
         self._last_s = 0.0
         self.since_s = -math.inf
@@ -37,11 +38,25 @@ class CallerWaves:
     def answered(self, now: float) -> None:
         """The request of a caller has ended."""
         if now - self._answered_s > LONGEST_S:
-            self._num_answered = self._num_back = 0
+            self._num_answered = self._num_back = self._num_told = 0
             self.since_s = now
         self._num_open -= 1
         self._num_answered += 1
         self._answered_s = self._last_s = now
+
+    @property
+    def num_awake(self) -> int:
+        """Callers that know their answers and have not come back."""
+        return self._num_told - self._num_back
+
+    def told(self, num: int, now: float) -> None:
+        """So many of the callers whose requests have ended hear of it only now."""
+        self._num_told += num
+        self._answered_s = self._last_s = now
+
+    def worked(self, now: float) -> None:
+        """The engine was busy until now, and perhaps kept callers from coming: that was no silence of theirs."""
+        self._last_s = now
 
     def pause_s(self, now: float) -> float:
         """Seconds to wait for more callers before the next step; 0 or less to go on.

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graftlm.core.caller_waves import CallerWaves
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 Task = Callable[["Engine"], object]
 BuildEngine = Callable[[Callable[[], None]], "Engine"]
 """Makes the engine on its thread; is given a function that wakes the thread from anywhere."""
+
+ANSWERED_AT_ONCE = 16
+"""Callers that are answered between two steps while an engine gathers a wave.
+
+Python runs one thread at a time, and in no fair order: with dozens of callers awake, the engine's thread would get its
+turn when nearly all of them are through. With a few, the device computes their prompts while the next ones wake up.
+"""
+
+LET_RUN_S = 0.0005
+"""How long to let answered callers run when the engine has nothing else to do, in seconds."""
 
 POLL_S = 0.02
 """How often to look again, in seconds, when all requests wait for something outside, such as a grammar."""
@@ -62,6 +73,7 @@ class EngineThread:
         self._loaded = threading.Event()
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
+        self._answers: deque[Callable[[], None]] = deque()  # of callers; touched by the engine's thread only
         self._waves = CallerWaves()
         self._thread: threading.Thread | None = None
 
@@ -121,7 +133,7 @@ class EngineThread:
         if len(submissions) == 1 and self.gathers:
             with self._changed:
                 self._waves.asked(time.monotonic())
-            submissions[0].listener = _Caller(submissions[0].listener, self._answered)
+            submissions[0].listener = _Caller(submissions[0].listener, self._ended)
 
         def run(engine: Engine) -> None:
             try:
@@ -141,9 +153,23 @@ class EngineThread:
         else:
             self.post(run)
 
-    def _answered(self) -> None:
+    def _ended(self, answer: Callable[[], None]) -> None:
+        """The request of a caller has ended; `answer` tells it, soon."""
         with self._changed:
             self._waves.answered(time.monotonic())
+        if threading.current_thread() is self._thread and hasattr(self.engine, "gather"):
+            self._answers.append(answer)
+        else:
+            answer()
+
+    def _tell(self, limit: int) -> None:
+        """Answer callers, `limit` at most."""
+        num = min(limit, len(self._answers))
+        for _ in range(num):
+            with _logged("a listener"):
+                self._answers.popleft()()
+        with self._changed:
+            self._waves.told(num, time.monotonic())
 
     def call(self, task: Callable[[Engine], Any], name: str = "call") -> Any:
         """Run `task` between two steps and return what it returns. `name` is the caller's, for `check_may_wait`."""
@@ -199,21 +225,25 @@ class EngineThread:
 
     def _loop(self, engine: Engine) -> None:
         gather: Callable[[float], bool] | None = getattr(engine, "gather", None)
-        progressed = gathered = True
+        progressed, gathered = True, gather is not None
         while True:
             with self._changed:
                 self._await_work(engine, progressed)
                 if self.closed:
                     return
                 pause_s = self._waves.pause_s(time.monotonic())
-                if pause_s > 0 and (gather is None or not (gathered or self._tasks)):
-                    self._changed.wait(pause_s)
-                    continue
+                if pause_s > 0 and not self._tasks and not gathered:
+                    self._changed.wait(LET_RUN_S if self._answers else pause_s)
+                    if not self._answers:
+                        continue
+                awake = self._waves.num_awake if self._tasks else 0
                 num_tasks = len(self._tasks)
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):
                     self._tasks.popleft()(engine)
-            progressed = gathered = True
+            if self._answers:
+                self._tell(ANSWERED_AT_ONCE - awake if pause_s > 0 else len(self._answers))
+            progressed, gathered = True, gather is not None and not engine.idle
             if not engine.idle:
                 self._step_began_s = time.monotonic()
                 if pause_s > 0 and gather is not None:
@@ -221,9 +251,10 @@ class EngineThread:
                 else:
                     progressed = engine.step()
                 self._step_began_s = None
+                self._waves.worked(time.monotonic())
 
     def _await_work(self, engine: Engine, progressed: bool) -> None:
-        while not self._tasks and not self.closed and (engine.idle or not progressed):
+        while not self._tasks and not self._answers and not self.closed and (engine.idle or not progressed):
             if engine.idle:
                 self._changed.wait()
             else:
@@ -241,6 +272,7 @@ class EngineThread:
                 ends.enter_context(suppress(Exception))  # what broke cannot be tidied up; the cause is known already
             ends.callback(engine.close)
             ends.callback(self._answer, tasks, error)
+            ends.callback(lambda: self._tell(len(self._answers)))
             ends.callback(engine.fail_all, error)
 
     def _answer(self, tasks: Iterable[Task], error: BaseException) -> None:
@@ -254,9 +286,9 @@ class EngineThread:
 
 
 class _Caller:
-    """A listener that also tells when its request has ended."""
+    """A listener whose last call is made by `ended`."""
 
-    def __init__(self, listener: Listener, ended: Callable[[], None]) -> None:
+    def __init__(self, listener: Listener, ended: Callable[[Callable[[], None]], None]) -> None:
         self._listener = listener
         self._ended = ended
 
@@ -264,12 +296,10 @@ class _Caller:
         self._listener.on_chunk(chunk)
 
     def on_finish(self, completion: Completion) -> None:
-        self._ended()
-        self._listener.on_finish(completion)
+        self._ended(partial(self._listener.on_finish, completion))
 
     def on_error(self, error: BaseException) -> None:
-        self._ended()
-        self._listener.on_error(error)
+        self._ended(partial(self._listener.on_error, error))
 
 
 @contextmanager

@@ -56,8 +56,9 @@ class PacedRunner:
         for _ in range(HOST_CALLS):
             self._buffer.add_(1)
         rows = sum(row.num_new == 1 for row in plan.rows)
-        decode_s = float(np.interp(rows, NUM_ROWS, DECODE_S))
-        self.clock.launch(max(decode_s, DECODE_S[1]) + (plan.num_tokens - rows) * PROMPT_TOKEN_S)
+        decode_s = max(float(np.interp(rows, NUM_ROWS, DECODE_S)), DECODE_S[1])
+        prompt_s = (plan.num_tokens - rows) * PROMPT_TOKEN_S  # beside which the weights are read, once for both
+        self.clock.launch(decode_s + max(0.0, prompt_s - DECODE_S[1]))
         return torch.zeros(sum(plan.num_logits_per_row), 1)
 
 

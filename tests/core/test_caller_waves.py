@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from graftlm.core.caller_waves import LONGEST_S, MIN_CALLERS, QUIET_S, CallerWaves
+from graftlm.core.config import SamplingParams
+from graftlm.core.request import Request
 from graftlm.testing import ScriptedModel
 
 
@@ -89,7 +92,9 @@ def test_threads_that_ask_again_and_again_run_as_whole_batches() -> None:
         assert runtime._thread._waves._num_open == 0
 
 
-def test_while_callers_are_awaited_prompts_are_computed_and_nobody_writes_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_callers_are_awaited_prompts_are_computed_and_nobody_decodes_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     all_back = threading.Event()
     with ScriptedModel(lambda prompt: "okay").runtime(max_step_tokens=64) as runtime:
         runtime.load()
@@ -100,3 +105,44 @@ def test_while_callers_are_awaited_prompts_are_computed_and_nobody_writes_ahead(
         all_back.set()
         runtime._thread.wake()
         assert [len(list(early)), len(list(late))] == [3, 3]
+
+
+def test_callers_are_awake_between_hearing_of_their_answers_and_asking_again() -> None:
+    waves = wave(6, at_s=1.0)
+    waves.told(4, 1.001)
+    waves.asked(1.002)
+    assert waves.num_awake == 3
+    waves.told(2, 1.03)
+    assert waves.num_awake == 5
+    assert waves.pause_s(1.031) == pytest.approx(0.001)  # silence counts from the last that heard of it
+    waves.worked(1.04)
+    assert waves.pause_s(1.041) == pytest.approx(0.001)  # and from the engine's last step
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_callers_of_one_step_are_answered_a_few_at_a_time_and_all_of_them(times: int) -> None:
+    num_threads = 40
+    ready = threading.Barrier(num_threads)
+
+    def caller(number: int) -> list[str]:
+        ready.wait()
+        return [runtime.generate(f"{number} {i}", max_tokens=4).text for i in range(times)]
+
+    with ScriptedModel(lambda prompt: "ok").runtime(max_step_tokens=4096) as runtime:
+        runtime.load()
+        with ThreadPoolExecutor(num_threads) as pool:
+            assert list(pool.map(caller, range(num_threads))) == [["ok"] * times] * num_threads
+        assert not runtime._thread._answers
+
+
+def test_answers_that_wait_for_their_turn_are_given_when_the_runtime_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedModel(lambda prompt: "ok").runtime() as runtime:
+        runtime.load()
+        monkeypatch.setattr(runtime._thread, "_tell", lambda limit: None)  # their turn never comes
+        futures = [runtime.submit(Request(f"{i}", SamplingParams(max_tokens=2))) for i in range(6)]
+        while len(runtime._thread._answers) < 6:
+            time.sleep(0.001)
+        assert not any(future.done() for future in futures)
+        monkeypatch.undo()
+        runtime.close()
+        assert {future.result().text for future in futures} == {"ok"}
