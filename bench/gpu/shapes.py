@@ -1,7 +1,8 @@
-"""python -m bench.gpu.shapes SHAPE: one model shape with random weights on one GPU, by the workloads of docs/gpu.md.
+"""python -m bench.gpu.shapes SHAPE...: model shapes with random weights on one GPU, by the workloads of docs/gpu.md.
 
 Decode of 32 rows of 1,500 tokens, 128 of 1,000 and 8 of 12,000; 64 sampled answers of 128 tokens to 512; and 256
-requests of mixed lengths. Prompts are token ids. `--profile` adds the kernels of a decode step by time.
+requests of mixed lengths. Prompts are token ids. Each shape runs in a process of its own, and beside it, with
+`--peers FOLDER`, vLLM in FOLDER/site_vllm. `--profile` adds the kernels of GraftLM's decode steps by time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,8 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.gpu.shape_engines import SHAPE_ENGINES, Ids
+from bench.harness import ROOT
+
 Shape = dict[str, Any]
-Ids = list[int]
 
 SHAPES: dict[str, Shape] = {
     "gemma3-4b": {
@@ -72,9 +77,8 @@ DIVISOR = 100
 """--tiny divides lengths and numbers of requests by this."""
 
 
-def build(shape: Shape, *, tiny: bool) -> Any:
-    """A transformers model of this shape, bfloat16 on the GPU; tiny, float32 and anywhere with `tiny`."""
-    import torch
+def config_of(shape: Shape, *, tiny: bool) -> Any:
+    """The transformers configuration of a shape; two small layers with `tiny`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from graftlm.testing.byte_tokenizer import BOS, IM_END, PAD
@@ -84,34 +88,26 @@ def build(shape: Shape, *, tiny: bool) -> Any:
     if "sliding_window" not in shape:
         fields.pop("layer_types", None)
     config = AutoConfig.for_model(**fields)
-    cuda = torch.cuda.is_available()
-    with torch.device("cuda" if cuda else "cpu"):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if cuda else torch.float32).eval()
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                parameter.data.normal_(0.0, 0.02)
-    return model
+    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    return config
 
 
 class Measured:
-    """One runtime and what was found out about it."""
+    """One engine that runs a shape, and what was found out about it."""
 
-    def __init__(self, shape: Shape, *, tiny: bool, **options: Any) -> None:
-        from graftlm import Runtime
-        from graftlm.testing.byte_tokenizer import byte_tokenizer
-
+    def __init__(self, engine: str, shape: Shape, *, tiny: bool) -> None:
         self.divisor = DIVISOR if tiny else 1
-        self.model = build(shape, tiny=tiny)
-        self.vocabulary = self.model.get_input_embeddings().num_embeddings
+        self.failed = False
+        config = config_of(shape, tiny=tiny)
+        self.vocabulary = config.vocab_size
+        self.engine = SHAPE_ENGINES[engine](config, 16_384 // self.divisor)
         began = time.perf_counter()
-        length = 16_384 // (self.divisor if tiny else 1)
-        self.runtime = Runtime(self.model, tokenizer=byte_tokenizer(), max_model_len=length, **options).load()
-        self.generate([[5, 6, 7]], max_tokens=1)
-        self.figures: dict[str, Any] = {"start_s": round(time.perf_counter() - began, 1)}
+        how = self.engine.start()
+        self.engine.answer([[5, 6, 7]], [{"max_tokens": 1}])
+        self.figures: dict[str, Any] = {"how": how, "start_s": round(time.perf_counter() - began, 1)}
 
-    def generate(self, prompts: Sequence[Ids], **options: Any) -> Any:
-        return self.runtime.generate(list(prompts), ignore_eos=True, **{"temperature": 0.0, **options})
+    def generate(self, prompts: Sequence[Ids], **sampling: Any) -> None:
+        self.engine.answer(prompts, [sampling] * len(prompts))
 
     def ids(self, rng: np.random.Generator, length: int) -> Ids:
         drawn: Ids = rng.integers(min(1000, self.vocabulary // 2), self.vocabulary - 1, length).tolist()
@@ -122,7 +118,7 @@ class Measured:
         rows, context = max(rows // self.divisor, 2), max(context // self.divisor, 8)
         rng = np.random.default_rng(rows)
         prompts = [self.ids(rng, context) for _ in range(rows)]
-        self.runtime.clear_cache()
+        self.engine.flush()
         self.generate(prompts, max_tokens=2)
         return min(self._step(prompts) for _ in range(3))
 
@@ -139,27 +135,22 @@ class Measured:
         rng = np.random.default_rng(seed)
         count, length, new = (max(n // self.divisor, 2) for n in (64, 512, 128))
         prompts = [self.ids(rng, length) for _ in range(count)]
-        self.runtime.clear_cache()
+        self.engine.flush()
         began = time.perf_counter()
         self.generate(prompts, max_tokens=new, temperature=0.8, top_p=0.95, seed=seed)
         return count * new / (time.perf_counter() - began)
 
     def mixed(self, seed: int) -> float:
         """Requests a second: prompts lognormal(6.2, 0.9) in 32..6,000, answers lognormal(4.3, 0.8) in 4..400."""
-        from graftlm import Request, SamplingParams
-
         rng = np.random.default_rng(seed)
         count = max(256 // self.divisor, 4)
         lengths = np.clip(rng.lognormal(6.2, 0.9, count), 32, 6000).astype(int) // self.divisor + 1
         answers = np.clip(rng.lognormal(4.3, 0.8, count), 4, 400).astype(int)
-        requests = [
-            Request(self.ids(rng, n), SamplingParams(temperature=0.0, max_tokens=int(new), ignore_eos=True))
-            for n, new in zip(lengths, answers, strict=True)
-        ]
-        self.runtime.clear_cache()
+        prompts = [self.ids(rng, n) for n in lengths]
+        samplings = [{"max_tokens": int(new)} for new in answers]
+        self.engine.flush()
         began = time.perf_counter()
-        for future in self.runtime.submit_many(requests):
-            future.result()
+        self.engine.answer(prompts, samplings)
         return count / (time.perf_counter() - began)
 
     def profile(self, rows: int, context: int, top: int = 15) -> list[tuple[str, float, float]]:
@@ -188,36 +179,74 @@ class Measured:
             self.figures[name] = measure()
         except Exception as error:
             self.figures[name] = f"{type(error).__name__}: {str(error)[:200]}"
+            self.failed = True
         print(f"{name:24} {self.figures[name]}", flush=True)
+
+
+def measure(given: argparse.Namespace) -> int:
+    """Measure one shape on one engine, in this process."""
+    (name,) = given.shapes
+    shape = SHAPES[name] | ({"num_hidden_layers": given.layers} if given.layers else {})
+    measured = Measured(given.engine, shape, tiny=given.tiny)
+    print(f"{name}: first token after {measured.figures['start_s']} s; {measured.figures['how']}", flush=True)
+    only = given.only.split(",")
+    if "decode" in only:
+        for rows, context in DECODE:
+            measured.run(f"decode {rows} x {context}, ms", lambda at=(rows, context): round(measured.decode(*at), 3))
+            if given.profile and given.engine == "graftlm":
+                for kernel, us, launches in measured.profile(rows, context):
+                    print(f"    {us:9.1f} us {launches:7.1f}  {kernel}", flush=True)
+    if "sampled" in only:
+        measured.run("sampled, tokens/s", lambda: round(max(measured.sampled(seed) for seed in (1, 2)), 1))
+    if "mixed" in only:
+        measured.run("mixed, requests/s", lambda: round(max(measured.mixed(seed) for seed in (1, 2)), 2))
+    if given.output:
+        given.output.write_text(json.dumps({"shape": name, **measured.figures}, indent=1) + "\n")
+    return int(
+        any(str(value).partition(":")[0].endswith(("Error", "Exception")) for value in measured.figures.values())
+    )
+
+
+def compare(given: argparse.Namespace) -> int:
+    """Each shape on each engine, a process each; what is known so far is written after every one of them."""
+    engines: dict[str, dict[str, str]] = {"graftlm": {}}
+    if given.peers is not None:
+        engines["vllm"] = {"PYTHONPATH": os.pathsep.join([str(given.peers / "site_vllm"), str(ROOT)])}
+    found: dict[str, dict[str, Any]] = {}
+    for name in given.shapes:
+        for engine, environment in engines.items():
+            with tempfile.TemporaryDirectory() as folder:
+                output = Path(folder) / "figures.json"
+                command = [sys.executable, "-m", "bench.gpu.shapes", name, "--engine", engine, "--only", given.only]
+                command += ["--json", str(output), *(["--tiny"] if given.tiny else [])]
+                command += ["--layers", str(given.layers)] if given.layers else []
+                command += ["--profile"] if given.profile else []
+                with (Path(folder) / "errors").open("w+") as errors:
+                    code = subprocess.run(command, env=os.environ | environment, cwd=ROOT, stderr=errors).returncode
+                    errors.seek(0)
+                    told = "".join(errors.readlines()[-5:])
+                figures = json.loads(output.read_text()) if output.exists() else {"failed": f"exit {code}: {told}"}
+                found.setdefault(name, {})[engine] = figures
+                print(f"{name} {engine}: {figures}", flush=True)
+                if given.output:
+                    given.output.write_text(json.dumps(found, indent=1) + "\n")
+    return int(any("failed" in figures["graftlm"] for figures in found.values()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.shapes", description=__doc__)
-    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("shapes", nargs="+", choices=SHAPES, metavar="SHAPE", help=", ".join(SHAPES))
+    parser.add_argument("--engine", choices=SHAPE_ENGINES, help="one shape on this engine, in this process")
+    parser.add_argument("--peers", type=Path, help="folder with site_vllm: measure vLLM too")
     parser.add_argument("--only", default="decode,sampled,mixed", help="sections, with commas")
     parser.add_argument("--profile", action="store_true", help="the kernels of decode steps, by time")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short prompts, on any device")
     parser.add_argument("--json", type=Path, dest="output", help="write the figures to this file")
     given = parser.parse_args(arguments)
-    shape = SHAPES[given.shape] | ({"num_hidden_layers": given.layers} if given.layers else {})
-    measured = Measured(shape, tiny=given.tiny)
-    print(f"{given.shape}: first token after {measured.figures['start_s']} s; {measured.runtime.stats()}", flush=True)
-    only = given.only.split(",")
-    if "decode" in only:
-        for rows, context in DECODE:
-            measured.run(f"decode {rows} x {context}, ms", lambda at=(rows, context): round(measured.decode(*at), 3))
-            if given.profile:
-                for name, us, launches in measured.profile(rows, context):
-                    print(f"    {us:9.1f} us {launches:7.1f}  {name}", flush=True)
-    if "sampled" in only:
-        measured.run("sampled, tokens/s", lambda: round(max(measured.sampled(seed) for seed in (1, 2)), 1))
-    if "mixed" in only:
-        measured.run("mixed, requests/s", lambda: round(max(measured.mixed(seed) for seed in (1, 2)), 2))
-    if given.output:
-        given.output.write_text(json.dumps({"shape": given.shape, **measured.figures}, indent=1) + "\n")
-    measured.runtime.close()
-    return int(any(isinstance(value, str) for value in measured.figures.values()))
+    if given.engine and len(given.shapes) > 1:
+        parser.error(f"--engine runs one shape, {len(given.shapes)} were given; leave --engine out")
+    return measure(given) if given.engine else compare(given)
 
 
 if __name__ == "__main__":
