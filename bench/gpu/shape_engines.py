@@ -97,4 +97,4 @@ class VLLMShape:
         self.llm.reset_prefix_cache()
 
 
-SHAPE_ENGINES = {"graftlm": GraftLMShape, "vllm": VLLMShape}
+SHAPE_ENGINES: dict[str, Any] = {"graftlm": GraftLMShape, "vllm": VLLMShape}

@@ -88,7 +88,8 @@ def config_of(shape: Shape, *, tiny: bool) -> Any:
     if "sliding_window" not in shape:
         fields.pop("layer_types", None)
     config = AutoConfig.for_model(**fields)
-    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    made: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    config.architectures = [made.__name__]
     return config
 
 
