@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from graftlm.core.caller_waves import CallerWaves
+from graftlm.core.caller_waves import QUIET_S, CallerWaves
 from graftlm.core.errors import EngineError, GraftError, ModelError
 from graftlm.core.metrics import Stats
 
@@ -31,11 +31,8 @@ ANSWERED_AT_ONCE = 16
 """Callers that are answered between two steps while an engine gathers a wave.
 
 Python runs one thread at a time, and in no fair order: with dozens of callers awake, the engine's thread would get its
-turn when nearly all of them are through. With a few, the device computes their prompts while the next ones wake up.
+turn when nearly all of them are through. So the device computes the prompts of some while the next ones wake up.
 """
-
-LET_RUN_S = 0.0005
-"""How long to let answered callers run when the engine has nothing else to do, in seconds."""
 
 POLL_S = 0.02
 """How often to look again, in seconds, when all requests wait for something outside, such as a grammar."""
@@ -132,7 +129,7 @@ class EngineThread:
         """Hand requests to the engine, all at once. If it fails to take them, each listener is told why."""
         if len(submissions) == 1 and self.gathers:
             with self._changed:
-                self._waves.asked(time.monotonic())
+                self._waves.asked()
             submissions[0].listener = _Caller(submissions[0].listener, self._ended)
 
         def run(engine: Engine) -> None:
@@ -160,6 +157,8 @@ class EngineThread:
         if threading.current_thread() is self._thread and hasattr(self.engine, "gather"):
             self._answers.append(answer)
         else:
+            with self._changed:
+                self._waves.told(1, time.monotonic())
             answer()
 
     def _tell(self, limit: int) -> None:
@@ -224,34 +223,40 @@ class EngineThread:
         self._finish(engine)
 
     def _loop(self, engine: Engine) -> None:
+        """Run tasks and steps until the end.
+
+        Callers that were answered together are waited for until all are back or none comes any more (`silent`). An
+        engine with `gather` computes their prompts meanwhile: a few callers are answered while it does, and while
+        they are awake nothing is launched, for each call of a launch would have to fight for Python's one thread.
+        """
         gather: Callable[[float], bool] | None = getattr(engine, "gather", None)
-        progressed, gathered = True, gather is not None
+        progressed, gathered, silent = True, gather is not None, False
         while True:
             with self._changed:
                 self._await_work(engine, progressed)
                 if self.closed:
                     return
-                pause_s = self._waves.pause_s(time.monotonic())
-                if pause_s > 0 and not self._tasks and not gathered:
-                    self._changed.wait(LET_RUN_S if self._answers else pause_s)
-                    if not self._answers:
-                        continue
-                awake = self._waves.num_awake if self._tasks else 0
-                num_tasks = len(self._tasks)
+                gathering, num_tasks = self._waves.gathering(time.monotonic()), len(self._tasks)
+                if gathering and not silent and (self._waves.num_awake > 0 or not (num_tasks or gathered)):
+                    self._changed.wait(QUIET_S)
+                    silent = len(self._tasks) == num_tasks
+                    continue
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):
                     self._tasks.popleft()(engine)
-            if self._answers:
-                self._tell(ANSWERED_AT_ONCE - awake if pause_s > 0 else len(self._answers))
-            progressed, gathered = True, gather is not None and not engine.idle
+            waits = gathering and not (silent and not num_tasks and not self._answers)
+            progressed, gathered, silent = True, False, silent and not num_tasks
             if not engine.idle:
                 self._step_began_s = time.monotonic()
-                if pause_s > 0 and gather is not None:
+                if waits and gather is not None:
                     gathered = gather(self._waves.since_s)
-                else:
+                elif not waits:
                     progressed = engine.step()
                 self._step_began_s = None
-                self._waves.worked(time.monotonic())
+            if self._answers:
+                gathers = self._waves.gathering(time.monotonic())
+                self._tell(ANSWERED_AT_ONCE if gathers else len(self._answers))
+                silent = False
 
     def _await_work(self, engine: Engine, progressed: bool) -> None:
         while not self._tasks and not self._answers and not self.closed and (engine.idle or not progressed):

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from graftlm.core.caller_waves import LONGEST_S, MIN_CALLERS, QUIET_S, CallerWaves
+from graftlm.core.caller_waves import LONGEST_S, MIN_CALLERS, CallerWaves
 from graftlm.core.config import SamplingParams
-from graftlm.core.request import Request
+from graftlm.core.request import Request, Submission
 from graftlm.testing import ScriptedModel
 
 
 def wave(num_callers: int, at_s: float = 0.0) -> CallerWaves:
-    """Callers that all asked and were all answered at `at_s`."""
+    """Callers that all asked, and were all answered at `at_s`."""
     waves = CallerWaves()
     for _ in range(num_callers):
-        waves.asked(at_s)
+        waves.asked()
     for _ in range(num_callers):
         waves.answered(at_s)
     return waves
@@ -27,54 +29,56 @@ def wave(num_callers: int, at_s: float = 0.0) -> CallerWaves:
 def test_the_first_callers_are_not_waited_for() -> None:
     waves = CallerWaves()
     for _ in range(8):
-        waves.asked(1.0)
-    assert waves.pause_s(1.0) <= 0
+        waves.asked()
+    assert not waves.gathering(1.0)
 
 
 def test_callers_answered_together_are_waited_for_until_all_are_back() -> None:
     waves = wave(8, at_s=1.0)
-    for i in range(8):
-        assert waves.pause_s(1.001) == pytest.approx(QUIET_S - 0.001 if i == 0 else QUIET_S)
-        waves.asked(1.001)
-    assert waves.pause_s(1.001) <= 0
+    for _ in range(8):
+        assert waves.gathering(1.001)
+        waves.asked()
+    assert not waves.gathering(1.001)
 
 
 def test_a_wave_is_as_old_as_its_first_answer() -> None:
     waves = wave(4, at_s=1.0)
-    waves.asked(1.01)
+    waves.asked()
     waves.answered(1.02)
     assert waves.since_s == 1.0
-    waves.asked(1.03)
+    waves.asked()
     waves.answered(1.03 + LONGEST_S)
     assert waves.since_s == 1.03 + LONGEST_S
 
 
-def test_the_wait_ends_when_nobody_comes_for_a_while() -> None:
+def test_callers_are_not_waited_for_longer_than_the_limit_after_the_last_heard_of_its_answer() -> None:
     waves = wave(8, at_s=1.0)
-    waves.asked(1.001)
-    assert waves.pause_s(1.001 + QUIET_S) <= 0
-
-
-def test_callers_that_trickle_in_are_not_waited_for_longer_than_the_limit() -> None:
-    waves = wave(64, at_s=0.0)
-    now = 0.0
-    while waves.pause_s(now) > 0:
-        now += QUIET_S / 2
-        waves.asked(now)
-    assert now == pytest.approx(LONGEST_S, abs=QUIET_S)
+    waves.told(4, 1.0)
+    waves.told(4, 1.03)
+    assert waves.gathering(1.0 + LONGEST_S)
+    assert not waves.gathering(1.03 + LONGEST_S)
 
 
 def test_few_callers_are_not_waited_for() -> None:
-    assert wave(MIN_CALLERS - 1).pause_s(0.0) <= 0
+    assert not wave(MIN_CALLERS - 1).gathering(0.0)
 
 
 def test_nobody_waits_while_more_requests_run_than_callers_were_answered() -> None:
     waves = CallerWaves()
     for _ in range(20):
-        waves.asked(0.0)
+        waves.asked()
     for _ in range(8):
         waves.answered(0.0)
-    assert waves.pause_s(0.0) <= 0
+    assert not waves.gathering(0.0)
+
+
+def test_callers_are_awake_between_hearing_of_their_answers_and_asking_again() -> None:
+    waves = wave(6, at_s=1.0)
+    waves.told(4, 1.001)
+    waves.asked()
+    assert waves.num_awake == 3
+    waves.told(2, 1.03)
+    assert waves.num_awake == 5
 
 
 def test_threads_that_ask_again_and_again_run_as_whole_batches() -> None:
@@ -92,31 +96,22 @@ def test_threads_that_ask_again_and_again_run_as_whole_batches() -> None:
         assert runtime._thread._waves._num_open == 0
 
 
-def test_while_callers_are_awaited_prompts_are_computed_and_nobody_decodes_ahead(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    all_back = threading.Event()
-    with ScriptedModel(lambda prompt: "okay").runtime(max_step_tokens=64) as runtime:
+def test_an_engine_that_gathers_computes_prompts_and_lets_nobody_decode_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[Submission] = []
+
+    def gather(engine: Any) -> list[int]:
+        engine.add(held)
+        while engine.gather(-math.inf):
+            pass
+        return [one.completion_tokens for one in engine.stats().open]
+
+    with ScriptedModel(lambda prompt: "okay").runtime(max_step_tokens=16) as runtime:
         runtime.load()
-        monkeypatch.setattr(runtime._thread._waves, "pause_s", lambda now: 0.0 if all_back.is_set() else 60.0)
-        early, late = (runtime.stream(prompt * 8, max_tokens=4) for prompt in ("one", "two"))
-        next(early), next(late)
-        assert [one.completion_tokens for one in runtime.stats().open] == [1, 1]
-        all_back.set()
-        runtime._thread.wake()
-        assert [len(list(early)), len(list(late))] == [3, 3]
-
-
-def test_callers_are_awake_between_hearing_of_their_answers_and_asking_again() -> None:
-    waves = wave(6, at_s=1.0)
-    waves.told(4, 1.001)
-    waves.asked(1.002)
-    assert waves.num_awake == 3
-    waves.told(2, 1.03)
-    assert waves.num_awake == 5
-    assert waves.pause_s(1.031) == pytest.approx(0.001)  # silence counts from the last that heard of it
-    waves.worked(1.04)
-    assert waves.pause_s(1.041) == pytest.approx(0.001)  # and from the engine's last step
+        monkeypatch.setattr(runtime._thread, "add", held.extend)
+        params = SamplingParams(max_tokens=4)
+        futures = runtime.submit_many([Request("one " * 9, params), Request("two " * 5, params)])
+        assert runtime._thread.call(gather) == [1, 1]
+        assert [future.result().text for future in futures] == ["okay", "okay"]
 
 
 @pytest.mark.parametrize("times", [1, 3])
