@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,7 +71,8 @@ class Row:
         return figure <= self.floor if self.at_most else figure >= self.floor
 
 
-Case = Callable[[Options], Sequence[Row]]
+Case = Callable[[Options], Iterable[Row]]
+"""Measures; one that takes minutes yields each row when it is known."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,13 @@ def table(rows: Sequence[Row], title: str) -> Table:
     return drawn
 
 
+def line(row: Row) -> str:
+    """A row as one line, for those who wait for the table."""
+    baseline = "" if row.baseline is None else f" (baseline {_number(row.baseline)})"
+    ratio = "" if row.ratio is None else f", {row.ratio:.2f}x"
+    return f"{row.case}: {row.what}: {_number(row.value)} {row.unit}{baseline}{ratio}"
+
+
 def main(package: str, arguments: Sequence[str]) -> int:
     """Run the cases of one folder; exit status 1 if a floor is missed. `langchain` stands for all `langchain_...`."""
     known = cases(package)
@@ -195,10 +203,14 @@ def main(package: str, arguments: Sequence[str]) -> int:
         chosen += named
     options = Options(given.quick, given.repeats, given.model, tuple(given.folder), given.sample, given.count)
     console = Console(width=None if sys.stdout.isatty() else 150)
+    progress = Console(stderr=True, soft_wrap=True)
     rows: list[Row] = []
     for name in chosen or known:
-        with console.status(f"{package} {name}"):
-            rows += importlib.import_module(known[name]).run(options)
+        case: Case = importlib.import_module(known[name]).run
+        with progress.status(f"{package} {name}"):
+            for row in case(options):
+                rows.append(row)
+                progress.print(line(row), highlight=False, markup=False)
     console.print(table(rows, f"{package}, {origin()['commit']}"))
     if given.output:
         figures = [asdict(row) | {"reached": row.reached} for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,6 +56,17 @@ def test_a_report_says_command_commit_and_machine(tmp_path: Path) -> None:
     report = json.loads(path.read_text())
     assert {"command", "commit", "at", "machine", "rows"} <= set(report)
     assert report["rows"][0]["what"] == "import graftlm"
+
+
+def test_a_row_is_shown_as_soon_as_it_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(options: Options) -> Iterator[Row]:
+        yield Row("c", "calls", 2, "calls", 6, ratio=3.0)
+        assert "c: calls: 2 calls (baseline 6), 3.00x\n" in capsys.readouterr().err
+
+    monkeypatch.setattr(harness.importlib, "import_module", lambda name: SimpleNamespace(run=run))
+    assert harness.main("remote", ["fields"]) == 0
 
 
 def test_the_start_of_a_name_stands_for_all_cases_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
