@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,7 +30,7 @@ def run(options: Options) -> Sequence[Row]:
     folder = str(resolve("sprout"))
     rows: list[Row] = []
     with (
-        served(folder) as url,
+        served(folder, "--dtype", "float32", num_threads=1) as url,
         gl.Runtime(folder, base_url=url, tokenizer=tokenizer_of(folder), capabilities=KNOWN, max_in_flight=4) as rt,
     ):
         rows += _beside_dspy(url, folder, rt, num)
@@ -83,9 +83,13 @@ def _beside_sglang(url: str, folder: str, rt: gl.Runtime, num: int) -> list[Row]
 
 def _sglang(url: str, folder: str, forms: Sequence[Form], num_spec_tokens: int | None) -> tuple[list[Values], int]:
     """The values of SGLang's frontend and the number of its requests."""
-    tiktoken = importlib.import_module("tiktoken")
-    tiktoken.get_encoding = lambda name: _Characters()  # its vocabulary is a download; the frontend only counts with it
     sgl = importlib.import_module("sglang")
+    # The client wants OpenAI's vocabulary, a download, for biases that no gen here has: one of bytes in its place.
+    tiktoken, registry = importlib.import_module("tiktoken"), importlib.import_module("tiktoken.registry")
+    ranks = {bytes([i]): i for i in range(256)}
+    registry.ENCODINGS["cl100k_base"] = tiktoken.Encoding(
+        "bytes", pat_str="(?s).", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256}
+    )
     requests: list[str] = []
     handler = _Requests(requests)
     logger = logging.getLogger("httpx")
@@ -100,7 +104,7 @@ def _sglang(url: str, folder: str, forms: Sequence[Form], num_spec_tokens: int |
             if field is not None:
                 s += sgl.gen(field, max_tokens=16, stop=stop)
 
-    program: Callable[..., Any] = sgl.function(function, num_api_spec_tokens=num_spec_tokens)
+    program: Any = sgl.function(function, num_api_spec_tokens=num_spec_tokens)
     values: list[Values] = []
     for form in forms:
         try:
@@ -110,24 +114,6 @@ def _sglang(url: str, folder: str, forms: Sequence[Form], num_spec_tokens: int |
             values.append({"error": repr(error)[:200]})
     logger.removeHandler(handler)
     return values, len(requests)
-
-
-class _Characters:
-    """A vocabulary of bytes."""
-
-    n_vocab = 256
-    max_token_value = 255
-    _special_tokens: Mapping[str, int] = {"<|endoftext|>": 256}
-
-    @property
-    def _mergeable_ranks(self) -> Mapping[bytes, int]:
-        return {bytes([i]): i for i in range(256)}
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(ids).decode(errors="replace")
 
 
 class _Requests(logging.Handler):
