@@ -62,7 +62,7 @@ class GraftRateLimitError(RemoteError, lc.ModelRateLimitError):
 
 
 class GraftRemoteError(RemoteError, lc.ModelAPIError):
-    """The endpoint failed."""
+    """The endpoint failed, or its answer is of no use, or may not be asked for."""
 
 
 class GraftConnectionError(RemoteError, lc.ModelConnectionError):
@@ -94,6 +94,8 @@ def as_langchain_error(error: GraftError) -> GraftError:
     translated = kind.__new__(kind, *error.args)
     translated.args = error.args
     translated.__dict__.update(error.__dict__)
+    if isinstance(error, RemoteError):
+        translated.__dict__["is_retryable"] = error.transient  # a budget or a quota that is spent does not come back
     return translated
 
 
@@ -115,7 +117,7 @@ def _local_kind(error: GraftError) -> type[GraftError] | None:
 
 def _remote_kind(error: RemoteError) -> type[GraftError]:
     if error.status is None:
-        return GraftConnectionError
+        return GraftConnectionError if error.transient else GraftRemoteError
     if error.status in _REMOTE:
         return _REMOTE[error.status]
     return GraftRemoteInvalidRequestError if 400 <= error.status < 500 else GraftRemoteError
