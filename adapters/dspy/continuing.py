@@ -8,14 +8,13 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
 
 from graftlm.core.chat.messages import Message
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError
 from graftlm.core.remote.endpoint import Endpoint
 from graftlm.core.remote.language.going_on import go_on
-from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.ledger.usage import RemoteUsage, uncounted
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.request import Completion
 
@@ -92,7 +91,7 @@ async def _mend(
         if reply.lacks(completion.text, cut=cut, continues=True) is None:
             break
         try:
-            continues = await endpoint.probes.continue_turn(_counted_there) != "none"
+            continues = await endpoint.probes.continue_turn(uncounted) != "none"
             lack = reply.lacks(completion.text, cut=cut, continues=continues)
             if lack is None:
                 break
@@ -110,10 +109,6 @@ async def _mend(
     if reply.fields and completion.finish_reason == "length":
         completion = replace(completion, text=_BEGUN.sub("", completion.text))
     return completion
-
-
-def _counted_there(usage: Any) -> None:
-    """The endpoint counts for all."""
 
 
 def _header(before: str, name: str) -> str:

@@ -17,7 +17,7 @@ from graftlm.core.remote.endpoint import Endpoint
 from graftlm.core.remote.language.layout import ahead_of
 from graftlm.core.remote.language.transcript import RemoteTranscript
 from graftlm.core.remote.language.values import Values
-from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.ledger.usage import RemoteUsage, uncounted
 from graftlm.core.remote.speculation.live import Follow
 from graftlm.core.remote.speculation.surplus import Ahead
 from graftlm.core.remote.speculation.text import RemoteText
@@ -95,7 +95,7 @@ class RemoteInterpreter(Interpreter[RemoteState]):
 
     def __init__(self, engine: RemoteEngine, *, watched: bool = False) -> None:
         num = engine.num_api_spec_tokens
-        text = RemoteText(_unasked, _uncounted, _ALL if num is None else num, engine.endpoint.num_tokens_of)
+        text = RemoteText(_unasked, uncounted, _ALL if num is None else num, engine.endpoint.num_tokens_of)
         super().__init__(RemoteState(_Place(RemoteTranscript(engine.endpoint, text))))
         self.engine = engine
         self.watched = watched
@@ -223,7 +223,3 @@ async def _unasked(
     follow: Follow | None = None,
 ) -> Answer:
     raise AssertionError("a text that was never bound to a call asks for nothing")
-
-
-def _uncounted(usage: RemoteUsage) -> None:
-    """Nothing was asked yet."""

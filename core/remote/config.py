@@ -117,7 +117,7 @@ class EndpointConfig:
         if local:
             raise ConfigError(
                 f"{', '.join(local)}: for models in this process, not for one at an endpoint; "
-                f"leave out {'these' if len(local) > 1 else 'it'} or base_url"
+                f"leave {'them' if len(local) > 1 else 'it'} out, or base_url"
             )
         reject_unknown(list(options), known, "endpoint option")
         return cls(model=model, base_url=base_url, api_key=api_key, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+_NO_MODEL = re.compile(r" answered 404\b.*(?:model_not_found|\bmodel\b.*(?:does not exist|not found))", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -258,7 +261,7 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 def _explained(error: RemoteError, path: str) -> RemoteError:
     """The error, with the remedy where an endpoint has no such path."""
-    if error.status not in (404, 405):
+    if error.status not in (404, 405) or _NO_MODEL.search(str(error)):
         return error
     if path == COMPLETIONS:
         remedy = (

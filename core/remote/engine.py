@@ -14,9 +14,8 @@ from graftlm.core.errors import ConfigError, EngineError, RemoteError, RequestCa
 from graftlm.core.metrics import Stats
 from graftlm.core.remote.endpoint import Endpoint
 from graftlm.core.remote.language.checking import Language
-from graftlm.core.remote.language.values import Values, nothing_ahead
+from graftlm.core.remote.language.going_on import go_on
 from graftlm.core.remote.ledger.usage import RemoteUsage
-from graftlm.core.remote.speculation.text import RemoteText
 from graftlm.core.remote.transport import loop
 from graftlm.core.remote.transport.answer import Answer, first_stop, until_stop
 from graftlm.core.remote.transport.prompt import RemotePrompt
@@ -136,12 +135,10 @@ class RemoteEngine:
         """An answer that meets its constraint; a stream gets it as one piece, when it is known to."""
         if prompt.ids is not None:
             raise ConfigError("a constraint at an endpoint needs a prompt of text or messages; this one is token ids")
-        request, listener = submission.request, submission.listener
-        values = Values(self._endpoint, _ignore, listener.on_chunk if request.stream else None)
-        text = RemoteText(values.ask, values.note)
-        text.text, text.messages = prompt.text, prompt.messages
-        value = await values.gen(text, request.sampling, nothing_ahead, None)
-        return replace(value.completion, request_id=request.id)
+        request = submission.request
+        sink = submission.listener.on_chunk if request.stream else None
+        completion = await go_on(self._endpoint, prompt, request.sampling, sink=sink)
+        return replace(completion, request_id=request.id)
 
     async def _stream(self, submission: Submission, query: Query, ledger: Ledger) -> list[Answer]:
         sampling, listener = submission.request.sampling, submission.listener
@@ -157,10 +154,6 @@ class RemoteEngine:
             rest, reason = matchers[index].flush() + answer.calls_text, _cut(answer, sampling.stop).finish_reason
             listener.on_chunk(Chunk(rest, [], finish_reason=reason, usage=ledger.usage, index=index))
         return answers
-
-
-def _ignore(usage: RemoteUsage) -> None:
-    """The endpoint counts for all."""
 
 
 class Ledger:

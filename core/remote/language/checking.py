@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from graftlm.core.config import SamplingParams
 from graftlm.core.constraint import spec_of
 from graftlm.core.errors import ConfigError, RemoteError
+from graftlm.core.remote.transport.request_body import constraint_kind
 from graftlm.core.request import FinishReason
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.grammar.vocabulary import Vocabulary
+
+_MAX_SHOWN = 300  # characters of a constraint, in errors and in what a model is told
 
 More = Callable[[str, str | None], Awaitable[tuple[str, FinishReason] | None]]
 """Asks for what follows the given beginning of a value, or for a new one, with a complaint about the last.
@@ -59,7 +62,7 @@ class Language:
         options: dict[str, Any] = {} if sampling.json_schema is None else {"whitespace": "flexible"}
         options["on_unsupported"] = sampling.on_unsupported
         grammar = await asyncio.to_thread(compile_cached, spec, bytes_vocabulary(), **options)
-        return cls(grammar, repr(spec))
+        return cls(grammar, _shown(sampling))
 
     def measure(self, text: str) -> tuple[str | None, str, str]:
         """-> the longest beginning of `text` that is a whole text of the language, None if there is none; the longest
@@ -161,9 +164,22 @@ async def checked(
             break
         text, finish_reason = begun + answer[0], answer[1]
     raise RemoteError(
-        f"{where}: the model wrote {text[:80]!r}, asked {num_asked + 1} times, which is not of {language.shown}; "
+        f"{where}: the model wrote {text[:80]!r}, asked {_times(num_asked + 1)}, which is not of {language.shown}; "
         "show it the form in the prompt, raise max_tokens or max_attempts, or loosen the constraint"
     )
+
+
+def _times(num: int) -> str:
+    return "once" if num == 1 else f"{num} times"
+
+
+def _shown(sampling: SamplingParams) -> str:
+    """The constraint as the user gave it."""
+    kind = constraint_kind(sampling)
+    if kind is None:
+        return repr(sampling.constraint)
+    shown = repr(getattr(sampling, kind))
+    return f"{kind}={shown if len(shown) <= _MAX_SHOWN else shown[: _MAX_SHOWN - 1] + '…'}"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Going on with a chat's answer that ended too early."""
+"""A value by itself, outside of a program: what follows a prompt, or a chat's answer that ended too early."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from graftlm.core.config import SamplingParams
 from graftlm.core.remote.language.values import Values, nothing_ahead
-from graftlm.core.remote.ledger.usage import RemoteUsage
+from graftlm.core.remote.ledger.usage import uncounted
 from graftlm.core.remote.speculation.text import RemoteText
 from graftlm.core.remote.transport.prompt import RemotePrompt
-from graftlm.core.request import Completion
+from graftlm.core.request import Chunk, Completion
 
 if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint
@@ -22,17 +22,18 @@ async def go_on(
     sampling: SamplingParams,
     *,
     num_given: int = 0,
-    count: Callable[[RemoteUsage], None] = lambda usage: None,
+    sink: Callable[[Chunk], None] | None = None,
 ) -> Completion:
-    """What follows the open turn of `prompt`: only this is generated, and paid.
+    """What follows `prompt`, or its open turn: only this is generated, and paid.
 
     num_given  characters at the turn's end that the model has not written; an endpoint that cannot go on with a turn
                is told to begin with them.
+    sink       is given the value as chunks.
     Raises RemoteError where neither can be had.
     """
-    values = Values(endpoint, count)
+    values = Values(endpoint, uncounted, sink)
     text = RemoteText(values.ask, values.note)
     text.text, text.messages = prompt.text, prompt.messages
-    text.num_values, text.value_end = 1, len(prompt.text) - num_given
+    text.num_values, text.value_end = int(prompt.text != ""), len(prompt.text) - num_given
     value = await values.gen(text, sampling, nothing_ahead, None)
     return value.completion

@@ -23,7 +23,7 @@ class Form:
     name      of the value;  first: whether it is the first value of the turn.
     value     how the value is shown in a hint;  rest: what follows it, shown likewise.
     literals  the given texts of the turn, in order.
-    tail      the given text since the last value.
+    tail      the given text since the last value;  opening: that before the first value, once there is one.
     rest_generates  whether another value follows.
     """
 
@@ -33,6 +33,7 @@ class Form:
     rest: str
     literals: tuple[str, ...]
     tail: str
+    opening: str
     rest_generates: bool
 
 
@@ -111,12 +112,15 @@ def after_text(answer: Answer, text: str) -> Answer | None:
     return None
 
 
-def after_tail(answer: Answer, text: str, tail: str) -> Answer | None:
-    """What follows in an answer that goes on: with the whole turn, with the given text, or with the value itself."""
+def after_tail(answer: Answer, text: str, form: Form) -> Answer | None:
+    """What follows in an answer that goes on: with the whole turn, with the given text, or with the value itself.
+
+    None for one that begins the turn anew and does not come as far.
+    """
     whole = after_text(answer, text)
     if whole is not None:
         return whole
-    tail = tail if text.endswith(tail) else tail.rstrip()  # blanks that were not sent are expected in the answer
+    tail = form.tail if text.endswith(form.tail) else form.tail.rstrip()  # blanks not sent are expected in the answer
     bare = tail.strip()
     if not bare:
         return cut_before(answer, len(answer.text) - len(answer.text.lstrip()))
@@ -125,7 +129,10 @@ def after_tail(answer: Answer, text: str, tail: str) -> Answer | None:
             end = skipped + len(bare)
             blanks = tail[len(tail.rstrip()) :]
             return cut_before(answer, end + len(blanks) if answer.text.startswith(blanks, end) else end)
-    return None if bare in answer.text else cut_before(answer, len(answer.text) - len(answer.text.lstrip()))
+    opening = form.opening.strip()
+    begins = any(answer.text.startswith(opening, skipped) for skipped in _beginnings(answer.text))
+    anew = begins and any(map(str.isalnum, opening))
+    return None if anew or bare in answer.text else cut_before(answer, len(answer.text) - len(answer.text.lstrip()))
 
 
 def after_line(answer: Answer, text: str, tail: str) -> Answer | None:

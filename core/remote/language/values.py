@@ -118,12 +118,12 @@ class Values:
             longer = replace(sampling, max_tokens=(sampling.max_tokens or 0) + num_given) if num_given else sampling
             sent_stops = () if prompt.text else stops  # they may stand in the given text
             (found,) = await self._endpoint.ask(self._query(sent, longer, sent_stops))
-            rest = after_text(found, prompt.text) if hint else after_tail(found, prompt.text, form.tail)
+            rest = after_text(found, prompt.text) if hint else after_tail(found, prompt.text, form)
             last = sampling.greedy and not hint  # it would write the same again
             if rest is None and (num_missed or last):
                 rest = after_line(found, prompt.text, form.tail)  # it was told, and still begins with other words
             if rest is not None:
-                return with_blanks(_limited(rest, sampling), prompt.text, form.tail)
+                return replace(with_blanks(_limited(rest, sampling), prompt.text, form.tail), only_turn=True)
             self.note(RemoteUsage(misses={"layout not followed": 1}))
             if last:
                 break
@@ -311,6 +311,7 @@ class Values:
             ahead.form,
             tuple(literal for literal in (tail, *ahead.literals) if literal),
             tail,
+            text.opening,
             ahead.generates,
         )
         return ahead
@@ -337,7 +338,7 @@ async def nothing_ahead() -> Ahead:
     return Ahead(complete=True)
 
 
-_NO_FORM = Form(None, True, "<text>", "", (), "", False)
+_NO_FORM = Form(None, True, "<text>", "", (), "", "", False)
 
 
 def _limited(answer: Answer, sampling: SamplingParams) -> Answer:

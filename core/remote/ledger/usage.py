@@ -50,3 +50,7 @@ _COUNTS = tuple(f.name for f in fields(RemoteUsage) if f.name not in ("misses", 
 
 Count = Callable[[RemoteUsage], None]
 """Takes what a call has cost, when it is known, piece by piece; called on the loop's thread."""
+
+
+def uncounted(usage: RemoteUsage) -> None:
+    """Leave a cost to the endpoint, which counts for all."""

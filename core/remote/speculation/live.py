@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from graftlm.core.remote.transport.answer import Answer, first_stop
+from graftlm.core.remote.transport.answer import Answer
+from graftlm.core.scheduling.stop_strings import StopMatcher
 
 Follow = Callable[[Answer], None]
 """Is given the answer as far as it has come, as one that is cut there."""
@@ -72,16 +73,9 @@ class Told:
 
     def grow(self, value: str) -> None:
         """Tell what is new in the value so far."""
-        at, end = first_stop(value, self._stops)
-        if not end:
-            at -= max((_num_begun(value, stop) for stop in self._stops), default=0)
+        sure = StopMatcher(self._stops).push(value).text
         if self._safe is not None:
-            at = min(at, self._safe(value[:at]))
-        if at > len(self.text) and value.startswith(self.text):
-            piece, self.text = value[len(self.text) : at], value[:at]
+            sure = sure[: self._safe(sure)]
+        if len(sure) > len(self.text) and sure.startswith(self.text):
+            piece, self.text = sure[len(self.text) :], sure
             self._tell(piece)
-
-
-def _num_begun(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that begins `stop`."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -248,7 +248,7 @@ def _inside_token(surplus: Surplus) -> bool:
 
 
 def _num_tokens(surplus: Surplus, until: int, count: CountTokens | None) -> int | None:
-    """How many tokens rest[:until] has; None if nobody can say."""
+    """How many tokens rest[:until] has; None if nobody can say. Estimated where no other answer can be had."""
     ends = surplus.answer.token_ends
     if ends is not None:
         before = sum(end <= surplus.at for end in ends)
@@ -256,7 +256,10 @@ def _num_tokens(surplus: Surplus, until: int, count: CountTokens | None) -> int 
         return inside + 1 - before if until else 0
     if surplus.at == 0 and until == len(surplus.answer.text) and surplus.answer.num_tokens is not None:
         return surplus.answer.num_tokens
-    return count(surplus.rest[:until]) if count is not None else None
+    num = count(surplus.rest[:until]) if count is not None else None
+    if num is None and surplus.answer.only_turn:  # a value asked for anew would be another turn's
+        num = num_answer_tokens(surplus.answer) * until // max(1, len(surplus.answer.text))
+    return num
 
 
 def _at_most(surplus: Surplus, until: int) -> int:

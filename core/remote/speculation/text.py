@@ -92,6 +92,7 @@ class RemoteText(GrowingText):
         self.start = 0
         self.value_end = 0  # of the last value, or where the turn begins
         self.num_values = 0  # in the turn
+        self.opening = ""  # what was given in the turn before its first value
         self.surplus: Surplus | None = None
         self._held = ""  # blanks at the end of the given text: matched when it is known what follows
 
@@ -141,7 +142,7 @@ class RemoteText(GrowingText):
         """Begin a turn of the assistant after these; a surplus never crosses a turn."""
         self.end_turn()
         self.messages, self.start = messages, len(self.text)
-        self.value_end, self.num_values = self.start, 0
+        self.value_end, self.num_values, self.opening = self.start, 0, ""
 
     def end_turn(self) -> None:
         self._keep(None, "end of turn")
@@ -276,6 +277,8 @@ class RemoteText(GrowingText):
 
     def append(self, value: str, taken: str | None = None) -> None:
         """Append a value. `taken` is what `generate` gave, where the value is only the beginning of it."""
+        if self.num_values == 0:
+            self.opening = self.open_text
         self.text += value
         self.value_end, self.num_values = len(self.text), self.num_values + 1
         self._held = ""

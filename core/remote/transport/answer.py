@@ -46,6 +46,7 @@ class Answer:
     num_tokens     None where the endpoint did not say, or gave several answers.
     token_ends     the offset in characters after each token; None where the tokens are not known.
     tool_calls     in the shape of the OpenAI API.
+    only_turn      of an endpoint that cannot go on with a turn: what follows a value cannot be asked for there.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Answer:
     token_ends: tuple[int, ...] | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+    only_turn: bool = False
 
     @property
     def calls_text(self) -> str:

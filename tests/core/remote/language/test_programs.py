@@ -276,6 +276,32 @@ def test_a_preamble_is_asked_about_once_and_never_taken_for_a_value() -> None:
         assert len(server.calls) == 2
 
 
+def test_a_value_that_may_be_too_long_is_kept_where_its_turn_cannot_be_gone_on_with() -> None:
+    """The field used to be asked for anew, by words that the model did not follow."""
+
+    @gl.program(temperature=0, num_api_spec_tokens=64)
+    def program(s: ProgramState) -> None:
+        s += gl.user("Ann of Bad Godesberg")
+        with s.assistant():
+            s += "Name: " + gl.gen("name", stop="\n") + "\nCity: " + gl.gen("city", stop="\n", max_tokens=12) + "\n"
+
+    said = answers({"Ann": "Name: Ann\nCity: Bad Godesberg am Rhein\n"})
+    with Server(said) as server, runtime(server, continue_turn="none") as rt:
+        assert program.run(runtime=rt)["city"] == "Bad Godesberg am Rhein"  # 22 bytes, 7 tokens
+        assert len(server.calls) == 1
+
+
+def test_a_turn_that_begins_anew_is_never_taken_for_a_value() -> None:
+    program = gl.program(temperature=0)(form)
+    asked_on = "Continue exactly where you stopped"
+    said = answers({"Ann": "Name: Ann", asked_on: "Name: Ann\nCounty"})
+    with Server(said) as server, runtime(server, continue_turn="none") as rt:
+        state = program.run(runtime=rt)
+        with pytest.raises(RemoteError, match=r"gen 'age'.*was to begin with '\\nAge: ' and begins with 'Name: Ann"):
+            _ = state["age"]
+        assert state["name"] == "Ann"
+
+
 def test_a_lone_gen_of_a_turn_is_a_plain_call() -> None:
     @gl.program(temperature=0, num_api_spec_tokens=64)
     def program(s: ProgramState) -> None:
@@ -296,7 +322,7 @@ def test_what_the_model_will_not_write_is_an_error_that_names_the_gen() -> None:
         s += "Age: " + gl.gen("age", dtype=int)
 
     with Server(writes("unknown")) as server, runtime(server) as rt:
-        with pytest.raises(RemoteError, match="gen 'age': the model wrote 'unknown', asked 1 times"):
+        with pytest.raises(RemoteError, match="wrote 'unknown', asked once, which is not of regex="):
             _ = program.run(runtime=rt)["age"]
         assert len(server.calls) == 1  # the same again would bring the same
 
@@ -342,3 +368,11 @@ def test_text_for_an_endpoint_that_only_chats_says_what_to_write() -> None:
         state = program.run(runtime=rt)
         with pytest.raises(RemoteError, match=r"answered 404.*for an endpoint that only chats give messages"):
             _ = state["name"]
+
+
+def test_a_model_that_is_not_there_is_named_without_a_word_of_paths() -> None:
+    said = r"answered 404 model_not_found.*and the model's name$"
+    with Server(writes("x")) as server, gl.Runtime("other", base_url=server.url) as rt:
+        server.behaviour.model = "m"
+        with pytest.raises(RemoteError, match=said):
+            rt.generate("x", max_tokens=2)
