@@ -63,20 +63,18 @@ class Served:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str, path: Path | None = None) -> Iterator[Served]:
+def started(folder: Path, *arguments: str, path: Path | None = None, **variables: str) -> Iterator[Served]:
     """Run `graftlm serve` with `arguments`; it is killed at the end if it still runs.
 
-    path  a folder that the process looks for modules in
+    path       a folder that the process looks for modules in
+    variables  of its environment
     """
     log = folder / "server.log"
     with log.open("wb") as file:
         command = [sys.executable, "-m", "graftlm", "serve", "--port", "0", *arguments]
-        environment = (
-            os.environ
-            if path is None
-            else {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), *filter(None, sys.path)])}
-        )
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        if path is not None:
+            variables["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, sys.path)])
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | variables)
     try:
         yield Served(process, log)
     finally:

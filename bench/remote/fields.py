@@ -100,7 +100,8 @@ def _behind(server: str, url: str, model: str, options: Options, *, continues_tu
 
 @contextmanager
 def _served_here() -> Iterator[str]:
-    with TemporaryDirectory() as folder, started(Path(folder), "sprout", "--option", "dtype=float32") as server:
+    options = ("sprout", "--option", "dtype=float32")
+    with TemporaryDirectory() as folder, started(Path(folder), *options, OMP_NUM_THREADS="1") as server:
         server.wait_ready()
         yield f"{server.url}/v1"
 
