@@ -173,7 +173,7 @@ class Server:
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await self._request(reader, writer):
                 pass
-        with suppress(Exception):
+        with suppress(Exception, asyncio.CancelledError):
             writer.close()
             await writer.wait_closed()
 
