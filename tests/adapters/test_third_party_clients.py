@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +21,17 @@ EXAMPLES = {
     )
     for client in ("litellm", "instructor", "pydantic_ai")
 }
+
+
+@pytest.fixture(autouse=True)
+def own_event_loop() -> Iterator[None]:
+    """A client that finds no event loop makes one; it leaves that open, and its connections."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
+    gc.collect()  # while the test's warnings are ignored
 
 
 @pytest.fixture(scope="module")
