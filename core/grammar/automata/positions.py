@@ -6,7 +6,6 @@ needed, so a counted repeat or a long object costs only the places that a text r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graftlm.core.errors import GrammarError
@@ -207,13 +206,23 @@ class Product:
                 if self.accepts(here):
                     found = here
                     break
-                for byte in _first_bytes(self._states[here]):
+                for byte in sorted(self._cuts(here)):
                     after = self.step(here, byte)
                     if after is not None and after not in came_from:
                         came_from[after] = (here, byte)
                         queue.append(after)
             self._endings[state] = None if found is None else _way(came_from, found)
         return self._endings[state]
+
+    def _cuts(self, state: int) -> set[int]:
+        """The first byte of each kind that a state tells apart."""
+        found: set[int] = set()
+        for leaf in {leaf for part in self._states[state] for leaf in part}:
+            if isinstance(leaf.node, (Intersection, Difference)):
+                found |= self._positions.product(leaf.node)._cuts(leaf.index)
+            else:
+                found.update(cut for low, high in _edges(leaf) for cut in (low, high + 1))
+        return found - {256}
 
 
 def _way(came_from: dict[int, tuple[int, int] | None], state: int) -> bytes:
@@ -225,16 +234,6 @@ def _way(came_from: dict[int, tuple[int, int] | None], state: int) -> bytes:
     return bytes(reversed(data))
 
 
-def _first_bytes(parts: Sequence[frozenset[Rest]]) -> list[int]:
-    """One byte of each kind that the leaves tell apart."""
-    cuts: set[int] = set()
-    for part in parts:
-        for leaf in part:
-            for low, high in _edges(leaf):
-                cuts |= {low, high + 1}
-    return sorted(cut for cut in cuts if cut < 256)
-
-
 def _edges(leaf: Rest) -> list[tuple[int, int]]:
     match leaf.node:
         case Literal(data):
@@ -244,7 +243,5 @@ def _edges(leaf: Rest) -> list[tuple[int, int]]:
             return [(graph.lows[i], graph.highs[i]) for i, source in enumerate(graph.sources) if source == leaf.index]
         case Automaton(rows):
             return [(low, high) for low, high, _ in rows[leaf.index]]
-        case Intersection() | Difference():
-            return [(byte, byte) for byte in range(256)]
         case _:
             return []

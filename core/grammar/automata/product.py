@@ -33,16 +33,19 @@ def product(node: Intersection | Difference) -> Automaton:
 
 def without_products(node: Node) -> Node:
     """`node` with every intersection and difference in it replaced by its automaton."""
-    done: dict[int, Node] = {}  # by id: shared nodes are visited once and stay shared
+    return _without_products(node, {})
 
-    def visit(node: Node) -> Node:
-        found = done.get(id(node))
-        if found is None:
-            is_product = isinstance(node, (Intersection, Difference))
-            found = done[id(node)] = product(node) if is_product else ast.map_children(visit, node)
-        return found
 
-    return visit(node)
+def _without_products(node: Node, done: dict[int, Node]) -> Node:
+    """`done` is by id: shared nodes are visited once and stay shared."""
+    found = done.get(id(node))
+    if found is None:
+        if isinstance(node, (Intersection, Difference)):
+            found = product(node)
+        else:
+            found = ast.map_children(lambda child: _without_products(child, done), node)
+        done[id(node)] = found
+    return found
 
 
 def is_empty(node: Node) -> bool:

@@ -214,14 +214,17 @@ def _named(node: Node) -> set[str]:
     """The rules that `node` names."""
     found: set[str] = set()
     seen: set[int] = set()
+    work = [node]
 
-    def visit(node: Node) -> Node:
-        if id(node) not in seen:
-            seen.add(id(node))
-            if isinstance(node, Rule):
-                found.add(node.name)
-            map_children(visit, node)
-        return node
+    def later(child: Node) -> Node:
+        work.append(child)
+        return child
 
-    visit(node)
+    while work:
+        here = work.pop()
+        if isinstance(here, Rule):
+            found.add(here.name)
+        elif id(here) not in seen:
+            seen.add(id(here))
+            map_children(later, here)
     return found

@@ -56,6 +56,15 @@ def test_an_intersection_that_nothing_matches_has_no_length() -> None:
     assert ShortestTexts({}, Positions()).length(ast.alternation(both, ast.literal("abc"))) == 3
 
 
+def test_nested_products_try_only_bytes_that_their_parts_tell_apart() -> None:
+    anything = ast.star(ast.ANY_CHAR)
+    with_a, with_b = (ast.concat(anything, char, anything) for char in (A, B))
+    positions = Positions()
+    both = ast.Intersection((ast.Difference(with_a, ast.literal("ab")), ast.Difference(with_b, A)))
+    assert ShortestTexts({}, positions).length(both) == 2 and positions.product(both).ending(0) == b"ba"
+    assert len(positions.product(both)._steps) < 200
+
+
 def test_a_rule_that_never_ends_has_no_length() -> None:
     rules = {"endless": ast.concat(A, ast.Rule("endless")), "ends": ast.alternation(ast.Rule("endless"), B)}
     assert ShortestTexts(rules).of_rule == {"endless": INFINITE, "ends": 1}
