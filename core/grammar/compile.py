@@ -216,8 +216,10 @@ def _automaton(language: Language, vocabulary: Vocabulary, options: Options) -> 
 
 
 def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:
+    from graftlm.core.grammar.engines.fixed_texts import check_fixed_texts
     from graftlm.core.grammar.engines.lark import to_lark
 
+    check_fixed_texts(language.node, language.rules)
     text = to_lark(language.node, language.rules)
     endings = partial(Pushdown, language.node, language.rules)
     return language.grammar("llguidance", _from_lark(text, vocabulary, endings))
