@@ -18,7 +18,7 @@ from graftlm.core.grammar.schema.formats import (
     INTEGER_RANGES,
     UNKEPT as UNKEPT_FORMATS,
 )
-from graftlm.core.grammar.schema.keywords import KNOWN, OF_TYPE, TYPES, implied_types, is_misspelled, near_miss
+from graftlm.core.grammar.schema.keywords import KNOWN, SINCE, TYPES, implied_types, is_misspelled, near_miss, own_place
 from graftlm.core.grammar.schema.references import References, escape, ref_stands_alone
 from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra
 from graftlm.core.grammar.schema.shapes import (
@@ -46,7 +46,6 @@ from graftlm.core.grammar.schema.values import compact, parse_value
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 Schema = Mapping[str, Any]
-_TYPED = frozenset(("type", *(word for of_type in OF_TYPE.values() for word in of_type)))
 
 
 class SchemaReader:
@@ -84,6 +83,10 @@ class SchemaReader:
                 self._reading.pop()
         return self._shapes[target]
 
+    def close(self) -> None:
+        """Let go of what refers back to here: all that was read is freed at once then, and no collector looks at it."""
+        del self.algebra
+
     def refuse(self, pointer: str, keyword: str, message: str, *, judged: bool = True) -> None:
         """Raise, or with "warn" record, that `keyword` at `pointer` cannot be kept; "check" raises unless `judged`.
 
@@ -120,8 +123,9 @@ class SchemaReader:
         if "$ref" in schema and ref_stands_alone(self.references.draft(pointer)):
             return self._read_reference(schema, pointer)
         self._check_keywords(schema, pointer)
+        schema = self._of_its_draft(schema, pointer)
         parts: list[Shape] = []
-        own = self._own_position(schema)
+        own = own_place(schema)
         for keyword in schema:
             if keyword == own:
                 parts.append(self._read_types(schema, pointer))
@@ -133,12 +137,6 @@ class SchemaReader:
             shape = both(shape, unevaluated(self, schema, pointer))
         return union(shape, Null()) if schema.get("nullable") is True else shape
 
-    def _own_position(self, schema: Schema) -> str | None:
-        """The keyword at whose place the schema's own properties come among those of its applicators."""
-        if "properties" in schema:
-            return "properties"
-        return next((keyword for keyword in schema if keyword in _TYPED), None)
-
     def _check_keywords(self, schema: Schema, pointer: str) -> None:
         for keyword in schema:
             if keyword not in KNOWN:
@@ -149,6 +147,15 @@ class SchemaReader:
                 else:
                     place = f"{pointer}/{escape(keyword)}"
                     self.annotations.append(Issue(place, keyword, f"{keyword!r} restricts nothing"))
+
+    def _of_its_draft(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
+        """`schema` without keywords that are newer than the draft which it names: notes, to that draft."""
+        draft = self.references.draft(pointer) if SINCE.keys() & schema.keys() else None
+        later = [keyword for keyword in schema if draft is not None and SINCE.get(keyword, 0) > draft]
+        for keyword in later:
+            message = f"{keyword!r} came with draft {SINCE[keyword]}, this is draft {draft}: it restricts nothing"
+            self.annotations.append(Issue(f"{pointer}/{escape(keyword)}", keyword, message))
+        return {keyword: value for keyword, value in schema.items() if keyword not in later} if later else schema
 
     def _read_types(self, schema: Schema, pointer: str) -> Shape:
         """The schema's own keywords about types, one shape for each type."""

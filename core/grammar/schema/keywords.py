@@ -46,6 +46,15 @@ SILENT = frozenset(
 )
 """Keywords of the standard that restrict no value."""
 
+SINCE = {
+    **dict.fromkeys(("const", "contains", "propertyNames"), 6),
+    **dict.fromkeys(("if", "contentEncoding", "contentMediaType"), 7),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "minContains", "maxContains", "$recursiveRef"), 2019),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), 2019),
+    **dict.fromkeys(("prefixItems", "$dynamicRef"), 2020),
+}
+"""The draft that brought a keyword, of those that draft 4 lacks."""
+
 KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for word in words)})
 
 _CONSTRAINING = sorted(KNOWN - SILENT) + ["then", "else"]
@@ -90,6 +99,16 @@ def _typing_errors(a: str, b: str) -> int:
                 cost = min(cost, above[j - 2] + 1)
             row.append(cost)
     return row[-1]
+
+
+_TYPED = frozenset(("type", *(word for words in OF_TYPE.values() for word in words)))
+
+
+def own_place(schema: Mapping[str, Any]) -> str | None:
+    """The keyword at whose place the schema's own properties come among those of its applicators."""
+    if "properties" in schema:
+        return "properties"
+    return next((keyword for keyword in schema if keyword in _TYPED), None)
 
 
 def implied_types(schema: Mapping[str, Any], strict: bool) -> list[str]:

@@ -407,6 +407,20 @@ def test_each_draft_is_read_by_its_own_rules() -> None:
     check({**by_id, "$schema": DRAFT7, "definitions": {"b": {"$id": "#b", **INTEGER}}}, [[1]], [["a"]])
 
 
+def test_a_keyword_that_is_newer_than_the_draft_restricts_nothing() -> None:
+    with_const = closed(["a"], a={"type": "integer", "const": 1})
+    check({"$schema": DRAFT7, **with_const}, [{"a": 1}], [{"a": 2}])
+    check({"$schema": DRAFT4, **with_const}, [{"a": 1}, {"a": 2}], [{"a": "x"}])
+    issues = compiled({"$schema": DRAFT4, **with_const}).annotations
+    assert [(issue.pointer, issue.keyword) for issue in issues] == [("/properties/a/const", "const")]
+    # else one of these would seem to exclude the other
+    both = {"oneOf": [{"type": "integer", "const": 1}, {"type": "integer", "const": 2}]}
+    check(both, [1, 2], [3])
+    with pytest.raises(GrammarError, match="nothing can satisfy this"):
+        compiled({"$schema": DRAFT4, **both})
+    check({"$schema": DRAFT7, "type": "array", "items": INTEGER, "prefixItems": [{"type": "null"}]}, [[1]], [[None]])
+
+
 def test_references_may_lead_into_documents_that_the_caller_gives() -> None:
     documents = {
         "https://example.org/a.json": {"$defs": {"x": INTEGER}, "items": {"$ref": "b.json"}, "type": "array"},
