@@ -92,12 +92,14 @@ def run(options: Options) -> Sequence[Row]:
     rng, each = np.random.default_rng(0), max(2, -(-num_texts // len(found)))
     num_judged = num_unjudged = 0
     failures: list[str] = []
-    for name, schema, _ in found:
+    for i, (name, schema, _) in enumerate(found, 1):
         judged, unjudged, failed = judge(name, schema, each, rng)
         num_judged, num_unjudged = num_judged + judged, num_unjudged + unjudged
         failures += failed
         for line in failed:
             print(line, flush=True)
+        if i % 20 == 0:
+            print(f"{i} of {len(found)} schemas: {num_judged:,} texts, {len(failures)} of them wrong", flush=True)
         if num_judged >= num_texts:
             break
     shape = {"schemas": len(found), "texts": num_judged, "not judged in time": num_unjudged}

@@ -87,6 +87,7 @@ def llguidance(schema: Any) -> Accepts:
     start = LLMatcher(tokenizer_of(BYTES), source, log_level=0)
     if start.is_error():
         raise GrammarError(start.get_error())
+    start.compute_bitmask()  # what is built only then belongs to compiling
 
     def accepts(data: bytes) -> bool:
         matcher = start.deep_copy()
