@@ -6,12 +6,14 @@ terminals can stand, its lexer takes the longest match and never backtracks.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.product import product
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, grouped, quantifier, without_surrogates
 
 MAX_STATES = 1_000  # each state of a walk nests inside the one before it, and llguidance's parser stack is limited
@@ -167,6 +169,9 @@ def _loops(node: ast.Alternation | ast.Repeat) -> bool:
     return isinstance(node, ast.Repeat) and (node.min, node.max) != (0, 1)
 
 
+_SPECIAL = re.compile("[^0-9A-Za-z_ -]")
+
+
 @lru_cache(maxsize=4096)
 def _plain(node: Node) -> str | None:
     """`node` as one regex; None where it takes several terminals."""
@@ -190,7 +195,7 @@ def _regex(node: Node) -> str:
         case ast.Empty():
             return ""
         case ast.Literal(data):
-            return "".join(_char(ord(char)) for char in decoded(data))
+            return _SPECIAL.sub(lambda found: _char(ord(found[0])), decoded(data))
         case ast.CharSet(ranges):
             return _set(ranges)
         case ast.Concat(items):
@@ -198,6 +203,7 @@ def _regex(node: Node) -> str:
         case ast.Alternation(()):
             return "[a&&b]"
         case ast.Alternation(items):
+            check()
             return f"(?:{'|'.join(map(_regex, items))})"
         case ast.Repeat(item, minimum, maximum):
             return f"(?:{_regex(item)}){quantifier(minimum, maximum)}"

@@ -12,6 +12,7 @@ from functools import lru_cache
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, Node
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.shapes import ANYTHING, NOTHING, Both, Not, Shape, Union, both, negation, union
 
 MAX_PLACES = 4_000
@@ -49,15 +50,22 @@ def decide(formula: Formula, leaf: Shape, holds: bool) -> Formula:
 
 def accepts(formula: Formula, certain: Callable[[Shape, bool], bool]) -> bool:
     """Whether `formula` holds; `certain(leaf, holds)` says whether a leaf certainly holds, or certainly does not."""
-    match formula:
-        case Union(parts):
-            return any(accepts(part, certain) for part in parts)
-        case Both(parts):
-            return all(accepts(part, certain) for part in parts)
-        case Not(inner):
-            return certain(inner, False)
-        case _:
-            return formula == ANYTHING or certain(formula, True)
+    return _accepts(formula, certain, {})
+
+
+def _accepts(formula: Formula, certain: Callable[[Shape, bool], bool], known: dict[Formula, bool]) -> bool:
+    if formula not in known:  # parts may stand in many places
+        check()
+        match formula:
+            case Union(parts):
+                known[formula] = any(_accepts(part, certain, known) for part in parts)
+            case Both(parts):
+                known[formula] = all(_accepts(part, certain, known) for part in parts)
+            case Not(inner):
+                known[formula] = certain(inner, False)
+            case _:
+                known[formula] = formula == ANYTHING or certain(formula, True)
+    return known[formula]
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,10 @@ def _first_of(lowering: Lowering, written: list[tuple[Node, bool]], others: Node
         following = [(comma, 2 * i + 3)] if i + 1 < len(nodes) else []
         skips = i + 1 < len(nodes) and not (needed and i + 2 == len(nodes))
         rows.append([*following, *([(EMPTY, 2 * i + 4)] if skips else []), *([(comma, 2 * i + 1)] if repeats else [])])
-    return ast.graph(rows, {last} if needed else {0, last})
+    ends = {last} if needed else {0, last}
+    if len(nodes) == 1:
+        return ast.graph(rows, ends)
+    return ast.Graph(tuple(map(tuple, rows)), frozenset(ends))  # it has nothing to simplify
 
 
 def _halved(lowering: Lowering, nodes: list[Node], *, repeats: bool, needed: bool) -> Node:

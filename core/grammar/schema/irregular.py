@@ -1,12 +1,21 @@
-"""Schemas of which it is plain to see, before anything is lowered, that no automaton holds them."""
+"""Schemas that no automaton holds, as can be told before anything is lowered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from graftlm.core.grammar.schema.declared import is_plain
 from graftlm.core.grammar.schema.json_schema import SchemaReader
-from graftlm.core.grammar.schema.shapes import ANYTHING, Anything, Array, Object, Reference, Shape, Union, Unkept
+from graftlm.core.grammar.schema.shapes import (
+    ANYTHING,
+    Anything,
+    Array,
+    ExactlyOne,
+    Object,
+    Reference,
+    Shape,
+    Union,
+    Unkept,
+)
 
 
 def is_open(shape: Object) -> bool:
@@ -15,7 +24,11 @@ def is_open(shape: Object) -> bool:
 
 
 class Irregular:
-    """Whether a shape surely contains itself or any value; False where lowering it has to show."""
+    """Whether a shape contains itself or any value, as far as can be told; where this is False, lowering has to show.
+
+    Keywords that exclude each other may leave nothing of such a part. The schema is regular then, and counts as one
+    that is not: a grammar with rules keeps it as well.
+    """
 
     def __init__(self, reader: SchemaReader, close: Callable[[tuple[Shape, ...]], tuple[Shape, ...]]) -> None:
         self._reader = reader
@@ -34,13 +47,13 @@ class Irregular:
                 return True
             case Reference(target):
                 return self(self._reader.shape(target))
-            case Union(parts):
+            case Union(parts) | ExactlyOne(parts):
                 return any(map(self, parts))
-            case Array(prefix, items, _, None):
-                return any(map(self, (*prefix, items)))
+            case Array(prefix, items, _, most):
+                return most != 0 and any(map(self, (*prefix, items)))
             case Object():
                 (closed,) = self._close((shape,))
                 assert isinstance(closed, Object)
-                return is_open(closed) or is_plain(closed) and any(self(member) for _, member in closed.properties)
+                return is_open(closed) or any(self(member) for _, member in (*closed.properties, *closed.patterns))
             case _:
                 return False

@@ -77,8 +77,13 @@ def quoted(node: Node) -> Node:
 
 def string(text: str) -> Node:
     """The JSON string of `text`. Raises GrammarError for a lone surrogate."""
+    return written(_encode(text))
+
+
+def written(text: str) -> Node:
+    """`text`, a JSON string with its quotation marks. Raises GrammarError for a lone surrogate."""
     try:
-        return ast.literal(_encode(text))
+        return ast.literal(text)
     except UnicodeEncodeError as error:
         raise GrammarError(f"{text!r} holds a lone surrogate, which UTF-8 cannot write; remove it") from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from graftlm.core.errors import GrammarError
@@ -47,6 +48,7 @@ from graftlm.core.grammar.schema.shapes import (
 from graftlm.core.grammar.schema.tokens import JsonTokens
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
+MAX_NESTING = 5  # shapes written out inside one another before one of them becomes a rule, where there are rules
 MAX_NODES = 50_000  # a definition that takes more when it is written out wherever it is used becomes a rule
 
 
@@ -73,14 +75,15 @@ def lower_schema(
     Raises GrammarError for what cannot be kept or satisfied.
     """
     reader = SchemaReader(spec, options, items_differ=items_differ)
-    if not context_free:
-        regular = Lowering(spec, options, reader)
-        try:
-            if not Irregular(reader, regular.close)(Reference("")):
-                return regular.lower()
-        except _NotRegularError:
-            pass
-    return Lowering(spec, options, reader, context_free=True).lower()
+    try:
+        if not context_free:
+            regular = Lowering(spec, options, reader)
+            with suppress(_NotRegularError):
+                if not Irregular(reader, regular.close)(Reference("")):
+                    return regular.lower()
+        return Lowering(spec, options, reader, context_free=True).lower()
+    finally:
+        reader.close()
 
 
 def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
@@ -185,8 +188,8 @@ class Lowering:
         self._open[shape] = False
         node = self._lower(shape)
         is_recursive = self._open.pop(shape)
-        is_named = isinstance(shape, (Reference, Both, ExactlyOne)) and self._context_free
-        if is_recursive or (node != NOTHING and (is_named or self._size(node) > MAX_NODES)):
+        is_named = isinstance(shape, (Reference, Both, ExactlyOne)) or len(self._open) % MAX_NESTING == MAX_NESTING - 1
+        if is_recursive or (node != NOTHING and (is_named and self._context_free or self._size(node) > MAX_NODES)):
             self._needs_rules()
             self.tokens.rules[name] = node
             node = Rule(name)
@@ -219,6 +222,8 @@ class Lowering:
                     size = 1 + self._size(item)
                 case ast.Graph(rows):
                     size = 1 + sum(self._size(item) for row in rows for item, _ in row)
+                case ast.Literal(data):
+                    size = 1 + len(data) // 16  # neighbours were merged, perhaps again and again
                 case _:
                     size = 1
             self._sizes[key] = (node, size)  # with the node, so that its id stays its own
@@ -256,9 +261,8 @@ class Lowering:
             case Both() | Not():
                 return self._combined(shape)
             case Literals(texts):
-                values = [json.loads(text) for text in texts]
-                scalars = [self.tokens.scalar(value) for value in values if not isinstance(value, (list, dict))]
-                others = [self.tokens.literal(value) for value in values if isinstance(value, (list, dict))]
+                scalars = [self.tokens.scalar_text(text) for text in texts if text[0] not in "[{"]
+                others = [self.tokens.literal(json.loads(text)) for text in texts if text[0] in "[{"]
                 return ast.alternation(*([self.tokens.token(ast.alternation(*scalars))] if scalars else []), *others)
             case Null():
                 return self.tokens.token(ast.literal("null"))

@@ -56,6 +56,7 @@ class ShapeAlgebra:
         self.resolve = resolve
         self._narrowed: dict[tuple[Shape, str, bool], Shape | None] = {}
         self._empty: dict[Shape, bool] = {}
+        self._cases: dict[Shape, list[tuple[Shape, ...]] | None] = {}
         self._split: dict[tuple[Shape, str], list[scalars.Scalar]] = {}
         self._expanded: dict[ExactlyOne, Shape] = {}
 
@@ -110,6 +111,12 @@ class ShapeAlgebra:
 
     def cases(self, narrowed: Shape) -> list[tuple[Shape, ...]] | None:
         """A narrowed shape as alternatives, each of several shapes (or Not) at once; None if they are too many."""
+        if narrowed not in self._cases:
+            check()
+            self._cases[narrowed] = self._listed(narrowed)
+        return self._cases[narrowed]
+
+    def _listed(self, narrowed: Shape) -> list[tuple[Shape, ...]] | None:
         match narrowed:
             case Anything():
                 return [()]

@@ -67,6 +67,11 @@ class JsonTokens:
             case _:
                 return ast.literal(json.dumps(value))
 
+    @staticmethod
+    def scalar_text(text: str) -> Node:
+        """The same of a value by its JSON text, which is how a string is written."""
+        return json_text.written(text) if text[0] == '"' else JsonTokens.scalar(json.loads(text))
+
     def _joined(self, items: list[Node]) -> Node:
         return ast.concat(*[part for item in items for part in (self.comma, item)][1:])
 
