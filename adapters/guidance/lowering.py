@@ -17,7 +17,7 @@ from typing import TypeGuard
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.regex import regex
-from graftlm.core.grammar.schema.text_language import lengths
+from graftlm.core.grammar.schema.algebra.text_language import lengths
 from guidance._ast import (
     GrammarNode,
     JoinNode,

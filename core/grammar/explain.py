@@ -99,7 +99,7 @@ _BYTES = Vocabulary([*(bytes([i]) for i in range(256)), b""], eos_token_id=256)
 def _parts(spec: JsonSchema, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Pointers of the subschemas that are regular, and of the innermost that are not."""
     from graftlm.core.grammar.schema.lowering import is_regular
-    from graftlm.core.grammar.schema.references import subschemas
+    from graftlm.core.grammar.schema.reading.references import subschemas
 
     verdicts: dict[str, bool] = {}
     blamed: list[str] = []

@@ -14,8 +14,8 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import NOTHING
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.product import without_products
-from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra, item_at
-from graftlm.core.grammar.schema.shapes import (
+from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
+from graftlm.core.grammar.schema.algebra.shapes import (
     Array,
     Boolean,
     Both,

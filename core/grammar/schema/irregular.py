@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graftlm.core.grammar.schema.json_schema import SchemaReader
-from graftlm.core.grammar.schema.shapes import (
+from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     Anything,
     Array,
@@ -16,6 +15,7 @@ from graftlm.core.grammar.schema.shapes import (
     Union,
     Unkept,
 )
+from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
 
 def is_open(shape: Object) -> bool:

@@ -16,16 +16,9 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.schema import json_text, numbers, text_language
-from graftlm.core.grammar.schema.declared import is_plain, members
-from graftlm.core.grammar.schema.distinct_items import DistinctItems
-from graftlm.core.grammar.schema.irregular import Irregular, is_open
-from graftlm.core.grammar.schema.items import Items, merged
-from graftlm.core.grammar.schema.json_schema import SchemaReader
-from graftlm.core.grammar.schema.members import Members
-from graftlm.core.grammar.schema.satisfiability import blame, unending
-from graftlm.core.grammar.schema.shape_algebra import KINDS
-from graftlm.core.grammar.schema.shapes import (
+from graftlm.core.grammar.schema.algebra import text_language
+from graftlm.core.grammar.schema.algebra.shape_algebra import KINDS
+from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING as NO_SHAPE,
     Anything,
@@ -45,7 +38,15 @@ from graftlm.core.grammar.schema.shapes import (
     Unkept,
     both,
 )
-from graftlm.core.grammar.schema.tokens import JsonTokens
+from graftlm.core.grammar.schema.distinct_items import DistinctItems
+from graftlm.core.grammar.schema.irregular import Irregular, is_open
+from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
+from graftlm.core.grammar.schema.satisfiability import blame, unending
+from graftlm.core.grammar.schema.text import json_text, numbers
+from graftlm.core.grammar.schema.text.declared import is_plain, members
+from graftlm.core.grammar.schema.text.items import Items, merged
+from graftlm.core.grammar.schema.text.members import Members
+from graftlm.core.grammar.schema.text.tokens import JsonTokens
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 MAX_NESTING = 5  # shapes written out inside one another before one of them becomes a rule, where there are rules

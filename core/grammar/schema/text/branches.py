@@ -13,7 +13,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, Node
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.schema.shapes import ANYTHING, NOTHING, Both, Not, Shape, Union, both, negation, union
+from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Both, Not, Shape, Union, both, negation, union
 
 MAX_PLACES = 4_000
 

@@ -9,9 +9,10 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
-from graftlm.core.grammar.schema import json_text, text_language
-from graftlm.core.grammar.schema.branches import Formula, Question, Walk, accepts, branch, decide, leaves
-from graftlm.core.grammar.schema.shapes import ANYTHING, NOTHING, Literals, Object, Shape, Text, both
+from graftlm.core.grammar.schema.algebra import text_language
+from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Literals, Object, Shape, Text, both
+from graftlm.core.grammar.schema.text import json_text
+from graftlm.core.grammar.schema.text.branches import Formula, Question, Walk, accepts, branch, decide, leaves
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.schema.lowering import Lowering

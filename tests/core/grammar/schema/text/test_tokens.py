@@ -6,7 +6,7 @@ import pytest
 
 from graftlm import Vocabulary
 from graftlm.core.grammar import Grammar, ast
-from graftlm.core.grammar.schema.tokens import JsonTokens
+from graftlm.core.grammar.schema.text.tokens import JsonTokens
 from graftlm.core.grammar.spec import Composite, JsonSchema, Options
 
 BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [b""], eos_token_id=256)

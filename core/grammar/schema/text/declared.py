@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, Node
-from graftlm.core.grammar.schema.shapes import NOTHING, Object, Shape
+from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Object, Shape
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.schema.lowering import Lowering

@@ -9,8 +9,8 @@ from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.schema import assertions, numbers, text_language
-from graftlm.core.grammar.schema.formats import (
+from graftlm.core.grammar.schema.algebra import text_language
+from graftlm.core.grammar.schema.algebra.formats import (
     ALIASES,
     ANNOTATIONS as ANNOTATION_FORMATS,
     CONTENT_ENCODINGS,
@@ -18,10 +18,8 @@ from graftlm.core.grammar.schema.formats import (
     INTEGER_RANGES,
     UNKEPT as UNKEPT_FORMATS,
 )
-from graftlm.core.grammar.schema.keywords import KNOWN, SINCE, TYPES, implied_types, is_misspelled, near_miss, own_place
-from graftlm.core.grammar.schema.references import References, escape, ref_stands_alone
-from graftlm.core.grammar.schema.shape_algebra import ShapeAlgebra
-from graftlm.core.grammar.schema.shapes import (
+from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
+from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     EVERY_TYPE,
     NOTHING,
@@ -41,8 +39,11 @@ from graftlm.core.grammar.schema.shapes import (
     negation,
     union,
 )
-from graftlm.core.grammar.schema.unevaluated import unevaluated
-from graftlm.core.grammar.schema.values import compact, parse_value
+from graftlm.core.grammar.schema.algebra.values import compact, parse_value
+from graftlm.core.grammar.schema.reading import assertions, keywords
+from graftlm.core.grammar.schema.reading.references import References, escape, ref_stands_alone
+from graftlm.core.grammar.schema.reading.unevaluated import unevaluated
+from graftlm.core.grammar.schema.text import numbers
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 Schema = Mapping[str, Any]
@@ -125,7 +126,7 @@ class SchemaReader:
         self._check_keywords(schema, pointer)
         schema = self._of_its_draft(schema, pointer)
         parts: list[Shape] = []
-        own = own_place(schema)
+        own = keywords.own_place(schema)
         for keyword in schema:
             if keyword == own:
                 parts.append(self._read_types(schema, pointer))
@@ -139,8 +140,8 @@ class SchemaReader:
 
     def _check_keywords(self, schema: Schema, pointer: str) -> None:
         for keyword in schema:
-            if keyword not in KNOWN:
-                near = near_miss(keyword)
+            if keyword not in keywords.KNOWN:
+                near = keywords.near_miss(keyword)
                 if near is not None:
                     message = f"unknown keyword {keyword!r}; did you mean {near!r}? Name a note x-{keyword}"
                     self.refuse(pointer, keyword, message, judged=False)
@@ -150,23 +151,23 @@ class SchemaReader:
 
     def _of_its_draft(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
         """`schema` without keywords that are newer than the draft which it names: notes, to that draft."""
-        draft = self.references.draft(pointer) if SINCE.keys() & schema.keys() else None
-        later = [keyword for keyword in schema if draft is not None and SINCE.get(keyword, 0) > draft]
+        draft = self.references.draft(pointer) if keywords.SINCE.keys() & schema.keys() else None
+        later = [keyword for keyword in schema if draft is not None and keywords.SINCE.get(keyword, 0) > draft]
         for keyword in later:
-            message = f"{keyword!r} came with draft {SINCE[keyword]}, this is draft {draft}: it restricts nothing"
+            message = f"{keyword!r} is newer than draft {draft}: it restricts nothing"
             self.annotations.append(Issue(f"{pointer}/{escape(keyword)}", keyword, message))
         return {keyword: value for keyword, value in schema.items() if keyword not in later} if later else schema
 
     def _read_types(self, schema: Schema, pointer: str) -> Shape:
         """The schema's own keywords about types, one shape for each type."""
-        given = schema["type"] if "type" in schema else implied_types(schema, self._options.strict)
+        given = schema["type"] if "type" in schema else keywords.implied_types(schema, self._options.strict)
         types = [given] if isinstance(given, str) else given
         if not isinstance(types, list) or not types:
             raise GrammarError(f"{pointer}/type: {given!r} is not a type", pointer=f"{pointer}/type")
         for name in types:
-            if name not in TYPES:
-                near = difflib.get_close_matches(str(name), TYPES, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(TYPES)}"
+            if name not in keywords.TYPES:
+                near = difflib.get_close_matches(str(name), keywords.TYPES, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(keywords.TYPES)}"
                 raise GrammarError(f"{pointer}/type: unknown type {name!r}; {hint}", pointer=f"{pointer}/type")
         shapes = [
             self._read_type(name, schema, pointer) for name in types if name != "integer" or "number" not in types
@@ -214,7 +215,7 @@ class SchemaReader:
         name = ALIASES.get(name, name) if isinstance(name, str) else None
         if name is None or name in FORMATS:
             return name
-        near = next((known for known in FORMATS if is_misspelled(name, known)), None)
+        near = next((known for known in FORMATS if keywords.is_misspelled(name, known)), None)
         if near is not None or name in UNKEPT_FORMATS:
             hint = f"did you mean {near!r}?" if near else f"known: {', '.join(FORMATS)}"
             self.refuse(pointer, "format", f"format {name!r} cannot be kept; {hint}", judged=near is None)

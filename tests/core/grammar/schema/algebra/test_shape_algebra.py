@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema.shape_algebra import KINDS, ShapeAlgebra
-from graftlm.core.grammar.schema.shapes import (
+from graftlm.core.grammar.schema.algebra.shape_algebra import KINDS, ShapeAlgebra
+from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
     Array,
@@ -29,7 +29,7 @@ from graftlm.core.grammar.schema.shapes import (
     both,
     union,
 )
-from graftlm.core.grammar.schema.values import same_value
+from graftlm.core.grammar.schema.algebra.values import same_value
 
 NAMES = st.sampled_from(["a", "b", "x1"])
 BOUND = st.none() | st.integers(-2, 4).map(Decimal)

@@ -10,9 +10,9 @@ from math import ceil
 from typing import TypeVar
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema import text_language
-from graftlm.core.grammar.schema.shapes import Literals, Not, Number, Shape, Text
-from graftlm.core.grammar.schema.values import number_has, parse_value, same_value
+from graftlm.core.grammar.schema.algebra import text_language
+from graftlm.core.grammar.schema.algebra.shapes import Literals, Not, Number, Shape, Text
+from graftlm.core.grammar.schema.algebra.values import number_has, parse_value, same_value
 
 Scalar = Number | Text | Literals
 T = TypeVar("T")

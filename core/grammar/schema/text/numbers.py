@@ -15,7 +15,7 @@ from math import ceil, floor, lcm
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, Node
-from graftlm.core.grammar.schema.shapes import Number
+from graftlm.core.grammar.schema.algebra.shapes import Number
 
 NOTHING: Node = ast.NOTHING
 

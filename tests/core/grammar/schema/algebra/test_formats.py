@@ -10,8 +10,8 @@ from jsonschema import FormatChecker
 from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.endings import shortest_ending
-from graftlm.core.grammar.schema.formats import FORMATS
-from graftlm.core.grammar.schema.text_language import format_node
+from graftlm.core.grammar.schema.algebra.formats import FORMATS
+from graftlm.core.grammar.schema.algebra.text_language import format_node
 
 GOOD = {
     "date": ["2024-02-29", "2000-02-29", "1999-12-31", "0001-01-01"],

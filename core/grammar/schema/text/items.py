@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.schema.branches import MAX_PLACES, Formula, Question, Walk, accepts, branch, decide, leaves
-from graftlm.core.grammar.schema.shape_algebra import item_at
-from graftlm.core.grammar.schema.shapes import ANYTHING, NOTHING, Array, Shape, both
+from graftlm.core.grammar.schema.algebra.shape_algebra import item_at
+from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Array, Shape, both
+from graftlm.core.grammar.schema.text.branches import (
+    MAX_PLACES,
+    Formula,
+    Question,
+    Walk,
+    accepts,
+    branch,
+    decide,
+    leaves,
+)
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.schema.lowering import Lowering

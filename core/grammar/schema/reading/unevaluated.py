@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema.references import References, escape, ref_stands_alone
-from graftlm.core.grammar.schema.shapes import (
+from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     EVERY_TYPE,
     Array,
@@ -23,6 +22,7 @@ from graftlm.core.grammar.schema.shapes import (
     negation,
     union,
 )
+from graftlm.core.grammar.schema.reading.references import References, escape, ref_stands_alone
 
 MAX_CASES = 128
 

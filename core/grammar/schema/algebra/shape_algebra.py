@@ -11,8 +11,8 @@ from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.schema import scalars, text_language
-from graftlm.core.grammar.schema.shapes import (
+from graftlm.core.grammar.schema.algebra import scalars, text_language
+from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
     Anything,
@@ -34,7 +34,7 @@ from graftlm.core.grammar.schema.shapes import (
     negation,
     union,
 )
-from graftlm.core.grammar.schema.values import constant, number_has, parse_value, same_value
+from graftlm.core.grammar.schema.algebra.values import constant, number_has, parse_value, same_value
 
 KINDS = ("null", "true", "false", "number", "string", "array", "object")
 MAX_CASES = 64

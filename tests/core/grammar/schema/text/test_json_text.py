@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.regex.regex import parse
-from graftlm.core.grammar.schema import json_text
+from graftlm.core.grammar.schema.text import json_text
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\/\n\t\x00\x1f\x7fé'), max_size=5)
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from graftlm.core.grammar.schema.shapes import Array, Literals, Number, Object, Shape
+from graftlm.core.grammar.schema.algebra.shapes import Array, Literals, Number, Object, Shape
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 

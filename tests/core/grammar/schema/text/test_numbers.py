@@ -14,8 +14,8 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.schema import numbers
-from graftlm.core.grammar.schema.shapes import Number
+from graftlm.core.grammar.schema.algebra.shapes import Number
+from graftlm.core.grammar.schema.text import numbers
 from tests.grammars import allows, compiled
 
 BOUNDS = st.none() | st.decimals(-1500, 1500, places=2) | st.integers(-20, 120).map(Decimal)

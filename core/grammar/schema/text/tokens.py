@@ -8,7 +8,7 @@ from typing import Any
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
-from graftlm.core.grammar.schema import json_text
+from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.spec import JsonSchema, Options
 
 _BLANKS = ast.repeat(ast.chars(" \t\n\r"), 0, 20)

@@ -11,9 +11,9 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.regex import regex
-from graftlm.core.grammar.schema import json_text
-from graftlm.core.grammar.schema.formats import FORMATS, WIDE_FORMATS
-from graftlm.core.grammar.schema.shapes import Text
+from graftlm.core.grammar.schema.algebra.formats import FORMATS, WIDE_FORMATS
+from graftlm.core.grammar.schema.algebra.shapes import Text
+from graftlm.core.grammar.schema.text import json_text
 
 
 @lru_cache(maxsize=1024)

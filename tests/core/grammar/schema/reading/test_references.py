@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema.references import References
+from graftlm.core.grammar.schema.reading.references import References
 
 DOCUMENT: dict[str, Any] = {
     "$id": "https://example.org/root.json",

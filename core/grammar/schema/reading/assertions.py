@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema.formats import INTEGER_RANGES
-from graftlm.core.grammar.schema.shapes import Number, Text
+from graftlm.core.grammar.schema.algebra.formats import INTEGER_RANGES
+from graftlm.core.grammar.schema.algebra.shapes import Number, Text
 
 Schema = Mapping[str, Any]
 

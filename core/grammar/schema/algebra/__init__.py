@@ -1,0 +1,1 @@
+"""Sets of JSON values, and what can be asked of them."""

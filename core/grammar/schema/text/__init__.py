@@ -1,0 +1,1 @@
+"""The JSON text of a shape: its tokens, numbers, strings, objects and arrays."""
