@@ -243,6 +243,7 @@ class ReplicaEngine:
         """Send a replica's requests elsewhere and start another one in its place."""
         member = self.members.pop(number, None)
         self._router.forget(number)
+        self._pins = {pin: there for pin, there in self._pins.items() if there[0] != number}
         self._cause = error
         if member is None:
             self._failed_starts += 1

@@ -308,6 +308,17 @@ def test_a_pinned_prefix_is_unpinned_where_it_is() -> None:
         until(lambda: runtime.stats().slots_cached == 0)
 
 
+def test_the_pins_of_a_replica_go_with_it() -> None:
+    with replicas(LoopCluster(2)) as runtime:
+        engine: Any = runtime.load()._thread.engine
+        pin = runtime.warm(PROMPTS[0])
+        ((replica, _),) = engine._pins.values()
+        engine.members[replica].die()
+        until(lambda: not engine._pins)
+        pin.unpin()
+        assert runtime.generate(PROMPTS[0], **GREEDY).finish_reason == "length"
+
+
 def test_replicas_that_differ_are_refused_by_name() -> None:
     def facts_of(number: int, facts: dict[str, str]) -> dict[str, str]:
         return {**facts, "versions": f"torch {number}", "node": f"node {number}"}
