@@ -7,7 +7,7 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -22,23 +22,38 @@ _Result = TypeVar("_Result")
 
 
 class EngineFuture(Future[_Result]):
-    """A future of what an engine computes; on that engine's thread, `result` raises instead of waiting for itself."""
+    """A future of what an engine computes; on that engine's thread, waiting for it raises instead of never ending."""
 
     def __init__(self, thread: EngineThread) -> None:
         super().__init__()
         self._thread = ref(thread)  # a result that is kept keeps no engine
+        self._waiters = _Waiters(self)  # type: ignore[assignment]
 
     def result(self, timeout: float | None = None) -> _Result:
-        self._check("result()", timeout)
+        self._check("a future's result()", timeout)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._check("exception()", timeout)
+        self._check("a future's exception()", timeout)
         return super().exception(timeout)
 
     def _check(self, name: str, timeout: float | None) -> None:
         if timeout != 0 and not self.done() and (thread := self._thread()) is not None:
-            thread.check_may_wait(f"a future's {name}")
+            thread.check_may_wait(name)
+
+
+class _Waiters(list[object]):
+    """Where `concurrent.futures.wait` and `as_completed` leave what a future shall wake up, once they have to wait."""
+
+    def __init__(self, future: EngineFuture[Any]) -> None:
+        super().__init__()
+        self._future = ref(future)
+
+    def append(self, waiter: object) -> None:
+        future = self._future()
+        if future is not None:
+            future._check("concurrent.futures.wait() or as_completed()", None)
+        super().append(waiter)
 
 
 def pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
