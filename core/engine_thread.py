@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import sys
 import threading
 import time
 import weakref
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.core.caller_waves import QUIET_S, CallerWaves
 from graftlm.core.errors import EngineError, GraftError, ModelError
+from graftlm.core.interpreter_exit import EXIT_WAIT_S, end_llvm, keep_interrupt
 from graftlm.core.metrics import Stats
 
 if TYPE_CHECKING:
@@ -126,7 +126,12 @@ class EngineThread:
         task(_EndedEngine(self._end()))
 
     def add(self, submissions: Sequence[Submission]) -> None:
-        """Hand requests to the engine, all at once. If it fails to take them, each listener is told why."""
+        """Hand requests to the engine, all at once. If it fails to take them, each listener is told why.
+
+        An interrupt of the caller, who hears of none of them then, cancels them.
+        """
+        if not submissions:
+            return
         if len(submissions) == 1 and self.gathers:
             with self._changed:
                 self._waves.asked()
@@ -143,12 +148,19 @@ class EngineThread:
                     failure.__cause__ = error
                     with _logged("a listener"):
                         submission.listener.on_error(failure)
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise  # it was the caller's
 
         engine = self.engine
-        if engine is not None and getattr(engine, "any_thread", False) and not self.closed:
-            run(engine)  # it does its work elsewhere
-        else:
-            self.post(run)
+        try:
+            if engine is not None and getattr(engine, "any_thread", False) and not self.closed:
+                run(engine)  # it does its work elsewhere
+            else:
+                self.post(run)
+        except BaseException:
+            for submission in submissions:
+                self.post(partial(_cancel, submission.id))
+            raise
 
     def _ended(self, answer: Callable[[], None]) -> None:
         """The request of a caller has ended; `answer` tells it, soon."""
@@ -307,6 +319,10 @@ class _Caller:
         self._ended(partial(self._listener.on_error, error))
 
 
+def _cancel(submission_id: int, engine: Engine) -> None:
+    engine.cancel(submission_id)
+
+
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
     """Log what one caller's code raises instead of letting it reach the others."""
@@ -318,9 +334,6 @@ def _logged(what: str) -> Iterator[None]:
 
 _started: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
-EXIT_WAIT_S = 10.0
-"""How long the interpreter's exit waits for a step or a load that is under way, in seconds."""
-
 
 @atexit.register
 def _end_all() -> None:
@@ -330,11 +343,8 @@ def _end_all() -> None:
         thread.stop()
     for thread in threads:
         thread.join(EXIT_WAIT_S)
-    # What a load imports while the interpreter exits registers its own hook too late: Python does not call it any more.
-    for name in ("llvmlite.binding.common", "numba.core.utils"):
-        hook = getattr(sys.modules.get(name), "_at_shutdown", None)
-        if hook is not None:
-            hook()
+    end_llvm()
+    keep_interrupt()
 
 
 class _EndedEngine:

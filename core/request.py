@@ -181,6 +181,13 @@ class Submission:
     """What `Engine.cancel` takes. A request that is submitted twice has two of them."""
 
 
+def checked(request: Request) -> Request:
+    """The request; ConfigError for what is none."""
+    if not isinstance(request, Request):
+        raise ConfigError(f"submit takes a Request, not {type(request).__name__}; build gl.Request(prompt, ...)")
+    return request
+
+
 def is_batch(prompt: Any) -> bool:
     """Whether a list holds prompts rather than being one (token ids or messages)."""
     if isinstance(prompt, str | Mapping | np.ndarray) or not isinstance(prompt, Sequence):

@@ -25,7 +25,7 @@ from graftlm.core.model.source import ModelSource
 from graftlm.core.pin import Pin
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.source import EndpointSource
-from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage, is_batch
+from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage, checked, is_batch
 from graftlm.core.shared_runtimes import SharedRuntimes
 from graftlm.core.stream import ChunkStream, EngineFuture, FutureListener, StreamListener, pass_logits
 
@@ -281,53 +281,55 @@ class Runtime:
         """
         self._check_open()
         futures: list[Future[Completion]] = [EngineFuture(self._thread) for _ in requests]
-        listeners = [FutureListener(f, _checked(r).on_chunk) for f, r in zip(futures, requests, strict=True)]
-        for future, given in zip(futures, self._hand_over(requests, listeners), strict=True):
-            if isinstance(given, GraftError):
-                future.set_exception(given)
-            elif not future.done():
-                future.add_done_callback(partial(_cancel_with, weakref.ref(self), given.id))
+        listeners = [FutureListener(f, checked(r).on_chunk) for f, r in zip(futures, requests, strict=True)]
+        given = self._prepare(requests, listeners)
+        for future, one in zip(futures, given, strict=True):
+            if isinstance(one, GraftError):
+                future.set_exception(one)
+            else:
+                future.add_done_callback(partial(_cancel_with, weakref.ref(self), one.id))
+        self._thread.add([one for one in given if isinstance(one, Submission)])
         return futures
 
     def submit_stream(self, request: Request) -> ChunkStream:
         """Queue a request and iterate over its chunks from this thread."""
         self.check_may_wait("stream()")
         listener = StreamListener()
-        cancel = partial(self._cancel, self._hand_over_stream(request, listener))
-        return ChunkStream(listener, cancel, self.check_may_wait)
+        given = self._prepare_stream(request, listener)
+        stream = ChunkStream(listener, partial(self._cancel, given.id), self.check_may_wait)
+        self._thread.add([given])
+        return stream
 
     async def submit_astream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Queue a request and iterate over its chunks on the running event loop."""
         listener = StreamListener(asyncio.get_running_loop())
-        submission_id = self._hand_over_stream(request, listener)
+        given = self._prepare_stream(request, listener)
         try:
+            self._thread.add([given])
             async for chunk in listener.chunks():
                 yield chunk
         finally:
             if not listener.ended:
-                self._cancel(submission_id)
+                self._cancel(given.id)
 
-    def _hand_over_stream(self, request: Request, listener: Listener) -> int:
+    def _prepare_stream(self, request: Request, listener: Listener) -> Submission:
         self._check_open()
-        (given,) = self._hand_over([replace(_checked(request), stream=True)], [listener])
+        (given,) = self._prepare([replace(checked(request), stream=True)], [listener])
         if isinstance(given, GraftError):
             raise given
-        return given.id
+        return given
 
-    def _hand_over(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[Submission | GraftError]:
-        """Give the engine the requests that can be prepared, all at once. -> for the others why they could not be"""
+    def _prepare(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[Submission | GraftError]:
+        """What to hand to the engine; for requests that cannot be prepared why they could not be."""
         arrived_s = time.monotonic()
         listeners = [CheckedListener.wrap(*one, self._ask_again) for one in zip(requests, listeners, strict=True)]
-        prepared = self._source.prepare(requests)
         given = [
             inputs if isinstance(inputs, GraftError) else Submission(request, listener, *inputs, arrived_s)
-            for request, listener, inputs in zip(requests, listeners, prepared, strict=True)
+            for request, listener, inputs in zip(requests, listeners, self._source.prepare(requests), strict=True)
         ]
         for one in given:
             if isinstance(one, Submission) and isinstance(one.listener, CheckedListener):
                 one.listener.first = one
-        if submissions := [one for one in given if isinstance(one, Submission)]:
-            self._thread.add(submissions)
         return given
 
     def _ask_again(self, request: Request, listener: CheckedListener) -> None:
@@ -383,13 +385,6 @@ def _check_model(model: Any, config: EngineConfig) -> None:
     loaded = callable(getattr(model, "named_parameters", None))
     if not (of_plugin or loaded or isinstance(model, str | os.PathLike)):
         raise ConfigError(f"model is {reprlib.repr(model)}; {wanted}")
-
-
-def _checked(request: Request) -> Request:
-    """ConfigError for what is no Request."""
-    if not isinstance(request, Request):
-        raise ConfigError(f"submit takes a Request, not {type(request).__name__}; build gl.Request(prompt, ...)")
-    return request
 
 
 def _cancel_with(runtime: weakref.ref[Runtime], submission_id: int, future: Future[Completion]) -> None:

@@ -9,7 +9,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from graftlm.core.errors import ConfigError, EngineError, GraftError, RequestToo
 from graftlm.core.grammar.cache import GrammarCache
 from graftlm.core.grammar.spec import Regex
 from graftlm.core.grammar.vocabulary import Vocabulary
-from graftlm.core.request import Chunk, Completion, Request
+from graftlm.core.request import Chunk, Completion, OpenRequest, Request
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
@@ -86,6 +86,30 @@ def test_one_request_may_be_submitted_twice_and_each_is_cancelled_by_itself(rt: 
     first, second = rt.submit_many([request, request])
     first.cancel()
     assert len(second.result(20).token_ids) == 400
+    check_idle(rt)
+
+
+@pytest.mark.parametrize("ask", [lambda rt, request: rt.submit_many([request, request]), Runtime.submit_stream])
+def test_an_interrupt_behind_a_hand_over_used_to_leave_requests_that_nobody_waits_for(
+    rt: Runtime, ask: Callable[[Runtime, Request], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[OpenRequest] = []
+    gate = threading.Event()
+
+    def post(task: Any) -> None:
+        patched.undo()
+        post_unhurt(task)
+        post_unhurt(lambda engine: taken.extend(engine.requests.open))
+        raise KeyboardInterrupt
+
+    rt.load()._thread.post(lambda engine: gate.wait(20))
+    with monkeypatch.context() as patched:
+        post_unhurt = rt._thread.post
+        patched.setattr(rt._thread, "post", post)
+        with pytest.raises(KeyboardInterrupt):
+            ask(rt, Request(random_prompt(9), SamplingParams(max_tokens=400, ignore_eos=True)))
+    gate.set()
+    assert rt._thread.call(lambda engine: engine.requests.open) == [] != taken
     check_idle(rt)
 
 
@@ -205,6 +229,8 @@ CALLS: dict[str, Callable[[Runtime], Any]] = {
     "load": lambda rt: rt.load(),
     "a future's result()": lambda rt: rt.submit(Request("x", LONG)).result(),
     "a future's exception()": lambda rt: rt.logits([1, 2]).exception(60),
+    "concurrent.futures.wait()": lambda rt: wait([rt.submit(Request("x", LONG))]),
+    "concurrent.futures.wait() or as_completed()": lambda rt: next(as_completed([rt.logits([1, 2])])),
     "state['a']": lambda rt: a_program.run(runtime=rt)["a"],
     "state.text": lambda rt: a_program.run(runtime=rt).text,
     "state.wait()": lambda rt: a_program.run(runtime=rt).wait(),

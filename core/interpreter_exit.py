@@ -1,0 +1,34 @@
+"""What the threads of this package owe the interpreter when it exits.
+
+Threads import modules, and the interpreter may exit meanwhile. Python then calls neither the hooks that such a module
+registers nor, where the module runs text with `exec`, ends with the status of the interrupt that ended the script.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+EXIT_WAIT_S = 10.0
+"""How long the exit waits for what a thread has under way, in seconds."""
+
+
+def end_llvm() -> None:
+    """Call the hooks of llvmlite and numba: those that were registered during the exit would not be called."""
+    for name in ("llvmlite.binding.common", "numba.core.utils"):
+        hook = getattr(sys.modules.get(name), "_at_shutdown", None)
+        if hook is not None:
+            hook()
+
+
+def keep_interrupt() -> None:
+    """Let a script that KeyboardInterrupt has ended die of SIGINT, as its parent expects.
+
+    Python notes that in a flag, which every text that is run clears, on any thread; dataclasses and named tuples, and
+    so most imports, run text. One that ends with KeyboardInterrupt sets it again.
+    """
+    raised = getattr(sys, "last_traceback", None)
+    by_script = raised is not None and raised.tb_frame.f_back is None and not hasattr(sys, "ps1")
+    if by_script and getattr(sys, "last_type", None) is KeyboardInterrupt:
+        with suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")

@@ -1,0 +1,54 @@
+"""The exit of an interpreter whose threads are at work: the status and the hooks it ends with."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
+
+
+TEXT_RUN_AT_EXIT = "import atexit; from graftlm.core import interpreter_exit as ends\n"
+
+
+@pytest.mark.parametrize(
+    ("kept", "ended", "status"),
+    [
+        (False, "raise KeyboardInterrupt", 1),  # what Python itself does
+        (True, "raise KeyboardInterrupt", -signal.SIGINT),
+        (True, "raise ValueError", 1),
+        (True, "pass", 0),
+        (True, "import sys; sys.exit(3)", 3),
+        (True, "try: raise KeyboardInterrupt\nexcept KeyboardInterrupt: pass", 0),
+    ],
+)
+def test_text_that_a_thread_runs_at_exit_used_to_change_the_status_of_an_interrupted_script(
+    kept: bool, ended: str, status: int
+) -> None:
+    script = TEXT_RUN_AT_EXIT
+    if kept:
+        script += "atexit.register(ends.keep_interrupt)\n"
+    done = run(script + "atexit.register(lambda: exec('pass'))\n" + ended)
+    assert done.returncode == status
+    assert done.stderr.count("Traceback") == (1 if "raise" in ended and status else 0)
+
+
+LLVM_IMPORTED_AT_EXIT = """
+import atexit, sys
+from graftlm.core import interpreter_exit as ends
+atexit.register(lambda: print(sys.modules["llvmlite.binding.common"]._shutting_down))
+atexit.register(ends.end_llvm)
+atexit.register(lambda: __import__("llvmlite.binding"))
+"""
+
+
+def test_llvm_that_is_imported_at_exit_hears_of_it() -> None:
+    assert run(LLVM_IMPORTED_AT_EXIT).stdout.split() == ["[True]"]
