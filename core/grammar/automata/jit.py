@@ -10,6 +10,7 @@ compiles all loops and keeps them there; meanwhile, and where numba is not insta
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib
 import importlib.util
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
+from graftlm.core.interpreter_exit import EXIT_WAIT_S, end_llvm
 from graftlm.kernels import disk_cache
 
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ _loops: list[Loop[..., Any]] = []
 _inner: list[Callable[..., object]] = []
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
+_at_work = threading.Lock()
+"""Held while modules are imported and loops compiled, which neither a fork nor the interpreter's exit may cut short."""
+_forking = threading.local()
+_exiting = False
 
 
 class Loop(Generic[P, T]):
@@ -107,6 +113,36 @@ def wait() -> None:
     prepare()
     assert _thread is not None
     _thread.join()
+
+
+@atexit.register
+def _exit() -> None:
+    global _exiting
+    _exiting = True
+    if _at_work.acquire(timeout=EXIT_WAIT_S):
+        _at_work.release()
+    end_llvm()
+
+
+def _before_fork() -> None:
+    _forking.waited = _at_work.acquire(timeout=EXIT_WAIT_S)
+
+
+def _after_fork() -> None:
+    if _forking.waited:
+        _at_work.release()
+
+
+def _forget() -> None:
+    """In a forked child the thread does not run; what it had not loaded is loaded by another one."""
+    global _at_work, _lock, _thread
+    _at_work, _lock = threading.Lock(), threading.Lock()
+    if any(one.machine_code is None for one in _loops):
+        _thread = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
 
 
 def _load() -> None:
@@ -184,18 +220,24 @@ def compile_into(folder: str) -> None:
 
 def _compile_all(folder: Path | None) -> None:
     """Compile all loops, or load them from `folder`."""
-    for name in _MODULES:
-        importlib.import_module(name)
-    importlib.import_module("numba")  # waits for a thread that is importing it, which an import of a submodule does not
-    config: Any = importlib.import_module("numba.core.config")
-    register_jitable = importlib.import_module("numba.extending").register_jitable
-    for function in _inner:
-        register_jitable(function)
+    with _at_work:
+        if _exiting:
+            return
+        for name in _MODULES:
+            importlib.import_module(name)
+        importlib.import_module("numba")  # waits for a thread that imports it, which an import of a submodule does not
+        config: Any = importlib.import_module("numba.core.config")
+        register_jitable = importlib.import_module("numba.extending").register_jitable
+        while _inner:
+            register_jitable(_inner.pop())
     before = config.CACHE_DIR
     try:
         if folder is not None:
             config.CACHE_DIR = str(folder)
-        for one in _loops:
-            one.compile(cache=folder is not None)
+        for one in [one for one in _loops if one.machine_code is None]:
+            with _at_work:
+                if _exiting:
+                    return
+                one.compile(cache=folder is not None)
     finally:
         config.CACHE_DIR = before

@@ -77,6 +77,80 @@ def test_a_later_process_loads_what_an_earlier_one_compiled(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-W", "error", "-c", SECOND_PROCESS], check=True, cwd=ROOT)
 
 
+def run(script: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+EXIT = """
+import atexit, importlib, sys, threading
+event = threading.Event()
+
+@atexit.register  # before the module registers its own hook, so called after it
+def last():
+    event.set()
+    jit._thread.join(60)
+    from llvmlite.binding import common
+    print("numba" in sys.modules, common._is_shutting_down())
+
+from graftlm.core.grammar.automata import jit
+"""
+
+
+def test_an_exit_waits_for_numba_to_be_imported() -> None:
+    script = """
+import_module, began = importlib.import_module, threading.Event()
+
+def imported(name, *package):
+    if name == "numba":
+        began.set()
+        event.wait(60)
+    return import_module(name, *package)
+
+importlib.import_module = imported
+jit.prepare()
+began.wait(60)
+atexit.register(event.set)  # called before that of the module
+"""
+    assert run(EXIT + script) == ["True True"]
+
+
+def test_numba_is_not_imported_once_the_interpreter_exits() -> None:
+    script = """
+folder = jit._folder
+jit._folder = lambda: event.wait(60) and folder()
+jit.prepare()
+"""
+    assert run(EXIT + script)[0].startswith("False")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_a_child_that_is_forked_while_loops_are_loaded_used_to_run_them_as_python() -> None:
+    script = """
+import importlib, os, threading
+from graftlm.core.grammar.automata import jit
+
+import_module, began = importlib.import_module, threading.Event()
+
+def imported(name, *package):
+    if name == "numba":
+        began.set()
+    return import_module(name, *package)
+
+importlib.import_module = imported
+jit.prepare()
+began.wait(60)
+pid = os.fork()
+jit.wait()
+loaded = all(loop.machine_code is not None for loop in jit._loops)
+if pid == 0:
+    os._exit(0 if loaded else 1)
+print(loaded, os.waitpid(pid, 0)[1])
+"""
+    assert run(script) == ["True 0"]
+
+
 WITHOUT_NUMBA = """
 import sys, warnings
 sys.modules["numba"] = None
