@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,11 +52,13 @@ class Batch:
                 run.end()
             self._runs.append(run)
         self._gate.expect(len(calls))
-        if calls:
-            threads = ThreadPoolExecutor(min(max_concurrency, len(calls)), thread_name_prefix="graftlm batch")
-            for run, function in calls:
-                threads.submit(contextvars.copy_context().run, run.execute, function)
-            threads.shutdown(wait=False)
+        try:
+            _execute(calls, max_concurrency)
+        except BaseException:  # an interrupt: nobody will wait for them
+            self.cancel()
+            if calls:
+                self._gate.release(self._runs[0].interpreter)
+            raise
 
     @property
     def states(self) -> list[ProgramState]:
@@ -93,6 +96,31 @@ class Batch:
         """Cancel all model calls of all items."""
         for run in self._runs:
             run.cancel()
+
+
+def _execute(calls: Iterable[tuple[Run, Callable[[], Any]]], max_concurrency: int) -> None:
+    """Run the programs' Python code on as many threads at most; returns at once.
+
+    The interpreter's exit does not wait for these threads, as it would for those of a ThreadPoolExecutor: after Ctrl-C
+    it would until each program's own code returns.
+    """
+    waiting = deque((contextvars.copy_context(), *call) for call in calls)
+
+    def work() -> None:
+        while True:
+            try:
+                context, run, function = waiting.popleft()
+            except IndexError:
+                return
+            context.run(run.execute, function)
+
+    for number in range(min(max_concurrency, len(waiting))):
+        try:
+            threading.Thread(target=work, name=f"graftlm batch {number}", daemon=True).start()
+        except RuntimeError:  # the system gives no more threads; the others do the work
+            if number == 0:
+                raise
+            return
 
 
 class BatchGate:
@@ -140,10 +168,14 @@ class BatchGate:
         except Exception:
             return None  # each call meets the same problem and reports it itself
         finally:
-            with self._changed:
-                self._is_open = True
-                held, self._held = self._held, []
-            interpreter.post(partial(interpreter.call_all, held))
+            self.release(interpreter)
+
+    def release(self, interpreter: Interpreter) -> None:
+        """Submit all held calls, and hold no more."""
+        with self._changed:
+            self._is_open = True
+            held, self._held = self._held, []
+        interpreter.post(partial(interpreter.call_all, held))
 
     def _wait(self) -> list[np.ndarray]:
         """Wait for the items; returns the prompts of their calls."""

@@ -45,6 +45,7 @@ def start(script: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -122,8 +123,7 @@ def test_control_c_that_nobody_catches_shows_one_traceback() -> None:
         """,
         signal.SIGINT,
     )
-    # 1 where a library's code at exit makes Python forget that an interrupt ended the script
-    assert status in (-signal.SIGINT, 130, 1), err
+    assert status in (-signal.SIGINT, 130), err
     assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt")
 
 
@@ -267,3 +267,128 @@ while len(names) > 1 and time.monotonic() < limit:  # a thread ends after its st
 print(names)
 """
     assert run(script) == ["['graftlm LlamaForCausalLM']"]
+
+
+PROGRAMS = """
+@gl.program
+def long(s, i):
+    s += f"item {i}" + gl.gen("a", max_tokens=400, ignore_eos=True)
+    s["a"]
+    at_work.set()
+    never.wait()  # code of the program's own
+
+at_work, never = threading.Event(), threading.Event()
+"""
+
+
+def test_control_c_in_a_batch_of_programs_used_to_wait_for_the_programs_own_code() -> None:
+    status, err = signalled(
+        PROGRAMS
+        + """
+with new_runtime().load() as runtime:
+    threading.Thread(target=lambda: (at_work.wait(), print("ready", flush=True))).start()
+    long.batch([{"i": i} for i in range(8)], runtime=runtime)
+""",
+        signal.SIGINT,
+    )
+    assert status in (-signal.SIGINT, 130), err
+    assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_control_c_while_programs_are_started_used_to_leave_those_that_were_waiting_for_ever() -> None:
+    script = """
+from graftlm.core.program import batch
+
+started = []
+start = threading.Thread.start
+
+def interrupted(thread):
+    start(thread)
+    if thread.name.startswith("graftlm batch"):
+        started.append(thread)
+        if len(started) == 3:
+            at_gate.acquire(); at_gate.acquire(); at_gate.acquire()
+            raise KeyboardInterrupt
+
+at_gate, hold = threading.Semaphore(0), batch.BatchGate.hold
+batch.BatchGate.hold = lambda *given: (hold(*given), at_gate.release())[0]
+threading.Thread.start = interrupted
+runtime = new_runtime().load()
+try:
+    long.batch([{"i": i} for i in range(8)], runtime=runtime)
+except KeyboardInterrupt:
+    for thread in started:
+        thread.join(60)
+    print(len(started), [thread.is_alive() for thread in started])
+"""
+    assert run(PROGRAMS + script) == ["3 [False, False, False]"]
+
+
+def test_an_interpreter_ends_with_programs_in_flight() -> None:
+    script = """
+runtime = new_runtime().load()
+states = [long.run(i=i, runtime=runtime) for i in range(4)]
+items = [{"i": i} for i in range(4)]
+threading.Thread(target=lambda: long.batch(items, runtime=runtime), daemon=True).start()
+at_work.wait()
+print("left")
+"""
+    assert run(PROGRAMS + script) == ["left"]
+
+
+def test_two_runtimes_in_two_processes_answer_alike_side_by_side() -> None:
+    script = """
+runtime = new_runtime().load()
+print("ready", flush=True)
+sys.stdin.readline()
+print([answer(runtime) for _ in range(10)])
+"""
+    both = [start(script), start(script)]
+    for process in both:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in both:
+        assert process.stdin is not None
+        print(file=process.stdin, flush=True)
+    (first, second) = (finish(process) for process in both)
+    assert first == second and first[0] == 0
+    assert first[2] == ""
+
+
+XDIST = """
+import graftlm as gl
+import pytest
+from graftlm.testing import byte_tokenizer, random_model
+
+
+@pytest.fixture(scope="session")
+def runtime():
+    with gl.Runtime(random_model(), tokenizer=byte_tokenizer(), dtype="float32") as made:
+        yield made
+
+
+@pytest.mark.parametrize("i", range(6))
+def test_answers(runtime, i):
+    ids = runtime.generate([97, 98, i + 3], max_tokens=6, temperature=0, ignore_eos=True).token_ids
+    print(f"answer {i}: {ids}")
+    assert len(ids) == 6
+"""
+
+
+def test_workers_of_pytest_xdist_have_one_runtime_each(tmp_path: Path) -> None:
+    (tmp_path / "test_answers.py").write_text(XDIST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    outputs = []
+    for workers in ("2", "0"):
+        command = [sys.executable, "-m", "pytest", "-n", workers, "-rP", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout + done.stderr
+        outputs.append(sorted(line for line in done.stdout.splitlines() if line.startswith("answer ")))
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 6
