@@ -25,8 +25,8 @@ from graftlm.kernels.cpu.panels import Panels, pack, unpack
 _LINEAR: Any = None
 _REORDER: Any = None
 if torch._C._has_mkldnn:
-    # oneDNN keeps what it compiles for each shape and number of rows, half a MiB each, up to this many. Its default of
-    # 1,024 would take more memory than the weights of a small model. It reads the variable at its first use.
+    # oneDNN keeps what it makes for each shape and number of rows, up to this many, but for what it compiles
+    # (num_rows_multiplied). It reads the variable at its first use; its default is 1,024.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     _LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
@@ -106,8 +106,7 @@ class PackedLinear(nn.Linear):
         if self._own is not None:
             return linear(input.reshape(-1, self.in_features), self._own).view(*input.shape[:-1], self.out_features)
         weight = self._plain(self._source) if self._packed is None else self._packed
-        output: torch.Tensor = _LINEAR(input, weight, self.bias, "none", [], "")
-        return output
+        return _product(input, weight, self.bias)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -120,8 +119,31 @@ def linear(x: torch.Tensor, panels: Panels) -> torch.Tensor:
         from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
 
         return SkinnyLinear(panels, panels.bias, x.dtype)(x)
-    output: torch.Tensor = _LINEAR(x, panels.packed, panels.bias, "none", [], "")
-    return output
+    return _product(x, panels.packed, panels.bias)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [..., num_in] -> [..., num_out], by oneDNN"""
+    num_rows = x.numel() // x.shape[-1]
+    padding = num_rows_multiplied(num_rows) - num_rows
+    if not padding:
+        output: torch.Tensor = _LINEAR(x, weight, bias, "none", [], "")
+        return output
+    padded = nn.functional.pad(x.reshape(num_rows, x.shape[-1]), (0, 0, 0, padding))
+    output = _LINEAR(padded, weight, bias, "none", [], "")[:num_rows]
+    return output.view(*x.shape[:-1], -1)
+
+
+def num_rows_multiplied(num_rows: int) -> int:
+    """How many rows oneDNN is given for so many: it keeps for ever what it compiles for each number up to 256.
+
+    That takes 0.3 MB a number and shape of a weight, and a millisecond or two. Padded to these 44 numbers, a row's
+    results are the same.
+    """
+    if num_rows <= 16 or num_rows > 256:
+        return num_rows
+    multiple = 4 if num_rows <= 64 else 8 if num_rows <= 128 else 16
+    return -(-num_rows // multiple) * multiple
 
 
 @functools.cache

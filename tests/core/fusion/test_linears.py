@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -10,16 +14,40 @@ from graftlm.core.fusion.linears import fuse
 from graftlm.kernels.cpu.packed_linear import PackedLinear, packable
 from tests.models import tiny_model
 
+ROOT = Path(__file__).parents[3]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", [1, 8, 33])
+@pytest.mark.parametrize("num_tokens", [1, 8, 33, 67, 250, 257])
 def test_a_packed_layer_answers_as_the_plain_one(dtype: torch.dtype, num_tokens: int) -> None:
     linear = nn.Linear(48, 80).to(dtype)
     x = torch.randn(1, num_tokens, 48).to(dtype)
     with torch.no_grad():
         torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=2e-2, atol=1e-2 if x.itemsize < 4 else 1e-5)
+
+
+ALL_NUMBERS_OF_ROWS = """
+import psutil, torch
+from graftlm.kernels.cpu.packed_linear import PackedLinear
+
+memory = psutil.Process().memory_info
+layers = [PackedLinear(torch.nn.Linear(64, num_out)) for num_out in (64, 128, 192, 272)]
+with torch.no_grad():
+    for layer in layers:
+        layer(torch.randn(1, 64))
+    before = memory().rss
+    for num_rows in range(1, 257):
+        for layer in layers:
+            layer(torch.randn(num_rows, 64))
+    print(memory().rss - before)
+"""
+
+
+def test_products_of_many_numbers_of_rows_used_to_keep_a_third_of_a_megabyte_for_each() -> None:
+    command = [sys.executable, "-c", ALL_NUMBERS_OF_ROWS]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    assert grown < 130 << 20  # 310 MB where oneDNN is given each number of rows
 
 
 @pytest.mark.parametrize(("kind", "num_layers"), [("llama", 2 * 7 + 1), ("gpt2", 2 * 4 + 1)])
