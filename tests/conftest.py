@@ -6,6 +6,7 @@ PyTorch, transformers, Triton and pytest. `make test` runs the tests in several 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -35,6 +36,9 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministi
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Before Python 3.14 the main thread's first asyncio.get_event_loop() makes a loop, which frameworks call and nobody
+    # closes: it would fail a later test, of another file, as an unclosed one. After this it raises, as elsewhere.
+    asyncio.set_event_loop(None)
     if hasattr(config.option, "benchmark_disable"):  # a plugin that LangChain's tests bring: nothing is timed here
         config.option.benchmark_disable = True
 

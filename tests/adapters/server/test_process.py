@@ -107,7 +107,7 @@ def test_one_request_too_many_is_told_to_come_back(small: Served) -> None:
 def test_sigterm_lets_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
     with started(tmp_path, "sprout", "--drain-timeout", "200") as served:
         served.wait_ready()
-        body = {**LONG, "max_tokens": 60, "stream": True}
+        body = {**LONG, "max_tokens": 600, "stream": True}  # still under way when the signal is seen
         with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=200) as answer:
             lines = answer.iter_lines()
             next(lines)
