@@ -31,6 +31,7 @@ from graftlm.core.grammar.ast import (
     repeat,
 )
 from graftlm.core.grammar.automata.charsets import PORTABLE_BREAKS, category, ignore_case, portable_category
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.regex.anchors import (
     Lookahead,
     anchored,
@@ -112,6 +113,7 @@ class _Parser:
     def _sequence(self) -> Node:
         items: list[Node] = []
         while True:
+            check()
             self._skip_blanks()
             if self._at >= len(self._text) or self._text[self._at] in "|)":
                 # a lookahead and an anchor at the same place may change places
