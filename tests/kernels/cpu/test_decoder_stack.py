@@ -32,7 +32,7 @@ def load(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: Any)
         pytest.skip("oneDNN packs no bfloat16 on this CPU")
     # 66: wider than a panel, and by no multiple of one
     loaded = load_model(
-        tiny_model(kind, **{"intermediate_size": 66, **config}).to(dtype), EngineConfig(), byte_tokenizer()
+        tiny_model(kind, **{"intermediate_size": 66, **config}).to(dtype), EngineConfig(device="cpu"), byte_tokenizer()
     )
     assert loaded.stack is not None
     return loaded
