@@ -63,7 +63,7 @@ class _LarkWriter(RuleWriter):
     def _concat(self, runs: list[Node]) -> str:
         """A terminal takes all it can, so one that something optional follows is also written joined to it."""
         for i, (run, after) in enumerate(zip(runs, runs[1:], strict=False)):
-            if self._is_regular(run) and isinstance(after, (ast.Alternation, ast.Repeat)) and not _loops(after):
+            if isinstance(after, (ast.Alternation, ast.Repeat)) and self._is_regular(run) and not _loops(after):
                 ways = after.items if isinstance(after, ast.Alternation) else (ast.EMPTY, after.item)
                 return " | ".join(f"({self._body(ast.concat(*runs[:i], run, way, *runs[i + 2 :]))})" for way in ways)
         return " ".join(grouped(self._body(run)) for run in runs)

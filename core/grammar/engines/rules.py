@@ -20,6 +20,7 @@ class RuleWriter(ABC):
     def __init__(self, rules: dict[str, Node]) -> None:
         self._rules = rules
         self._names = {name: f"r{i}" for i, name in enumerate(rules)}
+        self._written: dict[str, str] = {}  # how a rule is named in bodies
         self._lines: list[str] = []
         self._num_fresh = 0
 
@@ -56,8 +57,10 @@ class RuleWriter(ABC):
         if name not in self._names:
             known = ", ".join(self._names) or "none"
             raise GrammarError(f"there is no rule {name!r}; give it along with the node that names it (given: {known})")
-        body = self._rules[name]
-        return self._body(body) if self._is_inlined(body) else self._names[name]
+        if name not in self._written:
+            body = self._rules[name]
+            self._written[name] = self._body(body) if self._is_inlined(body) else self._names[name]
+        return self._written[name]
 
     def _graph(self, node: ast.Graph) -> str:
         """One rule for each state, which says how the walk goes on."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
@@ -47,7 +48,7 @@ from graftlm.core.grammar.schema.text.declared import is_plain, members
 from graftlm.core.grammar.schema.text.items import Items, merged
 from graftlm.core.grammar.schema.text.members import Members
 from graftlm.core.grammar.schema.text.tokens import JsonTokens
-from graftlm.core.grammar.spec import Issue, JsonSchema, Options
+from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Whitespace
 
 MAX_NESTING = 5  # shapes written out inside one another before one of them becomes a rule, where there are rules
 MAX_NODES = 50_000  # a definition that takes more when it is written out wherever it is used becomes a rule
@@ -116,6 +117,18 @@ def is_regular(spec: JsonSchema, options: Options) -> Callable[[str], bool]:
     return test
 
 
+@lru_cache(maxsize=8)
+def _any_value_rules(whitespace: Whitespace, bounded_numbers: bool) -> tuple[str, dict[str, Node]]:
+    """The rule of any value, and all rules for it: the same in each grammar."""
+    spec, options = JsonSchema(True), Options(whitespace=whitespace, bounded_numbers=bounded_numbers)
+    lowering = Lowering(spec, options, SchemaReader(spec, options), context_free=True)
+    name = f"{lowering.tokens.prefix} any value"
+    lowering._nodes[ANYTHING] = Rule(name)
+    shapes: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null(), Array(), Object())
+    lowering.tokens.rules[name] = ast.alternation(*map(lowering.value, shapes))
+    return name, lowering.tokens.rules
+
+
 class _NotRegularError(Exception):
     """The schema contains itself, admits any value, or is too large to be written out."""
 
@@ -131,6 +144,7 @@ class Lowering:
         self.algebra = self._reader.algebra
         self._strict = options.strict
         self._limits = options.limits
+        self._whitespace = options.whitespace
         self._bounded_numbers = options.bounded_numbers
         self._deadline = time.monotonic() + options.limits.seconds
         self.tokens = JsonTokens(spec, options, has_rules=context_free)
@@ -297,14 +311,9 @@ class Lowering:
         return ast.alternation(*(way for way in ways if way != NOTHING))
 
     def _any_value(self) -> Node:
-        name = f"{self.tokens.prefix} any value"
-        if name not in self.tokens.rules:
-            self._needs_rules()
-            self.tokens.rules[name] = NOTHING
-            scalars: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null())
-            self.tokens.rules[name] = ast.alternation(
-                *map(self.value, scalars), self._array(Array()), self._objects((Object(),))
-            )
+        self._needs_rules()
+        name, rules = _any_value_rules(self._whitespace, self._bounded_numbers)
+        self.tokens.rules.update(rules)
         return Rule(name)
 
     def _arrays(self, parts: tuple[Shape, ...]) -> Node:

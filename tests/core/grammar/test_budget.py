@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from graftlm import JsonSchema, Regex, Vocabulary
@@ -52,3 +55,25 @@ def test_a_schema_whose_automaton_takes_too_long_has_time_left_for_llguidance() 
 def test_no_vocabulary_is_needed_to_say_that_time_is_spent() -> None:
     with pytest.raises(GrammarError, match="simplify it or raise limits.seconds"):
         Grammar.compile(Regex(EXPLODING), BYTES, limits=NO_TIME)
+
+
+def _nested(schema: dict[str, Any], wrap: Callable[[dict[str, Any]], dict[str, Any]], depth: int) -> dict[str, Any]:
+    for _ in range(depth):
+        schema = wrap(schema)
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("wrap", "good", "bad"),
+    [
+        (lambda inner: {"type": "array", "items": inner}, b"[" * 60 + b"1" + b"]" * 60, b"[" * 59 + b"1"),
+        (lambda inner: {"oneOf": [inner, {"type": "array"}]}, b"1", b'"a"'),
+        (lambda inner: {"anyOf": [inner, {"type": "array"}]}, b"[1,[2]]", b"{}"),
+    ],
+)
+def test_schemas_may_nest_as_deep_as_the_limit(wrap: Any, good: bytes, bad: bytes) -> None:
+    schema = JsonSchema(_nested({"type": "integer"}, wrap, 60))
+    grammar = Grammar.compile(schema, BYTES, limits=Limits(seconds=60))
+    matcher = grammar.matcher()
+    assert matcher.advance(list(good)) == len(good) and matcher.accepting
+    assert grammar.matcher().advance(list(bad)) != len(bad)

@@ -68,6 +68,7 @@ class ShapeAlgebra:
         """
         key = (shape, kind, positive)
         if key not in self._narrowed:
+            check()
             self._narrowed[key] = None
             try:
                 self._narrowed[key] = self._narrow(shape, kind, positive)
