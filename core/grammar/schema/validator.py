@@ -14,7 +14,8 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 from jsonschema.validators import validator_for  # type: ignore[import-untyped]
-from referencing import Registry, Resource
+from jsonschema_specifications import REGISTRY
+from referencing import Resource
 from referencing.jsonschema import DRAFT202012
 
 
@@ -29,7 +30,7 @@ def validator(schema_text: str, documents_text: str = "{}", *, exact: bool = Fal
         for uri, document in documents.items()
     ]
     kind = _extended(validator_for(schema, default=_any_draft()))
-    return kind(schema, registry=Registry().with_resources(resources), format_checker=kind.FORMAT_CHECKER)
+    return kind(schema, registry=REGISTRY.with_resources(resources), format_checker=kind.FORMAT_CHECKER)
 
 
 def _any_draft() -> Any:

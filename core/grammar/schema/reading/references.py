@@ -6,6 +6,7 @@ A target is a JSON pointer into the schema, "" for its root, or `URI#pointer` in
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -36,13 +37,19 @@ class References:
         self._bases: dict[str, str] = {}  # target of a resource -> its URI
         self._drafts: dict[str, int | None] = {}  # the same -> its draft
         for uri, document in self._documents.items():
-            target = f"{uri}#" if uri else ""
-            self._resources[uri], self._bases[target], self._drafts[target] = target, uri, None
-            self._walk(document, target, uri, None, below=bool(uri) or text is None or _names_inside(text, schema))
+            self._enter(uri, document, below=bool(uri) or text is None or _names_inside(text, schema))
+
+    def _enter(self, uri: str, document: Any, *, below: bool = True) -> None:
+        target = f"{uri}#" if uri else ""
+        self._resources[uri], self._bases[target], self._drafts[target] = target, uri, None
+        self._walk(document, target, uri, None, below=below)
 
     def target(self, reference: str, place: str) -> str:
         """What `reference`, the value of the keyword at `place`, leads to."""
         uri, fragment = self._absolute(reference, place)
+        if uri not in self._resources and (found := _metaschema(uri)) is not None:
+            self._documents[uri] = found
+            self._enter(uri, found)
         resource = self._resources.get(uri)
         if resource is None:
             raise GrammarError(
@@ -139,6 +146,14 @@ class References:
         if schema.get("$recursiveAnchor") is True:
             self._dynamic[f"{base}#"] = target
         return base
+
+
+def _metaschema(uri: str) -> Any:
+    """The schema of schemas at `uri`, where jsonschema is installed, which has them all; else None."""
+    if "://json-schema.org/" not in uri or importlib.util.find_spec("jsonschema_specifications") is None:
+        return None
+    registry: Any = importlib.import_module("jsonschema_specifications").REGISTRY
+    return registry.contents(uri) if uri in registry else None
 
 
 def _names_inside(text: str, schema: Any) -> bool:

@@ -62,6 +62,15 @@ def test_the_schema_at_a_pointer() -> None:
     assert References(DOCUMENT).schema("/$defs/a~1b~0c") == {"type": "integer"}
 
 
+def test_the_schema_of_schemas_is_at_hand() -> None:
+    uri = "http://json-schema.org/draft-07/schema"
+    references = References({"type": "object"})
+    target = references.target(f"{uri}#/definitions/simpleTypes", "/properties/p/$ref")
+    assert "integer" in references.schema(target)["enum"] and references.draft(target) == 7
+    with pytest.raises(GrammarError, match="leads out of this document"):
+        references.target("http://json-schema.org/draft-99/schema#", "/properties/p/$ref")
+
+
 @pytest.mark.parametrize("name", ["$id", "$anchor"])
 def test_names_below_the_root_are_found_with_the_text_at_hand(name: str) -> None:
     schema = {"$id": "https://x.org/root", "$defs": {"a": {name: "b", "type": "null"}}}
