@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 from jsonschema.validators import validator_for  # type: ignore[import-untyped]
-from jsonschema_specifications import REGISTRY
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing import Resource
 from referencing.jsonschema import DRAFT202012
 
