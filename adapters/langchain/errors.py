@@ -53,6 +53,10 @@ class GraftPermissionDeniedError(RemoteError, lc.ModelPermissionDeniedError):
     """The key may not do this."""
 
 
+class GraftRemoteNotFoundError(RemoteError, lc.ModelNotFoundError):
+    """The endpoint has no such model, or no such path."""
+
+
 class GraftRemoteInvalidRequestError(RemoteError, lc.ModelInvalidRequestError):
     """The endpoint refuses the request."""
 
@@ -80,6 +84,7 @@ _LOCAL: tuple[tuple[type[GraftError], type[GraftError]], ...] = (
 _REMOTE: dict[int, type[GraftError]] = {
     401: GraftAuthenticationError,
     403: GraftPermissionDeniedError,
+    404: GraftRemoteNotFoundError,
     429: GraftRateLimitError,
 }
 

@@ -28,6 +28,7 @@ from graftlm.core.errors import (
         (EngineError("x"), lc.ModelAPIError, False),
         (RemoteError("x", status=401), lc.ModelAuthenticationError, False),
         (RemoteError("x", status=403), lc.ModelPermissionDeniedError, False),
+        (RemoteError("x", status=404), lc.ModelNotFoundError, False),
         (RemoteError("x", status=422), lc.ModelInvalidRequestError, False),
         (RemoteError("x", status=429, transient=True), lc.ModelRateLimitError, True),
         (RemoteError("x", status=429, code="insufficient_quota"), lc.ModelRateLimitError, False),
