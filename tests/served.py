@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +43,9 @@ class Served:
 
     def wait_ready(self) -> None:
         for _ in self._until("is ready"):
-            if self.get("/health")[0] == 200:
-                return
+            with suppress(urllib.error.URLError):  # one that cannot load closes its port first, and says why at its end
+                if self.get("/health")[0] == 200:
+                    return
 
     def end(self, sig: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
         """Send a signal and return the exit status."""
