@@ -37,7 +37,7 @@ with torch.no_grad():
     for layer in layers:
         layer(torch.randn(1, 64))
     before = memory().rss
-    for num_rows in range(1, 257):
+    for num_rows in range(1, 513):
         for layer in layers:
             layer(torch.randn(num_rows, 64))
     print(memory().rss - before)
@@ -47,7 +47,7 @@ with torch.no_grad():
 def test_products_of_many_numbers_of_rows_used_to_keep_a_third_of_a_megabyte_for_each() -> None:
     command = [sys.executable, "-c", ALL_NUMBERS_OF_ROWS]
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
-    assert grown < 130 << 20  # 310 MB where oneDNN is given each number of rows
+    assert grown < 150 << 20  # 500 MB where oneDNN is given each number of rows
 
 
 @pytest.mark.parametrize(("kind", "num_layers"), [("llama", 2 * 7 + 1), ("gpt2", 2 * 4 + 1)])
