@@ -52,6 +52,11 @@ class CallerWaves:
         """Callers that know their answers and have not come back."""
         return self._num_told - self._num_back
 
+    @property
+    def part(self) -> int:
+        """How many callers to answer at once: half of them, so that some come back while prompts are computed."""
+        return max(MIN_CALLERS, (self._num_answered + 1) // 2)
+
     def gathering(self, now: float) -> bool:
         """Whether more callers may come back soon. Never while more requests run than callers may come back."""
         num_running = self._num_open - self._num_back

@@ -27,13 +27,6 @@ Task = Callable[["Engine"], object]
 BuildEngine = Callable[[Callable[[], None]], "Engine"]
 """Makes the engine on its thread; is given a function that wakes the thread from anywhere."""
 
-ANSWERED_AT_ONCE = 16
-"""Callers that are answered between two steps while an engine gathers a wave.
-
-Python runs one thread at a time, and in no fair order: with dozens of callers awake, the engine's thread would get its
-turn when nearly all of them are through. So the device computes the prompts of some while the next ones wake up.
-"""
-
 POLL_S = 0.02
 """How often to look again, in seconds, when all requests wait for something outside, such as a grammar."""
 
@@ -115,13 +108,19 @@ class EngineThread:
         if self.failure is not None:
             raise self.failure
 
-    def post(self, task: Task) -> None:
-        """Run `task` between two steps. After the end it meets a stand-in that answers with the cause."""
+    def post(self, task: Task, *, asked: bool = False) -> None:
+        """Run `task` between two steps. After the end it meets a stand-in that answers with the cause.
+
+        asked  whether it is a caller's one request; the engine then sleeps on until all callers that it waits for ask.
+        """
         self.start()
         with self._changed:
+            if asked:
+                self._waves.asked()
             if not self.closed:
                 self._tasks.append(task)
-                self._changed.notify()
+                if not (asked and self._waves.num_awake > 0 and self._waves.gathering(time.monotonic())):
+                    self._changed.notify()
                 return
         task(_EndedEngine(self._end()))
 
@@ -132,9 +131,8 @@ class EngineThread:
         """
         if not submissions:
             return
-        if len(submissions) == 1 and self.gathers:
-            with self._changed:
-                self._waves.asked()
+        caller = len(submissions) == 1 and self.gathers
+        if caller:
             submissions[0].listener = _Caller(submissions[0].listener, self._ended)
 
         def run(engine: Engine) -> None:
@@ -156,7 +154,7 @@ class EngineThread:
             if engine is not None and getattr(engine, "any_thread", False) and not self.closed:
                 run(engine)  # it does its work elsewhere
             else:
-                self.post(run)
+                self.post(run, asked=caller)
         except BaseException:
             for submission in submissions:
                 self.post(partial(_cancel, submission.id))
@@ -238,8 +236,8 @@ class EngineThread:
         """Run tasks and steps until the end.
 
         Callers that were answered together are waited for until all are back or none comes any more (`silent`). An
-        engine with `gather` computes their prompts meanwhile: a few callers are answered while it does, and while
-        they are awake nothing is launched, for each call of a launch would have to fight for Python's one thread.
+        engine with `gather` answers them in two parts and computes the prompts of the first while the second wakes up.
+        Nothing is launched while callers are awake: each call of a launch would have to fight for Python's one thread.
         """
         gather: Callable[[float], bool] | None = getattr(engine, "gather", None)
         progressed, gathered, silent = True, gather is not None, False
@@ -267,7 +265,7 @@ class EngineThread:
                 self._step_began_s = None
             if self._answers:
                 gathers = self._waves.gathering(time.monotonic())
-                self._tell(ANSWERED_AT_ONCE if gathers else len(self._answers))
+                self._tell(self._waves.part if gathers else len(self._answers))
                 silent = False
 
     def _await_work(self, engine: Engine, progressed: bool) -> None:

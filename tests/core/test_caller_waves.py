@@ -72,6 +72,10 @@ def test_nobody_waits_while_more_requests_run_than_callers_were_answered() -> No
     assert not waves.gathering(0.0)
 
 
+def test_a_wave_is_answered_in_two_parts() -> None:
+    assert [wave(num).part for num in (4, 9, 64)] == [MIN_CALLERS, 5, 32]
+
+
 def test_callers_are_awake_between_hearing_of_their_answers_and_asking_again() -> None:
     waves = wave(6, at_s=1.0)
     waves.told(4, 1.001)
