@@ -5,12 +5,18 @@ cached prefixes are evicted and running requests retracted: greedy, sampled, con
 timed out, too long, wrong. Steps, kernels, allocations, compilations and detokenizers fail now and then, and so do
 matchers and listeners of single requests. Every request must end, each answer must be the one that the request gets
 alone, slots must be conserved, memory must stay flat, and no thread may be left.
+
+Memory is that of the process, without what the C library holds free, which the engine gives back whenever it is idle.
+The loops of grammars are loaded, and what oneDNN keeps for each number of rows is made, before the load begins: a
+bounded cache that fills is no leak. For the same reason the C library has one arena for all threads, not one for each,
+whose gaps grow for an hour.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
 import random
@@ -37,7 +43,9 @@ from graftlm import (
     SamplingParams,
 )
 from graftlm.core import engine as core_engine
+from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.cache import _shared as grammars
+from graftlm.kernels.cpu.packed_linear import num_rows_multiplied
 from tests.faults import InjectedExit, InjectedFault, failing
 from tests.models import byte_tokenizer, tiny_model
 
@@ -49,9 +57,12 @@ PATIENCE_S = 60.0
 """A request that has not ended after so long counts as hung."""
 
 MEMORY_GROWTH = 0.01
+"""What memory may grow by after the first tenth, as a share of what it is then."""
+WHOLE_RUN = 100_000
 MEMORY_SLACK = 4_000_000
-"""What memory may grow by in the second half: a share of it, and bytes for the allocator's own noise. In the first half
-caches fill, up to their bounds: of 100,000 requests the first 30,000 took 1.9 %, the others 0.1 %."""
+"""Bytes more that it may grow by in runs of fewer requests, whose first tenth has not met all there is to meet."""
+
+_M_ARENA_MAX = -8  # of malloc.h
 
 
 class Fault(NamedTuple):
@@ -119,12 +130,21 @@ class Soak:
         long = SamplingParams.from_options(**GREEDY | {"max_tokens": 160})
         self.crowd = [Request([dice.randrange(3, 250) for _ in range(60)], long) for _ in range(3)]
         self.crowd_answers = [runtime.submit(request).result().token_ids for request in self.crowd]
+        self._fill_caches(dice)
         self.ended: Counter[str] = Counter()
         self.hung = 0
         self.may_start = threading.Event()
         self.may_start.set()
         self.wrong: list[str] = []
         self._lock = threading.Lock()
+
+    def _fill_caches(self, dice: random.Random) -> None:
+        """Load the loops of grammars; run steps of every number of rows that oneDNN is given: prompts and batches."""
+        jit.wait()
+        for num_rows in sorted({num_rows_multiplied(n) for n in range(1, POOL_TOKENS - 16)}):
+            self.runtime.generate([dice.randrange(3, 250) for _ in range(num_rows)], max_tokens=1)
+        for size in range(1, NUM_THREADS + 1):
+            self.runtime.generate([[dice.randrange(3, 250), 5] for _ in range(size)], **GREEDY | {"max_tokens": 2})
 
     def one(self, dice: random.Random) -> None:
         """Send one request of a random kind and see it through."""
@@ -324,6 +344,8 @@ def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
                 if passed * 10 >= tenths + 1:
                     tenths += 1
                     gc.collect()
+                    with suppress(OSError, AttributeError):
+                        ctypes.CDLL(None).malloc_trim(0)
                     memory.append(process.memory_info().rss)
             for caller in callers:
                 caller.join(2 * PATIENCE_S)
@@ -332,8 +354,8 @@ def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
         stats = runtime.stats()
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("graftlm")]
     left = [name for name in left if not name.startswith(("graftlm-grammar", "graftlm grammar"))]  # of the process
-    half = memory[len(memory) // 2]
-    growth = memory[-1] - half
+    growth = memory[-1] - memory[0]
+    may_grow = MEMORY_GROWTH * memory[0] + (MEMORY_SLACK if load.sent < WHOLE_RUN else 0)
     lost = load.sent - load.ended.total()
     laws = {
         f"{hung} requests or callers hang": hung > 0,
@@ -341,7 +363,7 @@ def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
         f"{len(load.wrong)} requests ended wrongly: {load.wrong[:3]}": bool(load.wrong),
         f"{stats.slots_in_use} slots are in use": stats.slots_in_use > 0,
         "slots were lost": stats.slots_free + stats.slots_cached != stats.slots_total,
-        f"memory grew by {growth:,} bytes in the second half": growth > MEMORY_GROWTH * half + MEMORY_SLACK,
+        f"memory grew by {growth:,} bytes after the first tenth": growth > may_grow,
         f"threads are left: {left}": bool(left),
         "nothing was retracted": stats.retracted == 0,
         "nothing was evicted": not evicted,
@@ -358,8 +380,7 @@ def soak(seconds: float, num_requests: int | None = None) -> dict[str, Any]:
         "retracted": stats.retracted,
         "evictions": len(evicted),
         "memory_bytes": memory,
-        "growth": round(memory[-1] / memory[0] - 1, 4),
-        "growth_second_half": round(growth / half, 4),
+        "growth": round(growth / memory[0], 4),
         "broken": [law for law, is_broken in laws.items() if is_broken],
     }
 
@@ -387,6 +408,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--requests", type=int, help="end once so many have been sent")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the model is too small for more, whose waiting would cost the callers
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     result = soak(options.seconds, options.requests)
     print(json.dumps(result, indent=2))
     return 1 if result["broken"] else 0
