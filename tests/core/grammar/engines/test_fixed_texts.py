@@ -9,7 +9,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node, Rule
 from graftlm.core.grammar.compile import Grammar
 from graftlm.core.grammar.engines.fixed_texts import MAX_FIXED, check_fixed_texts
-from graftlm.core.grammar.spec import JsonSchema
+from graftlm.core.grammar.spec import JsonSchema, Limits
 from tests.grammars import BYTES
 
 HALF, FEW = ast.Literal(b"x" * (MAX_FIXED // 2)), ast.literal("ab")
@@ -57,4 +57,4 @@ def test_definitions_that_double_each_other_are_refused_and_not_written_out() ->
     }
     schema = {"$ref": "#/$defs/d0", "$defs": {**definitions, "d40": {"type": "null"}}}
     with pytest.raises(GrammarError, match="cannot be otherwise"):
-        Grammar.compile(JsonSchema(schema), BYTES)
+        Grammar.compile(JsonSchema(schema), BYTES, limits=Limits(seconds=60))
