@@ -47,7 +47,7 @@ def test_another_weight_has_another_one() -> None:
 def folder(path: Path, **changed: torch.Tensor) -> Path:
     path.mkdir()
     (path / "config.json").write_text("{}")
-    tensors = {f"layer{i}": torch.full((1 << 20,), float(i)) for i in range(4)} | {"norm": torch.ones(64)}
+    tensors = {f"layer{i}": torch.full((1 << 20,), float(i)) for i in range(4)} | {"layer1_norm": torch.ones(64)}
     save_file(tensors | changed, path / "model.safetensors")
     return path
 
@@ -57,7 +57,7 @@ def test_fine_tunes_that_differ_in_one_tensor_used_to_collide(tmp_path: Path) ->
     norm[3] = 2
     made = [
         folder(tmp_path / "base"),
-        folder(tmp_path / "norm", norm=norm),
+        folder(tmp_path / "norm", layer1_norm=norm),
         folder(tmp_path / "layer", layer2=torch.full((1 << 20,), 2.5)),
         folder(tmp_path / "shape", layer2=torch.full((1 << 10, 1 << 10), 2.0)),
     ]
