@@ -96,9 +96,9 @@ def test_an_interrupt_behind_a_hand_over_used_to_leave_requests_that_nobody_wait
     taken: list[OpenRequest] = []
     gate = threading.Event()
 
-    def post(task: Any) -> None:
+    def post(task: Any, **options: Any) -> None:
         patched.undo()
-        post_unhurt(task)
+        post_unhurt(task, **options)
         post_unhurt(lambda engine: taken.extend(engine.requests.open))
         raise KeyboardInterrupt
 
