@@ -11,12 +11,12 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from graftlm.core.config import EngineConfig
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.core.model.plain_decoder import PlainConfig, PlainDecoder, Rotations, Unlike
 from graftlm.kernels import disk_cache
+from graftlm.kernels.cpu.mapped_files import MappedFiles
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +69,7 @@ class KnownModel:
             return None
         try:
             known = cls._described(loaded)
-            files = known._tensors(source)
+            files = dict(known._described_tensors(source))
             own: Any = loaded.model
             plain = known._decoder({name: tensor for name, tensor in own.state_dict().items() if name in files})
             return known if _same_files(plain, files) and _same(plain, loaded, reference) else None
@@ -106,20 +107,43 @@ class KnownModel:
         return PlainDecoder(self.config, state, self.rotations, tied=self.tied, eos_token_ids=self.eos_token_ids)
 
     def _tensors(self, source: str) -> dict[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {}
+        for file, names in self._files(source):
+            mapped: MappedFiles | None = None
+            for name in names:
+                read = file.get_tensor(name)
+                tensors[name] = read.to(self._dtype)
+                if tensors[name] is not read:  # or a file of another precision would be in memory beside its copy
+                    mapped = mapped or MappedFiles()
+                    mapped.release(read)
+        return tensors
+
+    def _described_tensors(self, source: str) -> Iterator[tuple[str, FileTensor]]:
+        """The names of the tensors in the files of `source`, and what is compared of them."""
+        for file, names in self._files(source):
+            for name in names:
+                part = file.get_slice(name)
+                shape = tuple(part.get_shape())
+                first = part[:1] if shape else file.get_tensor(name)
+                yield name, FileTensor(shape, first.to(self._dtype))
+
+    def _files(self, source: str) -> Iterator[tuple[Any, list[str]]]:
+        """The open files of `source`, each with the names of its tensors that the model takes."""
         from safetensors import safe_open
 
-        folder, dtype = Path(source), getattr(torch, self.dtype)
+        folder = Path(source)
         index = folder / "model.safetensors.index.json"
         names = {"model.safetensors"}
         if index.is_file():
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        tensors: dict[str, torch.Tensor] = {}
         for name in sorted(names):
             with safe_open(str(folder / name), framework="pt") as file:
-                tensors |= {key: file.get_tensor(key).to(dtype) for key in file.keys()}  # noqa: SIM118
-        if self.tied:
-            tensors.pop("lm_head.weight", None)
-        return tensors
+                yield file, [key for key in file.keys() if not (self.tied and key == "lm_head.weight")]  # noqa: SIM118
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
     def keep(self, source: str, config: EngineConfig) -> None:
         """Write the record for later processes, where there is a folder for it."""
@@ -192,14 +216,23 @@ def _versions() -> str:
     return digest.hexdigest()
 
 
-def _same_files(plain: nn.Module, files: dict[str, torch.Tensor]) -> bool:
+class FileTensor(NamedTuple):
+    """What is compared of a tensor in a file: its shape and its first row, in the model's precision."""
+
+    shape: tuple[int, ...]
+    first_row: torch.Tensor
+
+
+def _same_files(plain: nn.Module, files: dict[str, FileTensor]) -> bool:
     """Whether the files hold what transformers made of them: names, shapes, dtypes, the first row of each tensor."""
     own = plain.state_dict()
     if set(own) - {"lm_head.weight"} != set(files) - {"lm_head.weight"}:
         return False
     return all(
-        own[name].shape == tensor.shape and own[name].dtype == tensor.dtype and torch.equal(own[name][:1], tensor[:1])
-        for name, tensor in files.items()
+        own[name].shape == found.shape
+        and own[name].dtype == found.first_row.dtype
+        and torch.equal(own[name][:1], found.first_row)
+        for name, found in files.items()
     )
 
 

@@ -185,7 +185,7 @@ def _is_in_panels(num_out: int, num_in: int, dtype: torch.dtype, depth: int, num
 
     num_threads  torch's number of threads now: part of the key, as the layout may depend on it
     """
-    weight = torch.randn(num_out, num_in).to(dtype)
+    weight = torch.randn(num_out, num_in, dtype=dtype)
     packed = _REORDER(weight)
     panels = _panels(packed, None)
     if panels is None or panels.depth != depth:
