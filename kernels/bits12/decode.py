@@ -125,7 +125,10 @@ def _copy_block(records, shared, stage, slot, slot_words, there):
     async_copy.commit_group()
 
 
-@gluon.jit(do_not_specialize=["num_prefix", "num_parts", "window", "e_head"])
+@gluon.jit(
+    do_not_specialize=["num_prefix", "num_parts", "window", "e_head"],
+    do_not_specialize_on_alignment=["rows", "lens", "starts", "items", "counts"],
+)
 def _decode(
     q, records, exponents, table, rows, lens, starts, items, counts, part_out, part_lse, counters, sinks, out,
     scale, softcap, window, q_row, q_head, slot_words, head_words, e_head, table_row, out_row, out_head,

@@ -49,14 +49,14 @@ class Router:
 @triton.jit(do_not_specialize=["num_rows"])
 def _logits(
     x, weight, out, num_rows, num_experts, k_total, x_row, w_row,
-    M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    M: tl.constexpr, E: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows, part of the inputs)."""
     launch_and_wait(PDL)
     m, e, kk = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, E), tl.arange(0, K)
     split = tl.program_id(1)
     m_ok, e_ok = m < num_rows, e < num_experts
-    per_split = tl.cdiv(tl.cdiv(k_total, SPLITS), K) * K
+    per_split = tl.cdiv(tl.cdiv(k_total, tl.num_programs(1)), K) * K
     begins = split * per_split
     acc = tl.zeros([M, E], tl.float32)
     for first in tl.range(begins, tl.minimum(begins + per_split, k_total), K, num_stages=3):
@@ -153,12 +153,12 @@ def route(x: torch.Tensor, router: Router, *, strict: bool = False) -> tuple[tor
     num_experts = router.weight.shape[0]
     rows = 16 if num_rows <= 256 or strict else 64
     num_blocks = triton.cdiv(num_rows, rows)
-    splits = 8 if strict else max(1, min(16, 128 // num_blocks))
+    splits = 8 if strict or num_blocks > 8 else 16  # few of them: each number is a variant of _route to compile
     parts = torch.empty(splits, num_rows, num_experts, dtype=torch.float32, device=x.device)
     padded = max(16, triton.next_power_of_2(num_experts))
     _logits[(num_blocks, splits)](
         x, router.weight, parts, num_rows, num_experts, k, x.stride(0), router.weight.stride(0),
-        M=rows, E=padded, K=64 if padded <= 256 else 32, SPLITS=splits, PRECISION=precision(router.weight.dtype),
+        M=rows, E=padded, K=64 if padded <= 256 else 32, PRECISION=precision(router.weight.dtype),
         num_warps=4 if padded <= 128 else 8, **pdl_options(x),
     )  # fmt: skip
     correction = router.correction if router.correction is not None else x

@@ -83,7 +83,7 @@ def _search(sums, weights, keys, numbers, b, num_rows, num_chunks, step, CHUNKS:
     return above, goal, key
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["num_splits", "step"], do_not_specialize_on_alignment=["numbers"])
 def _add_up(
     logits, peaks, numbers, sums, weights, keys, logits_row, n, num_splits, step,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr,
@@ -107,7 +107,7 @@ def _add_up(
         tl.store(sums + (here * num_chunks + c) * 16 + digit, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["numbers"])
 def _keep(
     logits, peaks, numbers, sums, weights, keys, kept, ties, logits_row, n, num_splits,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr, TOP_P: tl.constexpr,
@@ -131,7 +131,7 @@ def _keep(
     tl.store(kept + b * num_chunks + c, tl.sum(weight, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["numbers", "uniforms"])
 def _pick(
     logits, peaks, numbers, uniforms, weights, keys, kept, ties, codes, logits_row, n, num_splits, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, SPLITS: tl.constexpr, BITS: tl.constexpr, TOP_P: tl.constexpr,
