@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from graftlm.core.config import EngineConfig
@@ -21,9 +21,11 @@ from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
 from graftlm.core.scheduling.speculation import Drafter, DraftVerifier
 from graftlm.core.scheduling.step_retry import goal_of, step_error
-from graftlm.core.step_plan import InFlightStep, PlanRow, ScheduledRow, StepPlan, build_plan
+from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan, build_plan
 
 if TYPE_CHECKING:
+    import torch
+
     from graftlm.core.engine_builder import Runner, RunnerSpec
     from graftlm.core.text.tokenizer import Tokenizer
 
@@ -47,6 +49,22 @@ class Engine(Protocol):
     def clear_cache(self) -> None: ...
     def unpin(self, pin: int) -> None: ...
     def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class InFlightStep:
+    """A step that was launched and whose results have not been committed.
+
+    pending  the tokens that the device samples; None until it is asked to, and where the host samples
+    """
+
+    plan: StepPlan
+    logits: torch.Tensor
+    pending: PendingTokens | None
+
+    @property
+    def constrained(self) -> bool:
+        return any(row.sequence.constrained for row in self.plan.rows)
 
 
 log = logging.getLogger("graftlm.engine")
@@ -143,17 +161,6 @@ class LocalEngine:
         # free + cached + in use == all slots, and nobody uses any now
         assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
         return True
-
-    def gather(self, since_s: float) -> bool:
-        """Run a step in which sequences that arrived after `since_s` stop at their first token; False if nothing ran.
-
-        So the device computes prompts while other callers are awaited, and nobody decodes ahead of their batch.
-        """
-        self.scheduler.gathers_since_s = since_s
-        try:
-            return self.step()
-        finally:
-            self.scheduler.gathers_since_s = None
 
     def cancel(self, submission_id: int) -> None:
         """Drop a request and free its slots; unknown or finished ids are ignored."""
@@ -363,9 +370,9 @@ class LocalEngine:
                 self.requests.fail(sequence, step_error(f"a step of {len(rows)} sequences failed", error))
             reason = " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])  # CUDA adds advice
             raise EngineError(f"the device cannot be used any more after {reason}; start a new process") from error
-        self._complete_step()  # its tokens are good, unless it failed too: its sequences are the same
+        self._complete_step()  # its tokens are good
         if self.counters.failed_steps > num_failed:
-            return
+            return  # it failed too, and its sequences are the same
         self.scheduler.retract_all()
         goals = {sequence: goal for sequence, goal in goals.items() if sequence.progress.status == "waiting"}
         if not goals:
@@ -378,8 +385,8 @@ class LocalEngine:
 
     def _count_step(self, plan: StepPlan, launch_s: float) -> None:
         counters = self.counters
-        counters.steps += 1
         self._num_tokens_run += plan.num_tokens
+        counters.steps += 1
         counters.largest_batch = max(counters.largest_batch, len(plan.rows))
         counters.shared_prefix_steps += bool(plan.shared)
         counters.drafted_tokens += plan.num_drafts

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from graftlm.core.caller_waves import QUIET_S, CallerWaves
+from graftlm.core.caller_waves import CallerWaves
 from graftlm.core.errors import EngineError, GraftError, ModelError
 from graftlm.core.interpreter_exit import EXIT_WAIT_S, end_llvm, keep_interrupt
 from graftlm.core.metrics import Stats
@@ -63,7 +63,6 @@ class EngineThread:
         self._loaded = threading.Event()
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
-        self._answers: deque[Callable[[], None]] = deque()  # of callers; touched by the engine's thread only
         self._waves = CallerWaves()
         self._thread: threading.Thread | None = None
 
@@ -108,19 +107,13 @@ class EngineThread:
         if self.failure is not None:
             raise self.failure
 
-    def post(self, task: Task, *, asked: bool = False) -> None:
-        """Run `task` between two steps. After the end it meets a stand-in that answers with the cause.
-
-        asked  whether it is a caller's one request; the engine then sleeps on until all callers that it waits for ask.
-        """
+    def post(self, task: Task) -> None:
+        """Run `task` between two steps. After the end it meets a stand-in that answers with the cause."""
         self.start()
         with self._changed:
-            if asked:
-                self._waves.asked()
             if not self.closed:
                 self._tasks.append(task)
-                if not (asked and self._waves.num_awake > 0 and self._waves.gathering(time.monotonic())):
-                    self._changed.notify()
+                self._changed.notify()
                 return
         task(_EndedEngine(self._end()))
 
@@ -131,9 +124,10 @@ class EngineThread:
         """
         if not submissions:
             return
-        caller = len(submissions) == 1 and self.gathers
-        if caller:
-            submissions[0].listener = _Caller(submissions[0].listener, self._ended)
+        if len(submissions) == 1 and self.gathers:
+            with self._changed:
+                self._waves.asked(time.monotonic())
+            submissions[0].listener = _Caller(submissions[0].listener, self._answered)
 
         def run(engine: Engine) -> None:
             try:
@@ -154,31 +148,15 @@ class EngineThread:
             if engine is not None and getattr(engine, "any_thread", False) and not self.closed:
                 run(engine)  # it does its work elsewhere
             else:
-                self.post(run, asked=caller)
+                self.post(run)
         except BaseException:
             for submission in submissions:
                 self.post(partial(_cancel, submission.id))
             raise
 
-    def _ended(self, answer: Callable[[], None]) -> None:
-        """The request of a caller has ended; `answer` tells it, soon."""
+    def _answered(self) -> None:
         with self._changed:
             self._waves.answered(time.monotonic())
-        if threading.current_thread() is self._thread and hasattr(self.engine, "gather"):
-            self._answers.append(answer)
-        else:
-            with self._changed:
-                self._waves.told(1, time.monotonic())
-            answer()
-
-    def _tell(self, limit: int) -> None:
-        """Answer callers, `limit` at most."""
-        num = min(limit, len(self._answers))
-        for _ in range(num):
-            with _logged("a listener"):
-                self._answers.popleft()()
-        with self._changed:
-            self._waves.told(num, time.monotonic())
 
     def call(self, task: Callable[[Engine], Any], name: str = "call") -> Any:
         """Run `task` between two steps and return what it returns. `name` is the caller's, for `check_may_wait`."""
@@ -233,43 +211,26 @@ class EngineThread:
         self._finish(engine)
 
     def _loop(self, engine: Engine) -> None:
-        """Run tasks and steps until the end.
-
-        Callers that were answered together are waited for until all are back or none comes any more (`silent`). An
-        engine with `gather` answers them in two parts and computes the prompts of the first while the second wakes up.
-        Nothing is launched while callers are awake: each call of a launch would have to fight for Python's one thread.
-        """
-        gather: Callable[[float], bool] | None = getattr(engine, "gather", None)
-        progressed, gathered, silent = True, gather is not None, False
+        progressed = True
         while True:
             with self._changed:
                 self._await_work(engine, progressed)
                 if self.closed:
                     return
-                gathering, num_tasks = self._waves.gathering(time.monotonic()), len(self._tasks)
-                if gathering and not silent and (self._waves.num_awake > 0 or not (num_tasks or gathered)):
-                    self._changed.wait(QUIET_S)
-                    silent = len(self._tasks) == num_tasks
-                    continue
+                while not self.closed and (pause_s := self._waves.pause_s(time.monotonic())) > 0:
+                    self._changed.wait(pause_s)
+                num_tasks = len(self._tasks)
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):
                     self._tasks.popleft()(engine)
-            waits = gathering and not (silent and not num_tasks and not self._answers)
-            progressed, gathered, silent = True, False, silent and not num_tasks
-            if not engine.idle:
+            progressed = engine.idle
+            if not progressed:
                 self._step_began_s = time.monotonic()
-                if waits and gather is not None:
-                    gathered = gather(self._waves.since_s)
-                elif not waits:
-                    progressed = engine.step()
+                progressed = engine.step()
                 self._step_began_s = None
-            if self._answers:
-                gathers = self._waves.gathering(time.monotonic())
-                self._tell(self._waves.part if gathers else len(self._answers))
-                silent = False
 
     def _await_work(self, engine: Engine, progressed: bool) -> None:
-        while not self._tasks and not self._answers and not self.closed and (engine.idle or not progressed):
+        while not self._tasks and not self.closed and (engine.idle or not progressed):
             if engine.idle:
                 self._changed.wait()
             else:
@@ -287,7 +248,6 @@ class EngineThread:
                 ends.enter_context(suppress(Exception))  # what broke cannot be tidied up; the cause is known already
             ends.callback(engine.close)
             ends.callback(self._answer, tasks, error)
-            ends.callback(lambda: self._tell(len(self._answers)))
             ends.callback(engine.fail_all, error)
 
     def _answer(self, tasks: Iterable[Task], error: BaseException) -> None:
@@ -301,9 +261,9 @@ class EngineThread:
 
 
 class _Caller:
-    """A listener whose last call is made by `ended`."""
+    """A listener that also tells when its request has ended."""
 
-    def __init__(self, listener: Listener, ended: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, listener: Listener, ended: Callable[[], None]) -> None:
         self._listener = listener
         self._ended = ended
 
@@ -311,10 +271,12 @@ class _Caller:
         self._listener.on_chunk(chunk)
 
     def on_finish(self, completion: Completion) -> None:
-        self._ended(partial(self._listener.on_finish, completion))
+        self._ended()
+        self._listener.on_finish(completion)
 
     def on_error(self, error: BaseException) -> None:
-        self._ended(partial(self._listener.on_error, error))
+        self._ended()
+        self._listener.on_error(error)
 
 
 def _cancel(submission_id: int, engine: Engine) -> None:

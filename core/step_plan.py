@@ -15,8 +15,6 @@ from graftlm.core.sequence import Sequence
 if TYPE_CHECKING:
     import torch
 
-    from graftlm.core.sampling.step_sampler import PendingTokens
-
 
 class PlanRow(NamedTuple):
     """One sequence in one step: tokens [past, past + num_new) of it, at query rows [start, start + num_new).
@@ -148,22 +146,6 @@ def slot_at(extents: Iterable[Extent], position: int) -> int:
             return start + position
         position -= stop - start
     raise IndexError(f"no slot for token {position} beyond the last")
-
-
-@dataclass(eq=False)
-class InFlightStep:
-    """A step that was launched and whose results have not been committed.
-
-    pending  the tokens that the device samples; None until it is asked to, and where the host samples
-    """
-
-    plan: StepPlan
-    logits: torch.Tensor
-    pending: PendingTokens | None
-
-    @property
-    def constrained(self) -> bool:
-        return any(row.sequence.constrained for row in self.plan.rows)
 
 
 def build_plan(scheduled: list[ScheduledRow], *, share_decode: bool) -> StepPlan:

@@ -44,9 +44,8 @@ class Scheduler:
     slots run out, the youngest running sequence is retracted: what it computed stays in the tree as long as there is
     room, and it waits again with all its tokens.
 
-    step_tokens      prompt tokens computed in one step, beside one token of each row that decodes
-    clock            seconds, in which requests age
-    gathers_since_s  sequences that arrived later stand still behind their first token; None where none does
+    step_tokens  prompt tokens computed in one step, beside one token of each row that decodes
+    clock        seconds, in which requests age
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.failures: list[Failure] = []
         self.retry = StepRetry()
-        self.gathers_since_s: float | None = None
         self._random = random.Random(config.seed)
 
     @property
@@ -127,12 +125,9 @@ class Scheduler:
         budget = self.step_tokens
         rows: list[ScheduledRow] = []
         num_retracted = self.counters.retracted
-        gathers_since_s = None if self.retry.active else self.gathers_since_s
         for sequence in sorted(self.running, key=_decode_first):
             if sequence.progress.status != "running" or (part is not None and sequence not in part):
                 continue  # retracted for an older one, or not of the part
-            if gathers_since_s is not None and sequence.arrived_s > gathers_since_s and _has_begun(sequence):
-                continue
             if row := self._next_row(sequence, budget):
                 try:
                     if not self._make_room(sequence, sequence.progress.num_computed + row.num_new):
@@ -348,11 +343,6 @@ def _arrival(sequence: Sequence) -> float:
 
 def _decode_first(sequence: Sequence) -> bool:
     return sequence.num_pending > 1 and sequence.num_generated == 0
-
-
-def _has_begun(sequence: Sequence) -> bool:
-    """Whether a sequence has its first token, or that one is on its way."""
-    return sequence.num_pending <= 1 and sequence.num_generated + sequence.progress.num_in_flight > 0
 
 
 def _unlocked(peek: Peek) -> int:

@@ -219,11 +219,6 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(num):
             self.engine.step()
 
-    @rule(num=st.integers(1, 4), age_s=st.floats(0, 3))
-    def gather(self, num: int, age_s: float) -> None:
-        for _ in range(num):
-            self.engine.gather(self.now_s - age_s)
-
     @rule(submission=submitted)
     def cancel(self, submission: int) -> None:
         self.engine.cancel(submission)

@@ -34,7 +34,6 @@ def at_once(
     rt: Runtime, requests: list[Request], each: Callable[[int, int], None] = lambda i, steps: None
 ) -> list[Any]:
     """Answer requests that the engine meets in one step. -> completions and errors; each: told the step of each end"""
-    rt._thread.gathers = False  # else those that end together may hear of it a step later
     gate = threading.Event()
     rt._thread.post(lambda engine: gate.wait(300))
     rt._thread.post(lambda engine: (engine.clear_cache(), engine.reset_stats()))

@@ -73,20 +73,6 @@ def test_decode_rows_run_beside_a_prefill_chunk() -> None:
     assert [(row.sequence, row.num_new) for row in bench.step()] == [(first, 1), (second, 4)]
 
 
-def test_while_callers_are_gathered_those_back_early_stop_behind_their_first_token_and_older_ones_go_on() -> None:
-    bench = Bench()
-    older = bench.add(1, 2, 3, max_tokens=9)
-    bench.step()
-    bench.now = 2.0
-    early = bench.add(10, 11, 12, max_tokens=9)
-    bench.scheduler.gathers_since_s = 1.0
-    assert [(row.sequence, row.num_new) for row in bench.step()] == [(older, 1), (early, 3)]
-    late = bench.add(20, 21, max_tokens=9)
-    assert [(row.sequence, row.num_new) for row in bench.step()] == [(older, 1), (late, 2)]
-    bench.scheduler.gathers_since_s = None
-    assert [row.sequence for row in bench.step()] == [older, early, late]
-
-
 def test_rows_that_decode_take_nothing_of_the_budget_of_prompts() -> None:
     bench = Bench(max_step_tokens=8)
     early = [bench.add(100 + i, 200 + i, max_tokens=9) for i in range(4)]
