@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import DIM, EIGHT, WORDS
-from graftlm.kernels.gpu.attention.decode import DecodeRows, Workspace, num_sms
+from graftlm.kernels.gpu.attention.decode import ANYWHERE, DecodeRows, Workspace, num_sms
 from graftlm.kernels.gpu.attention.online_softmax import LOG2E, softcapped
 from graftlm.kernels.gpu.attention.split_kv import PARTS, uniform_parts
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
@@ -125,10 +125,7 @@ def _copy_block(records, shared, stage, slot, slot_words, there):
     async_copy.commit_group()
 
 
-@gluon.jit(
-    do_not_specialize=["num_prefix", "num_parts", "window", "e_head"],
-    do_not_specialize_on_alignment=["rows", "lens", "starts", "items", "counts"],
-)
+@gluon.jit(do_not_specialize=["num_prefix", "num_parts", "window", "e_head"], do_not_specialize_on_alignment=ANYWHERE)
 def _decode(
     q, records, exponents, table, rows, lens, starts, items, counts, part_out, part_lse, counters, sinks, out,
     scale, softcap, window, q_row, q_head, slot_words, head_words, e_head, table_row, out_row, out_head,

@@ -33,6 +33,7 @@ def test_every_kernel_compiles_and_fits_the_shared_memory(capability: tuple[int,
     pytest.importorskip("triton")
     limit = SHARED_MEMORY_KIB[capability] << 10
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # the tree may not be installed
     command = [sys.executable, other_cards.__file__, "{}{}".format(*capability), str(limit)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]

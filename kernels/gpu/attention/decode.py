@@ -24,6 +24,9 @@ from graftlm.kernels.gpu.support import card_of
 
 JOINED = 64  # parts of all heads of a group that are weighed at once when they are joined
 
+ANYWHERE = ["rows", "lens", "starts", "items", "counts"]
+"""Parameters that lie anywhere in a step's buffers. One kernel takes every alignment: none compiles in a request's way."""
+
 
 @triton.jit
 def see(
@@ -61,10 +64,7 @@ def store_partial(out, lse, row, head_ok, e, e_ok, m, total, acc, E: tl.constexp
     tl.store(lse + row, tl.where(has, m + tl.log2(safe), -1e30), mask=head_ok)
 
 
-@triton.jit(
-    do_not_specialize=["num_prefix", "num_parts", "window"],
-    do_not_specialize_on_alignment=["rows", "lens", "starts", "items", "counts"],
-)
+@triton.jit(do_not_specialize=["num_prefix", "num_parts", "window"], do_not_specialize_on_alignment=ANYWHERE)
 def _decode(
     q, k, v, table, rows, lens, starts, items, counts, part_out, part_lse, counters, sinks, k_scale, v_scale, out,
     scale, softcap, window, q_row, q_head, k_slot, k_head, v_slot, v_head, table_row, out_row, out_head,
