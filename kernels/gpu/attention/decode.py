@@ -25,7 +25,7 @@ from graftlm.kernels.gpu.support import card_of
 JOINED = 64  # parts of all heads of a group that are weighed at once when they are joined
 
 ANYWHERE = ["rows", "lens", "starts", "items", "counts"]
-"""Parameters that lie anywhere in a step's buffers. One kernel takes every alignment: none compiles in a request's way."""
+"""Parameters that lie anywhere in a step's buffers. One kernel takes every alignment, so none compiles late."""
 
 
 @triton.jit
