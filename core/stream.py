@@ -43,7 +43,7 @@ class EngineFuture(Future[_Result]):
 
 
 class _Waiters(list[object]):
-    """Where `concurrent.futures.wait` and `as_completed` leave what a future shall wake up, once they have to wait."""
+    """The waiters of a future. `concurrent.futures.wait` and `as_completed` append theirs when they have to wait."""
 
     def __init__(self, future: EngineFuture[Any]) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ Ask = Callable[[int], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Cost:
-    """Of some calls: the seconds that each took, and CPU time of this process in all."""
+    """What calls took: the latency of each, in seconds, and the CPU time of this process for all of them."""
 
     latencies_s: list[float]
     cpu_s: float

@@ -80,7 +80,7 @@ TARGETS = (
     Target("x86-64-v4-bf16", "x86_64", "x86-64-v4", (*_V4, "avx512bf16"), (("matmul", (1, 0)),)),
     Target("aarch64", "aarch64", "generic", ("neon",)),
 )
-"""Of one machine from the oldest to the newest: a processor of one kind runs the code of those before it."""
+"""The kinds, for each machine from the oldest to the newest: a newer processor runs the code of all older kinds."""
 
 
 def loop_name(wanted: Wanted) -> str:

@@ -105,7 +105,7 @@ class _Table:
         self.accepting = accepting
 
     def after(self, states: Int32Array, first: int, last: int) -> Int32Array:
-        """Where one byte from `first` to `last` leads from `states`."""
+        """The states that a byte from `first` to `last` leads to from any of `states`, each once."""
         return np.unique(self.targets[np.ix_(states, np.unique(self.classes[first : last + 1]))])
 
 
