@@ -43,15 +43,14 @@ def measure(runtime: gl.Runtime, forms: Sequence[Form], num_spec_tokens: int | N
     return [state.error or state.variables for state in states], total
 
 
-def rows_of(what: str, num_fields: int, ours: Measured, plain: Measured, *, kept: bool = True) -> list[Row]:
-    """kept  whether sprout keeps the layout in all answers, so that calls have a floor."""
+def rows_of(what: str, num_fields: int, ours: Measured, plain: Measured) -> list[Row]:
     (values, spent), (expected, base) = ours, plain
     shape = {"fields": num_fields, "programs": len(values), "spec_tokens": NUM_SPEC_TOKENS}
-    calls, tokens = FLOORS[num_fields] if kept else (None, None)
+    calls, tokens = FLOORS[num_fields]
     name = f"{num_fields} fields, {what}"
     equal = sum(a == b for a, b in zip(values, expected, strict=True))
 
-    def times(label: str, a: int, b: int, floor: float | None) -> Row:
+    def times(label: str, a: int, b: int, floor: float) -> Row:
         return Row("fields", f"{name}: {label}", a, label, b, ratio=b / a, floor=floor, shape=shape)
 
     return [
@@ -84,8 +83,7 @@ def _behind(server: str, url: str, model: str, options: Options, *, continues_tu
             seeds = range(options.choose(2, NUM_PROGRAMS[len(labels)]))
 
             def rows(form: str, ours: Measured, plain: Measured, num: int = len(labels)) -> list[Row]:
-                kept = num == 3 or "JSON" not in form  # among eight fields sprout now and then puts a blank before one
-                return rows_of(f"{server}, {form}", num, ours, plain, kept=kept)
+                return rows_of(f"{server}, {form}", num, ours, plain)
 
             forms = [json_form(labels, seed) for seed in seeds]
             yield from rows("JSON, text", measure(text, forms, NUM_SPEC_TOKENS), measure(text, forms, None))
