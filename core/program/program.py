@@ -248,7 +248,7 @@ class ProgramStream(ChunkStream):
 
 
 @overload
-def program(function: Callable[..., Any], /) -> Program: ...
+def program(function: Callable[..., Any], /, *, num_api_spec_tokens: int | None = None, **sampling: Any) -> Program: ...
 @overload
 def program(*, num_api_spec_tokens: int | None = None, **sampling: Any) -> Callable[[Callable[..., Any]], Program]: ...
 def program(
@@ -260,6 +260,5 @@ def program(
                          answer several `gen`s.
     sampling             sampling parameters of each `gen` that does not set its own.
     """
-    if function is not None:
-        return Program(function)
-    return functools.partial(Program, num_api_spec_tokens=num_api_spec_tokens, sampling=sampling)
+    make = functools.partial(Program, num_api_spec_tokens=num_api_spec_tokens, sampling=sampling)
+    return make if function is None else make(function)

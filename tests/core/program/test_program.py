@@ -32,6 +32,11 @@ def test_arguments_go_by_position_and_by_name() -> None:
     assert ask(question="two", shots="S ", runtime=backend).text == "S Q: two\nA:!"
 
 
+def test_options_given_with_the_function_used_to_be_dropped() -> None:
+    made = gl.program(ask.function, num_api_spec_tokens=48, temperature=0.5)
+    assert (made.num_api_spec_tokens, made.sampling) == (48, {"temperature": 0.5})
+
+
 def test_other_keywords_are_sampling_parameters() -> None:
     backend = Scripted()
     gl.program(temperature=0.5, top_k=3)(ask.function).run("x", runtime=backend, top_k=4, max_tokens=9).wait()
