@@ -68,14 +68,21 @@ class PagePool:
             return None
         taken: list[Extent] = []
         while num_slots > 0:
-            fitting = [i for i, e in enumerate(self._free) if e.size >= num_slots]
-            if fitting:
-                i = min(fitting, key=lambda j: self._free[j].size)
-            else:
-                i = max(range(len(self._free)), key=lambda j: self._free[j].size)
+            sizes = [stop - start for start, stop in self._free]
+            size = min((size for size in sizes if size >= num_slots), default=0) or max(sizes)
+            i = sizes.index(size)
             taken.append(self._take(i, num_slots))
             num_slots -= taken[-1].size
         return taken
+
+    def num_pieces(self, num_slots: int) -> int:
+        """How many extents `allocate` would take so many slots in."""
+        count = 0
+        for size in sorted((stop - start for start, stop in self._free), reverse=True):
+            if num_slots <= 0:
+                break
+            count, num_slots = count + 1, num_slots - size
+        return count
 
     def grow(self, extent: Extent, num_slots: int) -> Extent | None:
         """Take up to `num_slots` free slots that directly follow `extent`; None if the next one is taken."""

@@ -16,6 +16,15 @@ from graftlm.core.sequence import Sequence
 GROWTH = 64  # slots taken at once for tokens to come
 MISS_TOKENS = 24  # how much of a missed prefix is kept for the report
 
+PIECE = 64
+"""Slots that an extent should have on average: each one more costs time in every step that its tokens are in."""
+
+SPARE = 32
+"""The part of the pool, one in SPARE, that an eviction frees beyond what is missing, so that extents are long."""
+
+MAX_SPARE = 8
+"""Where more than this part of the pool is free, nothing is evicted for longer extents."""
+
 
 class SnapshotLane(Protocol):
     """A runner that keeps prefixes itself, as whole snapshots of a model's own cache."""
@@ -92,11 +101,14 @@ class PrefixCache:
         if missing > self.pool.num_free:
             if missing > self.num_available:
                 return False
-            self.pool.free(self.tree.evict(missing - self.pool.num_free))
+            self.pool.free(self.tree.evict(missing - self.pool.num_free + self.num_slots // SPARE))
         if kv.own and (more := self.pool.grow(kv.own[-1], missing)):
             kv.own[-1] = Extent(kv.own[-1].start, more.stop)
             missing -= more.size
         if missing:
+            crumbs = self.pool.num_pieces(missing) > 1 + missing // PIECE
+            if crumbs and self.pool.num_free < self.num_slots // MAX_SPARE:
+                self.pool.free(self.tree.evict(self.num_slots // SPARE))
             taken = self.pool.allocate(missing)
             assert taken is not None
             kv.own.extend(taken)

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
-from graftlm.core.kv.prefix_cache import PrefixCache
+from graftlm.core.kv.pages import coalesce
+from graftlm.core.kv.prefix_cache import PIECE, PrefixCache
 from graftlm.core.metrics import Counters
 from graftlm.core.request import Request, Submission
 from graftlm.core.scheduling.scheduler import Scheduler
@@ -94,6 +95,17 @@ def test_no_prompt_starts_in_a_step_that_is_full() -> None:
     bench = Bench(max_step_tokens=32)
     first, second = bench.add(*range(100, 132), max_tokens=1), bench.add(7, 8, max_tokens=1)
     assert [[row.sequence for row in bench.step()] for _ in range(2)] == [[first], [second]]
+
+
+def test_slots_of_a_full_pool_lie_in_few_extents() -> None:
+    bench, rng, extents = Bench(slots=16_000, max_batch=32), np.random.default_rng(0), []
+    for _ in range(12):
+        answers = [bench.add(*rng.integers(0, 1 << 20, 200).tolist(), max_tokens=100) for _ in range(32)]
+        while not bench.scheduler.idle:
+            held = [len(coalesce([*answer.kv.shared, *answer.kv.own])) for answer in answers]
+            bench.step()
+        extents.append(sum(held) / len(held))
+    assert max(extents) <= 2 + 300 / PIECE, extents  # the last steps of each round, 300 tokens to a sequence
 
 
 def test_siblings_wait_for_the_leader_and_join_when_its_prefix_is_published() -> None:
