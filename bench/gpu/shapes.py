@@ -184,6 +184,12 @@ class Measured:
         print(f"{name:24} {self.figures[name]}", flush=True)
 
 
+def sizes(text: str) -> tuple[tuple[int, int], ...]:
+    """Rows and context of each decode measurement, from ROWSxCONTEXT,..."""
+    found = [tuple(map(int, part.split("x"))) for part in text.split(",")]
+    return tuple((rows, context) for rows, context in found)
+
+
 def measure(given: argparse.Namespace) -> int:
     """Measure one shape on one engine, in this process."""
     (name,) = given.shapes
@@ -192,7 +198,7 @@ def measure(given: argparse.Namespace) -> int:
     print(f"{name}: first token after {measured.figures['start_s']} s; {measured.figures['how']}", flush=True)
     only = given.only.split(",")
     if "decode" in only:
-        for rows, context in DECODE:
+        for rows, context in given.decode:
             measured.run(f"decode {rows} x {context}, ms", lambda at=(rows, context): round(measured.decode(*at), 3))
             if given.profile and given.engine == "graftlm":
                 for kernel, us, launches in measured.profile(rows, context):
@@ -219,6 +225,7 @@ def compare(given: argparse.Namespace) -> int:
             with tempfile.TemporaryDirectory() as folder:
                 output = Path(folder) / "figures.json"
                 command = [sys.executable, "-m", "bench.gpu.shapes", name, "--engine", engine, "--only", given.only]
+                command += ["--decode", ",".join(f"{rows}x{context}" for rows, context in given.decode)]
                 command += ["--json", str(output), *(["--tiny"] if given.tiny else [])]
                 command += ["--layers", str(given.layers)] if given.layers else []
                 command += ["--profile"] if given.profile else []
@@ -240,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=SHAPE_ENGINES, help="one shape on this engine, in this process")
     parser.add_argument("--peers", type=Path, help="folder with site_vllm: measure vLLM too")
     parser.add_argument("--only", default="decode,sampled,mixed", help="sections, with commas")
+    parser.add_argument("--decode", type=sizes, default=DECODE, help="ROWSxCONTEXT with commas, as 1x500,32x1500")
     parser.add_argument("--profile", action="store_true", help="the kernels of decode steps, by time")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short prompts, on any device")
