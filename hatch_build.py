@@ -1,7 +1,7 @@
 """Build hook: the wheel gets object code of the CPU loops, so that a fresh machine need not compile it.
 
 GRAFTLM_OBJECT_CODE  native (the default): for processors like the one that builds and the embedded model; all: for a
-                     wheel to publish, see kernels/cpu/ahead_of_time.py; none
+                     wheel to publish, see kernels/cpu/compiled/ahead_of_time.py; none
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ class ObjectCode(BuildHookInterface[Any]):
         shutil.copy(Path(self.root, "kernels/disk_cache.py"), folder / "graftlm/kernels")
         (folder / "graftlm/__init__.py").touch()
         made = folder / "objects"
-        command = [sys.executable, "-m", "graftlm.kernels.cpu.ahead_of_time", self._kinds(), "--folder", str(made)]
+        command = [
+            sys.executable,
+            "-m",
+            "graftlm.kernels.cpu.compiled.ahead_of_time",
+            self._kinds(),
+            "--folder",
+            str(made),
+        ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
         done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
         if done.returncode and self._kinds() == "native":  # the package compiles what it needs

@@ -45,7 +45,7 @@ from graftlm import (
 from graftlm.core import engine as core_engine
 from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.cache import _shared as grammars
-from graftlm.kernels.cpu.packed_linear import num_rows_multiplied
+from graftlm.kernels.cpu.linear.packed_linear import num_rows_multiplied
 from tests.faults import InjectedExit, InjectedFault, failing
 from tests.models import byte_tokenizer, tiny_model
 

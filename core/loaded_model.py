@@ -15,7 +15,7 @@ from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.kv_store import LayerKV
 
 if TYPE_CHECKING:
-    from graftlm.kernels.cpu.decoder_stack import DecoderStack
+    from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
 
 Lane = Literal["paged", "serial"]
 

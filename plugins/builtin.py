@@ -21,7 +21,7 @@ def graftlm_register_grammars(register: Register) -> None:
 
 @hookimpl
 def graftlm_register_attention(register: Register) -> None:
-    register("torch", "graftlm.kernels.cpu.attention:TorchAttention", "PyTorch, any device; the best on a CPU")
+    register("torch", "graftlm.kernels.cpu.attention.backend:TorchAttention", "PyTorch, any device; the best on a CPU")
     register("triton", "graftlm.kernels.gpu.attention.backend:TritonAttention", "Triton, for GPUs")
     register(
         "flashinfer",

@@ -13,7 +13,7 @@ from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import ScheduledRow, build_plan
-from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.kv_store import KVStore
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.kernels.cpu.ahead_of_time import native_targets
+from graftlm.kernels.cpu.compiled.ahead_of_time import native_targets
 
 ROOT = Path(__file__).parents[1]
 OBJECTS = "graftlm/kernels/cpu/objects/"
@@ -68,7 +68,7 @@ def test_the_wheel_runs_anywhere_and_has_object_code_for_processors_like_this_on
 
 FIRST_TOKEN = """
 import graftlm
-from graftlm.kernels.cpu import loop_cache
+from graftlm.kernels.cpu.compiled import loop_cache
 runtime = graftlm.Runtime("sprout", quiet=True)
 print(runtime.generate("Mara is a baker. Mara works as a", max_tokens=4, temperature=0).text)
 assert not loop_cache._processes

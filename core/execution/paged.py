@@ -20,7 +20,7 @@ from torch import nn
 from graftlm.core.errors import EngineError, ModelError
 from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:

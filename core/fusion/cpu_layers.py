@@ -26,14 +26,14 @@ from graftlm.core.execution.paged import (
 from graftlm.core.fusion.layer_parts import LayerModules, allclose, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu.packed_linear import PackedLinear
-from graftlm.kernels.cpu.panels import Panels
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
+from graftlm.kernels.cpu.linear.panels import Panels
 from graftlm.kernels.norm import Norm
 
 if TYPE_CHECKING:
     from graftlm.core.fusion.linears import Fusions
-    from graftlm.kernels.cpu.decoder_layer import DecodeLayer, LayerWeights, PrefillLayer
-    from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
+    from graftlm.kernels.cpu.decoder.decoder_layer import DecodeLayer, LayerWeights, PrefillLayer
+    from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between a layer and its replacement on random input."""
@@ -120,7 +120,7 @@ def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
 
 def skinny_head(model: nn.Module) -> SkinnyLinear | None:
     """The language-model head for few rows, as a product that reads weights at full bandwidth; None if it cannot be."""
-    from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
+    from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     if type(head) not in (nn.Linear, PackedLinear) or head.weight.dtype not in TOLERANCE:
@@ -135,7 +135,7 @@ def skinny_head(model: nn.Module) -> SkinnyLinear | None:
 
 
 def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
-    from graftlm.kernels.cpu.decoder_layer import MAX_DECODE_ROWS
+    from graftlm.kernels.cpu.decoder.decoder_layer import MAX_DECODE_ROWS
 
     linear = skinny_head(model)
     if linear is None:
@@ -158,8 +158,8 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
 
 
 def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: Fusions) -> int:
-    from graftlm.kernels.cpu.decoder_layer import CompiledLayers, DecodeLayer, PrefillLayer
-    from graftlm.kernels.cpu.elementwise import Elementwise
+    from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers, DecodeLayer, PrefillLayer
+    from graftlm.kernels.cpu.decoder.elementwise import Elementwise
 
     loops = Elementwise(found[0][1].hidden.dtype)
     compiled = CompiledLayers([weights for *_, weights in found])
@@ -175,7 +175,7 @@ def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: F
 
 def weights_of(modules: LayerModules, call: AttentionCall) -> LayerWeights | None:
     """What a layer computes with; None if the compiled code cannot. `call` is how it called its attention."""
-    from graftlm.kernels.cpu.decoder_layer import LayerWeights
+    from graftlm.kernels.cpu.decoder.decoder_layer import LayerWeights
 
     before, after = Norm.of(modules.before_attention), Norm.of(modules.before_mlp)
     norms = (before, after, *(Norm.of(norm) for norm in (modules.q_norm, modules.k_norm)))

@@ -15,7 +15,7 @@ from graftlm.kernels.norm import Norm
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
-    from graftlm.kernels.cpu.decoder_stack import DecoderStack
+    from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
 
 
 def stack_layers(loaded: LoadedModel, difference: Callable[[], str | None]) -> None:
@@ -60,6 +60,6 @@ def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | None:
         cos, sin = rotary(table[:1, None], torch.arange(num_positions)[None])
         return cos[0], sin[0]
 
-    from graftlm.kernels.cpu.decoder_stack import DecoderStack
+    from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
 
     return DecoderStack(compiled, params, table, rotations, norm, head, max_positions)

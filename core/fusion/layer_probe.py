@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch
-from graftlm.kernels.cpu.attention import attend
+from graftlm.kernels.cpu.attention.backend import attend
 
 _FIRST_POSITION = 7
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from graftlm.core.fusion.layer_parts import allclose
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear, packable
 from graftlm.kernels.cpu.mapped_files import MappedFiles
-from graftlm.kernels.cpu.packed_linear import PackedLinear, packable
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between an old module and its replacement on random input."""

@@ -50,7 +50,7 @@ def give_back() -> None:
 
     Takes a millisecond or two where there is something to return.
     """
-    from graftlm.kernels.cpu.openmp import torch_library
+    from graftlm.kernels.cpu.compiled.openmp import torch_library
 
     with contextlib.suppress(OSError, AttributeError):
         torch_library().mkl_serv_free_buffers()

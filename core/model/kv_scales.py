@@ -10,7 +10,7 @@ import torch
 
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch
 from graftlm.core.kv.kv_format import FP8
-from graftlm.kernels.cpu.attention import attend
+from graftlm.kernels.cpu.attention.backend import attend
 
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel

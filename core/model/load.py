@@ -26,7 +26,7 @@ from graftlm.core.model.kernel_warmup import rehearse
 from graftlm.core.model.known_models import find, learn, read_known
 from graftlm.core.model.qualify import AttentionFactory, Reference, batch_dependence, difference, discover, qualify
 from graftlm.core.text.tokenizer import Tokenizer
-from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.jit.compile_server import CompileServer
 

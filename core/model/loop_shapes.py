@@ -10,8 +10,8 @@ from typing import Any
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import GraftError
-from graftlm.kernels.cpu import loop_cache
-from graftlm.kernels.cpu.loop_cache import LoopShapes
+from graftlm.kernels.cpu.compiled import loop_cache
+from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
 
 
 def start_compiling(model: Any, config: EngineConfig) -> None:

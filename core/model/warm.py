@@ -16,7 +16,7 @@ def warm_model(model: str, **options: Any) -> Path:
     """
     from graftlm.core.grammar.automata import jit
     from graftlm.core.runtime import Runtime
-    from graftlm.kernels.cpu import loop_cache
+    from graftlm.kernels.cpu.compiled import loop_cache
 
     folder = disk_cache.private_folder()
     if folder is None:

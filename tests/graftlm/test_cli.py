@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from graftlm import cli
 from graftlm.core.errors import ConfigError
-from graftlm.kernels.cpu import loop_cache, object_code
+from graftlm.kernels.cpu.compiled import loop_cache, object_code
 from tests.models import byte_tokenizer, tiny_model
 
 

@@ -13,8 +13,8 @@ from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.sigutils import normalize_signature
 
+from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import FLAGS
-from graftlm.kernels.cpu.object_code import MachineCode
 
 
 def compile_loop(call: type[ctypes.Structure], work: Callable[..., Any]) -> MachineCode:

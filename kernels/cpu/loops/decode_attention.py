@@ -12,6 +12,7 @@ from numba import carray, njit
 
 from graftlm.kernels.cpu import MAX_RUN
 from graftlm.kernels.cpu.calls import DecodeCall
+from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     allocate,
@@ -25,7 +26,6 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
-from graftlm.kernels.cpu.object_code import MachineCode
 
 BLOCK = 64
 """Keys whose scores are held at once."""

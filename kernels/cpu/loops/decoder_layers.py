@@ -16,6 +16,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, PHASES, LayerCall, LayersCall, MatmulCall
+from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     allocate,
@@ -32,7 +33,6 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     store_row,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
-from graftlm.kernels.cpu.object_code import MachineCode
 
 
 @intrinsic

@@ -5,6 +5,7 @@ from __future__ import annotations
 from numba import carray
 
 from graftlm.kernels.cpu.calls import NormCall, RotationCall, SiluMulCall
+from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     allocate,
     at,
@@ -21,7 +22,6 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
-from graftlm.kernels.cpu.object_code import MachineCode
 
 _ROWS = 4
 """Rows of a task."""

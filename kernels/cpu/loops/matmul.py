@@ -13,6 +13,7 @@ from numba import carray, njit
 
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.calls import MatmulCall
+from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     allocate,
@@ -35,7 +36,6 @@ from graftlm.kernels.cpu.loops.register_tiles import (
     outer_dot_tile,
     outer_tile,
 )
-from graftlm.kernels.cpu.object_code import MachineCode
 
 
 def _panel_matmul(*, bfloat16: bool) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from numba import carray, njit
 
 from graftlm.kernels.cpu.calls import COLUMNS, PrefillCall
+from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
     allocate,
@@ -25,7 +26,6 @@ from graftlm.kernels.cpu.loops.arithmetic import (
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
 from graftlm.kernels.cpu.loops.register_tiles import has_wide_registers, outer_tile
-from graftlm.kernels.cpu.object_code import MachineCode
 
 KEYS = 64
 """Keys whose scores are held at once."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from graftlm.kernels.attention import Plan, Row
-from graftlm.kernels.cpu.attention import Partial, attend
+from graftlm.kernels.cpu.attention.backend import Partial, attend
 from graftlm.kernels.gpu.attention.prefill_path import PrefillCall
 from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 

@@ -16,7 +16,7 @@ import torch
 
 from graftlm.kernels.attention import Plan
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu.attention_metadata import spans_of
+from graftlm.kernels.cpu.attention.metadata import spans_of
 from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.gpu.attention.prefill_path import PrefillCall
 from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath

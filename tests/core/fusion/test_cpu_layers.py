@@ -12,9 +12,9 @@ from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import _plan
-from graftlm.kernels.cpu.attention import TorchAttention
-from graftlm.kernels.cpu.decoder_layer import MAX_DECODE_ROWS, DecodeLayer, PrefillLayer
-from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.cpu.attention.backend import TorchAttention
+from graftlm.kernels.cpu.decoder.decoder_layer import MAX_DECODE_ROWS, DecodeLayer, PrefillLayer
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, tiny_model
 

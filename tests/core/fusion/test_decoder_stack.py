@@ -8,8 +8,8 @@ import torch
 from graftlm.core.config import EngineConfig
 from graftlm.core.fusion.decoder_stack import stack_of
 from graftlm.core.model.load import load_model
-from graftlm.kernels.cpu.decoder_stack import DecoderStack
-from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from tests.models import byte_tokenizer, tiny_model
 
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from graftlm.core.fusion import linears as fuse_module
 from graftlm.core.fusion.linears import fuse
-from graftlm.kernels.cpu.packed_linear import PackedLinear, packable
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear, packable
 from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ def test_a_packed_layer_answers_as_the_plain_one(dtype: torch.dtype, num_tokens:
 
 ALL_NUMBERS_OF_ROWS = """
 import psutil, torch
-from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 
 memory = psutil.Process().memory_info
 layers = [PackedLinear(torch.nn.Linear(64, num_out)) for num_out in (64, 128, 192, 272)]

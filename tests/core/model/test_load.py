@@ -17,8 +17,8 @@ from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import stretched_context
-from graftlm.kernels.cpu.attention import TorchAttention
-from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.cpu.attention.backend import TorchAttention
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.kv_store import KVStore
 from tests.models import EOS, IM_END, VOCAB_SIZE, byte_tokenizer, greedy_reference, random_prompt, tiny_model
 from tests.stepping import paged_greedy

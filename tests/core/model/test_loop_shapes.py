@@ -8,7 +8,7 @@ import pytest
 from graftlm.core.config import EngineConfig
 from graftlm.core.model import loop_shapes
 from graftlm.core.model.loop_shapes import shapes_of, start_compiling
-from graftlm.kernels.cpu.loop_cache import LoopShapes
+from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
 
 CAPPED = {"num_attention_heads": 4, "hidden_size": 64, "attn_logit_softcapping": 50.0}
 LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512, "dtype": "bfloat16"}

@@ -11,7 +11,7 @@ import torch
 from graftlm.core import engine_builder
 from graftlm.core.config import EngineConfig
 from graftlm.core.model.load import default_attention, load_model
-from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, tiny_model

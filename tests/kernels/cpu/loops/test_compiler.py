@@ -9,7 +9,7 @@ import sys
 
 from numba import carray
 
-from graftlm.kernels.cpu import loop_cache, loop_runtime
+from graftlm.kernels.cpu.compiled import loop_cache, loop_runtime
 from graftlm.kernels.cpu.loops.arithmetic import allocate, float_array, release
 from graftlm.kernels.cpu.loops.compiler import compile_loop
 
@@ -43,7 +43,7 @@ def test_a_loop_on_disk_is_run_without_numba_or_torch() -> None:
 import ctypes, sys
 import numpy as np
 from graftlm.kernels.cpu.calls import NormCall
-from graftlm.kernels.cpu.loop_runtime import loop_address
+from graftlm.kernels.cpu.compiled.loop_runtime import loop_address
 x, weight, out = np.array([3, 4], np.float32), np.ones(2, np.float32), np.zeros(2, np.float32)
 call = NormCall(num_rows=1, size=2, x=x.ctypes.data, weight=weight.ctypes.data, out=out.ctypes.data, out_row=2)
 ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loop_address("norm", 0))(ctypes.addressof(call))

@@ -10,7 +10,7 @@ from graftlm.core.model.kv_scales import kv_scales
 from graftlm.core.model.load import load_model
 from graftlm.kernels.attention import LayerSpec, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu.attention import TorchAttention
+from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from tests.kernels.gpu.attention.test_attention import DEVICE, error, reference

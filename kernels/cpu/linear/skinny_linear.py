@@ -7,8 +7,8 @@ import torch
 
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.calls import MatmulCall
-from graftlm.kernels.cpu.loop_runtime import Loop, loop_address
-from graftlm.kernels.cpu.panels import Panels
+from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
+from graftlm.kernels.cpu.linear.panels import Panels
 
 SMALL_BYTES = 1 << 18
 """Weights of fewer bytes are read by one thread: it is done before a second one would start."""

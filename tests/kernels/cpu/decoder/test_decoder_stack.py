@@ -13,10 +13,11 @@ from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import _plan
 from graftlm.core.step_plan import SharedPrefix, StepPlan
-from graftlm.kernels.cpu import decoder_layer, loop_runtime
-from graftlm.kernels.cpu.attention import TorchAttention
-from graftlm.kernels.cpu.decoder_stack import DecoderStack
-from graftlm.kernels.cpu.packed_linear import PackedLinear
+from graftlm.kernels.cpu.attention.backend import TorchAttention
+from graftlm.kernels.cpu.compiled import loop_runtime
+from graftlm.kernels.cpu.decoder import decoder_layer
+from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, tiny_model
 

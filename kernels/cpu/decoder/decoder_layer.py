@@ -15,12 +15,12 @@ import torch
 
 from graftlm.kernels.cpu import PANEL
 from graftlm.kernels.cpu.calls import AFTER, BEFORE, PHASES, LayerCall, LayersCall, MatmulCall
-from graftlm.kernels.cpu.elementwise import Elementwise
-from graftlm.kernels.cpu.loop_runtime import Loop, loop_address
-from graftlm.kernels.cpu.openmp import barrier
-from graftlm.kernels.cpu.packed_linear import linear, own_panels
-from graftlm.kernels.cpu.panels import Panels
-from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, address_of
+from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
+from graftlm.kernels.cpu.compiled.openmp import barrier
+from graftlm.kernels.cpu.decoder.elementwise import Elementwise
+from graftlm.kernels.cpu.linear.packed_linear import linear, own_panels
+from graftlm.kernels.cpu.linear.panels import Panels
+from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, address_of
 from graftlm.kernels.norm import Norm
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from graftlm.kernels.cpu import skinny_linear
-from graftlm.kernels.cpu.openmp import parallel_region
-from graftlm.kernels.cpu.packed_linear import PackedLinear
-from graftlm.kernels.cpu.panels import pack
-from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
+from graftlm.kernels.cpu.compiled.openmp import parallel_region
+from graftlm.kernels.cpu.linear import skinny_linear
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
+from graftlm.kernels.cpu.linear.panels import pack
+from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 

@@ -16,9 +16,9 @@ import pytest
 from graftlm.core.config import EngineConfig
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.core.model.loop_shapes import shapes_of
-from graftlm.kernels.cpu import ahead_of_time, loop_cache, object_code
-from graftlm.kernels.cpu.ahead_of_time import EMBEDDED, SHAPES, native_targets, wanted_loops
-from graftlm.kernels.cpu.object_code import TARGETS, Wanted
+from graftlm.kernels.cpu.compiled import ahead_of_time, loop_cache, object_code
+from graftlm.kernels.cpu.compiled.ahead_of_time import EMBEDDED, SHAPES, native_targets, wanted_loops
+from graftlm.kernels.cpu.compiled.object_code import TARGETS, Wanted
 
 NORM: Wanted = ("norm", (0,))
 MATMUL: Wanted = ("matmul", (1, 0))
@@ -68,9 +68,9 @@ RUN = """
 import ctypes, sys
 from pathlib import Path
 import numpy as np
-from graftlm.kernels.cpu import object_code
+from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.calls import NormCall
-from graftlm.kernels.cpu.loop_runtime import loop_address
+from graftlm.kernels.cpu.compiled.loop_runtime import loop_address
 object_code.FOLDER = Path(sys.argv[1])
 x, weight, out = np.array([3, 4], np.float32), np.ones(2, np.float32), np.zeros(2, np.float32)
 call = NormCall(num_rows=1, size=2, x=x.ctypes.data, weight=weight.ctypes.data, out=out.ctypes.data, out_row=2)

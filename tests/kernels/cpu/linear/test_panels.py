@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from graftlm.kernels.cpu import PANEL, packed_linear
-from graftlm.kernels.cpu.packed_linear import PackedLinear
-from graftlm.kernels.cpu.panels import pack, unpack
+from graftlm.kernels.cpu import PANEL
+from graftlm.kernels.cpu.linear import packed_linear
+from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
+from graftlm.kernels.cpu.linear.panels import pack, unpack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,6 +1,6 @@
 """Object code of the CPU loops, and that which comes with the package for kinds of processors that many people have.
 
-    kernels/cpu/objects/x86-64-v3.zip   one archive for each kind, made by kernels/cpu/ahead_of_time.py
+    kernels/cpu/objects/x86-64-v3.zip   one archive for each kind, made by kernels/cpu/compiled/ahead_of_time.py
       sources           what the loops' sources were then
       norm-0.names      the loop's symbol, and the names it refers to
       norm-0.o          relocatable object code
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = Path(__file__).with_name("objects")
+FOLDER = Path(__file__).parents[1] / "objects"
 """The archives; a clone has none before they are made."""
 
 SOURCES = "sources"
@@ -92,8 +92,8 @@ def loop_name(wanted: Wanted) -> str:
 @functools.cache
 def sources() -> str:
     """A digest of all that object code is made from: the loops, and the structures they are called with."""
-    here, digest = Path(__file__).parent, hashlib.sha256()
-    for path in (*sorted(here.glob("loops/*.py")), here / "__init__.py", here / "calls.py"):
+    cpu, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in (*sorted(cpu.glob("loops/*.py")), cpu / "__init__.py", cpu / "calls.py"):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from graftlm.kernels.cpu import loop_cache
-from graftlm.kernels.cpu.object_code import MachineCode
-from graftlm.kernels.cpu.openmp import parallel_region
+from graftlm.kernels.cpu.compiled import loop_cache
+from graftlm.kernels.cpu.compiled.object_code import MachineCode
+from graftlm.kernels.cpu.compiled.openmp import parallel_region
 
 if TYPE_CHECKING:
     import torch

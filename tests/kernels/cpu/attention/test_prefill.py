@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graftlm.kernels.cpu.attention import attend
-from graftlm.kernels.cpu.attention_metadata import QueryBlocks
+from graftlm.kernels.cpu.attention.backend import attend
+from graftlm.kernels.cpu.attention.metadata import QueryBlocks
+from graftlm.kernels.cpu.attention.prefill import CompiledPrefill
 from graftlm.kernels.cpu.calls import COLUMNS
+from graftlm.kernels.cpu.compiled.openmp import parallel_region
 from graftlm.kernels.cpu.loops.prefill_attention import KEYS
-from graftlm.kernels.cpu.openmp import parallel_region
-from graftlm.kernels.cpu.prefill_attention import CompiledPrefill
 from graftlm.kernels.kv_store import KVStore, LayerKV
 
 DIM = 32

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from graftlm.kernels.cpu.calls import DecodeCall
-from graftlm.kernels.cpu.loop_runtime import Loop, loop_address, row_address
+from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address, row_address
 
 if TYPE_CHECKING:
-    from graftlm.kernels.cpu.attention_metadata import DecodeQueries
+    from graftlm.kernels.cpu.attention.metadata import DecodeQueries
 
 _SMALL_BYTES = 1 << 18
 """A layer that reads fewer bytes of K is left to one thread: it is done before a second one would start."""

@@ -26,9 +26,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from graftlm.kernels import disk_cache
-from graftlm.kernels.cpu import object_code
 from graftlm.kernels.cpu.calls import COLUMNS
-from graftlm.kernels.cpu.object_code import MachineCode, Wanted
+from graftlm.kernels.cpu.compiled import object_code
+from graftlm.kernels.cpu.compiled.object_code import MachineCode, Wanted
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ def compile_missing(wanted: list[Wanted]) -> None:
 
 def compile_one(name: str, arguments: tuple[int, ...]) -> MachineCode:
     """Compile a loop with numba, and keep it in the cache folder, if there is one."""
-    module = importlib.import_module(f"{__package__}.loops.{LOOPS[name]}")
+    module = importlib.import_module(f"graftlm.kernels.cpu.loops.{LOOPS[name]}")
     compiled: MachineCode = getattr(module, f"compile_{name}")(*arguments)
     path = _path(name, arguments)
     if path is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from graftlm.kernels.cpu import PANEL
-from graftlm.kernels.cpu.panels import Panels, pack, unpack
+from graftlm.kernels.cpu.linear.panels import Panels, pack, unpack
 
 _LINEAR: Any = None
 _REORDER: Any = None
@@ -116,7 +116,7 @@ class PackedLinear(nn.Linear):
 def linear(x: torch.Tensor, panels: Panels) -> torch.Tensor:
     """x [n, num_in] -> [n, num_out]"""
     if not panels.is_mkldnn:
-        from graftlm.kernels.cpu.skinny_linear import SkinnyLinear
+        from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
         return SkinnyLinear(panels, panels.bias, x.dtype)(x)
     return _product(x, panels.packed, panels.bias)

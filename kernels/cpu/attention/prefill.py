@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from graftlm.kernels.cpu.calls import PrefillCall
-from graftlm.kernels.cpu.loop_runtime import Loop, loop_address, row_address
+from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address, row_address
 
 if TYPE_CHECKING:
-    from graftlm.kernels.cpu.attention_metadata import QueryBlocks
+    from graftlm.kernels.cpu.attention.metadata import QueryBlocks
 
 
 class CompiledPrefill:

@@ -16,7 +16,7 @@ import torch
 
 from graftlm.kernels.attention import LayerSpec, Plan, Row
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu.attention_metadata import (
+from graftlm.kernels.cpu.attention.metadata import (
     AttentionMetadata,
     Chunk,
     DecodeQueries,
@@ -29,8 +29,8 @@ from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
-    from graftlm.kernels.cpu.decode_attention import CompiledDecode
-    from graftlm.kernels.cpu.prefill_attention import CompiledPrefill
+    from graftlm.kernels.cpu.attention.decode import CompiledDecode
+    from graftlm.kernels.cpu.attention.prefill import CompiledPrefill
 
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _QUERY_BLOCK = 512
@@ -170,9 +170,9 @@ class CompiledLoops:
 
     @classmethod
     def of(cls, group: int, k_dim: int, v_dim: int, capped: bool, *, dtype: torch.dtype) -> CompiledLoops:
+        from graftlm.kernels.cpu.attention.decode import CompiledDecode
+        from graftlm.kernels.cpu.attention.prefill import CompiledPrefill
         from graftlm.kernels.cpu.calls import COLUMNS
-        from graftlm.kernels.cpu.decode_attention import CompiledDecode
-        from graftlm.kernels.cpu.prefill_attention import CompiledPrefill
 
         decode = CompiledDecode(group, k_dim, v_dim, dtype, capped=capped)
         if capped or group > COLUMNS:

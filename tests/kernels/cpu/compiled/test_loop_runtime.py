@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.kernels.cpu import loop_cache, loop_runtime, object_code
-from graftlm.kernels.cpu.object_code import MachineCode
+from graftlm.kernels.cpu.compiled import loop_cache, loop_runtime, object_code
+from graftlm.kernels.cpu.compiled.object_code import MachineCode
 
 NORM = ("norm", 0)
 NORM_LOOP = ("norm", (0,))

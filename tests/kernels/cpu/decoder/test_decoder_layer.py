@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from graftlm.kernels.cpu.decoder_layer import padded
+from graftlm.kernels.cpu.decoder.decoder_layer import padded
 
 
 def test_few_different_numbers_of_rows_are_computed_and_few_rows_too_many() -> None:

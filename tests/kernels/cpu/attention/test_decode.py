@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from graftlm.kernels.cpu import decode_attention, loop_runtime
-from graftlm.kernels.cpu.attention_metadata import DecodeQueries
-from graftlm.kernels.cpu.decode_attention import CompiledDecode
-from graftlm.kernels.cpu.openmp import parallel_region
+from graftlm.kernels.cpu.attention import decode as decode_attention
+from graftlm.kernels.cpu.attention.decode import CompiledDecode
+from graftlm.kernels.cpu.attention.metadata import DecodeQueries
+from graftlm.kernels.cpu.compiled import loop_runtime
+from graftlm.kernels.cpu.compiled.openmp import parallel_region
 from graftlm.kernels.kv_store import KVStore, LayerKV
 
 NUM_ROWS, NUM_KEYS, DIM = 24, 150, 32

@@ -11,12 +11,12 @@ import torch
 
 from graftlm.kernels.attention import Plan
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu.attention import TorchAttention
-from graftlm.kernels.cpu.attention_metadata import AttentionMetadata, QueryBlocks
+from graftlm.kernels.cpu.attention.backend import TorchAttention
+from graftlm.kernels.cpu.attention.metadata import AttentionMetadata, QueryBlocks
 from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, COLUMNS, DecodeCall, MatmulCall, PrefillCall
-from graftlm.kernels.cpu.decoder_layer import CompiledLayers
-from graftlm.kernels.cpu.loop_runtime import loop_address
-from graftlm.kernels.cpu.skinny_linear import SMALL_BYTES, SkinnyLinear
+from graftlm.kernels.cpu.compiled.loop_runtime import loop_address
+from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers
+from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, SkinnyLinear
 from graftlm.kernels.norm import Norm
 
 Rotations = Callable[[int], tuple[torch.Tensor, torch.Tensor]]

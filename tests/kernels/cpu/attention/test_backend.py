@@ -8,9 +8,9 @@ import torch
 
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.cpu import attention
-from graftlm.kernels.cpu.attention import Partial, TorchAttention, attend, merge
-from graftlm.kernels.cpu.attention_metadata import spans_of
+from graftlm.kernels.cpu.attention import backend as attention
+from graftlm.kernels.cpu.attention.backend import Partial, TorchAttention, attend, merge
+from graftlm.kernels.cpu.attention.metadata import spans_of
 from graftlm.kernels.kv_store import KVStore, LayerKV
 
 

@@ -1,4 +1,4 @@
-"""python -m graftlm.kernels.cpu.ahead_of_time [all | native] [--folder FOLDER]: make the object code of the package.
+"""Make the object code of the package: python -m graftlm.kernels.cpu.compiled.ahead_of_time [all | native] [--folder F]
 
 native  for processors like this machine's, and the attention of the embedded model only: seconds. Loops of other models
         are compiled when they are needed.
@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from graftlm.kernels.cpu import loop_cache, object_code
-from graftlm.kernels.cpu.loop_cache import LoopShapes
-from graftlm.kernels.cpu.object_code import TARGETS, MachineCode, Target, Wanted
+from graftlm.kernels.cpu.compiled import loop_cache, object_code
+from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
+from graftlm.kernels.cpu.compiled.object_code import TARGETS, MachineCode, Target, Wanted
 
 SHAPES = (
     *((group, 64) for group in (1, 2, 3, 4, 7, 8)),

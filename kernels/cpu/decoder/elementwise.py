@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graftlm.kernels.cpu.calls import NormCall, RotationCall, SiluMulCall
-from graftlm.kernels.cpu.loop_runtime import Loop, loop_address
+from graftlm.kernels.cpu.compiled.loop_runtime import Loop, loop_address
 
 if TYPE_CHECKING:
     from graftlm.kernels.norm import Norm

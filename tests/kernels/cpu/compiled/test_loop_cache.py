@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.kernels.cpu import loop_cache, object_code
-from graftlm.kernels.cpu.loop_cache import LoopShapes
+from graftlm.kernels.cpu.compiled import loop_cache, object_code
+from graftlm.kernels.cpu.compiled.loop_cache import LoopShapes
 
 COLD_PAIRS = int(os.environ.get("GRAFTLM_COLD_PAIRS", "1"))
 """How many pairs of processes start with an empty cache; 200 were run once."""
@@ -65,7 +65,7 @@ def test_loops_are_dealt_in_parts_of_about_the_same_work() -> None:
 
 
 def test_the_cache_is_kept_apart_for_the_processor_that_numba_is_told_of(tmp_path: Path) -> None:
-    code = "from graftlm.kernels.cpu import loop_cache; print(loop_cache.folder().name)"
+    code = "from graftlm.kernels.cpu.compiled import loop_cache; print(loop_cache.folder().name)"
     told = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma"}
     names = set()
     for more in ({}, told, told | {"NUMBA_CPU_FEATURES": "+avx"}):
@@ -77,7 +77,7 @@ def test_the_cache_is_kept_apart_for_the_processor_that_numba_is_told_of(tmp_pat
 def test_a_process_that_ends_while_others_compile_for_it_warns_of_nothing() -> None:
     code = """
 import os, subprocess, sys
-from graftlm.kernels.cpu import loop_cache
+from graftlm.kernels.cpu.compiled import loop_cache
 end, _ = os.pipe()  # closed with this process, so the other one ends too
 waits = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 loop_cache._processes.append(subprocess.Popen(waits, stdin=end))
@@ -101,8 +101,9 @@ def test_waiting_takes_what_appears_and_ends_when_nobody_compiles() -> None:
 COLD_PAIR = """
 import os, sys, tempfile
 import numba, torch
-from graftlm.kernels.cpu import decode_attention, loop_cache
-from tests.kernels.cpu.test_decode_attention import DIM, NUM_KEYS, NUM_ROWS, attend, keys_and_values
+from graftlm.kernels.cpu.attention import decode as decode_attention
+from graftlm.kernels.cpu.compiled import loop_cache
+from tests.kernels.cpu.attention.test_decode import DIM, NUM_KEYS, NUM_ROWS, attend, keys_and_values
 
 def expected():
     k, v, q = keys_and_values()
@@ -135,5 +136,5 @@ for number in range(int(sys.argv[1])):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 def test_pairs_of_processes_with_a_cold_cache_compile_and_run_a_loop_and_a_third_loads_it() -> None:
     command = [sys.executable, "-c", COLD_PAIR, str(COLD_PAIRS)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    done = subprocess.run(command, cwd=Path(__file__).parents[4], capture_output=True, text=True)
     assert done.stdout.splitlines() == [f"{number} 0 0 0" for number in range(COLD_PAIRS)], done.stderr

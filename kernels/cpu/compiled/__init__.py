@@ -1,0 +1,1 @@
+"""Object code of the CPU loops: made ahead of time, kept on disk, linked, and run on PyTorch's own threads."""

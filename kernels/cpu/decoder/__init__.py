@@ -1,0 +1,1 @@
+"""Whole decoder layers on CPUs, and all of them as one compiled call."""
