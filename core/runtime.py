@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from graftlm.core.checked_listener import CheckedListener
 from graftlm.core.config import EngineConfig, SamplingParams
-from graftlm.core.engine_thread import EngineThread
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
 from graftlm.core.model.source import ModelSource
-from graftlm.core.pin import Pin
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.source import EndpointSource
 from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage, checked, is_batch
-from graftlm.core.shared_runtimes import SharedRuntimes
-from graftlm.core.stream import ChunkStream, EngineFuture, FutureListener, StreamListener, pass_logits
+from graftlm.core.serving.checked_listener import CheckedListener
+from graftlm.core.serving.engine_thread import EngineThread
+from graftlm.core.serving.pin import Pin
+from graftlm.core.serving.shared_runtimes import SharedRuntimes
+from graftlm.core.serving.stream import ChunkStream, EngineFuture, FutureListener, StreamListener, pass_logits
 
 if TYPE_CHECKING:
     from graftlm.core.program.select import Selection

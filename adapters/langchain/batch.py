@@ -27,11 +27,11 @@ from langchain_core.runnables.config import get_config_list
 from langchain_core.utils.uuid import uuid7
 
 from graftlm.adapters.langchain.errors import langchain_errors
-from graftlm.core import loop_batching
 from graftlm.core.chat.messages import Message
 from graftlm.core.errors import GraftError
 from graftlm.core.request import Completion, Request
 from graftlm.core.runtime import Runtime
+from graftlm.core.serving import loop_batching
 
 MAX_THREADS = 128
 """Threads that wait for the answers of one `batch`; the engine's batch is as large as the list, whatever this is."""

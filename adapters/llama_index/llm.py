@@ -16,13 +16,14 @@ from graftlm.adapters.llama_index.messages import (
 )
 from graftlm.adapters.llama_index.structured import StructuredPrediction
 from graftlm.adapters.llama_index.token_counting import count_tokens_with
-from graftlm.core import call_options, loop_batching
+from graftlm.core import call_options
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tools import Tool
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, GraftError
 from graftlm.core.request import Request
 from graftlm.core.runtime import Runtime
+from graftlm.core.serving import loop_batching
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
     ChatMessage,

@@ -18,7 +18,7 @@ from graftlm.core.program.interpreter import Backend
 from graftlm.core.program.run import Run, current_run
 from graftlm.core.program.state import ProgramState
 from graftlm.core.request import Chunk
-from graftlm.core.stream import ChunkStream, StreamListener
+from graftlm.core.serving.stream import ChunkStream, StreamListener
 
 _SAMPLING = tuple(f.name for f in fields(SamplingParams))
 _default_runtime: Backend | None = None

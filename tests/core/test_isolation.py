@@ -195,7 +195,7 @@ def test_a_listener_that_raises_ends_nothing_but_its_own_request(
         raise ValueError("a listener of a plugin")
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"graftlm.core.stream.StreamListener.{name}", fail)
+        patched.setattr(f"graftlm.core.serving.stream.StreamListener.{name}", fail)
         sampling = SamplingParams(max_tokens=2, ignore_eos=True, timeout=1e-9 if name == "on_error" else None)
         stream = rt.submit_stream(Request(random_prompt(5), sampling))
         other = rt.submit(Request(random_prompt(20), LONG))  # it ends last, even where this thread is held up before it

@@ -10,8 +10,8 @@ from graftlm.core.metrics import Counters
 from graftlm.core.request import Request, Submission
 from graftlm.core.scheduling.scheduler import Scheduler
 from graftlm.core.sequence import Bounds, Sequence, SequenceGroup
+from graftlm.core.serving.stream import StreamListener
 from graftlm.core.step_plan import ScheduledRow
-from graftlm.core.stream import StreamListener
 
 
 class Bench:

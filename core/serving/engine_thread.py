@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from graftlm.core.caller_waves import CallerWaves
 from graftlm.core.errors import EngineError, GraftError, ModelError
 from graftlm.core.interpreter_exit import EXIT_WAIT_S, end_llvm, keep_interrupt
 from graftlm.core.metrics import Stats
+from graftlm.core.serving.caller_waves import CallerWaves
 
 if TYPE_CHECKING:
     from graftlm.core.engine import Engine

@@ -15,7 +15,7 @@ import numpy as np
 from graftlm.core.request import Chunk, Completion
 
 if TYPE_CHECKING:
-    from graftlm.core.engine_thread import EngineThread
+    from graftlm.core.serving.engine_thread import EngineThread
 
 _Item = Chunk | BaseException | None
 _Result = TypeVar("_Result")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from graftlm.core.engine_thread import EngineThread
+    from graftlm.core.serving.engine_thread import EngineThread
 
 
 class Pin:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from graftlm.core.caller_waves import LONGEST_S, MIN_CALLERS, QUIET_S, CallerWaves
+from graftlm.core.serving.caller_waves import LONGEST_S, MIN_CALLERS, QUIET_S, CallerWaves
 from graftlm.testing import ScriptedModel
 
 

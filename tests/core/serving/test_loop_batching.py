@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import pytest
 
 from graftlm.core.errors import EngineError
-from graftlm.core.loop_batching import complete
 from graftlm.core.request import Completion, Request, Usage
+from graftlm.core.serving.loop_batching import complete
 
 
 class Recorder:
