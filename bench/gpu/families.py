@@ -31,6 +31,8 @@ FAMILIES = [
 ON_GPU = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Large enough for the kernels of Hopper."""
 PROMPT, NEW = 24, 12
+POOL, BATCH = 4_096, 8
+"""Slots and rows, few: many processes share the card."""
 
 Row = dict[str, Any]
 
@@ -40,7 +42,7 @@ def judge(kind: str, *, interpret: bool) -> Row:
     import torch
 
     from graftlm import Runtime
-    from graftlm.core.config import EngineConfig
+    from graftlm.core.config import CacheConfig, EngineConfig
     from graftlm.core.model.load import load_model
     from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
@@ -64,11 +66,12 @@ def judge(kind: str, *, interpret: bool) -> Row:
         if interpret and device.type == "cpu":
             row |= _interpreted(model)
         else:
-            with Runtime(model.to(device), tokenizer=byte_tokenizer(), device=device.type, dtype="float32") as runtime:
+            options: dict[str, Any] = {"device": device.type, "cache": CacheConfig(max_tokens=POOL), "max_batch": BATCH}
+            with Runtime(model.to(device), tokenizer=byte_tokenizer(), dtype="float32", **options) as runtime:
                 found = runtime.generate(prompt, max_tokens=NEW, temperature=0.0, ignore_eos=True).token_ids
             row["same_tokens"] = sum(a == b for a, b in zip(found, expected, strict=False))
             half = tiny_model(kind, **sizes).to(device, torch.bfloat16) if device.type == "cuda" else model
-            loaded = load_model(half, EngineConfig(device=device.type), byte_tokenizer())
+            loaded = load_model(half, EngineConfig(**options), byte_tokenizer())
             row |= {"lane": loaded.lane, "execution": loaded.execution, "error": loaded.error}
             row["kernels"] = sorted(_kernels(half))
             loaded.release()

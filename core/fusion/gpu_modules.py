@@ -206,8 +206,11 @@ def _fuse_norm(module: nn.Module, work: _Work) -> bool:
     if norm is None:
         return False
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return norm_rows(x, norm)
+    own = module.forward
+
+    def forward(x: torch.Tensor, *gates: Any, **options: Any) -> torch.Tensor:
+        whole: torch.Tensor = own(x, *gates, **options) if gates or options else norm_rows(x, norm)
+        return whole
 
     weight = next(module.parameters())
     probe = torch.randn(2, 3, len(weight), device=weight.device).to(weight.dtype)
@@ -247,16 +250,16 @@ def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:
 def _same_rotation(original: Callable[..., Any], fused: Callable[..., Any], model: nn.Module) -> bool:
     """Whether they turn random heads alike, as many and as large as the model's own if it says what these are."""
     config: Any = getattr(model, "config", None)
-    num_heads = getattr(config, "num_attention_heads", None) or 4
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    half = (getattr(config, "head_dim", None) or 16) // 2
     like = next(model.parameters())
-    q, k = (torch.randn(1, n, 3, 2 * half, device=like.device).to(like.dtype) for n in (num_heads, num_kv_heads))
-    angle = torch.randn(1, 3, half, device=like.device)
-    cos, sin = (torch.cat([f(angle)] * 2, -1).to(like.dtype) for f in (torch.cos, torch.sin))
     try:
+        num_heads = getattr(config, "num_attention_heads", None) or 4
+        num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+        half = (getattr(config, "head_dim", None) or 16) // 2
+        q, k = (torch.randn(1, n, 3, 2 * half, device=like.device).to(like.dtype) for n in (num_heads, num_kv_heads))
+        angle = torch.randn(1, 3, half, device=like.device)
+        cos, sin = (torch.cat([f(angle)] * 2, -1).to(like.dtype) for f in (torch.cos, torch.sin))
         old, new = original(q, k, cos, sin), fused(q, k, cos, sin)
-    except Exception:  # a signature or a kind of rotation of its own: it keeps it
+    except Exception:  # a signature or a kind of rotation of its own, or heads of several sizes: it keeps it
         return False
     return all(_agree(a, b) for a, b in zip(old, new, strict=True))
 

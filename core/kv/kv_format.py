@@ -101,6 +101,8 @@ def _why_not_compact(loaded: LoadedModel, config: EngineConfig) -> str | None:
         return "strict=True"
     if config.attention not in ("auto", "triton"):
         return f"attention={config.attention!r}"
+    if not loaded.layers:
+        return f"{loaded.name} keeps its own cache"
     for layer in loaded.layers:
         if not layer.k_dim == layer.v_dim == kv_codec.DIM:
             dims = str(layer.k_dim) if layer.k_dim == layer.v_dim else f"{layer.k_dim} and {layer.v_dim}"

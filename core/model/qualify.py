@@ -35,6 +35,10 @@ LENGTHS = (21, 13)
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 """Relative error of the logits. Wrong attention is off by more than 0.3; float32 agrees to 1e-6."""
 
+MAX_ROUTED = 3
+"""How many times as large the error may be in half precision where that of most tokens is within the tolerance: rounding
+gives some tokens of a mixture to other experts."""
+
 MAX_LEAK = 2e-2
 """The same, between two runs that differ in another sequence only. Mostly exactly 0; experts round by load."""
 
@@ -225,10 +229,15 @@ def _difference(
         runner.forward(_plan([long, short], places, [(0, len(long) - 1), (0, 6)]))
     second = runner.forward(_plan([long, short], places, [(len(long) - 1, len(long)), (6, len(short))]))
     cut = len(long) - 1
-    error = _relative(torch.cat([first[:cut], second[:1], first[cut:], second[1:]]), reference.logits)
-    loaded.error, limit = error, TOLERANCE.get(loaded.dtype, 6e-2)
+    found = torch.cat([first[:cut], second[:1], first[cut:], second[1:]])
+    error = loaded.error = _relative(found, reference.logits)
+    limit = TOLERANCE.get(loaded.dtype, 6e-2)
     if error < limit:
         return None
+    if loaded.dtype.itemsize < 4 and error < MAX_ROUTED * limit:
+        each = sorted(map(_relative, found, reference.logits))
+        if each[len(each) // 2] < limit:
+            return None
     return f"a ragged batch differs from the model's own forward by {error:.1e} (limit {limit:.0e})"
 
 

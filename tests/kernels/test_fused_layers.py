@@ -233,3 +233,15 @@ def test_strict_logits_are_the_same_to_the_last_bit_in_every_batch(kind: str, dt
     assert loaded.lane == "paged"
     assert batch_dependence(loaded, TritonAttention) is None
     loaded.release()
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "gemma4"])
+def test_norms_with_gates_and_heads_of_several_sizes_give_what_they_gave(kind: str) -> None:
+    model = tiny_model(kind, num_hidden_layers=2).to(DEVICE)
+    ids = torch.tensor([random_prompt(7)], device=DEVICE)
+    with torch.inference_mode():
+        expected = model(input_ids=ids, use_cache=False).logits
+        fusions = fuse_gpu(model, max_rows=64)
+        found = model(input_ids=ids, use_cache=False).logits
+    fusions.undo()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
