@@ -36,8 +36,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 6e-2, tor
 """Relative error of the logits. Wrong attention is off by more than 0.3; float32 agrees to 1e-6."""
 
 MAX_ROUTED = 3
-"""How many times as large the error may be in half precision where that of most tokens is within the tolerance: rounding
-gives some tokens of a mixture to other experts."""
+"""How many times as large the error may be in half precision where that of most tokens is within the tolerance.
+Rounding gives some tokens of a mixture to other experts."""
 
 MAX_LEAK = 2e-2
 """The same, between two runs that differ in another sequence only. Mostly exactly 0; experts round by load."""
