@@ -20,6 +20,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Boolean,
     Both,
     ExactlyOne,
+    Implied,
     Null,
     Number,
     Object,
@@ -209,6 +210,8 @@ class DistinctItems:
                     continue
                 case Union(parts) | Both(parts) | ExactlyOne(parts):
                     more = parts
+                case Implied(inner):
+                    more = (inner,)
                 case Reference(target):
                     more = (self._algebra.resolve(target),)
                 case _:

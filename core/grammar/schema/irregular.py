@@ -9,6 +9,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Anything,
     Array,
     ExactlyOne,
+    Implied,
     Object,
     Reference,
     Shape,
@@ -47,6 +48,8 @@ class Irregular:
                 return True
             case Reference(target):
                 return self(self._reader.shape(target))
+            case Implied(inner):
+                return self(inner)
             case Union(parts) | ExactlyOne(parts):
                 return any(map(self, parts))
             case Array(prefix, items, _, most):

@@ -27,6 +27,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Boolean,
     Both,
     ExactlyOne,
+    Implied,
     Literals,
     Not,
     Null,
@@ -273,6 +274,8 @@ class Lowering:
                 return ast.alternation(*map(self.value, alternatives))
             case ExactlyOne():
                 return self.value(self.algebra.expanded(shape))
+            case Implied(inner):
+                return self.value(inner)
             case Both() | Not():
                 return self._combined(shape)
             case Literals(texts):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -20,6 +20,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Boolean,
     Both,
     ExactlyOne,
+    Implied,
     Literals,
     Not,
     Null,
@@ -34,7 +35,15 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     negation,
     union,
 )
-from graftlm.core.grammar.schema.algebra.values import constant, number_has, parse_value, same_value
+from graftlm.core.grammar.schema.algebra.values import (
+    all_of,
+    any_of,
+    constant,
+    kind_of,
+    number_has,
+    parse_value,
+    same_value,
+)
 
 KINDS = ("null", "true", "false", "number", "string", "array", "object")
 MAX_CASES = 64
@@ -50,15 +59,24 @@ _FREE: dict[str, Number | Text] = {"number": Number(), "string": Text()}
 
 
 class ShapeAlgebra:
-    """Set operations on shapes; `resolve` reads the target of a reference."""
+    """Set operations on shapes; `resolve` reads the target of a reference.
 
-    def __init__(self, resolve: Callable[[str], Shape]) -> None:
+    standard  whether implied types count for nothing, also in what is written
+    """
+
+    def __init__(self, resolve: Callable[[str], Shape], *, standard: bool = False) -> None:
         self.resolve = resolve
+        self._standard = standard
+        self._implied = False  # whether an implied type was met
         self._narrowed: dict[tuple[Shape, str, bool], Shape | None] = {}
         self._empty: dict[Shape, bool] = {}
         self._cases: dict[Shape, list[tuple[Shape, ...]] | None] = {}
         self._split: dict[tuple[Shape, str], list[scalars.Scalar]] = {}
         self._expanded: dict[ExactlyOne, Shape] = {}
+
+    @cached_property
+    def _by_the_standard(self) -> ShapeAlgebra:
+        return ShapeAlgebra(self.resolve, standard=True)
 
     def narrow(self, shape: Shape, kind: str, positive: bool = True) -> Shape:
         """The values of one kind in `shape` or, unless `positive`, outside of it.
@@ -102,6 +120,11 @@ class ShapeAlgebra:
                 return join(*(self.narrow(part, kind, positive) for part in parts))
             case Literals(texts):
                 return _narrow_literals(texts, kind, positive)
+            case Implied(inner):
+                self._implied = True
+                if kind in _KINDS_OF[type(inner)]:
+                    return self.narrow(inner, kind, positive)
+                return ANYTHING if positive and self._standard else NOTHING
         if kind not in _KINDS_OF[type(shape)]:
             return NOTHING if positive else ANYTHING
         if kind in ("null", "true", "false"):
@@ -186,7 +209,13 @@ class ShapeAlgebra:
         return self._expanded[shape]
 
     def _apart(self, a: Shape, b: Shape) -> bool:
-        return a != b and self.is_nothing(both(a, b))
+        if a == b or not self.is_nothing(both(a, b)):
+            return False
+        if not self._implied:
+            return True
+        # what is written of one must not have the other by the standard
+        written = [kind for kind in KINDS if any(self.narrow(shape, kind) != NOTHING for shape in (a, b))]
+        return all(self._by_the_standard._none_of(both(a, b), kind) for kind in written)
 
     def is_nothing(self, shape: Shape) -> bool:
         """Whether it is certain that no value has this shape."""
@@ -273,9 +302,9 @@ class ShapeAlgebra:
             case Unkept():
                 return None
             case Union(parts):
-                return _any(self._truth(part, value) for part in parts)
+                return any_of(self._truth(part, value) for part in parts)
             case Both(parts):
-                return _all(self._truth(part, value) for part in parts)
+                return all_of(self._truth(part, value) for part in parts)
             case Not(inner):
                 found = self._truth(inner, value)
                 return None if found is None else not found
@@ -288,6 +317,8 @@ class ShapeAlgebra:
                 return self._truth(self.resolve(target), value)
             case Literals(texts):
                 return any(same_value(parse_value(text), value) for text in texts)
+            case Implied(inner):
+                return self._truth(inner, value) if _KINDS_OF[type(inner)] == (kind_of(value),) else True
             case Null():
                 return value is None
             case Boolean():
@@ -311,7 +342,7 @@ class ShapeAlgebra:
             least, most = found.count(True), len(found) - found.count(False)
             if most < wanted.least or (wanted.most is not None and least > wanted.most):
                 return False
-        return _all(self._truth(item_at(shape, i), item) for i, item in enumerate(value))
+        return all_of(self._truth(item_at(shape, i), item) for i, item in enumerate(value))
 
     def _object_has(self, shape: Object, value: dict[str, Any]) -> bool | None:
         high = shape.max_properties
@@ -319,7 +350,7 @@ class ShapeAlgebra:
             return False
         if any(name not in value for name in shape.required):
             return False
-        return _all(self._truth(self.member(shape, name), item) for name, item in value.items())
+        return all_of(self._truth(self.member(shape, name), item) for name, item in value.items())
 
 
 def item_at(shape: Array, index: int) -> Shape:
@@ -365,21 +396,3 @@ def _combined(case: tuple[Shape, ...], more: tuple[Shape, ...]) -> tuple[Shape, 
     """Both cases at once; None if one holds what the other excludes."""
     joined = dict.fromkeys(case + more)
     return None if any(isinstance(part, Not) and part.shape in joined for part in joined) else tuple(joined)
-
-
-def _any(found: Iterator[bool | None]) -> bool | None:
-    unknown: bool | None = False
-    for one in found:
-        if one:
-            return True
-        unknown = None if one is None else unknown
-    return unknown
-
-
-def _all(found: Iterator[bool | None]) -> bool | None:
-    unknown: bool | None = True
-    for one in found:
-        if one is False:
-            return False
-        unknown = None if one is None else unknown
-    return unknown

@@ -179,6 +179,16 @@ class Object:
         return declared.get(name)
 
 
+@_shape
+class Implied:
+    """A shape whose type strict mode takes from its keywords: the standard lets values of every other type have it too.
+
+    What is written has `shape`; what is excluded (by `not`, `if`, `oneOf`) is what lacks it to the standard.
+    """
+
+    shape: Shape
+
+
 Shape = (
     Anything
     | Unkept
@@ -194,6 +204,7 @@ Shape = (
     | Text
     | Array
     | Object
+    | Implied
 )
 EVERY_TYPE: tuple[Shape, ...] = (Null(), Boolean(), Number(), Text(), Array(), Object())
 

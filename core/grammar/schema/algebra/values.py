@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -68,3 +69,40 @@ def constant(text: str) -> Shape:
         limit = len(members)
         return Object(properties=members, required=tuple(value), max_properties=limit, closed=True)
     return Literals((text,))
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value whose numbers are int or Decimal, as `shape_algebra.KINDS` names it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case dict():
+            return "object"
+        case _:
+            return "number"
+
+
+def any_of(found: Iterable[bool | None]) -> bool | None:
+    """Whether one is True; None where that is not known."""
+    unknown: bool | None = False
+    for one in found:
+        if one:
+            return True
+        unknown = None if one is None else unknown
+    return unknown
+
+
+def all_of(found: Iterable[bool | None]) -> bool | None:
+    """Whether none is False; None where that is not known."""
+    unknown: bool | None = True
+    for one in found:
+        if one is False:
+            return False
+        unknown = None if one is None else unknown
+    return unknown

@@ -27,6 +27,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Boolean,
     Contains,
     ExactlyOne,
+    Implied,
     Literals,
     Not,
     Null,
@@ -59,6 +60,7 @@ class SchemaReader:
     def __init__(self, spec: JsonSchema, options: Options, *, items_differ: bool = False) -> None:
         self._options = options
         self._items_differ = items_differ
+        self._excludes = options.strict and keywords.excludes(spec.text + spec.documents_text)
         self.references = References(spec.schema, spec.documents, spec.text)
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
@@ -100,10 +102,8 @@ class SchemaReader:
             self.issues.append(issue)
 
     def read(self, schema: Any, pointer: str) -> Shape:
-        if schema is True:
-            return ANYTHING
-        if schema is False:
-            return NOTHING
+        if isinstance(schema, bool):
+            return ANYTHING if schema else NOTHING
         if not isinstance(schema, dict):
             raise GrammarError(
                 f"{pointer or '/'}: {schema!r} is not a schema; a schema is an object or a boolean", pointer=pointer
@@ -146,8 +146,8 @@ class SchemaReader:
                     message = f"unknown keyword {keyword!r}; did you mean {near!r}? Name a note x-{keyword}"
                     self.refuse(pointer, keyword, message, judged=False)
                 else:
-                    place = f"{pointer}/{escape(keyword)}"
-                    self.annotations.append(Issue(place, keyword, f"{keyword!r} restricts nothing"))
+                    note = f"{keyword!r} restricts nothing"
+                    self.annotations.append(Issue(f"{pointer}/{escape(keyword)}", keyword, note))
 
     def _of_its_draft(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
         """`schema` without keywords that are newer than the draft which it names: notes, to that draft."""
@@ -172,6 +172,8 @@ class SchemaReader:
         shapes = [
             self._read_type(name, schema, pointer) for name in types if name != "integer" or "number" not in types
         ]
+        if self._excludes and "type" not in schema and len(shapes) == 1:
+            return Implied(shapes[0])
         return union(*shapes) if tuple(shapes) != EVERY_TYPE else ANYTHING
 
     def _read_type(self, name: str, schema: Schema, pointer: str) -> Shape:
@@ -289,9 +291,7 @@ class SchemaReader:
                 if text_language.contains(pattern, name):
                     shape = both(shape, more)
             properties.append((name, shape))
-        names = None
-        if "propertyNames" in schema:
-            names = self.read(schema["propertyNames"], f"{pointer}/propertyNames")
+        names = self.read(schema["propertyNames"], f"{pointer}/propertyNames") if "propertyNames" in schema else None
         return Object(
             properties=tuple(properties),
             patterns=tuple(patterns),

@@ -111,6 +111,11 @@ def own_place(schema: Mapping[str, Any]) -> str | None:
     return next((keyword for keyword in schema if keyword in _TYPED), None)
 
 
+def excludes(text: str) -> bool:
+    """Whether schemas may have keywords that ask which values another schema does not admit."""
+    return any(word in text for word in ('"not"', '"if"', '"oneOf"', '"maxContains"', '"unevaluated'))
+
+
 def implied_types(schema: Mapping[str, Any], strict: bool) -> list[str]:
     """The types that a schema without `type` admits: all, but in strict mode the one that its keywords speak of."""
     spoken_of = [name for name, words in OF_TYPE.items() if any(word in schema for word in words)]

@@ -453,6 +453,23 @@ def test_a_schema_without_type_that_speaks_of_one_is_of_that_type_in_strict_mode
     check({"minimum": 3}, [3, "a", None], [2], strict=False)
 
 
+def test_an_implied_type_excludes_no_value_that_the_standard_admits() -> None:
+    check({"not": {"minimum": 3}}, [2], [3, "a", None, []])
+    check({"not": {"$ref": "#/$defs/short"}, "$defs": {"short": {"maxLength": 3}}}, ["abcd"], ["abc", 1, {}])
+    check({"not": {"propertyNames": {"not": {"pattern": "b"}}}}, [{"abc": 1}], [{}, {"ac": 1}, 0])
+    named = {"type": "object", "properties": {"a": {"minLength": 2}}, "required": ["a"]}
+    check({"if": named, "then": False, "else": {}}, [{"a": "x"}], [{"a": "xy"}, {"a": 1}])
+    member = {"properties": {"a": INTEGER}, "required": ["a"]}
+    check({"oneOf": [{"type": "null"}, member]}, [{"a": 1}], [None, {"a": "x"}, 1])  # null has both
+    with pytest.raises(GrammarError, match="nothing can satisfy"):
+        compiled({"oneOf": [member, {"maxLength": 1}]})  # an object with `a` has both, as has a short string
+
+
+def test_alternatives_told_apart_by_a_member_need_no_type() -> None:
+    kinds = [{"properties": {"kind": {"const": kind}, "x": INTEGER}, "required": ["kind"]} for kind in ("a", "b")]
+    check({"oneOf": kinds}, [{"kind": "a", "x": 1}, {"kind": "b"}], [{"kind": "c"}, {"x": 1}, 1, None])
+
+
 def test_a_schema_nested_deeper_than_the_limit_is_refused() -> None:
     schema: dict[str, Any] = INTEGER
     for _ in range(100):
