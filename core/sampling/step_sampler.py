@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from graftlm.core.errors import GraftError, failure_of
+from graftlm.core.sampling.mask_filling import MaskJob, fill
 from graftlm.core.sampling.sampler import Sampled, Sampler, SampleRow, score_logprobs
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.transfer import send
@@ -98,18 +99,26 @@ class StepSampler:
         constrained = sum(sequence.constrained for sequence in sequences)
         if constrained > len(self._masks):
             self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
-        masks: dict[int, np.ndarray] = {}
-        failures: dict[int, GraftError] = {}
+        jobs: list[MaskJob] = []
+        failures: dict[int, GraftError] = {}  # their tokens are drawn with the others, and dropped
         for place, sequence in enumerate(sequences):
             try:
                 self.writer.begin(sequence)
-                if sequence.output.matcher is not None:
-                    row = self._masks[len(masks)]
-                    row[:] = 0
-                    if sequence.output.matcher.fill_mask(row[: self._mask_words]):
-                        masks[place] = row[: self._num_words]
-            except BaseException as error:  # its token is drawn with the others, and dropped
+            except BaseException as error:
                 failures[place] = failure_of(error)
+                continue
+            if sequence.output.matcher is not None:
+                row = self._masks[len(jobs)]
+                row[:] = 0
+                jobs.append(MaskJob(place, sequence.output.matcher, row[: self._mask_words]))
+        filled = fill(jobs)
+        masks: dict[int, np.ndarray] = {}
+        for i, job in enumerate(jobs):
+            found = filled[job.place]
+            if isinstance(found, GraftError):
+                failures[job.place] = found
+            elif found:
+                masks[job.place] = self._masks[i, : self._num_words]
         return masks, failures
 
     def sample(self, plan: StepPlan, logits: torch.Tensor) -> list[Outcome]:

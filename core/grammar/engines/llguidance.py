@@ -72,6 +72,11 @@ class LlguidanceGrammar:
         except (GrammarError, RecursionError):
             return None
 
+    def prepare_endings(self) -> None:
+        """Learn how texts end now, where the first token of a text would wait for it."""
+        if self.language is not None:
+            self.language.distance(self.language.start)
+
     def matcher(self) -> LlguidanceMatcher:
         matcher = LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
         matcher.grammar = self
@@ -87,6 +92,9 @@ class LlguidanceMatcher(LibraryMatcher):
     """
 
     __slots__ = ("_ending", "_ids", "_places", "grammar")
+
+    fills_outside_lock = True
+    """`fill_mask` may run in a thread of its own, beside those of other matchers."""
 
     _matcher: LLMatcher
 

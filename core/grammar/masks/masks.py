@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+import weakref
+from concurrent.futures import Future
 
 import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.masks import workers
 from graftlm.core.grammar.masks.slices import SelfLoop, self_loop
 from graftlm.core.grammar.masks.spelling import Spelling
 from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level
@@ -18,7 +20,7 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 _WIDE_STATE = 32  # a state that allows fewer bytes has a cheap mask: no self-loop is sought, nothing computed ahead
 _MAX_PLACES = 1 << 16
 
-_workers = ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) - 1)), thread_name_prefix="graftlm mask")
+_all: weakref.WeakSet[Masks] = weakref.WeakSet()
 
 
 class Masks:
@@ -34,6 +36,11 @@ class Masks:
         self._digests: dict[Place, int] = {}
         self._rows: dict[int, Int32Array] = {}
         self._loops: dict[int, SelfLoop | None] = {}
+        self._forget_others()
+        _all.add(self)
+
+    def _forget_others(self) -> None:
+        """Begin with no row under way: in a fork nobody computes those of the parent."""
         self._ahead: dict[Place, Future[Int32Array]] = {}
         self._lock = threading.Lock()
 
@@ -66,7 +73,7 @@ class Masks:
             return
         key = self.representative(place)
         if key not in self._digests and key not in self._ahead:
-            self._ahead[key] = _workers.submit(self._compute_ahead, key)
+            self._ahead[key] = workers.submit(self._compute_ahead, key)
 
     def _compute_ahead(self, key: Place) -> Int32Array:
         try:
@@ -139,3 +146,12 @@ class Masks:
                     count = loop.minimum
             counts.append(count)
         return (place[0], *counts)
+
+
+def _forget_all() -> None:
+    for masks in list(_all):
+        masks._forget_others()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
