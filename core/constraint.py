@@ -61,6 +61,9 @@ def _prepare(tokenizer: Tokenizer) -> None:
         for name in ("compile", "cache", "regex.regex", "schema.lowering"):
             importlib.import_module(f"graftlm.core.grammar.{name}")
         vocabulary_of(tokenizer).prepare()
+        from graftlm.core.grammar.cache import start_processes
+
+        start_processes()
 
 
 def spec_of(sampling: SamplingParams) -> Any:

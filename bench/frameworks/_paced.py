@@ -80,10 +80,11 @@ class Awaited:
 
 
 class PacedSampler:
-    """Writes one token again and again; under a mask the first that it allows."""
+    """Writes one token again and again; under a mask the first that it allows, or with `rng` one of them."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, rng: np.random.Generator | None = None) -> None:
         self.clock = clock
+        self.rng = rng
 
     def takes(self, sequence: Any) -> bool:
         return True
@@ -91,8 +92,11 @@ class PacedSampler:
     def draw(self, logits: torch.Tensor, sequences: Sequence[Any], masks: dict[int, Any]) -> Awaited:
         tokens = [WRITTEN] * len(sequences)
         for place, words in masks.items():
-            word = int(np.flatnonzero(words)[0])
+            some = np.flatnonzero(words)
+            word = int(some[0] if self.rng is None else self.rng.choice(some))
             bits = int(words[word]) & 0xFFFFFFFF
+            for _ in range(0 if self.rng is None else self.rng.integers(bits.bit_count())):
+                bits &= bits - 1
             tokens[place] = 32 * word + (bits & -bits).bit_length() - 1
         return Awaited(tokens, self.clock.free_s)
 
@@ -100,8 +104,9 @@ class PacedSampler:
 class PacedPlugin:
     """The engine "paced", with the context and the number of slots of a GPU's pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: np.random.Generator | None = None) -> None:
         self.clock = Clock()
+        self.rng = rng
 
     @hookimpl
     def graftlm_register_engines(self, register: Register) -> None:
@@ -116,15 +121,18 @@ class PacedPlugin:
             vocab_size=size,
             num_embeddings=size,
             step_tokens=16_384,
-            device_sampler=PacedSampler(self.clock),  # type: ignore[arg-type]
+            device_sampler=PacedSampler(self.clock, self.rng),  # type: ignore[arg-type]
         )
         return LocalEngine(spec, tokenizer, config, wake=wake, finished=manager.load().request_finished)
 
 
 @contextmanager
-def paced_runtime(model: str = "sprout") -> Iterator[tuple[Runtime, Clock]]:
-    """A runtime with the tokenizer of `model` whose steps take a GPU's time, and the clock that says how long."""
-    registry, plugin = manager.load(), PacedPlugin()
+def paced_runtime(model: str = "sprout", rng: np.random.Generator | None = None) -> Iterator[tuple[Runtime, Clock]]:
+    """A runtime with the tokenizer of `model` whose steps take a GPU's time, and the clock that says how long.
+
+    rng  picks the tokens of rows under a grammar among those that it allows
+    """
+    registry, plugin = manager.load(), PacedPlugin(rng)
     registry.add("bench-paced", plugin)
     try:
         with Runtime(model, engine="paced") as runtime:

@@ -1,20 +1,26 @@
 """64 requests under 64 schemas that were never seen, beside the same requests once the schemas are known.
 
-On a GPU if there is one. What a fresh machine compiles once, the grammars' loops and the model's kernels, is ready
-before the first timing.
+On a GPU if there is one, else on a clock that takes a GPU's time for each step (`bench/frameworks/_paced.py`). What a
+fresh machine compiles once, the grammars' loops and the model's kernels, is ready before the first timing, and so are
+the processes that compile constraints. Schemas are closed (automata), or open (`any value` in one field: llguidance).
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bench.frameworks._paced import paced_runtime
 from bench.grammar.first import model_of_many_tokens
-from bench.harness import Options, Row, paired
+from bench.harness import Options, Row, Timing, paired
 from graftlm import Request, Runtime, SamplingParams
+from graftlm.core.grammar import cache
 from graftlm.core.grammar.automata import jit
 from graftlm.core.model.load import choose_device
 
@@ -40,37 +46,59 @@ def schema(i: int) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": list(fields)}
 
 
-def run(options: Options) -> Sequence[Row]:
+def open_schema(i: int) -> dict[str, Any]:
+    """The same with a field of any value, which no automaton holds."""
+    closed = schema(i)
+    fields = closed["properties"] | {f"more_{i}": {"type": "object"}}
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+@contextmanager
+def _runtime(model: str, device: str) -> Iterator[Runtime]:
+    if device == "cuda":
+        with Runtime(model, device=device, max_batch=NUM_REQUESTS) as runtime:
+            yield runtime
+    else:
+        with paced_runtime(model, np.random.default_rng(0)) as (runtime, _):
+            yield runtime
+
+
+def run(options: Options) -> Iterator[Row]:
     device = choose_device("auto").type
     jit.wait()
+    cache.start_processes()
+    cache.processes.wait()
     with tempfile.TemporaryDirectory() as folder:
         sizes = ON_GPU if device == "cuda" else {}
         model = "sprout" if options.quick else model_of_many_tokens(Path(folder), **sizes)
-        with Runtime(model, device=device, max_batch=NUM_REQUESTS) as runtime:
-            generation = 0
-
-            def ask(first: int) -> None:
-                requests = [
-                    Request(
-                        f"Record {i}:",
-                        SamplingParams(json_schema=schema(first + i), max_tokens=128, temperature=1.0, seed=i),
-                    )
-                    for i in range(NUM_REQUESTS)
-                ]
-                for future in runtime.submit_many(requests):
-                    future.result()
-
-            def cold() -> None:
-                nonlocal generation
-                generation += NUM_REQUESTS
-                ask(generation)
-
-            def warm() -> None:
-                ask(generation)
-
-            times = paired({"cold": cold, "warm": warm}, options.choose(1, options.repeats))
-        ratio = statistics.median(a / b for a, b in zip(times["cold"].samples, times["warm"].samples, strict=True))
-        what = f"{NUM_REQUESTS} requests under as many new schemas, and under the same again"
         name = "sprout" if options.quick else "tiny llama, 128,000 tokens"
-        shape = {"requests": NUM_REQUESTS, "model": name, "device": device}
-        return [Row("cold", what, times["cold"].median, "s", times["warm"].median, ratio, 1.2, True, shape=shape)]
+        shape = {"requests": NUM_REQUESTS, "model": name, "device": device if device == "cuda" else "clock"}
+        with _runtime(model, device) as runtime:
+            for kind, make in (("closed", schema), ("open", open_schema)):
+                times = _times(runtime, make, options.choose(1, options.repeats))
+                ratios = [a / b for a, b in zip(times["cold"].samples, times["warm"].samples, strict=True)]
+                ratio = statistics.median(ratios)
+                what = f"{NUM_REQUESTS} requests under as many new schemas, {kind}, and under the same again"
+                yield Row("cold", what, times["cold"].median, "s", times["warm"].median, ratio, 1.2, True, shape=shape)
+
+
+def _times(runtime: Runtime, make: Callable[[int], dict[str, Any]], repeats: int) -> dict[str, Timing]:
+    generation = 0
+
+    def ask(first: int) -> None:
+        requests = [
+            Request(
+                f"Record {i}:",
+                SamplingParams(json_schema=make(first + i), max_tokens=128, temperature=1.0, seed=i),
+            )
+            for i in range(NUM_REQUESTS)
+        ]
+        for future in runtime.submit_many(requests):
+            future.result()
+
+    def cold() -> None:
+        nonlocal generation
+        generation += NUM_REQUESTS
+        ask(generation)
+
+    return paired({"cold": cold, "warm": lambda: ask(generation)}, repeats)

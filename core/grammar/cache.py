@@ -8,11 +8,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from graftlm.core.errors import ConfigError
 from graftlm.core.grammar.compile import Grammar, compile_spec, read_options
-from graftlm.core.grammar.spec import Options, Spec
+from graftlm.core.grammar.drafting import DraftingProcesses, default_count
+from graftlm.core.grammar.spec import JsonSchema, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 MAX_BYTES = 512 << 20
@@ -27,6 +29,7 @@ class GrammarCache:
 
     max_bytes    approximate memory that the kept grammars may take, their masks included.
     num_workers  threads that compile.
+    processes    processes that do most of it instead, while they are ready.
 
     Errors are not cached: everyone who waits for a constraint that fails gets its error, and the next caller compiles
     it again.
@@ -37,12 +40,14 @@ class GrammarCache:
         max_bytes: int = MAX_BYTES,
         num_workers: int = NUM_WORKERS,
         compiler: Callable[[Spec, Vocabulary, Options], Grammar] = compile_spec,
+        processes: DraftingProcesses | None = None,
     ) -> None:
         if max_bytes < 0:
             raise ConfigError(f"max_bytes is {max_bytes}; it must be 0 (keep nothing) or more")
         self.max_bytes = max_bytes
         self._compiler = compiler
         self._num_workers = num_workers
+        self._processes = processes or DraftingProcesses(0)
         self._futures: OrderedDict[Hashable, Future[Grammar]] = OrderedDict()
         self._start()
         self.num_hits = 0
@@ -52,6 +57,8 @@ class GrammarCache:
     def _start(self) -> None:
         """Begin with workers and a lock of this process; what is compiled stays, what was being compiled goes."""
         self._workers = ThreadPoolExecutor(self._num_workers, thread_name_prefix="graftlm-grammar")
+        # one for each process, which waits for it
+        self._askers = ThreadPoolExecutor(max(1, self._processes.count), thread_name_prefix="graftlm-grammar-ask")
         self._lock = threading.Lock()
         for key in [key for key, future in self._futures.items() if not future.done()]:
             del self._futures[key]
@@ -70,7 +77,11 @@ class GrammarCache:
             future = self._futures[key] = Future()
             # marked as running at once, so that nobody can cancel what others wait for
             future.set_running_or_notify_cancel()
-        self._workers.submit(self._compile, key, future, spec, vocabulary, given)
+        if self._processes.ready:
+            drafting = partial(compile_spec, drafter=self._processes.draft)
+            self._askers.submit(self._compile, drafting, key, future, spec, vocabulary, given)
+        else:
+            self._workers.submit(self._compile, self._compiler, key, future, spec, vocabulary, given)
         return future
 
     def get(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
@@ -89,6 +100,7 @@ class GrammarCache:
     def close(self) -> None:
         """Finish the compilations under way and accept no new ones; kept grammars stay."""
         self._workers.shutdown()
+        self._askers.shutdown()
 
     def clear(self) -> None:
         """Drop all grammars; sequences that use one keep it."""
@@ -96,10 +108,19 @@ class GrammarCache:
             self._futures.clear()
 
     def _compile(
-        self, key: Hashable, future: Future[Grammar], spec: Spec, vocabulary: Vocabulary, options: Options
+        self,
+        compiler: Callable[[Spec, Vocabulary, Options], Grammar],
+        key: Hashable,
+        future: Future[Grammar],
+        spec: Spec,
+        vocabulary: Vocabulary,
+        options: Options,
     ) -> None:
         try:
-            grammar = self._compiler(spec, vocabulary, options)
+            grammar = compiler(spec, vocabulary, options)
+            prepare: Callable[[], None] | None = getattr(grammar.compiled, "prepare_endings", None)
+            if prepare is not None and isinstance(spec, JsonSchema):  # such texts are closed when their budget ends
+                prepare()
         except BaseException as error:
             with self._lock:
                 self._futures.pop(key, None)
@@ -132,7 +153,15 @@ def _start_all() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_all)  # a fork has none of its parent's threads
 
-_shared = GrammarCache()
+processes = DraftingProcesses(default_count())
+"""Those of this process."""
+
+_shared = GrammarCache(processes=processes)
+
+
+def start_processes() -> None:
+    """Start the processes that compile constraints, on a machine with cores for them; returns at once."""
+    processes.start()
 
 
 def submit_compile(spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:

@@ -20,9 +20,10 @@ from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lar
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from graftlm.core.grammar.draft import Draft
     from graftlm.core.grammar.explain import Explanation
 
-_SHARE_OF_AUTOMATON = 0.4
+SHARE_OF_AUTOMATON = 0.4
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
 
 
@@ -100,8 +101,13 @@ def read_options(options: dict[str, Any]) -> Options:
     return Options(**options)
 
 
-def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
-    """Compile without a cache; see `Grammar.compile`."""
+def compile_spec(
+    spec: Spec, vocabulary: Vocabulary, options: Options, drafter: Callable[[Spec, Options], Draft] | None = None
+) -> Grammar:
+    """Compile without a cache; see `Grammar.compile`.
+
+    drafter  does what needs no vocabulary, where that can be told apart
+    """
     if not isinstance(spec, (Regex, Choices, JsonSchema, Lark, Composite)):
         raise ConfigError(
             f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
@@ -109,7 +115,11 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
     _check_size(spec, options.limits)
     try:
         with limited(options.limits):
-            if options.engine is None:
+            if drafter is not None and _can_be_drafted(spec, vocabulary, options):
+                from graftlm.core.grammar.draft import finished
+
+                grammar = finished(drafter(spec, options), vocabulary)
+            elif options.engine is None:
                 grammar = _compile_fastest(spec, vocabulary, options)
             else:
                 grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
@@ -121,8 +131,13 @@ def compile_spec(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gramma
 
         distinct = DistinctGrammar(grammar.compiled, distinct_items(spec, options), vocabulary)
         grammar = replace(grammar, compiled=distinct)
-    _check_start(grammar, vocabulary)
+    check_start(grammar, vocabulary)
     return replace(grammar, source=(spec, options))
+
+
+def _can_be_drafted(spec: Spec, vocabulary: Vocabulary, options: Options) -> bool:
+    drafted = options.engine is None and isinstance(spec, Regex | Choices | JsonSchema)
+    return drafted and bool(vocabulary.single_bytes.all())
 
 
 def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
@@ -159,7 +174,7 @@ def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gr
     if language.rules:
         return _from_language(language, vocabulary)
     try:
-        with limited(options.limits, _SHARE_OF_AUTOMATON if isinstance(spec, JsonSchema | Composite) else 1.0):
+        with limited(options.limits, SHARE_OF_AUTOMATON if isinstance(spec, JsonSchema | Composite) else 1.0):
             return language.grammar("fsm", _automaton(language, vocabulary, options))
     except GrammarError as error:
         if not isinstance(spec, JsonSchema | Composite):
@@ -167,7 +182,7 @@ def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gr
         # too many states: llguidance explores them only as the text needs them. What is empty, it shows at the start
         try:
             lazy = compile_llguidance(spec, vocabulary, options)
-            _check_start(lazy, vocabulary)
+            check_start(lazy, vocabulary)
         except GrammarError:
             raise error from None
         return lazy
@@ -245,7 +260,7 @@ def _check_size(spec: Spec, limits: Limits) -> None:
         )
 
 
-def _check_start(grammar: Grammar, vocabulary: Vocabulary) -> None:
+def check_start(grammar: Grammar, vocabulary: Vocabulary) -> None:
     """A grammar that no token can begin would stop every sequence with nothing to sample."""
     matcher = grammar.matcher()
     row = np.zeros(vocabulary.num_words, np.int32)

@@ -1,0 +1,85 @@
+"""A constraint compiled as far as no vocabulary is needed: what a process of its own can do and send back."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from functools import partial
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.product import without_products
+from graftlm.core.grammar.automata.pushdown import Pushdown
+from graftlm.core.grammar.budget import limited
+from graftlm.core.grammar.compile import SHARE_OF_AUTOMATON, Grammar, Language, check_start, language_of
+from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Spec
+from graftlm.core.grammar.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What `finished` makes a grammar of.
+
+    dfa       the automaton; None where the constraint is context-free or takes too many states
+    lark      else its text for llguidance
+    language  and its node and rules, pickled: most are never looked at
+    error     why it has no automaton, raised where llguidance cannot take it either
+    """
+
+    dfa: Dfa | None = None
+    lark: str = ""
+    language: bytes = b""
+    issues: tuple[Issue, ...] = ()
+    annotations: tuple[Issue, ...] = ()
+    error: GrammarError | None = None
+
+
+def draft(spec: Spec, options: Options) -> Draft:
+    """Compile for a vocabulary with a token for every byte. Raises GrammarError, as `compile_spec` does."""
+    with limited(options.limits):
+        language = language_of(spec, options)
+        if language.rules:
+            return _with_rules(language)
+        try:
+            share = SHARE_OF_AUTOMATON if isinstance(spec, JsonSchema) else 1.0
+            with limited(options.limits, share):
+                dfa = Dfa.compile(without_products(language.node), options.limits)
+            return Draft(dfa, issues=language.issues, annotations=language.annotations)
+        except GrammarError as error:
+            if not isinstance(spec, JsonSchema):
+                raise
+            try:
+                return _with_rules(language_of(spec, options, context_free=True), error)
+            except GrammarError:
+                raise error from None
+
+
+def _with_rules(language: Language, error: GrammarError | None = None) -> Draft:
+    from graftlm.core.grammar.engines.fixed_texts import check_fixed_texts
+    from graftlm.core.grammar.engines.lark import to_lark
+
+    check_fixed_texts(language.node, language.rules)
+    lark = to_lark(language.node, language.rules)
+    data = pickle.dumps((language.node, language.rules))
+    return Draft(None, lark, data, language.issues, language.annotations, error)
+
+
+def finished(found: Draft, vocabulary: Vocabulary) -> Grammar:
+    """The grammar over `vocabulary`, which has a token for every byte."""
+    if found.dfa is not None:
+        return Grammar("fsm", FsmGrammar(found.dfa, vocabulary), found.issues, found.annotations)
+    from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
+
+    try:
+        compiled = LlguidanceGrammar.from_lark(found.lark, vocabulary, partial(_pushdown, found.language))
+        grammar = Grammar("llguidance", compiled, found.issues, found.annotations)
+        if found.error is not None:
+            check_start(grammar, vocabulary)
+    except GrammarError as error:
+        raise found.error or error from None
+    return grammar
+
+
+def _pushdown(data: bytes) -> Pushdown:
+    return Pushdown(*pickle.loads(data))

@@ -1,0 +1,61 @@
+"""What a draft becomes is what compiling at once gives."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.compile import compile_spec
+from graftlm.core.grammar.draft import draft, finished
+from graftlm.core.grammar.spec import Choices, JsonSchema, Limits, Options, Regex, Spec
+from tests.grammars import BYTES, allows
+
+FIELDS: dict[str, Any] = {"a": {"type": "integer"}, "b": {"type": "string", "maxLength": 30}}
+OPEN = JsonSchema({"type": "object", "properties": {**FIELDS, "c": {}}, "x-note": 1})
+CASES: dict[str, tuple[Spec, str, str]] = {
+    "regex": (Regex(r"[a-z]{3,40}-\d+"), "fsm", "abc-1"),
+    "choices": (Choices(["no", "yes"]), "fsm", "yes"),
+    "closed": (JsonSchema({"type": "object", "properties": FIELDS}), "fsm", '{"a":1,"b":"x"}'),
+    "open": (OPEN, "llguidance", '{"a":1,"c":[{}]}'),
+    "unique": (JsonSchema({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}), "fsm", "[2,1]"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_draft_that_was_sent_makes_the_grammar_that_compiling_makes(name: str) -> None:
+    spec, engine, text = CASES[name]
+    one = compile_spec(spec, BYTES, Options(), lambda spec, options: pickle.loads(pickle.dumps(draft(spec, options))))
+    other = compile_spec(spec, BYTES, Options())
+    assert one.engine == other.engine == engine
+    assert one.annotations == other.annotations and one.warnings == other.warnings
+    assert allows(one, text) and not allows(one, text[:-1])
+    rows = [np.zeros(BYTES.num_words, np.int32) for _ in range(2)]
+    matchers = [one.matcher(), other.matcher()]
+    for byte in text.encode():
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.fill_mask(row)
+        assert rows[0].tolist() == rows[1].tolist()
+        assert matchers[0].min_tokens_to_accept() == matchers[1].min_tokens_to_accept()
+        for matcher in matchers:
+            matcher.advance([byte])
+
+
+def test_what_takes_too_many_states_is_drafted_for_llguidance() -> None:
+    spec, options = JsonSchema({"type": "object", "properties": FIELDS}), Options(limits=Limits(states=20))
+    found = draft(spec, options)
+    assert found.dfa is None and found.error is not None and "20 states" in str(found.error)
+    assert finished(found, BYTES).engine == compile_spec(spec, BYTES, options).engine == "llguidance"
+
+
+def test_a_constraint_that_cannot_be_kept_is_the_same_error() -> None:
+    for spec in (Regex("("), JsonSchema({"properties": {"a": {"type": "strin"}}}), Regex("(?!)")):
+        errors = []
+        for drafter in (draft, None):
+            with pytest.raises(GrammarError) as caught:
+                compile_spec(spec, BYTES, Options(), drafter)
+            errors.append((str(caught.value), caught.value.pointer, caught.value.position))
+        assert errors[0] == errors[1]
