@@ -20,6 +20,9 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 MAX_BYTES = 512 << 20
 NUM_WORKERS = 2
 
+_COUNTED_AT_ONCE = 32
+"""Memory is counted after one new grammar for so many that are kept: counting asks all of them."""
+
 
 _caches: weakref.WeakSet[GrammarCache] = weakref.WeakSet()
 
@@ -48,6 +51,7 @@ class GrammarCache:
         self._compiler = compiler
         self._num_workers = num_workers
         self._processes = processes or DraftingProcesses(0)
+        self._num_uncounted = 0
         self._futures: OrderedDict[Hashable, Future[Grammar]] = OrderedDict()
         self._start()
         self.num_hits = 0
@@ -131,6 +135,10 @@ class GrammarCache:
 
     def _trim(self) -> None:
         with self._lock:
+            self._num_uncounted += 1
+            if _COUNTED_AT_ONCE * self._num_uncounted < len(self._futures):
+                return
+            self._num_uncounted = 0
             excess = self._count() - self.max_bytes
             for key in [key for key, future in self._futures.items() if _is_ready(future)]:
                 if excess <= 0:

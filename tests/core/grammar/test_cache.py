@@ -9,6 +9,7 @@ import pytest
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.cache import GrammarCache, compile_cached, submit_compile
 from graftlm.core.grammar.compile import Grammar, compile_spec
+from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.spec import Choices, JsonSchema, Options, Regex, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.grammars import BYTES
@@ -91,3 +92,23 @@ def test_an_unknown_option_is_an_error_at_once() -> None:
 
 def test_the_cache_of_the_process_is_shared() -> None:
     assert compile_cached(Regex("xyz"), BYTES) is submit_compile(Regex("xyz"), BYTES).result()
+
+
+def test_memory_is_counted_now_and_then_where_many_grammars_are_kept() -> None:
+    counted = 0
+
+    class Small:
+        def matcher(self) -> Matcher:
+            raise AssertionError
+
+        @property
+        def num_bytes(self) -> int:
+            nonlocal counted
+            counted += 1
+            return 10
+
+    cache = GrammarCache(max_bytes=5_000, compiler=lambda spec, vocabulary, options: Grammar("small", Small()))
+    for i in range(1_000):
+        cache.get(Choices([str(i)]), BYTES)
+    cache.close()
+    assert len(cache) <= 520 and counted < 60 * 1_000
