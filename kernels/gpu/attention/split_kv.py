@@ -69,7 +69,9 @@ def cut(lens: np.ndarray, splits: int, items: np.ndarray, counts: np.ndarray) ->
 
 @functools.lru_cache(maxsize=64)
 def uniform_parts(num_rows: int, splits: int, device: torch.device) -> Parts:
-    """Every row in `splits` parts."""
+    """Every row in `splits` parts. There is room for two at least: kernels for rows that are never cut are others, which
+    would compile when the first such step comes.
+    """
     rows = torch.arange(num_rows, dtype=torch.int32, device=device) * PARTS
     items = (torch.arange(splits, dtype=torch.int32, device=device)[:, None] + rows).view(-1)
-    return Parts(items, torch.full_like(rows, splits), splits)
+    return Parts(items, torch.full_like(rows, splits), max(splits, 2))
