@@ -1,4 +1,4 @@
-"""Forms to fill in from a passage, with three examples before them: as JSON, and as DSPy's ChatAdapter writes them."""
+"""Forms to fill in from a passage, behind three examples: JSON in a text, and the turns of DSPy's adapters."""
 
 from __future__ import annotations
 
@@ -67,20 +67,36 @@ def json_form(labels: tuple[str, ...], seed: int) -> Form:
     """One JSON object of text values after the age."""
     keys, people = cases(labels, seed)
     gaps = ['{"age":', *(("," if i == 0 else '",') + f'"{key}":"' for i, key in enumerate(keys[1:])), '"}']
+    heads = [f"{p['text']}\n\n{p['name']} as JSON: " for p in people]
     shown = ["".join(gap + p[key] for gap, key in zip(gaps, keys, strict=False)) + gaps[-1] for p in people[:3]]
-    text = "".join(f"{p['text']}\n{p['name']}: {body}\n\n" for p, body in zip(people, shown, strict=False))
-    text += f"{people[3]['text']}\n{people[3]['name']}: "
-    stops = [",", *['"'] * (len(keys) - 1), ""]
-    return Form((), text, tuple(zip(gaps, [*keys, None], stops, strict=True)))
+    text = "".join(f"{head}{body}\n\n" for head, body in zip(heads, shown, strict=False)) + heads[3]
+    return Form((), text, tuple(zip(gaps, [*keys, None], _json_stops(keys), strict=True)))
+
+
+def json_turns(labels: tuple[str, ...], seed: int) -> Form:
+    """The turns of DSPy's JSONAdapter, and its JSON of a pair a line."""
+    keys, people = cases(labels, seed)
+    gaps = ['{\n  "age": ', *(("," if i == 0 else '",') + f'\n  "{key}": "' for i, key in enumerate(keys[1:])), '"\n}']
+    turns = _turns(dspy.JSONAdapter(), keys, [{**person, "age": int(person["age"])} for person in people])
+    return Form(turns, "", tuple(zip(gaps, [*keys, None], _json_stops(keys), strict=True)))
 
 
 def chat_form(labels: tuple[str, ...], seed: int) -> Form:
     """The turns and markers of DSPy's ChatAdapter."""
     keys, people = cases(labels, seed)
-    given = {"text": (str, dspy.InputField()), "name": (str, dspy.InputField())}
-    fields = {**given, **{key: (str, dspy.OutputField()) for key in keys}}
-    signature = dspy.Signature(fields, "Extract the fields from the text.")
-    turns = dspy.ChatAdapter().format(signature, people[:3], {key: people[3][key] for key in given})
     gaps = [("" if i == 0 else "\n\n") + f"[[ ## {key} ## ]]\n" for i, key in enumerate([*keys, "completed"])]
     stops = ["\n\n"] * len(keys) + [""]
-    return Form(tuple(turns), "", tuple(zip(gaps, [*keys, None], stops, strict=True)))
+    return Form(_turns(dspy.ChatAdapter(), keys, people), "", tuple(zip(gaps, [*keys, None], stops, strict=True)))
+
+
+def _turns(adapter: dspy.Adapter, keys: list[str], people: list[dict[str, Any]]) -> tuple[dict[str, str], ...]:
+    """Three people as examples, and the fourth to ask about."""
+    given = {name: (str, dspy.InputField()) for name in ("text", "name")}
+    wanted = {key: (type(people[0][key]), dspy.OutputField()) for key in keys}
+    signature = dspy.Signature(given | wanted, "Extract the fields from the text.")
+    return tuple(adapter.format(signature, people[:3], {name: people[3][name] for name in given}))
+
+
+def _json_stops(keys: list[str]) -> list[str]:
+    """Behind a number its comma, behind texts their quote, nothing behind the last part."""
+    return [",", *['"'] * (len(keys) - 1), ""]

@@ -15,7 +15,7 @@ from typing import Any
 import graftlm as gl
 from bench.frameworks._serve import served
 from bench.harness import Options, Row
-from bench.remote._forms import EIGHT, THREE, Form, chat_form, fill, json_form
+from bench.remote._forms import EIGHT, THREE, Form, chat_form, fill, json_form, json_turns
 from graftlm.core.model.load import resolve
 from graftlm.core.program.program import Program
 from graftlm.core.remote.ledger.usage import RemoteUsage
@@ -87,13 +87,14 @@ def _behind(server: str, url: str, model: str, options: Options, *, continues_tu
 
             forms = [json_form(labels, seed) for seed in seeds]
             yield from rows("JSON, text", measure(text, forms, NUM_SPEC_TOKENS), measure(text, forms, None))
-            forms = [chat_form(labels, seed) for seed in seeds]
-            plain = measure(text, forms, None)
-            yield from rows("turns, text", measure(text, forms, NUM_SPEC_TOKENS), plain)
-            yield from rows("turns, chat alone", measure(chat, forms, NUM_SPEC_TOKENS), plain)
-            if continues_turns:
-                continued = measure(turns, forms, NUM_SPEC_TOKENS)
-                yield from rows("turns, continued", continued, measure(turns, forms, None))
+            for layout, form_of in (("JSON", json_turns), ("markers", chat_form)):
+                forms = [form_of(labels, seed) for seed in seeds]
+                plain = measure(text, forms, None)
+                yield from rows(f"{layout}, turns, text", measure(text, forms, NUM_SPEC_TOKENS), plain)
+                yield from rows(f"{layout}, turns, chat alone", measure(chat, forms, NUM_SPEC_TOKENS), plain)
+                if continues_turns:
+                    continued = measure(turns, forms, NUM_SPEC_TOKENS)
+                    yield from rows(f"{layout}, turns, continued", continued, measure(turns, forms, None))
 
 
 @contextmanager
