@@ -9,7 +9,7 @@ import pytest
 
 from graftlm import JsonSchema, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError
-from graftlm.core.grammar import Grammar, Limits, ast
+from graftlm.core.grammar import Grammar, Limits, ast, budget
 from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.regex.regex import parse
@@ -26,6 +26,37 @@ def test_outside_of_a_budget_nothing_is_limited() -> None:
 def test_an_inner_budget_ends_no_later_than_the_outer_one() -> None:
     with limited(NO_TIME), limited(Limits()), pytest.raises(GrammarError, match="longer than 5 s"):
         check()
+
+
+class Clocks:
+    """A thread's processor time, and the time, as a test sets them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processor = self.wall = 100.0
+        monkeypatch.setattr(budget.time, "thread_time", lambda: self.processor)
+        monkeypatch.setattr(budget.time, "monotonic", lambda: self.wall)
+
+
+def test_time_that_a_thread_waits_for_a_busy_machine_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        clocks = Clocks(patched)
+        with limited(Limits(seconds=5)), limited(Limits(seconds=7)):
+            clocks.wall, clocks.processor = 149.0, 104.9
+            check()
+            clocks.processor = 105.1
+            with pytest.raises(GrammarError, match="longer than 7 s to compile; .* raise limits.seconds"):
+                check()
+
+
+def test_a_thread_that_gets_no_processor_ends_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        clocks = Clocks(patched)
+        with limited(Limits(seconds=5), share=0.5):
+            clocks.wall = 124.9
+            check()
+            clocks.wall = 125.1
+            with pytest.raises(GrammarError, match="longer than 50 s by the clock .* this machine is busy; try again"):
+                check()
 
 
 def test_memory_is_limited_where_states_are_not() -> None:
