@@ -7,16 +7,15 @@ the rules they name; without rules the language is regular.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
-from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shape_algebra import KINDS
 from graftlm.core.grammar.schema.algebra.shapes import (
@@ -77,16 +76,13 @@ def lower_schema(
 
     Raises GrammarError for what cannot be kept or satisfied.
     """
-    reader = SchemaReader(spec, options, items_differ=items_differ)
-    try:
+    with limited(options.limits), closing(SchemaReader(spec, options, items_differ=items_differ)) as reader:
         if not context_free:
             regular = Lowering(spec, options, reader)
             with suppress(_NotRegularError):
                 if not Irregular(reader, regular.close)(Reference("")):
                     return regular.lower()
         return Lowering(spec, options, reader, context_free=True).lower()
-    finally:
-        reader.close()
 
 
 def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
@@ -95,7 +91,8 @@ def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
 
     def lower(shape: Shape) -> Node | None:
         try:
-            return lowering.value(shape)
+            with limited(options.limits):  # an item is met whenever a text comes to it
+                return lowering.value(shape)
         except (_NotRegularError, GrammarError):
             return None
 
@@ -108,7 +105,8 @@ def is_regular(spec: JsonSchema, options: Options) -> Callable[[str], bool]:
 
     def test(pointer: str) -> bool:
         try:
-            Lowering(spec, options, reader).value(Reference(pointer))
+            with limited(options.limits):
+                Lowering(spec, options, reader).value(Reference(pointer))
         except _NotRegularError:
             return False
         except GrammarError:
@@ -144,10 +142,8 @@ class Lowering:
         self._reader = reader
         self.algebra = self._reader.algebra
         self._strict = options.strict
-        self._limits = options.limits
         self._whitespace = options.whitespace
         self._bounded_numbers = options.bounded_numbers
-        self._deadline = time.monotonic() + options.limits.seconds
         self.tokens = JsonTokens(spec, options, has_rules=context_free)
         self._context_free = context_free
         self._nodes: dict[Shape, Node] = {}
@@ -196,10 +192,6 @@ class Lowering:
             self._needs_rules()
             self.tokens.rules.setdefault(name, NOTHING)
             return Rule(name)
-        if time.monotonic() > self._deadline:
-            raise GrammarError(
-                f"the schema took longer than {self._limits.seconds:g} s to read; simplify it or raise limits.seconds"
-            )
         check()
         self._open[shape] = False
         node = self._lower(shape)

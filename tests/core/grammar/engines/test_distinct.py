@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,15 @@ def test_a_mask_leaves_out_what_would_repeat_an_item() -> None:
     matcher.rollback(2)
     twin = matcher.fork()
     assert allowed() == b",]" and twin.ending([]) == list(b"]")
+
+
+def test_items_that_a_text_comes_to_late_used_to_be_taken_for_unlimited_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = compiled({**UNIQUE, "items": {"enum": ["a", "b"]}}).matcher()
+    with monkeypatch.context() as patched:
+        late, spent = time.monotonic() + 3600, time.thread_time() + 3600
+        patched.setattr(time, "monotonic", lambda: late)
+        patched.setattr(time, "thread_time", lambda: spent)
+        assert matcher.advance(list(b'["a","a')) == 6
 
 
 def test_more_items_than_there_are_values_is_an_error() -> None:
