@@ -156,9 +156,11 @@ def _is_own(path: Path) -> bool:
     return not stat.S_ISLNK(found.st_mode) and found.st_uid in (_user(), -1)
 
 
-def trim(folder: Path, keep: int) -> None:
-    """Delete all but the `keep` entries of `folder` that were changed last."""
+def trim(folder: Path, keep: int, used: Path | None = None) -> None:
+    """Delete all but the `keep` entries of `folder` that were changed or used last. `used` is in use now."""
     try:
+        if used is not None:
+            os.utime(used)
         entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
     except OSError:
         return

@@ -79,6 +79,8 @@ def test_the_entries_used_last_are_kept(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
     disk_cache.trim(tmp_path, 2)
     assert sorted(os.listdir(tmp_path)) == ["new", "old"]
+    disk_cache.trim(tmp_path, 1, tmp_path / "old")
+    assert os.listdir(tmp_path) == ["old"]
 
 
 def test_a_folder_below_one_that_everybody_can_write_is_not_used_unless_that_is_sticky(root: Path) -> None:

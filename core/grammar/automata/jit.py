@@ -46,7 +46,8 @@ _MODULES = tuple(
         *("masks.trie", "masks.trie_walk", "masks.slices", "masks.spelling"),
     )
 )
-_KEPT_VERSIONS = 4
+_KEPT_VERSIONS = 16
+"""Of several environments, which may share the cache; one takes less than a megabyte."""
 _COMPILE_S = 300.0
 
 log = logging.getLogger("graftlm.grammar")
@@ -152,6 +153,8 @@ def _load() -> None:
         folder = _folder()
         if folder is not None and not disk_cache.is_intact(folder) and not _compile_elsewhere(folder):
             folder = None
+        if folder is not None:
+            disk_cache.trim(folder.parent, _KEPT_VERSIONS + 1, folder)  # and the lock
         _compile_all(folder)
     except Exception:
         if threading.main_thread().is_alive():  # else the process is ending, and nothing can be imported any more
@@ -215,7 +218,6 @@ def compile_into(folder: str) -> None:
             importlib.import_module("fcntl").flock(lock, 2)
         if not disk_cache.is_intact(path):
             disk_cache.publish(path, _compile_all)
-            disk_cache.trim(path.parent, _KEPT_VERSIONS + 1)  # and the lock
 
 
 def _compile_all(folder: Path | None) -> None:

@@ -32,7 +32,7 @@ from graftlm.kernels.cpu.compiled.object_code import MachineCode, Wanted
 
 T = TypeVar("T")
 
-_KEPT_VERSIONS = 8
+_KEPT_VERSIONS = 16
 """Folders of other versions of the loops that stay: several environments may share a cache."""
 _POLL_S = 0.02
 _PATIENCE_S = 0.5
@@ -71,7 +71,7 @@ def folder() -> Path | None:
     digest = hashlib.sha256(repr(what).encode())
     found = disk_cache.private_folder("cpu-loops", digest.hexdigest()[:16])
     if found is not None:
-        disk_cache.trim(found.parent, _KEPT_VERSIONS)
+        disk_cache.trim(found.parent, _KEPT_VERSIONS, found)
     return found
 
 

@@ -46,6 +46,17 @@ def test_processes_compile_all_parts_and_a_second_start_finds_them(
     assert not loop_cache.compiling()
 
 
+def test_a_version_that_is_used_used_to_be_deleted_where_newer_ones_were_compiled(folder: Path) -> None:
+    loop = folder / "silu_mul-0.loop"
+    loop.touch()
+    os.utime(folder, (1000, 1000))
+    for number in range(loop_cache._KEPT_VERSIONS):
+        (folder.parent / f"another {number}").mkdir()
+    loop_cache.folder.cache_clear()
+    assert loop_cache.folder() == folder and loop.exists()
+    assert len(os.listdir(folder.parent)) == loop_cache._KEPT_VERSIONS
+
+
 def test_what_the_package_has_is_not_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packaged = {*loop_cache.loops_of(SHAPES)} - {("silu_mul", (0,))}
     monkeypatch.setattr(object_code, "is_packaged", packaged.__contains__)
