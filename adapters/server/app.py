@@ -16,19 +16,19 @@ from starlette.requests import ClientDisconnect, Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from graftlm.adapters.server.body import Body
-from graftlm.adapters.server.chat import ChatBody, ChatWriter
-from graftlm.adapters.server.completions import CompletionBody, CompletionWriter
-from graftlm.adapters.server.errors import ApiError, api_error, invalid_body
+from graftlm.adapters.server.endpoints.body import Body
+from graftlm.adapters.server.endpoints.chat import ChatBody, ChatWriter
+from graftlm.adapters.server.endpoints.completions import CompletionBody, CompletionWriter
+from graftlm.adapters.server.endpoints.info import info_routes
+from graftlm.adapters.server.endpoints.page import History, page_routes
+from graftlm.adapters.server.endpoints.tokens import token_routes
 from graftlm.adapters.server.gate import Gate
-from graftlm.adapters.server.info import info_routes
+from graftlm.adapters.server.http.errors import ApiError, api_error, invalid_body
+from graftlm.adapters.server.http.responses import EventStream, WholeAnswer, Writer
+from graftlm.adapters.server.http.wire import Envelope
 from graftlm.adapters.server.intake import Intake
 from graftlm.adapters.server.metrics import Metrics
-from graftlm.adapters.server.page import History, page_routes
-from graftlm.adapters.server.responses import EventStream, WholeAnswer, Writer
 from graftlm.adapters.server.settings import ServerSettings
-from graftlm.adapters.server.tokens import token_routes
-from graftlm.adapters.server.wire import Envelope
 from graftlm.core.errors import GraftError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from graftlm.adapters.server.errors import ApiError
+from graftlm.adapters.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

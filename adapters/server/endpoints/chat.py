@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from graftlm.adapters.server.body import Body
-from graftlm.adapters.server.wire import Envelope, escaped, usage_of
+from graftlm.adapters.server.endpoints.body import Body
+from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.core.chat.messages import to_messages
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from graftlm.adapters.server.body import Body
-from graftlm.adapters.server.wire import Envelope, escaped, usage_of
+from graftlm.adapters.server.endpoints.body import Body
+from graftlm.adapters.server.http.wire import Envelope, escaped, usage_of
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 
-from graftlm.adapters.server.errors import api_error
-from graftlm.adapters.server.wire import DONE, PING, Envelope, event
+from graftlm.adapters.server.http.errors import api_error
+from graftlm.adapters.server.http.wire import DONE, PING, Envelope, event
 from graftlm.core.errors import RequestCancelled
 from graftlm.core.request import Chunk, Completion
 

@@ -10,8 +10,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from graftlm.adapters.server.completions import token_texts
-from graftlm.adapters.server.errors import api_error
+from graftlm.adapters.server.endpoints.completions import token_texts
+from graftlm.adapters.server.http.errors import api_error
 from graftlm.core.errors import ConfigError, GraftError
 
 if TYPE_CHECKING:

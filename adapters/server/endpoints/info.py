@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import graftlm
-from graftlm.adapters.server.errors import ApiError
+from graftlm.adapters.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from graftlm.adapters.server.app import Server

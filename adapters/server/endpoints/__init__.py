@@ -1,0 +1,1 @@
+"""The routes of `graftlm serve`: what each takes, and what it answers."""
