@@ -23,7 +23,7 @@ from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
 from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
-from graftlm.kernels.cpu.attention import attend
+from graftlm.kernels.cpu.attention.backend import attend
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.kv_store import KVStore, LayerKV

@@ -1,5 +1,1 @@
 """Attention on CPUs over the KV store: the backend, what its steps read, and the compiled decode and prefill paths."""
-
-from graftlm.kernels.cpu.attention.backend import attend
-
-__all__ = ["attend"]
