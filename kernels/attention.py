@@ -131,9 +131,6 @@ class Attention(Protocol):
     `prepare` is called once per step, `forward` once per layer of it.
     """
 
-    graph_safe: bool
-    """Whether `forward` may be captured in a CUDA graph and replayed with a later plan."""
-
     def supports(self, layer: LayerSpec) -> str | None:
         """Why this kernel cannot run `layer`; None if it can."""
         ...
@@ -156,7 +153,7 @@ class Attention(Protocol):
         q      [num_tokens, num_heads, k_dim]
         k      [num_tokens, num_kv_heads, k_dim]
         v      [num_tokens, num_kv_heads, v_dim]
-        plan   the prepared one; None when a graph is captured, which only a `graph_safe` kernel is asked for
+        plan   the prepared one; None while a CUDA graph is captured, which only a kernel with buffers for it is asked for
         -> [num_tokens, num_heads, v_dim], dtype of q. Softmax in float32.
         """
         ...

@@ -27,10 +27,6 @@ def allclose(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> b
     return float((found.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30)) < tolerance
 
 
-def is_silu(activation: object) -> bool:
-    return isinstance(activation, nn.SiLU) or "silu" in type(activation).__name__.lower()
-
-
 def activation_of(function: object) -> Activation | None:
     """The activation that `function` computes, judged by what it gives; None if it is none that kernels have."""
     if not callable(function):

@@ -87,8 +87,6 @@ class TorchAttention:
     compiled  whether the compiled loops may be used rather than their definition in torch; `compiles` whether they are
     """
 
-    graph_safe = False
-
     def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
         self.store = store
         self._plan: Plan | None = None

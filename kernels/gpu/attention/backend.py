@@ -45,8 +45,6 @@ class TritonAttention:
     missing, as on a CPU, rows that decode go through extend.
     """
 
-    graph_safe = True
-
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self.device = store.device

@@ -140,7 +140,6 @@ def test_an_engine_says_how_kv_is_kept() -> None:
 class Definition:
     """Attention over either store by their definitions; `wrong` spoils what it reads of a compact one."""
 
-    graph_safe = False
     wrong = ""
 
     def __init__(self, store: KVStore) -> None:
