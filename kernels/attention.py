@@ -153,7 +153,7 @@ class Attention(Protocol):
         q      [num_tokens, num_heads, k_dim]
         k      [num_tokens, num_kv_heads, k_dim]
         v      [num_tokens, num_kv_heads, v_dim]
-        plan   the prepared one; None while a CUDA graph is captured, which only a kernel with buffers for it is asked for
+        plan   the prepared one; None while a CUDA graph is captured, which only a CapturableAttention is asked for
         -> [num_tokens, num_heads, v_dim], dtype of q. Softmax in float32.
         """
         ...
