@@ -29,11 +29,11 @@ class LoadedModel:
     vocab_size       of the logits, which may be more than the tokenizer knows
     eos_token_ids    every id that ends an answer
     lane             "paged": ragged batches over the KV store; "serial": one sequence at a time over the model's
-                     own cache, because of `lane_reason`
+                     own cache, for the reason in `lane_reason`
     error            of logits of ragged batches, relative to the model's own forward; None if they were not compared
     kv_reason        why KV is not kept in 12 bits although the model and the card could: what the comparison found
     stack            runs steps of few tokens on a CPU in one compiled call; None where the model's own modules do
-    rehearsed        whether what its steps launch was compiled before anything was (rehearsal.py)
+    rehearsed        whether what its steps launch was compiled before anything was (kernel_warmup.py)
     """
 
     model: nn.Module

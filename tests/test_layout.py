@@ -65,3 +65,15 @@ def test_every_room_has_its_tests_and_every_folder_of_tests_a_room(layer: str) -
     }
     assert rooms(layer) - tested == set()
     assert tested - rooms(layer) - {layer} == set()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_file_that_the_code_names_exists(layer: str) -> None:
+    known = [f"/{path}" for each in (*LAYERS, "tests", "bench", "graftlm") for path in sources(each)]
+    missing = [
+        f"{path} names {name}"
+        for path in sources(layer)
+        for name in re.findall(r"(?<![\w./-])[\w/]+\.py\b", (ROOT / path).read_text())
+        if not any(each.endswith(f"/{name}") for each in known)
+    ]
+    assert missing == []

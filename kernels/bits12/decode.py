@@ -1,6 +1,6 @@
 """Decode attention over keys and values in 12 bits a number (bits12/kv_codec.py).
 
-As in gpu/decode.py a program has a row, a KV head and a part of the row's tokens, and the last part to end joins
+As in gpu/attention/decode.py a program has a row, a KV head and a part of the row's tokens, and the last part to end joins
 them. Here a program is one warp, whose threads copy what they will read into shared memory some blocks ahead, and turn
 codes into the matrix units' first factor in their own registers: keys by tokens, values by dimensions. So queries are
 padded to 8 columns, and nothing but probabilities moves between threads. This is in Gluon, the level below Triton.
@@ -341,7 +341,7 @@ def compact_decode_attention(
     out: torch.Tensor | None = None,
     stages: int | None = None,
 ) -> torch.Tensor:
-    """Attend each row's newest token to the row's slots; see gpu/decode.py: decode_attention.
+    """Attend each row's newest token to the row's slots; see gpu/attention/decode.py: decode_attention.
 
     q          bfloat16 [num_rows, num_heads, 128], last dimension dense, at most 8 heads for each KV head
     records    int32 [num_slots, num_kv_heads, 96], last dimension dense: words of K, then of V

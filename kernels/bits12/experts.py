@@ -1,7 +1,7 @@
 """Grouped products of a mixture's experts with weights in 12 bits, on Hopper, for few tokens an expert.
 
 As bits12/matmul.py, whose parts these are: one warp reads codes, two groups multiply in turn, one adds what is listed.
-An item is a block of up to 16 or 32 pairs of a token and an expert (gpu/expert_blocks.py), and 64 outputs of that
+An item is a block of up to 16 or 32 pairs of a token and an expert (gpu/mixture/expert_blocks.py), and 64 outputs of that
 expert. Tokens are laid out by block first, so that the copy engine can read them.
 """
 

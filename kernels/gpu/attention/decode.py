@@ -1,7 +1,7 @@
 """Decode attention on a GPU: one query per row, the KV of each row read through a table of slots.
 
 Lengths and tables are read on the device and the grid does not depend on them, so a captured CUDA graph serves every
-later step as it is. A row's tokens are cut into parts (gpu/split_kv.py) that run side by side; the last one to end
+later step as it is. A row's tokens are cut into parts (split_kv.py) that run side by side; the last one to end
 joins them. Source: flash decoding; the paged table after vLLM, arXiv 2309.06180.
 """
 

@@ -1,6 +1,6 @@
 """The part of decode attention that rows share: a prefix of cached tokens, read once for all of them.
 
-Its results are parts of each row, which gpu/decode.py or bits12/decode.py joins with the row's own.
+Its results are parts of each row, which gpu/attention/decode.py or bits12/decode.py joins with the row's own.
 """
 
 from __future__ import annotations

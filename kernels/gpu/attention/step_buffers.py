@@ -42,7 +42,7 @@ class DeviceStep:
     zeros      int32 [max_rows]            starts of rows that share nothing
     lens       int32 [max_rows]            tokens of each row, new ones included
     starts     int32 [max_rows]            tokens of each row that the shared prefix covers
-    items, counts  int32                   the parts of the rows that decode (gpu/split_kv.py)
+    items, counts  int32                   the parts of the rows that decode (split_kv.py)
     indptr     int32 [max_rows + 1]        where each row's new tokens are
     members    int32 [max_rows]            rows that share the prefix
     slots      int32 [max_tokens]          where each new token's KV goes

@@ -2,7 +2,7 @@
 
 Beside a library's product of the same shape it begins while the kernel before it ends, takes in the gate of an MLP,
 and leaves the sum over its parts to the norm that comes next, which reads them anyway. The largest products of one row
-are faster by gpu/gemv.py; from about a hundred rows on arithmetic takes the time, which the library is better at.
+are faster by gemv.py; from about a hundred rows on arithmetic takes the time, which the library is better at.
 """
 
 from __future__ import annotations
