@@ -1,4 +1,4 @@
-"""What an attention kernel is given and what it answers.
+"""The protocol of an attention kernel: what it is given and what it returns.
 
 A step arrives as a plan: the rows of the batch, each with its new tokens and the slots of all its tokens. This
 package knows the plan by the protocols below and imports nothing of the runtime above it.
@@ -91,7 +91,7 @@ class LayerSpec:
 
 
 Rotation = Literal["halves", "pairs", "spread", "none"]
-"""How a head is rotated: number i with number i + rotary_dim / 2, by the cosine i, both halves of cos equal (Llama);
+"""Rotary embedding of a head: number i with number i + rotary_dim / 2, by cosine i, both halves of cos equal (Llama);
 number 2 i with number 2 i + 1, by the cosine i (GLM); the same, by the cosine 2 i (Cohere); not at all."""
 
 
@@ -100,7 +100,7 @@ ROTATIONS: tuple[Rotation, ...] = get_args(Rotation)
 
 @dataclass(frozen=True)
 class PackedQKV:
-    """Queries, keys and values as one product gives them: the heads of q, then of k, then of v, not yet rotated.
+    """Queries, keys and values of one packed projection: the heads of q, then of k, then of v, not yet rotated.
 
     qkv     [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], last dimension dense
     cos     [num_tokens, rotary_dim <= head_dim]; sin likewise. The rest of a head is not rotated
@@ -161,7 +161,7 @@ class Attention(Protocol):
 
 @runtime_checkable
 class PackedAttention(Attention, Protocol):
-    """An attention kernel that takes q, k and v as one product gives them, and rotates and stores them at once."""
+    """An attention kernel that takes packed q, k and v, and applies the rotary embedding as it stores them."""
 
     def forward_packed(
         self,

@@ -1,4 +1,4 @@
-"""How an attention layer weighs its keys."""
+"""AttentionParams: the scale, window, softcap and sinks of an attention layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class AttentionParams:
-    """What a layer's attention asks for beside q, k and v. It is the same in every step.
+    """The parameters of a layer's attention beside q, k and v. They are the same in every step.
 
     scale    scores are `scale` times the dot products of queries and keys.
     window   sliding window: a token sees itself and the `window - 1` tokens before it; None sees all.

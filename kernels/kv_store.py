@@ -12,7 +12,7 @@ from graftlm.kernels.bits12 import kv_codec
 
 @dataclass(frozen=True)
 class LayerKV:
-    """What one layer keeps per token: K [num_kv_heads, k_dim] and V [num_kv_heads, v_dim]."""
+    """The KV of one token in one layer: K [num_kv_heads, k_dim] and V [num_kv_heads, v_dim]."""
 
     num_kv_heads: int
     k_dim: int

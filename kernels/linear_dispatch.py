@@ -27,7 +27,7 @@ from graftlm.kernels.hopper.support import gluon_kernel, takes
 from graftlm.kernels.norm import Addition, Norm
 
 Role = Literal["qkv", "gate_up", "add", "head"]
-"""What becomes of a product: it is used as it is (qkv, head), is gated, or is added to the residual stream."""
+"""How a product is used: as it is (qkv, head), gated, or added to the residual stream."""
 
 Kind = Literal["bits12", "tiled_gate", "gemv", "halves", "prefetch", "skinny"]
 
@@ -286,7 +286,7 @@ def _checked(
 
 
 COMPACT_DENSITY = 24
-"""Up to so many tokens for each expert on average, weights in 12 bits are faster than in 16."""
+"""Tokens per expert, on average, up to which weights in 12 bits are faster than in 16."""
 
 
 def plan_experts(weights: ExpertWeights, *, strict: bool = False, compact: bool = False) -> ExpertPlan:

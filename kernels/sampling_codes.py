@@ -1,4 +1,4 @@
-"""What stands in place of a token where none could be drawn."""
+"""Codes that stand in place of a token where none could be drawn."""
 
 NOT_FINITE = -1
 """A logit is NaN, or the largest is infinite."""

@@ -1,6 +1,6 @@
 """Decode attention over keys and values in 12 bits a number (bits12/kv_codec.py).
 
-As in gpu/attention/decode.py a program has a row, a KV head and a part of the row's tokens, and the last part to end joins
+As in gpu/attention/decode.py, a program has a row, a KV head and a part of the row's tokens; the last part to end joins
 them. Here a program is one warp, whose threads copy what they will read into shared memory some blocks ahead, and turn
 codes into the matrix units' first factor in their own registers: keys by tokens, values by dimensions. So queries are
 padded to 8 columns, and nothing but probabilities moves between threads. This is in Gluon, the level below Triton.
@@ -25,10 +25,10 @@ from graftlm.kernels.hopper.tiles import barrier, halves
 copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
 MAX_GROUP = 8
-"""Query heads of a KV head, the columns of a product."""
+"""Most query heads of a KV head: they are the columns of a product."""
 
 TOKENS = 16
-"""Of a block, the depth of a product."""
+"""Tokens of a block: the depth of a product."""
 
 _EIGHT = gl.constexpr(f"{{{EIGHT}}}")
 
@@ -101,7 +101,7 @@ def _slots(slots, first, last, layout: gl.constexpr, WIDE: gl.constexpr):
 
 @gluon.jit
 def _early_slots(slots, first, last, layout, STAGES, WIDE):
-    """Those of the first `STAGES` blocks."""
+    """The slots of the tokens of the first `STAGES` blocks."""
     found = ()
     for block in gl.static_range(STAGES):
         found += (_slots(slots, first + block * _TOKENS, last, layout, WIDE),)
@@ -312,7 +312,7 @@ def _join(
 
 
 _REGISTERS = 128
-"""Of a thread."""
+"""Registers of a thread."""
 
 
 def num_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
@@ -324,7 +324,7 @@ def num_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
 
 
 def num_stages(num_programs: float) -> int:
-    """As many as let all of a multiprocessor's programs run at once, if any do."""
+    """Blocks in shared memory: as many as let all programs of a multiprocessor run at once, if any number does."""
     return 8 if num_programs <= 4 else 4 if num_programs <= 9 else 2
 
 

@@ -1,7 +1,7 @@
-"""Grouped products of a mixture's experts with weights in 12 bits, on Hopper, for few tokens an expert.
+"""Grouped matrix products of a mixture of experts with weights in 12 bits, on Hopper, for few tokens per expert.
 
-As bits12/matmul.py, whose parts these are: one warp reads codes, two groups multiply in turn, one adds what is listed.
-An item is a block of up to 16 or 32 pairs of a token and an expert (gpu/mixture/expert_blocks.py), and 64 outputs of that
+It works as bits12/matmul.py does: one warp reads codes, two groups multiply in turn, one adds the listed weights.
+An item is a block of up to 16 or 32 pairs of token and expert (gpu/mixture/expert_blocks.py), and 64 outputs of the
 expert. Tokens are laid out by block first, so that the copy engine can read them.
 """
 
@@ -33,10 +33,10 @@ from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, gated, load, tiled
 
 DENSITY = 13
-"""Up to so many tokens for each expert on average, a block has 16 pairs; of more 32."""
+"""Tokens per expert, on average, up to which a block has 16 pairs; with more tokens it has 32."""
 
 _STAGES = {16: 10, 32: 8}
-"""As many as there is shared memory for, an even number, so that each is always that of one group."""
+"""Stages of the pipeline: as many as fit in shared memory, and an even number, so that a stage belongs to one group."""
 
 _REGISTERS = 96
 _SENTINEL = gl.constexpr(SENTINEL)

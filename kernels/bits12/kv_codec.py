@@ -20,10 +20,10 @@ import torch
 
 DIM = 128
 WORDS = 48
-"""Of one vector, int32."""
+"""int32 words of one vector."""
 
 BYTES = 4 * WORDS + 1
-"""Of one vector with its exponent."""
+"""Bytes of one vector with its exponent."""
 
 EIGHT = """
 .reg .b32 first, second;

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _bits(x):
-    """Those of bfloat16, int32; the sign goes on above them."""
+    """The bits of bfloat16 numbers as int32, sign-extended."""
     return x.to(tl.float32).to(tl.int32, bitcast=True) >> 16
 
 

@@ -15,7 +15,7 @@ from graftlm.kernels.bits12.kv_codec import EIGHT
 from graftlm.kernels.gpu.attention.online_softmax import attend_block
 
 SCALE = tl.constexpr(2.0**64)
-"""Of what `read_vectors` returns."""
+"""Scale of what `read_vectors` returns."""
 
 _EIGHT = tl.constexpr("{" + EIGHT + "".join(f"mul.rn.bf16x2 ${i}, ${i}, $7;" for i in range(4)) + "}")
 """As EIGHT says, times the power of two $7 (twice in a word)."""
@@ -23,7 +23,7 @@ _EIGHT = tl.constexpr("{" + EIGHT + "".join(f"mul.rn.bf16x2 ${i}, ${i}, $7;" for
 
 @triton.jit
 def power_of(exponent):
-    """What the numbers of vectors of these exponents, int32 [N], are to be multiplied by: two bfloat16 in an int32."""
+    """The factors for numbers of vectors with these exponents, int32 [N]: two bfloat16 in an int32."""
     return tl.minimum(exponent, 206) * 0x800080 + 0x18001800  # 2^(exponent - 15 - 64)
 
 

@@ -37,7 +37,7 @@ from graftlm.kernels.hopper.tiles import K, gated, load, tiled
 _SHARED = 200 * 1024
 """Bytes of shared memory for the stages of a program and the sums that its groups exchange."""
 _REGISTERS = 96
-"""Of a thread."""
+"""Registers of a thread."""
 
 _SENTINEL = gl.constexpr(SENTINEL)
 _LINES = gl.constexpr(LINES)

@@ -18,19 +18,19 @@ from dataclasses import dataclass
 import torch
 
 OUTPUTS = 64
-"""Of a tile."""
+"""Outputs of a tile."""
 INPUTS = 128
-"""Of a tile."""
+"""Inputs of a tile."""
 LINES = 96
-"""Of a tile, 32 words each: 32 of bytes for each box, then 16 of the rest for each."""
+"""Lines of a tile, 32 words each: 32 lines of bytes for each box, then 16 lines of the rest for each."""
 MAX_LISTED = 48
-"""Weights of one output that have no code, at most."""
+"""The most weights of one output that may have no code."""
 SENTINEL = 2.0
-"""What codes say where a weight is listed: the least that they can, before it is scaled."""
+"""The value that a code has where its weight is listed: the smallest one, before scaling."""
 
 _CODES = 16
 _EXPONENT = 128
-"""Of code 0, before it is scaled."""
+"""Exponent of code 0, before scaling."""
 _HIGHEST = 200
 """The largest exponent for code 0: scales and what they divide stay far from the ends of float32."""
 _LARGEST_LIST = 1 / 2000

@@ -4,7 +4,7 @@ The modules of the loops import no torch, so that a process can compile them wit
 """
 
 PANEL = 64
-"""Outputs of a panel, in oneDNN's weight layout and in our loops: four vector registers of 16 float32."""
+"""Output columns of a panel, in oneDNN's weight layout and in our loops: four vector registers of 16 float32."""
 
 MAX_RUN = 16
-"""Most single queries of a row that go over their keys together."""
+"""The largest number of single queries of a row that read their keys together."""

@@ -1,4 +1,4 @@
-"""What the compiled loops are called with: one ctypes structure each, whose first field counts tasks."""
+"""The arguments of the compiled loops: one ctypes structure for each, whose first field counts tasks."""
 
 from __future__ import annotations
 

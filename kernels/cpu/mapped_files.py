@@ -28,7 +28,7 @@ class MappedFiles:
                     self._ranges.append((int(start, 16), int(end, 16)))
 
     def release(self, x: torch.Tensor) -> int:
-        """Take the pages of `x`, which was not changed since it was read, out of this process. -> bytes taken out
+        """Drop the resident pages of `x`, which must be unchanged since it was read. -> bytes that were dropped
 
         The file stays in the system's cache, and whoever reads `x` again maps it again. Pages that `x` shares with
         others, at its ends, stay; so does memory that is in no file.

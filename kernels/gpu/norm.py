@@ -73,7 +73,7 @@ def norm_rows(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 def norm_rows_(x: torch.Tensor, norm: Norm) -> None:
-    """The same in place, for x [num_rows, n], last dimension dense."""
+    """`norm_rows` in place, for x [num_rows, n], last dimension dense."""
     _launch(x, x, norm, x, 0)
 
 

@@ -48,7 +48,7 @@ class Card(NamedTuple):
 
 @functools.cache
 def card_of(device: torch.device) -> Card:
-    """What `device` has; a device without GPU kernels counts as a small card with plenty of shared memory."""
+    """The resources of `device`; one without GPU kernels counts as a small card with plenty of shared memory."""
     if device.type != "cuda":
         return Card(1, 1 << 18)
     import triton

@@ -176,7 +176,7 @@ class Tile(NamedTuple):
 TILES = (
     Tile(64, 0, 8, (104, 80)), Tile(64, 32, 7), Tile(128, 0, 6), Tile(128, 32, 5), Tile(128, 64, 5), Tile(256, 0, 4)
 )  # fmt: skip
-"""What shared memory has room for. Rows that a step does not have take no time to read, but to multiply."""
+"""Tiles that fit in shared memory. Rows of padding take no time to read, but they take time to multiply."""
 
 
 def tile_of(num_rows: int) -> Tile:

@@ -25,14 +25,14 @@ from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, load, tiled
 
 OUTPUTS = 64
-"""Of one tile: what the matrix units take of a first factor."""
+"""Outputs of one tile: the rows that the matrix units take of a first factor."""
 BOXES = 2
-"""Of each factor, side by side, in a stage: memory likes to be asked for more than 128 bytes of a row at once."""
+"""Boxes of each factor, side by side, in a stage: reads of more than 128 bytes of a row at once are faster."""
 _MAX_PARTS = 8
 _SHARED = 200 * 1024
 """Bytes of shared memory for the stages of a program."""
 _REGISTERS = 64
-"""Of a thread, so that the kernel before and this one have room on a multiprocessor."""
+"""Registers of a thread: few, so that this kernel and the one before have room on a multiprocessor together."""
 
 
 @gluon.jit

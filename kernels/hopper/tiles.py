@@ -1,4 +1,4 @@
-"""What the kernels in Gluon share: how the copy engine reads tiles of a matrix and writes them, gates, pairs.
+"""Shared by the kernels in Gluon: how the copy engine reads tiles of a matrix and writes them, gates, pairs.
 
 Only kernels in Gluon import this module: it is not there in every Triton that ours run on (hopper/support.py).
 """

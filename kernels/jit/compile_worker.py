@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _import_all() -> None:
-    """What every fork would import or compute anew."""
+    """Import and compute once, before forking, what every fork would otherwise import and compute anew."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     sys.modules["torch"] = _NoTorch("torch")
     for name in KERNELS:

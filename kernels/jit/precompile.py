@@ -150,12 +150,12 @@ def is_dry() -> bool:
 
 
 def compile_together(run: Callable[[], object], device: torch.device) -> int:
-    """The same, and wait for it. -> how many kernels"""
+    """Compile the kernels that `run` launches and wait for them. -> how many kernels"""
     return compile_meanwhile(run, device).wait()
 
 
 class _Wanted:
-    """What Triton calls before it compiles a kernel: for its own thread it notes the kernel down and says no."""
+    """A hook of Triton before it compiles a kernel: on its own thread it notes the kernel down and declines."""
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[str, Any], tuple[Any, str]] = {}

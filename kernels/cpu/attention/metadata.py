@@ -19,7 +19,7 @@ Block = tuple[list[int], list[int], list[Span]]
 """A block of queries: their indices, how many keys of the spans each of them sees, and the spans."""
 
 _MAX_SINGLE = 4
-"""A row of up to so many new tokens is read as single queries, if there is no compiled loop for blocks."""
+"""Without a compiled loop for blocks, a row of at most this many new tokens is read as single queries."""
 _MIN_BLOCK_FILL = 1 / 4
 """With that loop, a row is read as single queries if it fills less than this part of a block."""
 
@@ -57,7 +57,7 @@ class DecodeQueries:
 
     @cached_property
     def addresses(self) -> tuple[int, int, int, int]:
-        """Of `query`, `indptr`, `spans` and `runs`."""
+        """Addresses of `query`, `indptr`, `spans` and `runs`."""
         a, b, c, d = (array.ctypes.data for array in (self.query, self.indptr, self.spans, self.runs))
         return a, b, c, d
 
@@ -107,7 +107,7 @@ class QueryBlocks:
 
     @cached_property
     def addresses(self) -> tuple[int, int, int, int, int]:
-        """Of `query`, `visible`, `query_ptr`, `spans` and `span_ptr`."""
+        """Addresses of `query`, `visible`, `query_ptr`, `spans` and `span_ptr`."""
         arrays = (self.query, self.visible, self.query_ptr, self.spans, self.span_ptr)
         a, b, c, d, e = (array.ctypes.data for array in arrays)
         return a, b, c, d, e
@@ -161,7 +161,7 @@ class AttentionMetadata:
 
 
 def spans_of(extents: Sequence[SlotRange], first: int, last: int) -> list[Span]:
-    """Where tokens [first, last) of a sequence lie."""
+    """The spans of slots that hold tokens [first, last) of a sequence."""
     spans: list[Span] = []
     offset = 0
     for extent in extents:

@@ -4,7 +4,7 @@ native  for processors like this machine's, and the attention of the embedded mo
         are compiled when they are needed.
 all     for each kind of processor (object_code.py), and the attention of many models: minutes, for a wheel to publish
 
-It works in as many processes as there are cores, and takes what the cache folder has already from there. Any machine
+It works in as many processes as there are cores, and takes from the cache folder what is there already. Any machine
 makes the code of all kinds.
 """
 
@@ -30,10 +30,10 @@ SHAPES = (
     (1, 80),
     (1, 96),
 )
-"""Query heads of a KV head, and dimensions of a head, of many models."""
+"""Attention shapes of many models: (query heads per KV head, dimensions of a head)."""
 
 EMBEDDED = ((1, 64),)
-"""Those of the embedded model."""
+"""The attention shape of the embedded model."""
 
 
 def wanted_loops(shapes: Sequence[tuple[int, int]]) -> list[Wanted]:
@@ -77,7 +77,7 @@ def native_targets() -> list[Target]:
 
 
 def _compile_in_a_process(target: Target, wanted: list[Wanted], folder: Path) -> None:
-    """numba compiles for one processor in the life of a process."""
+    """Compile in a process of its own, because numba compiles for one processor in the life of a process."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -2,7 +2,7 @@
 
 The package has object code for common processors and shapes (object_code.py). What is missing there is compiled: a
 process that loads a model imports torch and reads weights for seconds, and processes of their own compile meanwhile.
-Whoever needs a loop that one of them may still compile waits for it. Later processes link the object code from the
+A caller that needs a loop waits while one of them may still compile it. Later processes link the object code from the
 cache folder (kernels/disk_cache.py), which is valid for one kind of processor and version of all that is compiled.
 """
 
@@ -33,14 +33,14 @@ from graftlm.kernels.cpu.compiled.object_code import MachineCode, Wanted
 T = TypeVar("T")
 
 _KEPT_VERSIONS = 16
-"""Folders of other versions of the loops that stay: several environments may share a cache."""
+"""Folders of other versions of the loops that are kept, because several environments may share a cache."""
 _POLL_S = 0.02
 _PATIENCE_S = 0.5
-"""How long to wait in silence."""
+"""Seconds to wait before a line on the terminal says so."""
 _TIMEOUT_S = 120.0
-"""After so long a loop is compiled here, whatever the other processes do."""
+"""Seconds after which a loop is compiled in this process, whatever the other processes do."""
 _MOST_PROCESSES = 4
-"""More end no sooner: each imports numba and is slower at its first loop."""
+"""More processes finish no sooner: each imports numba and is slower at its first loop."""
 
 
 class LoopShapes(NamedTuple):

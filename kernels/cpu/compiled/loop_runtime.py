@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import torch
 
 _LIBRARY_CALLS = ("logf", "memcpy", "memmove", "memset")
-"""What LLVM may call that no program names."""
+"""Functions of the C library that LLVM may call although no source names them."""
 
 _lock = threading.Lock()
 _engines: list[object] = []
-"""What owns the machine code; kept for as long as the process lives."""
+"""The owners of the machine code, kept for as long as the process lives."""
 
 
 class Loop:
@@ -84,7 +84,7 @@ def link(machine_code: MachineCode) -> int:
 def _address_of(name: str) -> int:
     """Where a function of Python or of the C library is.
 
-    For one of numba's runtime, which handles exceptions that no loop raises, it is one that ends the process.
+    A function of numba's runtime handles exceptions, which no loop raises; the address given for it ends the process.
     """
     for library in (ctypes.pythonapi, ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)):
         if hasattr(library, name):

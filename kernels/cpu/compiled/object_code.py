@@ -1,7 +1,7 @@
-"""Object code of the CPU loops, and that which comes with the package for kinds of processors that many people have.
+"""Object code of the CPU loops, and the archives of it that come with the package for common kinds of processors.
 
     kernels/cpu/objects/x86-64-v3.zip   one archive for each kind, made by kernels/cpu/compiled/ahead_of_time.py
-      sources           what the loops' sources were then
+      sources           a digest of the sources that it was made from
       norm-0.names      the loop's symbol, and the names it refers to
       norm-0.o          relocatable object code
 

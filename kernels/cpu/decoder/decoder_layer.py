@@ -34,14 +34,14 @@ _DOTS = _has("avx512_bf16") and not _has("amx_tile")
 """Whether our products have the fastest bfloat16 arithmetic of the processor: oneDNN uses AMX tiles, we do not."""
 
 MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 64 if _DOTS or own_panels(torch.bfloat16) else 16}
-"""Rows up to which a step by our products is as fast as one by oneDNN's."""
+"""The largest number of rows for which our matrix products are as fast as oneDNN's."""
 
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """What a layer computes with.
+    """The weights of a layer.
 
     qkv      the projections whose outputs are all heads of q, then of k, then of v: one weight, or three
     q_norm   RMSNorm of each head before its rotary embedding; k_norm likewise; both or none

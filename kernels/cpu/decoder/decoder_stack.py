@@ -24,7 +24,7 @@ Rotations = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
 class AttentionKind(NamedTuple):
-    """What layers must agree on to share the metadata of a step and a loop."""
+    """The properties that layers must have in common to share a loop and the metadata of a step."""
 
     group: int
     head_dim: int
@@ -109,14 +109,14 @@ class DecoderStack:
         return logits
 
     def _bind(self, attention: TorchAttention) -> None:
-        """Note where the keys and values of each layer lie."""
+        """Write the addresses of each layer's keys and values into its calls."""
         store = self._store = attention.store
         self._k, self._v = (np.array([x.data_ptr() for x in part], np.int64) for part in (store.k, store.v))
         for kind in self._kinds:
             kind.bind(self._k[kind.index], self._v[kind.index], store.num_slots)
 
     def _place(self, plan: Plan) -> None:
-        """Have the rotations of the step's positions."""
+        """Point the call at cos and sin of the step's positions; compute more of them if need be."""
         last = max(row.past + row.num_new for row in plan.rows)
         if last > self._num_positions:
             self._num_positions = max(last, min(max(256, 1 << (last - 1).bit_length()), self._max_positions))

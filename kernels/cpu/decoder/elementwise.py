@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from graftlm.kernels.norm import Norm
 
 _SMALL = 1 << 14
-"""Tensors of fewer elements are left to one thread: it is done before a second one would start."""
+"""Tensors of fewer elements are left to one thread, which is done before a second one would start."""
 
 
 class Elementwise:

@@ -60,7 +60,7 @@ class PackedLinear(nn.Linear):
         return self._original[0].get_parameter("weight")
 
     def _plain(self, weight: torch.Tensor) -> torch.Tensor:
-        """From the original's layout to [out, in], or back."""
+        """Turn a weight in the original's layout into [out, in], or back."""
         return weight.t() if self._transposed else weight
 
     @property
@@ -135,7 +135,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 
 def num_rows_multiplied(num_rows: int) -> int:
-    """How many rows oneDNN is given for so many: it keeps for ever what it compiles for each number up to 512.
+    """Round `num_rows` up for oneDNN, which compiles for each number of rows up to 512 and keeps that for ever.
 
     That takes 0.3 MB a number and shape of a weight, and a millisecond or two. Padded to one of 92 numbers up to 2,048,
     a row's results are the same.

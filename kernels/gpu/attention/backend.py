@@ -27,7 +27,7 @@ OLDEST_FOR_FLOAT8 = (8, 9)  # compute capability
 
 
 def uniform_tile(dtype: torch.dtype) -> ExtendTile:
-    """Of every row in strict mode, whether it decodes or is prefilled."""
+    """The tile of every row in strict mode, whether it decodes or is prefilled."""
     return ExtendTile(32, 32, 4, 2) if dtype == torch.float32 else ExtendTile(64, 32, 4, 3)
 
 

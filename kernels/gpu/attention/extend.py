@@ -146,7 +146,7 @@ def _extend(
 
 
 MANY_ROWS = 8
-"""So many make programs enough with large tiles."""
+"""Rows from which on large tiles still give enough programs."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the attention kernels share: one block of an online softmax, and how much of a dot product is rounded.
+"""Shared by the attention kernels: one block of an online softmax, and how much of a dot product is rounded.
 
 Scores are kept in base 2: exp2 is one instruction, so `scale` comes multiplied by log2(e).
 """

@@ -76,7 +76,7 @@ GATED = SkinnyTile(64, 128, 1, 4)
 
 
 def parts_tile(n: int, num_rows: int, num_sms: int) -> SkinnyTile:
-    """As many parts as still let all programs run at once; more inputs a read where few rows leave room for them."""
+    """The tile: as many parts as let all programs run at once, and more inputs per read where few rows leave room."""
     inputs, stages = (256, 3) if num_rows <= 16 else (128, 6)
     return SkinnyTile(64, inputs, min(max(num_sms // triton.cdiv(n, 64), 1), MAX_PARTS), stages)
 

@@ -14,7 +14,7 @@ from graftlm.kernels.gpu.pdl import MAX_ROWS
 from graftlm.kernels.gpu.support import card_of
 
 MAX_FLOAT_ROWS = 512
-"""Up to so many tokens, the outputs of a token's experts are summed up from float32; of more, from the dtype of x."""
+"""Up to this many tokens, the outputs of a token's experts are summed in float32; with more, in the dtype of x."""
 
 
 class ExpertWeights(NamedTuple):

@@ -24,7 +24,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "none"]
 
 @dataclass(frozen=True)
 class Gate:
-    """What becomes of the gate and up projections: activation(gate) * (up + shift), both clamped before.
+    """How the gate and up projections are joined: activation(gate) * (up + shift), both clamped before.
 
     activation  of the gate; silu is gate * sigmoid(alpha * gate)
     limit       gate is clamped to at most that, up to its negative and it; None does not clamp

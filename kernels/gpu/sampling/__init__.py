@@ -1,1 +1,1 @@
-"""What sampling does with logits on GPUs: token masks and argmax."""
+"""Sampling from logits on GPUs: token masks, argmax, top-p and min-p without sorting."""

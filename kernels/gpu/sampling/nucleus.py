@@ -56,7 +56,7 @@ def _weights_and_keys(logits, b, c, logits_row, n, peak, temperature, CHUNK: tl.
 
 @triton.jit
 def _search(sums, weights, keys, numbers, b, num_rows, num_chunks, step, CHUNKS: tl.constexpr):
-    """What `step` passes found: the weight above the threshold, the weight to be reached, the threshold's first bits.
+    """Results of `step` passes: the weight above the threshold, the weight to be reached, the threshold's first bits.
 
     sums     float32 [passes, num_rows, num_chunks, 16]: of each pass
     weights  float32 [passes + 1, num_rows, 2], keys  uint32 [passes + 1, num_rows]: what the passes before this found
