@@ -81,11 +81,11 @@ def shared_runtime(
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """What tools make of a request.
+    """The parts of a request that tools determine.
 
     messages  the conversation, as the model reads calls and results.
     listed    the tools, for the chat template or the endpoint.
-    fields    what an endpoint is told beside them.
+    fields    further fields for an endpoint, such as tool_choice.
     sampling  the constraint of the answer.
     form      how calls are read in the text of the answer; None where it has none.
     """
@@ -129,7 +129,7 @@ def tool_request(
 
 
 def shown_fields(settings: Any, kind: Any, first: str) -> Iterator[tuple[str, Any]]:
-    """What the repr of a pydantic object shows: the field `first`, and those of `kind` that are not at their default.
+    """The fields in the repr of a pydantic object: `first`, and those of `kind` that are not at their default.
 
     kind  the pydantic class whose fields are of interest; those of its subclasses are a framework's.
     """

@@ -1,4 +1,4 @@
-"""From a request's constraint to the grammar that its sequence will follow."""
+"""Compile a request's constraint into the grammar that its sequence will follow."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def prepare_constraints(tokenizer: Tokenizer) -> None:
-    """Get ready what the first constraint needs, in threads beside the loading of a model; returns at once.
+    """Prepare what the first constraint needs, in threads, while a model is loaded. Returns at once.
 
     These are the grammar modules, their compiled loops and the trie over the vocabulary. Nothing depends on it but the
     time that the first constrained request takes.
@@ -114,7 +114,7 @@ def compile_constraint(sampling: SamplingParams, tokenizer: Tokenizer, engine: s
 
 
 def _warn(compiled: Future[Grammar]) -> None:
-    """Tell what a grammar leaves out; Python shows each text once."""
+    """Warn of what a grammar leaves out; Python shows each text once."""
     if compiled.exception() is None:
         for issue in compiled.result().warnings:
             warnings.warn(f"the constraint is not kept exactly: {issue}", stacklevel=2)

@@ -70,10 +70,10 @@ class InFlightStep:
 log = logging.getLogger("graftlm.engine")
 
 HOST_TIME = (1 / 10, 1 / 64)
-"""Host time between two steps that wait for each other, as a share of a step: at least, and more for each row."""
+"""Host time between two steps that are not overlapped, as a share of a step: a minimum, and a share for each row."""
 
 REST_AFTER = 2048
-"""Tokens whose steps take a hundred times as long as giving their memory back."""
+"""Tokens after which memory is given back: their steps take a hundred times as long as that does."""
 
 JUMPS_MEMORY = 1 / 4
 """Weight of the newest step in the moving average of the share of rows that get forced tokens."""
@@ -234,16 +234,16 @@ class LocalEngine:
         return plan
 
     def _needs_room(self) -> bool:
-        """Whether what has ended must make room first, so that nothing is retracted whose token is on its way."""
+        """Whether to complete the step in flight first, so that ended rows free their slots and none is retracted."""
         return self.cache.num_available < HEADROOM * len(self.scheduler.running)
 
     def _awaits_jumps(self, launched: InFlightStep) -> bool:
-        """Whether to complete a step first: running ahead costs each row that gets forced tokens a step."""
+        """Whether to complete a step before scheduling the next: overlap costs each row with forced tokens a step."""
         least, each = HOST_TIME
         return self._jump_share > least + each * len(launched.plan.rows) and launched.constrained
 
     def _launch(self, plan: StepPlan) -> InFlightStep | None:
-        """Start a step; None if it failed. Its prompts' KV is published: whoever reads it is launched later."""
+        """Launch a step; None if it failed. Its prompts' KV is published at once: steps that read it launch later."""
         started = time.perf_counter()
         try:
             logits = self.runner.forward(plan)
@@ -257,7 +257,7 @@ class LocalEngine:
         return InFlightStep(plan, logits, pending)
 
     def _draw(self, launched: InFlightStep) -> bool:
-        """Draw the tokens of a step before which all others have landed; False if it lands at once."""
+        """Sample a step whose predecessors have completed; False if that completes it, or fails."""
         started = time.perf_counter()
         try:
             launched.pending = self.sampler.sample_constrained(launched.plan, launched.logits)
@@ -317,7 +317,7 @@ class LocalEngine:
             self._commit(InFlightStep(*further, None), outcomes)
 
     def _prepare_last_tokens(self, plan: StepPlan, pending: PendingTokens) -> None:
-        """Do what can be done for rows that end with the token on its way, while the device runs their last step."""
+        """While the device runs the last step of some rows, publish their KV and decode their text so far."""
         for index in pending.rows:
             sequence = plan.rows[index].sequence
             if sequence.progress.status == "running" and sequence.remaining <= 1:
@@ -348,7 +348,7 @@ class LocalEngine:
             self._jump_share += JUMPS_MEMORY * (num_jumps / num_constrained - self._jump_share)
 
     def _give_back_memory(self) -> None:
-        """When idle after much was run on a CPU, return the memory of its steps to the system."""
+        """Return the memory of past steps to the system, on a CPU that is idle after many tokens."""
         if self._num_tokens_run >= REST_AFTER and self.spec.device_sampler is None:
             self._num_tokens_run = 0
             give_back()
@@ -356,7 +356,7 @@ class LocalEngine:
     # -- failures ----------------------------------------------------------------------------------------------
 
     def _fail_step(self, rows: Seq[ScheduledRow | PlanRow], error: BaseException) -> None:
-        """Let the sequences of a step that raised run again in parts, and end the request of one that ran alone.
+        """After a step has raised, run its sequences again in parts, and end the request of one that ran alone.
 
         Raises EngineError if the device will run no other step.
         """

@@ -1,4 +1,4 @@
-"""Builds the local engine: the model is loaded, its KV pool allocated, and a runner put over both."""
+"""Build the local engine: load the model, allocate its KV pool, and put a runner over both."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _attention(
 ) -> Attention:
     """The kernels that the configuration names; for "auto" the first of the device's that can run the model.
 
-    FlashInfer, which may be missing or unable to compile, is a wish: without it the next best are taken, with a
+    FlashInfer is optional: where it is missing or does not compile, the next best kernels are taken, with a
     warning. "auto" does not wish for it: nothing measured here says that it is faster.
     """
     from graftlm.kernels.gpu.support import triton_problem

@@ -15,11 +15,11 @@ TIMEOUT_S = 5.0
 
 _FRESH_S = 60.0
 _asked: dict[str, tuple[float, str | None]] = {}
-"""When the hub was asked for which model, and why it could not be."""
+"""For each model when the hub was last asked for it, and why it did not answer."""
 
 
 def only_local(source: str) -> bool:
-    """Whether a folder or Hugging Face id is to be read from this machine alone."""
+    """Whether to read a folder or Hugging Face id from this machine alone."""
     return os.path.isdir(source) or unreachable(source) is not None
 
 
@@ -37,7 +37,7 @@ def unreachable(model_id: str) -> str | None:
 
 
 def why_not(source: str, error: Exception) -> str:
-    """What to say of a model's files that could not be read."""
+    """The message for a model whose files could not be read."""
     near = [] if os.path.isdir(source) else near_names(source)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     said = f"{type(error).__name__}: {str(error)[:500]}{hint}"

@@ -1,4 +1,4 @@
-"""What the threads of this package owe the interpreter when it exits.
+"""The exit of the interpreter while threads of this package still run.
 
 Threads import modules, and the interpreter may exit meanwhile. Python then calls neither the hooks that such a module
 registers nor, where the module runs text with `exec`, ends with the status of the interrupt that ended the script.
@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 
 EXIT_WAIT_S = 10.0
-"""How long the exit waits for what a thread has under way, in seconds."""
+"""Seconds that the exit waits for what a thread has under way."""
 
 
 def end_llvm() -> None:
@@ -24,8 +24,8 @@ def end_llvm() -> None:
 def keep_interrupt() -> None:
     """Let a script that KeyboardInterrupt has ended die of SIGINT, as its parent expects.
 
-    Python notes that in a flag, which every text that is run clears, on any thread; dataclasses and named tuples, and
-    so most imports, run text. One that ends with KeyboardInterrupt sets it again.
+    Python notes that in a flag, which every `exec` clears, on any thread; dataclasses and named tuples, and
+    so most imports, call it. An `exec` that ends with KeyboardInterrupt sets the flag again.
     """
     raised = getattr(sys, "last_traceback", None)
     by_script = raised is not None and raised.tb_frame.f_back is None and not hasattr(sys, "ps1")

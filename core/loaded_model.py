@@ -33,7 +33,7 @@ class LoadedModel:
     error            of logits of ragged batches, relative to the model's own forward; None if they were not compared
     kv_reason        why KV is not kept in 12 bits although the model and the card could: what the comparison found
     stack            runs steps of few tokens on a CPU in one compiled call; None where the model's own modules do
-    rehearsed        whether what its steps launch was compiled before anything was (kernel_warmup.py)
+    rehearsed        whether the kernels of its steps were compiled before the first launch (kernel_warmup.py)
     """
 
     model: nn.Module
@@ -56,7 +56,7 @@ class LoadedModel:
     stack: DecoderStack | None = field(default=None, repr=False)
 
     def release(self) -> None:
-        """Give the model back as it came: its own modules, its weights in their plain layout."""
+        """Restore the model as it was handed over: its own modules, its weights in their plain layout."""
         self.stack = None
         self.fusions.undo()
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Counters:
-    """What the engine's thread counts while it runs; `_s` are seconds.
+    """Counters of the engine's thread; `_s` are seconds.
 
     computed_tokens  prompt tokens that were run; those of a retracted request count again when it is run again
     cached_tokens    prompt tokens taken from the prefix cache
@@ -75,7 +75,7 @@ class Stats(Counters):
 
 @dataclass(frozen=True)
 class PrefixMiss:
-    """Where a prompt left the cache: what both share last, and how the nearest cached prompt and this one go on."""
+    """Where a prompt left the cache: the end of the shared part, and how the cached prompt and this one go on."""
 
     num_cached: int
     shared_tail: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a caller gives and gets: Request, Listener, Chunk, Completion, Usage, Score."""
+"""Requests and results: Request, Listener, Chunk, Completion, Usage, Score."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Score:
 
 
 class Listener(Protocol):
-    """Who is told what happens to a request; called on the engine's thread, must not block."""
+    """Receives the events of one request. It is called on the engine's thread and must not block."""
 
     def on_chunk(self, chunk: Chunk) -> None: ...
     def on_finish(self, completion: Completion) -> None: ...
@@ -165,7 +165,7 @@ class Request:
 
 @dataclass(eq=False)
 class Submission:
-    """A request on its way into an engine, with what the caller's thread has made of it.
+    """A request on its way into an engine, with the prompt and grammar that the caller's thread has prepared.
 
     prompt_ids  int32 [num_prompt_tokens], without score_ids; None for an engine that takes prompts as they are given.
     grammar     the compiled constraint, or the compilation under way; None for free text, and for an engine that
@@ -182,7 +182,7 @@ class Submission:
 
 
 def checked(request: Request) -> Request:
-    """The request; ConfigError for what is none."""
+    """Return the request; raise ConfigError for an object that is none."""
     if not isinstance(request, Request):
         raise ConfigError(f"submit takes a Request, not {type(request).__name__}; build gl.Request(prompt, ...)")
     return request

@@ -144,7 +144,7 @@ class Runtime:
         return self._thread.closed
 
     def unavailable(self, max_step_s: float = 120.0) -> str | None:
-        """Why requests get no answer now: not loaded, closed, failed, or in one step for over `max_step_s`; or None."""
+        """Why requests get no answer now: not loaded, closed, failed, or in a step for over `max_step_s`; or None."""
         return self._thread.unavailable(max_step_s)
 
     @property
@@ -320,7 +320,7 @@ class Runtime:
         return given
 
     def _prepare(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[Submission | GraftError]:
-        """What to hand to the engine; for requests that cannot be prepared why they could not be."""
+        """Prepare requests for the engine; a request that cannot be prepared gives the reason instead."""
         arrived_s = time.monotonic()
         listeners = [CheckedListener.wrap(*one, self._ask_again) for one in zip(requests, listeners, strict=True)]
         given = [
@@ -333,7 +333,7 @@ class Runtime:
         return given
 
     def _ask_again(self, request: Request, listener: CheckedListener) -> None:
-        """Submit a request whose answer failed its check in the place of the first submission."""
+        """Submit a request again, in place of its first submission, because its answer failed its check."""
         first = listener.first
         assert first is not None
         (inputs,) = self._source.prepare([request])
@@ -375,7 +375,7 @@ class Runtime:
 
 
 def _check_model(model: Any, config: EngineConfig) -> None:
-    """Raise a ConfigError unless `model` is one; plugins say themselves what theirs is."""
+    """Raise a ConfigError unless `model` is a model; a plugin's engine or loader judges its own."""
     wanted = "give a Hugging Face id, a local folder, a loaded transformers model or 'sprout'"
     if model is None or (isinstance(model, str) and not model):
         raise ConfigError(f"model is empty; {wanted}")
@@ -388,7 +388,7 @@ def _check_model(model: Any, config: EngineConfig) -> None:
 
 
 def _cancel_with(runtime: weakref.ref[Runtime], submission_id: int, future: Future[Completion]) -> None:
-    """Tell the engine when a caller has cancelled the future."""
+    """Cancel the submission in the engine when its future is cancelled."""
     owner = runtime()
     if future.cancelled() and owner is not None:
         with contextlib.suppress(GraftError):

@@ -44,7 +44,7 @@ SequenceStatus = Literal["waiting", "running", "held", "finished"]
 
 
 class Bounds(NamedTuple):
-    """What a request is held to, settled when it is admitted. `deadline_s` is on the engine's clock."""
+    """The limits of a request, set when it is admitted. `deadline_s` is on the engine's clock."""
 
     max_new_tokens: int = 0
     seed: int = 0
@@ -53,7 +53,7 @@ class Bounds(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Progress:
-    """How far the steps have come. Written by scheduling/scheduler.py.
+    """How many tokens of a sequence are computed or in flight. Written by scheduling/scheduler.py.
 
     num_computed   tokens whose KV is in the pool, or will be once the launched steps have run
     num_in_flight  tokens that launched steps sample and the host does not know yet
@@ -99,7 +99,7 @@ class HeldSlots:
 
 @dataclass(eq=False, slots=True)
 class Output:
-    """What has been generated, as text. Written by scheduling/output_writer.py.
+    """The generated text. Written by scheduling/output_writer.py.
 
     num_spelled  generated tokens that are in `text`, which is brought up to date when somebody reads it
     stopped_by   the stop string or token id that ended the text
@@ -122,7 +122,7 @@ class Output:
 
 @dataclass(eq=False, slots=True)
 class Readout:
-    """What was read from the logits of a request that generates nothing. Written by sampling/step_sampler.py."""
+    """Scores or logits of a request that generates nothing. Written by sampling/step_sampler.py."""
 
     scores: list[Sampled] = field(default_factory=list)
     logits: np.ndarray | None = None
@@ -239,7 +239,7 @@ class Sequence:
 
 @dataclass(eq=False)
 class SequenceGroup:
-    """The n sequences of one request and what has become of them. `id` is the submission's."""
+    """The n sequences of one request and their results. `id` is the submission's."""
 
     id: int
     request: Request

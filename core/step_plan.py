@@ -55,7 +55,7 @@ class SharedPrefix:
 
 @dataclass(eq=False)
 class StepPlan:
-    """What one forward computes.
+    """The rows and tensors of one forward pass.
 
     input_ids    int64 [num_tokens]   all rows' new tokens, one after the other
     positions    int64 [num_tokens]

@@ -24,7 +24,7 @@ OLDEST_FOR_COMPACT = (9, 0)
 """Compute capability, Hopper's: the oldest on which KV in 12 bits was tried."""
 
 FASTER_COMPACT = (9, 0)
-"""Where it was measured to be faster."""
+"""The compute capability, Hopper's, on which KV in 12 bits was measured to be faster."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:
 
 
 def may_be_compact(loaded: LoadedModel, config: EngineConfig) -> bool:
-    """Whether a model, if it runs in the paged lane and attention over 12 bits gives the same, is to have them."""
+    """Whether a model may keep KV in 12 bits, provided that it runs in the paged lane and qualifies with it."""
     return _why_not_compact(loaded, config) is None and _is_taken(loaded, config.cache.dtype)
 
 
 def _is_taken(loaded: LoadedModel, wanted: str) -> bool:
-    """Whether 12 bits are taken where they can be: asked for, or by themselves where they are faster."""
+    """Whether the configuration takes 12 bits where they are possible: asked for, or faster on this card."""
     if wanted == "auto":
         return torch.cuda.get_device_capability(loaded.device) == FASTER_COMPACT
     return wanted == "compact"

@@ -23,7 +23,7 @@ DEFAULT_CONTEXTS = 64  # full contexts that the default CPU pool holds at most
 
 STEP_TOKENS = 2048
 LARGE_STEP_TOKENS = 8192
-"""Of prompts in one step: an H200 answers 256 requests of 512 tokens 5 % faster with so many (bench/gpu-notes.md)."""
+"""Prompt tokens of a large step: an H200 answers 256 requests of 512 tokens 5 % faster with it (bench/gpu-notes.md)."""
 
 LARGE_STEP_FREE = 4_000_000_000
 """Bytes that are room enough for a large step, which holds one gigabyte of tensors with an 8B model, and for graphs."""
@@ -46,7 +46,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_back() -> None:
-    """Return to the system what loading or running a model has freed: blocks of the C library, work space of MKL.
+    """Return freed memory to the system after loading or running a model: blocks of the C library, work space of MKL.
 
     Takes a millisecond or two where there is something to return.
     """
@@ -105,7 +105,7 @@ def pool_size(loaded: LoadedModel, cache: CacheConfig, bytes_per_token: int | No
 
 
 def step_tokens(wanted: int | None, device: torch.device) -> int:
-    """Prompt tokens that a step computes: those wanted, or what suits `device` with weights and KV pool on it."""
+    """Prompt tokens that a step computes: `wanted`, or else what suits the memory that is left free on `device`."""
     if wanted is not None:
         return wanted
     import torch

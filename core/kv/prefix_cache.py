@@ -23,7 +23,7 @@ SPARE = 32
 """The part of the pool, one in SPARE, that an eviction frees beyond what is missing, so that extents are long."""
 
 MAX_SPARE = 8
-"""Where more than this part of the pool is free, nothing is evicted for longer extents."""
+"""The free part of the pool above which nothing is evicted for longer extents."""
 
 
 class SnapshotLane(Protocol):
@@ -81,7 +81,7 @@ class PrefixCache:
         return match.length
 
     def miss(self, sequence: Sequence, peek: Peek) -> PrefixMiss | None:
-        """What the cache had instead of the prompt's next tokens; None on a full hit. Call before `start`."""
+        """Where the prompt leaves the cache and what is cached there; None on a full hit. Call before `start`."""
         if not self.enabled or peek.length == sequence.first_logit:
             return None
         rest = sequence.prompt_ids[peek.length : peek.length + MISS_TOKENS]

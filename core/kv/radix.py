@@ -210,7 +210,7 @@ class RadixTree:
             step = step.parent
 
     def evict(self, num_tokens: int) -> list[Extent]:
-        """Let go of at least `num_tokens` unlocked tokens if there are as many, in whole pages.
+        """Evict at least `num_tokens` unlocked tokens if there are as many, in whole pages.
 
         Leaves go in the order of the policy; of the last one only the tail that is needed.
         Returns the freed slots.
@@ -226,7 +226,7 @@ class RadixTree:
         return freed
 
     def clear(self) -> list[Extent]:
-        """Let go of everything that is not locked."""
+        """Evict everything that is not locked."""
         return self.evict(self.num_evictable)
 
     def continuation(self, peek: Peek, num_tokens: int) -> Ids:

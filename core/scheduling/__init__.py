@@ -1,1 +1,1 @@
-"""Which sequences run in a step, and what becomes of the requests they belong to."""
+"""Continuous batching: which sequences run in a step, and how their requests start and end."""

@@ -21,7 +21,7 @@ class Limits(NamedTuple):
 
 
 def admit(sequence: Sequence, limits: Limits, seeds: random.Random) -> Bounds:
-    """How many tokens a sequence may generate, its seed and its deadline.
+    """Admit a request: how many tokens its sequences may generate, their seed and their deadline.
 
     seeds  for a request that brings none
     Raises ConfigError or RequestTooLong for one that can never run.

@@ -36,7 +36,7 @@ class Choice:
 
     @classmethod
     def at(cls, sequence: Sequence) -> Choice | None:
-        """What is to be chosen at the end of `sequence`; None where nothing is, or no room is left for it.
+        """The choice at the end of `sequence`; None where there is none, or no room is left for it.
 
         A request for several answers goes on token by token: its answers are to differ.
         """

@@ -40,7 +40,7 @@ class OutputWriter:
             output.matcher = sequence.grammar.result().matcher()
 
     def open(self, sequence: Sequence) -> None:
-        """Append what the grammar forces before the first sampled token. Call once the prompt is in."""
+        """Append what the grammar forces before the first sampled token. Call it once the prompt is encoded."""
         self.begin(sequence)
         matcher = sequence.output.matcher
         if matcher is None:
@@ -111,7 +111,7 @@ class OutputWriter:
             sequence.output.text += self._spelled(sequence, sequence.num_generated)
 
     def chunk(self, sequence: Sequence) -> Chunk | None:
-        """What is new since the last chunk; None if there is no new text yet."""
+        """The text since the last chunk; None if there is none yet."""
         output = sequence.output
         done = output.finish_reason is not None
         if not done:
@@ -131,7 +131,7 @@ class OutputWriter:
         return Usage(sequence.num_prompt_tokens, num_cached, sequence.num_generated, num_forced)
 
     def completion(self, sequence: Sequence, pin: int | None = None) -> Completion:
-        """What a sequence that has ended gives: the generated text, or scores, or logits.
+        """The completion of a sequence that has ended: the generated text, or scores, or logits.
 
         pin  what unpins its prefix, if that stays in the cache
         """

@@ -1,4 +1,4 @@
-"""RequestTracker: the life of each request, from its arrival to the one result that its listener gets."""
+"""RequestTracker: follows each request from its arrival to the one result that its listener gets."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ class RequestTracker:
             self._end(group, RequestCancelled(f"request {group.request.id} was cancelled"))
 
     def expire(self) -> None:
-        """End those whose time is up."""
+        """End the requests whose deadline has passed."""
         if not self._timed:
             return
         now = self.clock()

@@ -112,7 +112,7 @@ class Scheduler:
         return rows
 
     def retract_all(self) -> None:
-        """Let all that run wait again. Tokens that were on their way will not come: their steps are given up."""
+        """Retract all running sequences. Tokens in flight are dropped, since their steps are given up."""
         for sequence in list(self.running):
             # a lane's own cache may be anywhere after a failure; slots hold what earlier steps computed
             self._stop(sequence, publish=self.cache.lane is None)
@@ -164,7 +164,7 @@ class Scheduler:
             sequence.progress.pending_index = index
 
     def received(self, sequence: Sequence) -> None:
-        """A token in flight has arrived."""
+        """Note that a token in flight has arrived."""
         sequence.progress.num_in_flight -= 1
 
     def rewind(self, sequence: Sequence, num_computed: int) -> None:

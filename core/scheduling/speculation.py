@@ -48,7 +48,7 @@ MAX_STEP = 64
 _RECENT_TOKENS = 8192
 _RECENT_NAMESPACES = 32
 _FEW_ROWS = 4
-"""Up to so many rows are looked up in every step; of more, those whose guesses were not worth it rest a while."""
+"""Up to this many rows are looked up in every step; with more, rows whose drafts were rejected pause a while."""
 _LONGEST_REST = 16
 
 _FIRST_ODDS = (0.15, 0.4, 0.55, 0.65, 0.75, 0.8)
@@ -79,7 +79,7 @@ class AcceptanceRate:
 
 @dataclass(eq=False)
 class DraftState:
-    """What drafting knows of one sequence: how its guesses fared, and the last one.
+    """Drafting state of one sequence: its last guess, and how its guesses fared.
 
     guess    tokens that were guessed to follow the first `made_at`, of which the last `matched` stand elsewhere too
     rest     steps for which it is not looked up; `idle` counts the guesses in a row that were not worth running
@@ -145,7 +145,7 @@ class Drafter:
         return [self._drafted(row, counts[i]) if counts[i] else row for i, row in enumerate(scheduled)]
 
     def timed(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long."""
+        """Note how long a step took."""
         if plan.num_tokens <= MAX_STEP and all(row.num_new <= MAX_NEW for row in plan.rows):
             self.times.add(plan.num_tokens, seconds)
 
@@ -172,11 +172,11 @@ class Drafter:
             recent.add(np.array(sequence.tokens[first:], np.int32))
 
     def forget(self) -> None:
-        """Forget what was written."""
+        """Forget all texts that were kept."""
         self._recent.clear()
 
     def _takes(self, row: ScheduledRow) -> bool:
-        """Whether one token will be sampled after all that is known of the row's text."""
+        """Whether the row's step samples one token after all that is known of its text."""
         sequence = row.sequence
         return (
             row.num_logits == 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _SLOPE = 0.04
-"""What a further token is taken to cost, as a share of an empty step, before anything else is known."""
+"""The prior cost of a further token, as a share of an empty step, before anything was measured."""
 
 _TRUST = 40.0
-"""How much must be seen before it outweighs that: the sum over the steps of squared distances from their mean size."""
+"""Weight of the prior, as the sum over steps of squared distances from their mean size that outweighs it."""
 
 _MEMORY = 0.99
-"""What a step's weight shrinks by with each later one."""
+"""Factor by which a step's weight shrinks with each later step."""
 
 
 class StepTimes:
@@ -35,7 +35,7 @@ class StepTimes:
         return self.base + self.per_token * num_tokens
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """A step of `num_tokens` tokens took `seconds`."""
+        """Note that a step of `num_tokens` tokens took `seconds`."""
         expected = self.of(num_tokens)
         if self.known and seconds < expected / 2:
             self._sums = _Sums()
@@ -55,7 +55,7 @@ class StepTimes:
 
 @dataclass
 class _Sums:
-    """Over the steps, each with its weight: of tokens and seconds, and of their products."""
+    """Weighted sums over the steps: of tokens, of seconds, and of their products."""
 
     weight: float = 0.0
     tokens: float = 0.0

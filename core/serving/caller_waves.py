@@ -12,7 +12,7 @@ LONGEST_S = 0.05
 
 
 class CallerWaves:
-    """Says how long the engine should wait for callers that it has just answered.
+    """How long the engine should wait for callers that it has just answered.
 
     Threads that each ask, wait and ask again are answered in one step and come back one by one. A step begun with the
     first of them would run nearly empty, and each of the others would interrupt the decoding of those before. A caller
@@ -27,13 +27,13 @@ class CallerWaves:
         self._last_s = 0.0
 
     def asked(self, now: float) -> None:
-        """A caller has handed over a request."""
+        """Note that a caller has submitted a request."""
         self._num_open += 1
         self._num_back += 1
         self._last_s = now
 
     def answered(self, now: float) -> None:
-        """The request of a caller has ended."""
+        """Note that the request of a caller has ended."""
         if now - self._answered_s > LONGEST_S:
             self._num_answered = self._num_back = 0
         self._num_open -= 1

@@ -13,7 +13,7 @@ from graftlm.core.errors import GrammarError, failure_of
 from graftlm.core.request import Chunk, Completion, Listener, Request, Submission, Usage
 
 Check = Callable[[str], str | None]
-"""What is wrong with a text; None if nothing is."""
+"""Judges a text: returns what is wrong with it, None if nothing is."""
 
 _SEED_STEP = 1_000_003
 _workers = ThreadPoolExecutor(2, thread_name_prefix="graftlm check")
@@ -52,7 +52,7 @@ class CheckedListener:
     def wrap(
         cls, request: Request, listener: Listener, ask_again: Callable[[Request, CheckedListener], None]
     ) -> Listener:
-        """`listener` itself where nothing can be left to check."""
+        """A CheckedListener over `listener`; `listener` itself where nothing is left to check."""
         sampling = request.sampling
         constrained = sampling.json_schema is not None or sampling.constraint is not None
         if sampling.on_unsupported != "check" or not constrained:
@@ -113,7 +113,7 @@ class CheckedListener:
         self._ask_again(replace(self._request, sampling=self._sampling(sampling)), self)
 
     def _sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Those of the next try: a greedy answer would be the same again."""
+        """The sampling parameters of the next try: it samples, because a greedy answer would be the same again."""
         seed = None if sampling.seed is None else sampling.seed + self._num_tries * _SEED_STEP
         return replace(sampling, n=len(self._slots), seed=seed, temperature=sampling.temperature or 1.0)
 
@@ -132,7 +132,7 @@ class CheckedListener:
 
 
 def _check_of(submission: Submission) -> Check | None:
-    """What judges the texts of a submission; None where the mask has kept everything."""
+    """The check of a submission's texts; None where the mask keeps the whole schema."""
     from graftlm.core.constraint import spec_of
     from graftlm.core.grammar.cache import compile_cached
     from graftlm.core.grammar.schema import validation

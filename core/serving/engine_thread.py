@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Task = Callable[["Engine"], object]
 BuildEngine = Callable[[Callable[[], None]], "Engine"]
-"""Makes the engine on its thread; is given a function that wakes the thread from anywhere."""
+"""Builds the engine on its thread. Its argument wakes the thread from any other one."""
 
 POLL_S = 0.02
 """How often to look again, in seconds, when all requests wait for something outside, such as a grammar."""
@@ -41,7 +41,7 @@ class EngineThread:
     runtime in front of it, so a runtime that nobody holds is freed.
 
     gathers     whether to wait for callers that come back together (CallerWaves), as an engine that batches should.
-    answers_on  whether the caller is on another thread that brings this engine's answers.
+    answers_on  whether the current thread is another one that delivers this engine's answers.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class EngineThread:
             raise self.failure
 
     def post(self, task: Task) -> None:
-        """Run `task` between two steps. After the end it meets a stand-in that answers with the cause."""
+        """Run `task` between two steps. After the engine has ended, a stand-in answers it with the cause."""
         self.start()
         with self._changed:
             if not self.closed:
@@ -120,7 +120,7 @@ class EngineThread:
     def add(self, submissions: Sequence[Submission]) -> None:
         """Hand requests to the engine, all at once. If it fails to take them, each listener is told why.
 
-        An interrupt of the caller, who hears of none of them then, cancels them.
+        If the caller is interrupted meanwhile, the requests are cancelled, since nobody will read their answers.
         """
         if not submissions:
             return
@@ -238,7 +238,7 @@ class EngineThread:
                 return
 
     def _finish(self, engine: Engine) -> None:
-        """End every request, those still queued too."""
+        """End every request, queued ones included."""
         with self._changed:
             self.closed = True
             tasks, self._tasks = self._tasks, deque()
@@ -285,7 +285,7 @@ def _cancel(submission_id: int, engine: Engine) -> None:
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Log what one caller's code raises instead of letting it reach the others."""
+    """Log what one caller's code raises, so that it does not reach the requests of others."""
     try:
         yield
     except BaseException:

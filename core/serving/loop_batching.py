@@ -1,4 +1,4 @@
-"""Calls that start in the same turn of an event loop are handed over together.
+"""Batching of calls that start in the same turn of an event loop: they are submitted together.
 
 `asyncio.gather` over calls that know nothing of each other starts them one after the other within one turn of the
 loop. Submitting each on its own would let the engine begin with the first; here they wait for the end of the turn,
@@ -20,7 +20,7 @@ from graftlm.core.request import Completion, Request
 
 
 class Submits(Protocol):
-    """What is handed to: a Runtime."""
+    """What requests are submitted to: a Runtime."""
 
     def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]: ...
 
@@ -51,7 +51,7 @@ def _hand_over(loop: asyncio.AbstractEventLoop, runtime: Submits) -> None:
 
 
 def _submit(loop: asyncio.AbstractEventLoop, runtime: Submits, waiting: _Waiting) -> None:
-    """Submit calls as one; if they are not taken, each alone, since one of them may be to blame."""
+    """Submit calls as one; if that fails, submit each alone, since one of them may be to blame."""
     try:
         futures = runtime.submit_many([request for request, _ in waiting])
     except BaseException as error:  # Rust code panics with one

@@ -32,6 +32,6 @@ class SharedRuntimes:
             return self._runtimes[key]
 
     def forget(self, closed: Runtime) -> None:
-        """Hold a closed runtime, and so its model, no longer."""
+        """Drop a closed runtime, so that its model is freed."""
         with self._lock:
             self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if runtime is not closed}
