@@ -69,8 +69,9 @@ def cut(lens: np.ndarray, splits: int, items: np.ndarray, counts: np.ndarray) ->
 
 @functools.lru_cache(maxsize=64)
 def uniform_parts(num_rows: int, splits: int, device: torch.device) -> Parts:
-    """Every row in `splits` parts. There is room for two at least: kernels for rows that are never cut are others, which
-    would compile when the first such step comes.
+    """Cut every row into `splits` parts, with room for two at least.
+
+    Kernels for rows that are never cut are others, which would compile at the first such step.
     """
     rows = torch.arange(num_rows, dtype=torch.int32, device=device) * PARTS
     items = (torch.arange(splits, dtype=torch.int32, device=device)[:, None] + rows).view(-1)
