@@ -14,6 +14,7 @@ from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
+from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lark, Limits, Options, Regex, Spec
@@ -114,7 +115,7 @@ def compile_spec(
         )
     _check_size(spec, options.limits)
     try:
-        with limited(options.limits):
+        with limited(options.limits), paused():
             if drafter is not None and _can_be_drafted(spec, vocabulary, options):
                 from graftlm.core.grammar.draft import finished
 

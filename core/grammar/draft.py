@@ -11,6 +11,7 @@ from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.product import without_products
 from graftlm.core.grammar.automata.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
+from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.compile import SHARE_OF_AUTOMATON, Grammar, Language, check_start, language_of
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Spec
@@ -37,7 +38,7 @@ class Draft:
 
 def draft(spec: Spec, options: Options) -> Draft:
     """Compile for a vocabulary with a token for every byte. Raises GrammarError, as `compile_spec` does."""
-    with limited(options.limits):
+    with limited(options.limits), paused():
         language = language_of(spec, options)
         if language.rules:
             return _with_rules(language)

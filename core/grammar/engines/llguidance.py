@@ -46,6 +46,9 @@ class LlguidanceGrammar:
         self.vocabulary = vocabulary
         self._make_language = language
         self._source = source
+        self.start_mask: MaskRow | None = None
+        """What may come first, once that was computed."""
+
         self._start = LLMatcher(tokenizer_of(vocabulary), source, log_level=0, limits=limits)
         if self._start.is_error():
             raise GrammarError(f"llguidance cannot compile the grammar: {_reason(self._start)}")
@@ -109,6 +112,10 @@ class LlguidanceMatcher(LibraryMatcher):
         if self._stopped:
             row[:] = 0
             return True
+        begun = self.grammar if not self._num_consumed else None  # all texts of a grammar begin alike
+        if begun is not None and begun.start_mask is not None:
+            row[:] = begun.start_mask
+            return True
         has_eos = bool(self._vocabulary.eos_token_ids)
         buffer = row if has_eos else np.zeros(_num_words(self._vocabulary), np.int32)
         self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
@@ -117,6 +124,8 @@ class LlguidanceMatcher(LibraryMatcher):
             row[:] = buffer[: len(row)]
             clear_beyond(row, self._vocabulary)
         allow_eos(row, self._vocabulary, self.accepting)
+        if begun is not None:
+            begun.start_mask = row.copy()
         return True
 
     def _consume(self, token_ids: list[int]) -> int:

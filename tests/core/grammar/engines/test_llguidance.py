@@ -80,6 +80,19 @@ def test_a_vocabulary_without_an_end_is_matched_all_the_same() -> None:
     assert matcher.advance([97]) == 1 and allowed(matcher, vocabulary) == set()
 
 
+def test_what_may_come_first_is_computed_once_for_all_texts_of_a_grammar() -> None:
+    grammar = compiled({"type": "object", "properties": {"a": {}}})
+    assert isinstance(grammar.compiled, LlguidanceGrammar)
+    assert grammar.compiled.start_mask is not None  # compiling looks whether anything may come first
+    one, other = grammar.matcher(), grammar.matcher()
+    assert allowed(one) == {ord("{")}
+    one.advance([ord("{")])
+    assert allowed(one) == {ord('"'), ord("}")}
+    assert allowed(other) == {ord("{")}
+    one.rollback(1)
+    assert allowed(one) == {ord("{")}
+
+
 def test_tokens_that_do_not_fit_are_not_consumed_and_break_nothing() -> None:
     matcher = compiled(LIST).matcher()
     assert matcher.advance(list(b'{"value":x1')) == 9

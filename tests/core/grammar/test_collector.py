@@ -1,0 +1,70 @@
+"""The collector waits for compilations, and goes on as it was."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from graftlm.core.grammar.collector import paused
+from graftlm.core.grammar.compile import compile_spec
+from graftlm.core.grammar.spec import JsonSchema, Options
+from tests.grammars import BYTES
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def test_it_goes_on_with_the_end_of_the_last_block() -> None:
+    with paused():
+        with paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_it_goes_on_after_an_error() -> None:
+    with pytest.raises(ValueError, match="x"), paused():
+        raise ValueError("x")
+    assert gc.isenabled()
+
+
+def test_who_has_switched_it_off_finds_it_off() -> None:
+    gc.disable()
+    with paused():
+        pass
+    assert not gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_it_runs_in_a_fork_made_meanwhile() -> None:
+    with paused():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_compiling_causes_no_collection() -> None:
+    fields = {f"field{i}": {"anyOf": [{"type": "integer"}, {"type": "string"}]} for i in range(80)}
+    schema = JsonSchema({"type": "object", "properties": fields})
+    runs: list[str] = []
+
+    def seen(phase: str, info: dict[str, int]) -> None:
+        runs.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(seen)
+    try:
+        compile_spec(schema, BYTES, Options())
+        during = len(runs)
+    finally:
+        gc.callbacks.remove(seen)
+    assert during <= 2  # one, perhaps, of what is done after it
