@@ -12,7 +12,7 @@ from graftlm.core.grammar.matcher import MaskRow, Matcher
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 END = b"\n\n"
-"""What follows a value. It is scored with each option, so that one that begins another is not preferred for that."""
+"""The end of a value. It is scored with each option, so that an option that begins another has no advantage."""
 
 
 class Choosing:

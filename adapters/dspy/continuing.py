@@ -1,4 +1,4 @@
-"""Replies at an endpoint that lack a field, or were cut inside of one: they are gone on with, not asked for anew."""
+"""Replies of an endpoint that lack a field or were cut inside one: they are continued, not requested anew."""
 
 from __future__ import annotations
 

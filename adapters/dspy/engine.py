@@ -1,4 +1,4 @@
-"""DSPy's engine doors: one lm15 request in, one response out, through the runtime's continuous batch.
+"""DSPy's engines: one lm15 request in, one response out, through the runtime's continuous batch.
 
 DSPy owns caching, retries, history and callbacks; an engine makes one attempt. `complete` may be called from any
 number of threads and `AsyncEngine.complete` from any event loop: a call only enqueues and waits.
@@ -66,7 +66,7 @@ class _Call:
         return Request(self.ids, self.sampling, stream=stream, tools=tools, tool_fields=fields)
 
 
-class _Door:
+class _EngineBase:
     """What both engines share: capabilities, the translation of requests, saving and copying."""
 
     supports_function_calling = True
@@ -232,12 +232,12 @@ class _Door:
         return endpoint.start(mended(endpoint, call.reply, call.ids, call.sampling, asked))
 
     def _taken(self, request: lm15.Request) -> tuple[lm15.Response | None, int]:
-        """An answer that came with an earlier one, or None and how many to ask for."""
+        """An answer that came with an earlier request; or None, and how many to request."""
         sharing = shared()
         return (None, 1) if sharing is None or self.runtime.endpoint is None else sharing.take(request)
 
     def _answer(self, call: _Call, completion: Completion, request: lm15.Request) -> lm15.Response:
-        """The response; further answers that were asked for with it are left to those who share them."""
+        """The response. Further answers of the same request are left to the calls that share them."""
         sharing = shared()
         if sharing is None or call.sampling.n == 1 or self.runtime.endpoint is None:
             return self._response(call, completion)
@@ -257,7 +257,7 @@ class _Door:
         return _measured_response(call, reply)
 
 
-class Engine(_Door):
+class Engine(_EngineBase):
     """A DSPy engine: `dspy.LM(engine.model_string, engine=engine)`."""
 
     def complete(self, request: lm15.Request) -> lm15.Response:
@@ -285,8 +285,8 @@ class Engine(_Door):
         """The runtime belongs to whoever made it; nothing to release here."""
 
 
-class AsyncEngine(_Door):
-    """The same for event loops. Cancelling the awaiting task frees the request's KV."""
+class AsyncEngine(_EngineBase):
+    """A DSPy engine for event loops. Cancelling the awaiting task frees the request's KV."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
         with _translated():

@@ -113,7 +113,7 @@ class Scaffold:
 
     @property
     def separate_links(self) -> list[Composite | JsonSchema]:
-        """The same with each schema by itself, so that one too large for an automaton leaves the others theirs."""
+        """All replies, with each schema by itself, so that one too large for an automaton leaves the others theirs."""
         return _separate(self.pieces(), self.fields)
 
 

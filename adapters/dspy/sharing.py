@@ -44,7 +44,7 @@ class Shared:
 
 
 def shared() -> Shared | None:
-    """What the surrounding call shares, if it shares anything."""
+    """The answers that the surrounding call shares; None if it shares none."""
     return _shared.get()
 
 

@@ -15,7 +15,7 @@ from graftlm.core.request import Completion, TokenLogprob, Usage
 
 PROVIDER = "graftlm"
 DEFAULT_MAX_TOKENS = 1024
-"""Of an answer for which neither the LM nor the call says `max_tokens`; less where the context ends."""
+"""`max_tokens` where neither the LM nor the call gives it; less where the context ends."""
 
 SUPPORTED_PARAMS = frozenset(
     {
@@ -257,7 +257,7 @@ def translate(error: errors.GraftError) -> lm15.LM15Error:
 
 
 def _remote(error: errors.RemoteError) -> lm15.LM15Error:
-    """What an endpoint refused, as the error by which DSPy knows whether to ask again, and when."""
+    """An endpoint's refusal as the error that tells DSPy whether to retry, and when."""
     if error.code in ("insufficient_quota", "billing_hard_limit_reached"):
         return lm15.BillingError(str(error), provider=PROVIDER)
     if error.code == "context_length_exceeded":
@@ -274,5 +274,5 @@ def _remote(error: errors.RemoteError) -> lm15.LM15Error:
 
 
 def unsupported(message: str, feature: str) -> lm15.UnsupportedFeatureError:
-    """What DSPy shows as LMUnsupportedFeatureError."""
+    """The error that DSPy shows as LMUnsupportedFeatureError."""
     return lm15.UnsupportedFeatureError(message, provider=PROVIDER, feature=feature)

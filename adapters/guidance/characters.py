@@ -14,7 +14,7 @@ from guidance.models._engine._interpreter import recode_special_tokens
 def whole_characters(
     tokenizer: Any, responses: Generator[EngineResponse, None, TokenUsage]
 ) -> Generator[EngineResponse, None, TokenUsage]:
-    """The same responses; the beginning of a character that never ends is left out of texts and captures."""
+    """The responses without incomplete characters at the ends of texts and captures."""
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     with closing(responses):
         while True:

@@ -10,7 +10,7 @@ _SAID = {"system": "probe system", "user": "probe user", "assistant": "probe ass
 
 
 def chat_template_of(tokenizer: Tokenizer) -> str | type[ChatTemplate] | None:
-    """What guidance takes as `chat_template`: one that it knows, else one read off rendered conversations.
+    """The `chat_template` for guidance: one that it knows, else one read off rendered conversations.
 
     None, for which guidance writes ChatML, where there is no template or it cannot be taken apart.
     """

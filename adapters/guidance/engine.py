@@ -48,7 +48,7 @@ _seeds: ContextVar[random.Random | None] = ContextVar("graftlm_guidance_seeds", 
 
 
 class Grammar:
-    """A grammar node on its way to the engine, and what is made of it on the way."""
+    """A grammar node on its way to the engine, and its compiled forms."""
 
     def __init__(self, node: GrammarNode) -> None:
         self.node = node
@@ -71,7 +71,7 @@ class GraftState(EngineState):
 
 @dataclass
 class Written:
-    """What one grammar wrote. `captures` are the variables of each step with their log-probabilities, in order."""
+    """The text of one grammar. `captures` are the variables of each step with their log-probabilities, in order."""
 
     text: bytes = b""
     captures: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Written:
 
 
 class GraftEngine(Engine):
-    """What all copies of one `GraftModel` share.
+    """The engine that all copies of one `GraftModel` share.
 
     With `enable_token_probabilities` tokens carry the model's probability, and with `enable_top_k` the likeliest
     `top_k` beside it. An engine whose `get_logits` was replaced, and a call with a step configuration, run guidance's
@@ -187,7 +187,7 @@ class GraftEngine(Engine):
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
-        """What is started in this context takes its seeds from here, in whatever order it comes to run."""
+        """Grammars that are started in this context take their seeds from here, in whatever order they run."""
         if self._seeds is None:
             yield
             return

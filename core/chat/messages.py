@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,10 +141,19 @@ def _to_tool_call(call: Any, where: str) -> ToolCall:
 
 
 def _to_template_dict(message: Message, multimodal: bool) -> dict[str, Any]:
-    result: dict[str, Any] = {"role": message.role, "content": _template_content(message, multimodal)}
+    return chat_dict(message, _template_content(message, multimodal), lambda arguments: arguments)
+
+
+def chat_dict(message: Message, content: Any, write: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """A message in the form of the OpenAI API.
+
+    content  what the message says, in that form
+    write    gives the form of a tool call's arguments
+    """
+    result: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
         result["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": write(call.arguments)}}
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:

@@ -72,20 +72,20 @@ class Heads:
         return PackedQKV(qkv, *heads, cos, sin, q_norm, k_norm, self.rotation)
 
 
-class Handoff:
-    """What a layer has normed already for the next one, while it summed."""
+class PrenormedResidual:
+    """The residual stream as the next layer normalises it, computed by the kernel that sums it."""
 
     def __init__(self) -> None:
         self._hidden: torch.Tensor | None = None
         self._normed: torch.Tensor | None = None
 
     def give(self, hidden: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
-        """Keep what `hidden` is when it is normed. -> hidden"""
+        """Keep `hidden` together with its norm. -> hidden"""
         self._hidden, self._normed = hidden, normed
         return hidden
 
     def take(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """`hidden` normed; None if that is not what was kept."""
+        """The norm of `hidden`; None if another tensor was kept."""
         normed = self._normed if self._hidden is hidden else None
         self._hidden = self._normed = None
         return normed
@@ -109,7 +109,7 @@ class FusedLayer:
     """Takes the place of a layer's forward.
 
     following  the norm that comes after the layer, in the next one
-    handoff    one for all layers
+    prenormed  one for all layers
     """
 
     parts: Parts
@@ -118,7 +118,7 @@ class FusedLayer:
     linears: Projections
     mlp: LayerMlp
     following: Norm | None = None
-    handoff: Handoff = field(default_factory=Handoff)
+    prenormed: PrenormedResidual = field(default_factory=PrenormedResidual)
 
     @property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
@@ -132,10 +132,10 @@ class FusedLayer:
         if step is None or embeddings is None or not plain or hidden_states.shape[0] != 1:
             return self.original(hidden_states, *args, **options)
         cos, sin = embeddings
-        normed = self.handoff.take(hidden_states)
+        normed = self.prenormed.take(hidden_states)
         wanted = output_tokens_after(self.parts.attention)
         out, normed = self.run(hidden_states[0], cos[0], sin[0], step, wanted, normed)
-        return self.handoff.give(out[None], normed)
+        return self.prenormed.give(out[None], normed)
 
     def run(
         self,
@@ -200,14 +200,14 @@ def fuse_layers(
     """
     switch = AttentionSwitch(model)
     for layers, rotary in decoder_stacks(model):
-        handoff = Handoff()
+        prenormed = PrenormedResidual()
         all_parts = [found.parts(layer) for layer in layers]
         for layer, parts, behind in zip(layers, all_parts, [*all_parts[1:], None], strict=True):
             if isinstance(parts, str):
                 fusions.unfused.append(parts)
                 continue
             following = behind.before_attention if isinstance(behind, Parts) else None
-            make = partial(FusedLayer, following=following, handoff=handoff)
+            make = partial(FusedLayer, following=following, prenormed=prenormed)
             choose = partial(plan, agree=agree, max_rows=max_rows, linear=linear)
             fused = _fused(layer, rotary, parts, switch, agree, make, choose, compact=compact)
             if isinstance(fused, str):

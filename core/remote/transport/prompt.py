@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from graftlm.core.chat.messages import ImagePart, Message, TextPart, to_messages
+from graftlm.core.chat.messages import ImagePart, Message, TextPart, chat_dict, to_messages
 from graftlm.core.errors import ConfigError
 
 
@@ -48,11 +48,11 @@ class RemotePrompt:
         return cls(messages=messages, tools=tuple(tools or ()), tool_fields=fields or {})
 
     def plus(self, text: str) -> RemotePrompt:
-        """The same, gone on with `text`."""
+        """The prompt with `text` appended to its open turn."""
         return replace(self, text=self.text + text)
 
     def with_turns(self, *turns: Mapping[str, Any]) -> RemotePrompt:
-        """The same chat with further turns, none of them open."""
+        """The chat with further turns, none of them open."""
         return replace(self, messages=(*(self.messages or ()), *turns), text="")
 
     @property
@@ -63,26 +63,10 @@ class RemotePrompt:
 
 
 def message_dict(message: Message) -> dict[str, Any]:
-    """A message in the shape of the OpenAI API."""
-    result: dict[str, Any] = {"role": message.role}
-    if isinstance(message.content, str) or all(isinstance(part, TextPart) for part in message.content):
-        result["content"] = message.text
-    else:
-        result["content"] = [_part(part) for part in message.content]
-    if message.tool_calls:
-        result["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        result["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        result["name"] = message.name
-    return result
+    """A message in the form of the OpenAI API, its media as data URLs and its tool calls' arguments as text."""
+    is_text = isinstance(message.content, str) or all(isinstance(part, TextPart) for part in message.content)
+    content = message.text if is_text else [_part(part) for part in message.content]
+    return chat_dict(message, content, json.dumps)
 
 
 def _part(part: Any) -> dict[str, Any]:
