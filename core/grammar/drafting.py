@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.budget import WALL_FACTOR
 from graftlm.core.grammar.draft import Draft, draft
 from graftlm.core.grammar.spec import JsonSchema, Options, Spec
 
@@ -33,7 +34,7 @@ MIN_CORES = 8
 """With fewer cores two threads compile: processes would take them from the model."""
 
 _PATIENCE_S = 10.0
-"""How long to wait for an answer beyond the limit of the constraint, before it is compiled here."""
+"""How long to wait for an answer beyond the latest end of a compilation, before it is done here."""
 
 log = logging.getLogger("graftlm.grammar")
 
@@ -179,8 +180,8 @@ if hasattr(os, "register_at_fork"):
 def _asked(connection: Connection, spec: Spec, options: Options) -> Any:
     """The answer of a process: a Draft, a GrammarError, or None where it met something else."""
     connection.send((spec, options))
-    limit = options.limits.seconds
-    if not connection.poll(limit + _PATIENCE_S if math.isfinite(limit) else None):
+    longest_s = WALL_FACTOR * options.limits.seconds + _PATIENCE_S
+    if not connection.poll(longest_s if math.isfinite(longest_s) else None):
         raise TimeoutError
     return connection.recv()
 
