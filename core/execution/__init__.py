@@ -1,1 +1,1 @@
-"""One forward of a step: paged with ragged batches, captured in CUDA graphs, or one sequence at a time."""
+"""One forward pass of a step: a ragged batch over paged KV, a CUDA graph, or one sequence at a time."""

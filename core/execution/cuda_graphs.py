@@ -30,7 +30,7 @@ LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192
 
 
 class Shape(NamedTuple):
-    """What one graph was captured for."""
+    """The shape that one graph was captured for."""
 
     num_rows: int
     prefix: bool
@@ -56,13 +56,13 @@ class _Borrowed:
 
 
 def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor without its hold on the memory, which the pool of the graphs keeps and other graphs use too."""
+    """A tensor over the same memory that does not own it: the graphs' pool keeps it, and other graphs use it too."""
     return torch.as_tensor(_Borrowed(tensor), device=tensor.device).view(tensor.dtype)
 
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Let nothing end a capture from outside, and a capture that fails disturb nothing outside.
+    """Shield a capture from what happens outside, and the outside from a capture that fails.
 
     Freeing the graphs of an earlier runtime fails the capture at hand, so no garbage is collected meanwhile. A failed
     one leaves torch's generator believing that it is being captured: every later random number would be an error.
@@ -200,7 +200,7 @@ def graph_sizes(max_batch: int) -> list[int]:
 
 
 def step_buffers(max_batch: int, max_len: int, scratch: int, attention: CapturableAttention) -> DeviceStep:
-    """What all these graphs read."""
+    """The input buffers that all graphs read."""
     largest = graph_sizes(max_batch)[-1]
     seqs = min(max_batch, largest)
     return DeviceStep(largest, largest, max_len, scratch, attention.device, seqs, attention.num_splits)
@@ -215,7 +215,7 @@ def run_rows(step: DeviceStep, runner: PagedRunner, num_rows: int) -> torch.Tens
 
 
 def launch_steps(step: DeviceStep, attention: CapturableAttention, runner: PagedRunner, sizes: list[int]) -> None:
-    """Run steps of all `sizes` as graphs of them are captured, for what they launch."""
+    """Run steps of all `sizes` in the form that is captured, so that their kernels are launched."""
     for size in reversed(sizes):
         for prefix in (False, True):
             attention.bind(step, Layout(size, size, 1, prefix))
@@ -229,7 +229,7 @@ class _Seen(Exception):
 
 
 def _until(attention: CapturableAttention, num_layers: int) -> CapturableAttention:
-    """The same attention, which ends the forward at layer `num_layers`."""
+    """The attention of the step, but the forward pass ends at layer `num_layers`."""
     brief = copy(attention)
 
     def ending(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ class AttentionCall(NamedTuple):
 
 
 class PackedCall(NamedTuple):
-    """The same from a layer that leaves rotating and storing to the kernel.
+    """One call of a model's attention by a layer that leaves rotary embedding and KV store to the kernel.
 
     last_token_only  of each row, where the others are not asked for
     """
@@ -84,12 +84,12 @@ _current = _Current()
 
 
 def step_at_hand() -> Step | None:
-    """What answers the attention calls of this thread's step; None outside of a step."""
+    """The step that answers the attention calls of this thread; None outside of a step."""
     return _current.step
 
 
 def packed_step() -> PackedStep | None:
-    """What answers packed calls in the step at hand; None outside of a step, or if its kernel takes none."""
+    """The step that answers packed calls of this thread; None outside of a step, or if its kernel takes none."""
     return _current.packed
 
 
@@ -113,7 +113,7 @@ def attention_function(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What AttentionInterface calls in every layer. An argument that would be ignored is an error instead."""
+    """The function that AttentionInterface calls in every layer. An argument that would be ignored raises an error."""
     if _current.step is None:
         raise EngineError(
             f"{type(module).__name__} was called by another thread while a runtime runs the model; call the model "
@@ -232,7 +232,7 @@ class PagedRunner:
         return OutputTokens(self._last, send(tokens, self.loaded.device), only_ends)
 
     def _fed(self, plan: StepPlan, input_ids: torch.Tensor) -> torch.Tensor:
-        """The step's ids, those that the last step drew among them."""
+        """The step's ids, including those that the last step sampled on the device."""
         if plan.token_sources is None:
             return input_ids
         assert self.drawn is not None

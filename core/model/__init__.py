@@ -1,1 +1,1 @@
-"""From a name, a folder or loaded objects to a model that has been checked and warmed up."""
+"""Loading a model from a name, a folder or loaded objects; checking it and compiling its kernels."""

@@ -1,8 +1,8 @@
-"""A start on a GPU rehearsed with a small copy of the model: its kernels compile while the model runs as it came.
+"""Kernel warm-up on a GPU: a small copy of the model shows which kernels a start launches; they compile in parallel.
 
-A start compares each replacement with what it replaces, a ragged batch with the model's own forward, and captures a
-graph for each batch size. All that launches a few dozen kernels, and to compile each where it is first launched takes
-longer than all else. So the same is run dry first, on one layer of each kind, and what it launched is compiled side by
+A start compares each replaced module with its original, a ragged batch with the model's own forward, and captures a
+graph for each batch size. That launches a few dozen kernels; compiling each at its first launch would take longer than
+everything else. So a dry run on one layer of each kind comes first, and the kernels that it launches compile side by
 side.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
 
 MAX_KINDS = 4
-"""Layers of the copy at most, whose packed weights it holds beside those of the model."""
+"""The most layers of the copy, whose packed weights are held beside those of the model."""
 
 Form = frozenset[tuple[object, ...]]
 """The modules of a model, what their forward is, and which kernels a fused layer takes."""
@@ -39,7 +39,7 @@ Form = frozenset[tuple[object, ...]]
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was launched, being compiled, and what the copy had become by its end; nothing if it ended early."""
+    """The kernels that a dry run launched, which compile meanwhile, and the copy's form; empty if it ended early."""
 
     compiling: tuple[Compiling, ...]
     form: Form
@@ -145,7 +145,7 @@ def small_copy(model: nn.Module) -> nn.Module:
 
 
 def _kind(layer: nn.Module) -> tuple[object, ...]:
-    """What two layers that launch the same kernels have in common."""
+    """A key that is equal for layers that launch the same kernels."""
     kind: list[object] = []
     for module in layer.modules():
         kind.append(type(module))
@@ -161,7 +161,7 @@ def form_of(model: nn.Module) -> Form:
 
 
 def _strip(model: nn.Module) -> None:
-    """Let go of all weights at once: modules refer to each other in circles, which are collected some time."""
+    """Free all weights at once: modules refer to each other in cycles, which are collected only at some later time."""
     for module in model.modules():
         vars(module).pop("forward", None)
         module._parameters.clear()

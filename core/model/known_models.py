@@ -1,4 +1,4 @@
-"""What a first load found out about a model on disk, so that later processes can build it without transformers.
+"""Records of models on disk that a first load has made, so that later processes build them without transformers.
 
 A record is kept only where the plain decoder (plain_decoder.py), over the tensors of the files, computed the logits of
 the model's own code and called its attention in the same way. It holds for these files, this precision and these
@@ -43,7 +43,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-3}
 """Relative error of logits. They are mostly equal to the last bit."""
 
 _KEPT = 64
-"""Records that stay in the cache folder."""
+"""The number of records that the cache folder keeps."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class KnownModel:
 
     @classmethod
     def of(cls, source: str, loaded: LoadedModel, reference: Reference, config: EngineConfig) -> KnownModel | None:
-        """What is to be kept of a model that transformers has just read from `source`; None where nothing can be."""
+        """The record of a model that transformers has just read from `source`; None where there can be none."""
         if not _may_be_known(source, config) or loaded.device.type != "cpu" or loaded.dtype not in TOLERANCE:
             return None
         try:
@@ -217,7 +217,7 @@ def _versions() -> str:
 
 
 class FileTensor(NamedTuple):
-    """What is compared of a tensor in a file: its shape and its first row, in the model's precision."""
+    """The compared part of a tensor in a file: its shape and its first row, in the model's precision."""
 
     shape: tuple[int, ...]
     first_row: torch.Tensor

@@ -1,4 +1,4 @@
-"""By what keys and values are divided to fit into float8."""
+"""The scales of keys and values in float8."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARGIN = 2.0  # how much larger others may be; beyond it they are cut off
 
 
 def kv_scales(loaded: LoadedModel) -> list[torch.Tensor]:
-    """What K and V of each head are divided by in float8. -> per layer float32 [2, num_kv_heads].
+    """The scales that divide K and V of each head in float8. -> per layer float32 [2, num_kv_heads].
 
     The largest of a sample, twice over, becomes the largest that float8 can hold. Powers of two, so that scaling
     itself rounds nothing.

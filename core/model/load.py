@@ -1,4 +1,4 @@
-"""Any Hugging Face decoder as the runtime needs it: loaded, described, qualified."""
+"""Load any Hugging Face decoder, describe its attention layers, and decide its lane."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def resolve(model: str | os.PathLike[str], *, verify: bool = False) -> str:
 
 @contextmanager
 def _progress_bars(*, shown: bool) -> Iterator[None]:
-    """Let transformers draw none unless `shown`, and leave its setting as it was."""
+    """Switch off transformers' progress bars unless `shown`, and restore its setting afterwards."""
     from transformers.utils import logging
 
     hidden = not shown and logging.is_progress_bar_enabled()

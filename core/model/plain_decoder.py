@@ -26,7 +26,7 @@ class Unlike(Exception):
 
 @dataclass(frozen=True)
 class Rotations:
-    """What positions are turned by: frequencies [head_dim / 2] and a factor of cosine and sine."""
+    """The rotary embedding: frequencies [head_dim / 2] and a factor of cosine and sine."""
 
     frequencies: tuple[float, ...]
     factor: float

@@ -1,4 +1,4 @@
-"""May a model run in the paged lane? Decided once per load, by comparing it with itself.
+"""Qualification: whether a model may run in the paged lane, decided once per load by comparing it with itself.
 
 A support flag says too little: models with recurrent state beside their attention carry it and answer wrongly. So
 two random sequences of different lengths run through the model's own forward, and ragged, in pieces, through the
@@ -40,7 +40,7 @@ MAX_ROUTED = 3
 Rounding gives some tokens of a mixture to other experts."""
 
 MAX_LEAK = 2e-2
-"""The same, between two runs that differ in another sequence only. Mostly exactly 0; experts round by load."""
+"""Relative error between two runs that differ in another sequence only. Mostly exactly 0; experts round by load."""
 
 MANY_TOKENS = 513
 """New tokens of a row that count as many for any kernel."""
@@ -188,7 +188,7 @@ def stretched_context(config: Any) -> int | None:
 
 
 def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, compact: bool = False) -> None:
-    """Run steps of many tokens and of half as many, with rows of one token and of a few, for what they launch.
+    """Run steps of many tokens and of half as many, with rows of one token and of a few, to launch their kernels.
 
     Last one of so many that its K and V are laid out (prompt_attention.py), where there is a kernel for it.
     compact  over KV in 12 bits; then also many rows, without cached tokens and with some

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """What an engine is given beside a request; both None for one that takes prompts and constraints as they are."""
+    """The prompt ids and the grammar of a request; both None for an engine that takes a request as it was given."""
 
     prompt_ids: np.ndarray | None = None
     grammar: Future[Grammar] | None = None
@@ -49,7 +49,7 @@ class ModelSource:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Loaded once, on whichever thread first asks. One that could not be is not looked for again."""
+        """Loaded once, on the thread that first asks. If that failed, the error is raised again."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure

@@ -28,7 +28,7 @@ _MASK_64 = (1 << 64) - 1
 
 
 class Needs(NamedTuple):
-    """What decides how a row is computed; rows with equal needs are computed together."""
+    """The sampling parameters that decide how a row is computed; rows with equal needs are computed together."""
 
     few: bool
     masked: bool
@@ -45,7 +45,7 @@ class Needs(NamedTuple):
 
 
 def drawing(sequences: Seq[Sequence], num_samples: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `draw` takes of the rows themselves, on the CPU.
+    """The arguments of `draw` that follow from the rows, on the CPU.
 
     -> float32 [num_rows, 3]: temperature, top_p, min_p; float32 [num_rows, num_samples]: uniforms
     """

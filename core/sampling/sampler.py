@@ -1,4 +1,4 @@
-"""Logits to tokens: penalties, masks, draws and log-probabilities. What a row gets depends on that row alone."""
+"""Sampling: penalties, masks, draws and log-probabilities. The result of a row depends on that row alone."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 Outcome = int | list[Sampled] | GraftError | None
-"""What a row gets of a step: its token, or samples with all that was asked for; the error that stops it; or None."""
+"""The result of a row in a step: its token, or samples with log-probabilities; the error that stops it; or None."""
 
 
 class PendingTokens(NamedTuple):
@@ -63,7 +63,7 @@ class StepSampler:
         return self._draw_on_device(plan, logits, [i for i, num in enumerate(plan.num_logits_per_row) if num])
 
     def sample_constrained(self, plan: StepPlan, logits: torch.Tensor) -> PendingTokens | None:
-        """The same where all tokens before this step are known.
+        """Draw as `sample_async` does, once all tokens before this step are known, which decide the masks.
 
         Rows that ended with these tokens, or got forced ones after them, draw none.
         """

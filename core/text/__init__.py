@@ -1,1 +1,1 @@
-"""Between text and token ids."""
+"""Tokenisation and detokenisation."""

@@ -22,7 +22,7 @@ from graftlm.core.model.embedded import sprout_folder
 from graftlm.kernels import disk_cache
 
 _FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.jinja", "vocab*", "merges*", "*config.json")
-"""What transformers may read a tokenizer from; tokenizer*.json among them."""
+"""The files that transformers may read a tokenizer from."""
 
 _KEPT = 64
 _SAMPLES = ("a", " a b", "The  quick\nbrown fox, é 你好 🙂 <|x|>", "")
@@ -30,7 +30,7 @@ _SAMPLES = ("a", " a b", "The  quick\nbrown fox, é 你好 🙂 <|x|>", "")
 
 @dataclass(frozen=True)
 class KnownTokenizer:
-    """What transformers made of a folder whose tokenizer.json it took as it is.
+    """The record of a tokenizer whose tokenizer.json transformers takes as it is.
 
     special_tokens  by their names, as chat templates are given them
     eos_token_ids   of the generation config

@@ -244,7 +244,7 @@ class Tokenizer:
 
     @cached_property
     def continuation_backend(self) -> Any:
-        """The same tokenizer without the space it puts before a text; None if it puts none."""
+        """The tokenizer without the space that it puts before a text; None if it puts none."""
         backend = getattr(self.hf, "backend_tokenizer", None)
         if backend is None or not self._starts_with_space(self.encode_one("a")):
             return None
