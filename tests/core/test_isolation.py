@@ -33,9 +33,20 @@ def runtime(**options: Any) -> Runtime:
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "overlap"])
-def rt(request: pytest.FixtureRequest) -> Iterator[Runtime]:
-    with runtime(overlap=request.param) as made:
-        yield made
+def shared(request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    made = runtime(overlap=request.param)
+    yield made.load()
+    closing = threading.Thread(target=made.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive(), "the engine's thread does not end"
+
+
+@pytest.fixture
+def rt(shared: Runtime) -> Runtime:
+    """A runtime that answers: a test that left its engine's thread waiting fails those after it, and hangs none."""
+    assert shared._thread.unavailable(max_step_s=15) is None
+    return shared
 
 
 def check_idle(rt: Runtime) -> None:
@@ -251,8 +262,12 @@ def test_a_waiting_call_in_a_callback_used_to_wait_for_itself_forever(rt: Runtim
             except BaseException as error:
                 heard.set_result(error)
 
-    rt.submit(Request("x", SamplingParams(max_tokens=3, ignore_eos=True), stream=True, on_chunk=on_chunk)).result(20)
-    error = heard.result(20)
+    done = rt.submit(Request("x", SamplingParams(max_tokens=3, ignore_eos=True), stream=True, on_chunk=on_chunk))
+    try:
+        error = heard.result(20)
+    except TimeoutError:
+        pytest.fail(f"{name} in a callback waits for itself")
+    done.result(20)
     assert (
         isinstance(error, EngineError) and str(error).startswith(name.removesuffix("()")) and "submit()" in str(error)
     )
