@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MAX_STEPS = 256
 _MAX_ENDING = 100_000
 _MAX_ITEMS = 20_000
-_LIMITS = Limits(seconds=1.5)
+_LIMITS = Limits(seconds=4.0)  # for endings: without them a text may be cut where its budget ends
 # What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
 _CLOSERS = (*(b"}", b"]", b",", b":", b'"', b"0", b"1"), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
 _IN_STRING = b"#"  # outside of strings JSON never has it
