@@ -13,7 +13,7 @@ from graftlm.core.chat.messages import Message
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import RemoteError
 from graftlm.core.remote.endpoint import Endpoint
-from graftlm.core.remote.language.going_on import go_on
+from graftlm.core.remote.language.continuation import continuation
 from graftlm.core.remote.ledger.usage import RemoteUsage, uncounted
 from graftlm.core.remote.transport.prompt import RemotePrompt
 from graftlm.core.request import Completion
@@ -42,7 +42,7 @@ class Reply:
         return cls(tuple(_FIELD.findall(wanted[1]))) if wanted is not None else None
 
     def lacks(self, text: str, *, cut: bool, continues: bool) -> tuple[str, str] | None:
-        """The part of a reply to keep, and the header to go on with after it; None if nothing is missing.
+        """The part of a reply to keep, and the header to continue it with; None if nothing is missing.
 
         cut        whether the limit of tokens ended it.
         continues  whether the endpoint goes on inside of a value; else the value is written anew.
@@ -96,7 +96,7 @@ async def _mend(
             if lack is None:
                 break
             kept, header = lack
-            more = await go_on(endpoint, replace(prompt, text=kept + header), free, num_given=len(header))
+            more = await continuation(endpoint, replace(prompt, text=kept + header), free, num_given=len(header))
         except RemoteError:
             break
         completion = replace(

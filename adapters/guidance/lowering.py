@@ -224,7 +224,7 @@ def _language(node: GrammarNode) -> ast.Node:
 
 
 def _apart(before: ast.Node, after: ast.Node) -> bool:
-    """Whether no text of `before` can go on with a character that `after` begins with."""
+    """Whether no text of `before` can be continued by a character that `after` begins with."""
     return _fixed(before) or not ast.intersect(_alphabet(before), _first(after))
 
 

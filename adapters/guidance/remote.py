@@ -63,7 +63,7 @@ class _Place:
         self._lock = threading.Lock()
 
     def leave(self) -> RemoteTranscript:
-        """A transcript to go on with. What was fetched ahead goes along; when sampled, with the first alone."""
+        """A copy of the transcript. The surplus goes along; if the text is sampled, with the first copy alone."""
         with self._lock:
             taken, left = self.transcript.fork(2)
             assert isinstance(taken, RemoteTranscript) and isinstance(left, RemoteTranscript)

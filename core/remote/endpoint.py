@@ -164,13 +164,13 @@ class Endpoint:
         yield Piece(answers=whole)
 
     async def extend(self, prompt: RemotePrompt, count: Count) -> RemotePrompt:
-        """The prompt in the form in which the endpoint goes on with an open turn; raises RemoteError if it does not."""
+        """The prompt in the form in which the endpoint continues an open turn; raises RemoteError if it cannot."""
         if prompt.messages is None or not prompt.text:
             return prompt
         manner = await self.probes.continue_turn(count)
         if manner == "none":
             raise RemoteError(
-                f"{self.config.base_url} does not go on with a turn of the assistant that is given in part; "
+                f"{self.config.base_url} does not continue a turn of the assistant that is given in part; "
                 "begin the turn with the gen, or set capabilities={'continue_turn': ...} if it does"
             )
         if manner != "template":
@@ -205,7 +205,7 @@ class Endpoint:
         return answers[:num]
 
     async def _without_given(self, answers: list[Answer], query: Query) -> list[Answer]:
-        """The answers without the text that they were to go on with, where the endpoint sends that back."""
+        """The answers without the given text that they continue, where the endpoint sends it back."""
         given = query.prompt.text
         if not given or self.capabilities.returns_text is False or query.extra.get("echo"):
             return answers
@@ -217,7 +217,7 @@ class Endpoint:
 
 
 class _Learning:
-    """The requests of one query: a refused one is made anew if the refusal tells how. Kept once one is answered."""
+    """The requests of one query: a refused one is repeated if the refusal tells how, which is kept on success."""
 
     def __init__(self, endpoint: Endpoint, query: Query, known: Mapping[str, Any], *, stream: bool = False) -> None:
         self._endpoint = endpoint

@@ -14,7 +14,7 @@ from graftlm.core.errors import ConfigError, EngineError, RemoteError, RequestCa
 from graftlm.core.metrics import Stats
 from graftlm.core.remote.endpoint import Endpoint
 from graftlm.core.remote.language.checking import Language
-from graftlm.core.remote.language.going_on import go_on
+from graftlm.core.remote.language.continuation import continuation
 from graftlm.core.remote.ledger.usage import RemoteUsage
 from graftlm.core.remote.transport import loop
 from graftlm.core.remote.transport.answer import Answer, first_stop, until_stop
@@ -137,7 +137,7 @@ class RemoteEngine:
             raise ConfigError("a constraint at an endpoint needs a prompt of text or messages; this one is token ids")
         request = submission.request
         sink = submission.listener.on_chunk if request.stream else None
-        completion = await go_on(self._endpoint, prompt, request.sampling, sink=sink)
+        completion = await continuation(self._endpoint, prompt, request.sampling, sink=sink)
         return replace(completion, request_id=request.id)
 
     async def _stream(self, submission: Submission, query: Query, ledger: Ledger) -> list[Answer]:

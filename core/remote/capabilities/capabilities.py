@@ -10,7 +10,7 @@ from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError
 
 ContinueTurn = Literal["continue_final_message", "prefix", "bare", "template", "none"]
-"""How an open assistant turn is gone on with.
+"""How an open assistant turn is continued.
 
 continue_final_message  this field is true and `add_generation_prompt` false (vLLM, SGLang, llama.cpp)
 prefix                  the last message has "prefix": true (DeepSeek, Mistral)
@@ -36,7 +36,7 @@ class Capabilities:
     n                 whether one request can bring several answers.
     max_stops         how many stop strings are taken; None sets no limit.
     max_tokens_field  the name of the limit of a chat's answer;  text_max_tokens_field: of a text's.
-    returns_text      whether an answer begins with the text that it was to go on with (Mistral).
+    returns_text      whether an answer begins with the given text that it continues (Mistral).
     omit              fields that the endpoint refuses; they are not sent.
     """
 
@@ -86,7 +86,7 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 
 
 def _known_host(host: str) -> dict[str, Any]:
-    """What hosted APIs document of themselves; everything else is found out."""
+    """The capabilities that hosted APIs document; all others are detected."""
     if host.endswith(("openai.com", "openai.azure.com")):
         return {"continue_turn": "none", "max_stops": 4, "max_tokens_field": "max_completion_tokens"}
     return {}

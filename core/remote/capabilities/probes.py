@@ -1,4 +1,4 @@
-"""Finding out what an endpoint can do: by what its answers contain, never by their status.
+"""Probes: detect what an endpoint can do from the content of its answers, never from their status.
 
 Servers drop fields that they do not know without an error, so a capability is proved only by an answer that the model
 would not have given without it. A probe takes a few tokens, runs when a capability is first needed, and is counted.
@@ -105,7 +105,7 @@ class Probes:
         return bool(await self._once("echo", find))
 
     async def returns_text(self, chat: bool, count: Count) -> bool:
-        """Whether an answer begins with the text that it was to go on with; asked where one does."""
+        """Whether answers begin with the given text that they continue; asked once an answer does."""
 
         async def find() -> bool | None:
             prompt = _BEGUN if chat else _COUNTING
@@ -132,7 +132,7 @@ class Probes:
         return await self._once(kind, find) or "none"
 
     async def _once(self, name: str, find: Callable[[], Awaitable[T | None]]) -> T | None:
-        """What is known by now, or found out; what could not be found out is asked again later."""
+        """The known result of a probe, or a new one; a probe that failed is repeated later."""
         known: T | None = getattr(self._endpoint.capabilities, name)
         if known is None:
             async with self._locks.setdefault(name, asyncio.Lock()):

@@ -1,4 +1,4 @@
-"""What an endpoint's refusal tells of it: fields that it wants under another name, or not at all."""
+"""Capabilities from refusals: fields that an endpoint wants under another name, or not at all."""
 
 from __future__ import annotations
 

@@ -131,9 +131,9 @@ async def checked(
     where: str,
     limited: bool = True,
 ) -> Checked:
-    """Make a value of an answer: its longest beginning that the language has, gone on with where it is cut too short.
+    """Make a value of an answer: its longest prefix that the language allows, continued where that is too short.
 
-    limited   whether the caller set the limit of tokens; a value that the endpoint's own cut is gone on with.
+    limited   whether the caller set the limit of tokens; a value that the endpoint's own limit cut is continued.
     enforced  the field that the endpoint takes the constraint in; None if it takes none.
     Raises RemoteError that names the constraint and what the model wrote.
     """
@@ -174,7 +174,7 @@ def _times(num: int) -> str:
 
 
 def _shown(sampling: SamplingParams) -> str:
-    """The constraint as the user gave it."""
+    """The constraint in the form in which the user gave it."""
     kind = constraint_kind(sampling)
     if kind is None:
         return repr(sampling.constraint)
@@ -184,7 +184,7 @@ def _shown(sampling: SamplingParams) -> str:
 
 @cache
 def bytes_vocabulary() -> Vocabulary:
-    """Every byte is a token: languages are checked whatever the model's own tokens are."""
+    """A vocabulary with a token for every byte, because languages are checked whatever the model's tokens are."""
     from graftlm.core.grammar.vocabulary import Vocabulary
 
     return Vocabulary([*(bytes([i]) for i in range(256)), b""], eos_token_id=256)

@@ -89,7 +89,7 @@ def hinted(prompt: RemotePrompt, form: Form) -> RemotePrompt:
 
 
 def continued(prompt: RemotePrompt, form: Form) -> RemotePrompt:
-    """The chat with the turn so far, and the request to go on with it."""
+    """The chat with the turn so far, and the request to continue it."""
     begin = f", begin with: {form.tail.strip()}" if form.tail.strip() else ""
     kind = f" {form.value[1:-1]}" if ":" in form.value else ""
     return prompt.with_turns(
@@ -148,7 +148,7 @@ def after_line(answer: Answer, text: str, tail: str) -> Answer | None:
 
 
 def with_blanks(answer: Answer, text: str, tail: str) -> Answer:
-    """The answer with the blanks before it that were not sent: here nothing is gone on with, so it may lack them."""
+    """The answer with the blanks before it that were not sent: it does not continue them, so it may lack them."""
     blanks = "" if text.endswith(tail) else tail[len(tail.rstrip()) :]
     if answer.text.startswith(blanks):
         return answer

@@ -87,7 +87,7 @@ class Values:
     ) -> Answer:
         """One answer. With `tokens` it is asked with what tells where its tokens end, if the endpoint does.
 
-        An endpoint that cannot go on with a turn is not followed, since its answer may not have the wanted form.
+        An endpoint that cannot continue a turn is not followed, since its answer may not have the wanted form.
         """
         if tokens and await self._endpoint.probes.logprobs(prompt.messages is not None, self.count):
             sampling = replace(sampling, logprobs=True)
@@ -107,7 +107,7 @@ class Values:
         raise AssertionError("a stream ends with its answers")
 
     async def _ask_for_turn(self, prompt: RemotePrompt, sampling: SamplingParams, stops: tuple[str, ...]) -> Answer:
-        """The answer of an endpoint that cannot go on with a turn: the whole turn, or what it adds when told to."""
+        """The answer of an endpoint that cannot continue a turn: the whole turn, or what it adds when told to."""
         config, form = self._endpoint.config, self._form
         hint = form.first and config.layout_hint
         for num_missed in range(config.max_attempts):
@@ -205,7 +205,7 @@ class Values:
         field: str | None,
         name: str | None,
     ) -> Value:
-        """Append what was written as far as it meets the constraint, gone on with where it does not."""
+        """Append the text as far as it meets the constraint, and continue it from there."""
         done = await checked(
             language,
             written.text,
@@ -237,7 +237,7 @@ class Values:
         return until_stop(answer.text, sampling.stop, answer.finish_reason)
 
     async def _several(self, text: RemoteText, sampling: SamplingParams, name: str | None) -> Value:
-        """All `n` values of one request; the text goes on with the first."""
+        """All `n` values of one request; the text continues with the first."""
         text.drop("another sampling")
         sent = await self._endpoint.extend(text.prompt, self.count)
         if sampling.constrained:
@@ -254,7 +254,7 @@ class Values:
         self, language: Language, written: Written, sampling: SamplingParams, name: str | None
     ) -> Written:
         async def none(begun: str, complaint: str | None) -> None:
-            """One of several is not gone on with."""
+            """One of several values is not continued."""
 
         done = await checked(
             language, written.text, written.finish_reason, none, enforced=None, max_attempts=1, where=_where(name)

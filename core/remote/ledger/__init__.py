@@ -1,1 +1,1 @@
-"""What calls cost, in tokens and money."""
+"""The cost of calls, in tokens and money."""

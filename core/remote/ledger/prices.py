@@ -1,4 +1,4 @@
-"""What a call costs in money."""
+"""The price of a call."""
 
 from __future__ import annotations
 

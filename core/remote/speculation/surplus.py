@@ -1,4 +1,4 @@
-"""API speculative execution: one call fetches beyond the stop, and what it brought answers later texts and gens.
+"""API speculative execution: one call fetches tokens beyond the stop, and this surplus answers later texts and gens.
 
 Law: values are those of a program without speculation; where the model samples, they have the same distribution.
 That holds as long as the decision to accept looks at nothing beyond the text that is matched. Any other rule (asking
@@ -121,7 +121,7 @@ class Ahead:
 
 
 def shape_of(sampling: SamplingParams) -> SamplingParams:
-    """What shapes the distribution of a text, apart from where it ends. Equal shapes may share a surplus."""
+    """The parameters of a text's distribution, apart from where it ends. Texts with equal ones may share a surplus."""
     return replace(
         sampling, max_tokens=None, stop=(), timeout=None, close_on_length=None, regex=None, choices=None,
         json_schema=None, grammar=None, constraint=None,

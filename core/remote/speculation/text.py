@@ -180,7 +180,7 @@ class RemoteText(GrowingText):
         self._match_given()
 
     def drop(self, why: str) -> None:
-        """Give the surplus up."""
+        """Drop the surplus."""
         self._keep(None, why)
 
     def _keep(self, after: Surplus | None, why: str | None = None) -> None:
@@ -339,7 +339,7 @@ def _cut(text: str, sampling: SamplingParams, answer: Answer) -> Written:
 
 
 def _follow(told: Told | None, before: str, head: str = "") -> Follow | None:
-    """Tell of a value that begins with `before` and goes on with an answer, which has `head` before it."""
+    """Report a value that begins with `before` and continues with an answer, which has `head` before it."""
     if told is None:
         return None
 

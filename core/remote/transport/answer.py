@@ -46,7 +46,7 @@ class Answer:
     num_tokens     None where the endpoint did not say, or gave several answers.
     token_ends     the offset in characters after each token; None where the tokens are not known.
     tool_calls     in the shape of the OpenAI API.
-    only_turn      of an endpoint that cannot go on with a turn: what follows a value cannot be asked for there.
+    only_turn      of an endpoint that cannot continue a turn: what follows a value cannot be requested there.
     """
 
     text: str
@@ -111,7 +111,7 @@ def read_answers(body: Mapping[str, Any], config: EndpointConfig) -> list[Answer
 
 
 def read_usage(body: Mapping[str, Any], prompt: RemotePrompt) -> RemoteUsage:
-    """What a body cost in tokens; estimated at four bytes a token where the endpoint does not say."""
+    """The token usage of a body; estimated at four bytes per token where the endpoint reports none."""
     given = body.get("usage")
     counts = given if isinstance(given, Mapping) else {}
     num_prompt, completion = _number(counts, "prompt_tokens"), _number(counts, "completion_tokens")
@@ -169,7 +169,7 @@ class StreamedAnswers:
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """What has come so far, in the shape of an answer's body, without the answers of which nothing came."""
+        """The pieces so far in the form of an answer's body, without answers of which nothing has come."""
         begun = [(i, c) for i, c in enumerate(self._choices) if i == 0 or c.text or c.finish_reason]
         return {"choices": [c.choice(i) for i, c in begun], "usage": self._usage}
 

@@ -1,4 +1,4 @@
-"""What went wrong with a request to an endpoint, and whether it may be repeated."""
+"""Failures of requests to an endpoint, and whether a request may be repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A value by itself, outside of a program: what follows a prompt, or a chat's answer that ended too early."""
+"""The continuation of a prompt, or of a chat's answer that ended too early, outside of a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graftlm.core.remote.endpoint import Endpoint
 
 
-async def go_on(
+async def continuation(
     endpoint: Endpoint,
     prompt: RemotePrompt,
     sampling: SamplingParams,
@@ -24,9 +24,9 @@ async def go_on(
     num_given: int = 0,
     sink: Callable[[Chunk], None] | None = None,
 ) -> Completion:
-    """What follows `prompt`, or its open turn: only this is generated, and paid.
+    """Generate what follows `prompt`, or its open turn; only this is generated and paid.
 
-    num_given  characters at the turn's end that the model has not written; an endpoint that cannot go on with a turn
+    num_given  characters at the turn's end that the model has not written; an endpoint that cannot continue a turn
                is told to begin with them.
     sink       is given the value as chunks.
     Raises RemoteError where neither can be had.
