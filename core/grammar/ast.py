@@ -1,4 +1,4 @@
-"""What every constraint is lowered to: a regular expression over code points, as frozen nodes.
+"""The AST that every constraint is lowered to: a regular expression over code points, as frozen nodes.
 
     Empty                       the empty text
     Literal(data)               exactly these bytes

@@ -1,4 +1,4 @@
-"""What one constraint may cost to compile: time and memory, checked inside every loop that may be long.
+"""The budget of compiling one constraint: time and memory, checked inside every loop that may be long.
 
 Time is the processor time of the thread that compiles, so that a busy machine, or other threads of a busy process, do
 not get a constraint refused. By the clock it ends as well, but far later.

@@ -1,4 +1,4 @@
-"""What becomes of a constraint: which engine keeps which part, how much of it is forced, what is refused and why."""
+"""Explain a constraint: which engine keeps which part, how much of it is forced, what is refused and why."""
 
 from __future__ import annotations
 

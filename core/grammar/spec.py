@@ -1,4 +1,4 @@
-"""What a text may be: the constraints a user writes, checked where they are built and hashable as cache keys."""
+"""Specs: the constraints that a user writes, checked where they are built and hashable as cache keys."""
 
 from __future__ import annotations
 

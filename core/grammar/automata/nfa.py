@@ -1,4 +1,4 @@
-"""From nodes to a byte automaton with epsilon edges and counters.
+"""NFA: the nodes of a constraint as a byte automaton with epsilon edges and counters.
 
 A counted repeat that would cost many states when unrolled becomes a loop with a counter: `enter` sets it to 0, `tick`
 adds one each time the body has been passed, and what may follow depends on the value:

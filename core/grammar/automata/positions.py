@@ -1,4 +1,4 @@
-"""Places inside a node: what is left of it to be written, and what one more byte makes of that.
+"""Positions inside a node: the rest that is left to be written, and the rest after one more byte.
 
 A `Rest` is a node, how far it has been written, and the Rest that comes after it. Rests are made when they are first
 needed, so a counted repeat or a long object costs only the places that a text reaches.

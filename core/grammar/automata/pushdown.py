@@ -1,4 +1,4 @@
-"""Where a text stands in a language with rules, and how it ends soonest: for engines that cannot say so themselves.
+"""A pushdown automaton: where a text stands in a language with rules, and its shortest ending, for other engines.
 
 Rules are called on a stack that all ways to read the text share (a graph-structured stack, as in GLL parsing): two ways
 that call one rule at one place of the text go on as one.

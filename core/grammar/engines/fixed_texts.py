@@ -1,4 +1,4 @@
-"""Parts of a language in which nothing is left to choose: llguidance writes each of them out in one step, unasked."""
+"""Fixed texts: parts of a language without any choice, which llguidance writes out in one step, unasked."""
 
 from __future__ import annotations
 

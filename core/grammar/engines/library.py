@@ -1,4 +1,4 @@
-"""What the engines that wrap a library (llguidance, xgrammar) have in common."""
+"""The base of the engines that wrap a library (llguidance, xgrammar)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine for what no automaton holds: llguidance behind the same matcher."""
+"""The llguidance engine, for languages that no automaton holds, behind the same matcher."""
 
 from __future__ import annotations
 

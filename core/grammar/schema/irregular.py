@@ -1,4 +1,4 @@
-"""Schemas that no automaton holds, as can be told before anything is lowered."""
+"""Recognise schemas that no automaton holds, before anything is lowered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From shapes to the language of their JSON text.
+"""Lower shapes to the language of their JSON text.
 
 The result is a node over bytes. Where a shape contains itself, or admits any value, it holds Rule nodes and comes with
 the rules they name; without rules the language is regular.

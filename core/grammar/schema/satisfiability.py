@@ -1,4 +1,4 @@
-"""Why nothing can satisfy a schema: where in it, and what excludes what."""
+"""Satisfiability: where in a schema nothing can satisfy it, and which keywords exclude each other."""
 
 from __future__ import annotations
 

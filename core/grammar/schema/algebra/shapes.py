@@ -1,4 +1,4 @@
-"""What a JSON schema means: sets of values, without the schema's keywords.
+"""Shapes: a JSON schema as sets of values, without the schema's keywords.
 
 A shape is either of one type (Null to Object, and Literals) or put together from others: Union, Both, ExactlyOne, Not.
 """

@@ -1,4 +1,4 @@
-"""Which texts a string schema admits: its patterns, formats and lengths as one language."""
+"""The texts that a string schema admits: its patterns, formats and lengths as one language."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From the keywords of a schema to shapes."""
+"""Read the keywords of a schema into shapes."""

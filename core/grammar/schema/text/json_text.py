@@ -1,4 +1,4 @@
-"""How JSON is spelled: strings and names as nodes.
+"""The spelling of JSON: strings and names as nodes.
 
 A character has one spelling: itself, but for the quotation mark, the backslash and the controls below U+0020, which
 take their short escape or else `\\u00xx`. Free text may also write `/` as `\\/`. Lone surrogates have no spelling.
