@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graftlm.ab.classes.server import Server
+from graftlm.ab.http_calls import HttpCalls
 from graftlm.ab.prefix_caches import alive, forget
 from graftlm.core.errors import RemoteError
 from graftlm.core.metrics import Stats
@@ -69,7 +69,7 @@ class Meter:
     GraftLM's runtimes count for themselves. Without any, the transformers models of the process are counted by their
     forward passes: a pass over several tokens is a prompt, whose tokens before that pass came from a KV cache; a pass
     over one token after cached ones is a decode step. Requests of HTTP clients to an OpenAI-compatible API are counted
-    by the usage in their responses.
+    by the usage that their answers tell.
     """
 
     def __init__(self) -> None:
@@ -82,10 +82,12 @@ class Meter:
         self.models: list[Any] = []
         self._hooks: list[RemovableHandle] = []
         self._llamas: list[Any] = []
-        self._count_http()
+        self._http = HttpCalls(self._span)
+        self._http.hook()
 
     def attach(self) -> None:
-        """Find the engine's runtimes and models. May be called again: what was found before is counted once."""
+        """Find the engine's runtimes, models and HTTP clients. May be called again: each is counted once."""
+        self._http.hook()
         if "graftlm.core.runtime" in sys.modules:
             from graftlm.core.runtime import Runtime
 
@@ -127,11 +129,12 @@ class Meter:
         with self._lock:
             self._counted = Work(0, 0, 0, 0, 0) if self._hooks else Work()
             self._spans, self._ahead = [], (0, 0)
+        self._http.reset()
         return kept
 
     def work(self) -> Work:
         """The counts since `start`; any thread may ask."""
-        total = self._counted
+        total = self._counted + self._asked()
         for runtime in self.runtimes:
             s, old = runtime.stats(), self._before.get(id(runtime), Stats())
             total += Work(
@@ -144,6 +147,14 @@ class Meter:
         calls, tokens = self._ahead
         return total + Work(-calls, -tokens) if calls else total
 
+    def _asked(self) -> Work:
+        """The requests of HTTP clients."""
+        if not self._http.num:
+            return Work()
+        prompt, cached, completion = (self._http.total(what) for what in ("prompt", "cached", "completion"))
+        computed = prompt - cached if prompt is not None and cached is not None else None
+        return Work(self._http.num, prompt, computed, completion)
+
     def spans(self, started: float) -> list[tuple[float, float]]:
         """Start and end of each call, in seconds after `started` (of `time.perf_counter`)."""
         with self._lock:
@@ -154,11 +165,14 @@ class Meter:
             self._spans.append((begin, time.perf_counter()))
 
     def _note_ahead(self, future: Any) -> None:
-        """A prefix that a runtime has computed ahead of the calls: nobody called for it."""
-        if not future.cancelled() and future.exception() is None:
+        """A prefix that a runtime has computed ahead of the calls: nobody called for it.
+
+        An engine that keeps nothing has computed and counted nothing then.
+        """
+        if not future.cancelled() and future.exception() is None and (num := future.result().usage.prompt_tokens):
             with self._lock:
                 calls, tokens = self._ahead
-                self._ahead = calls + 1, tokens + future.result().usage.prompt_tokens
+                self._ahead = calls + 1, tokens + num
 
     def _timed(self, generate: Callable[..., T], model: Any) -> Callable[..., T]:
         @wraps(generate)
@@ -218,41 +232,6 @@ class Meter:
             step = Work(rows, num_tokens, num_tokens, None, rows)
         with self._lock:
             self._counted += step
-
-    def _count_http(self) -> None:
-        """Let httpx, which the OpenAI clients use, report each completed request."""
-        if importlib.util.find_spec("httpx") is None:
-            return
-        httpx: Any = importlib.import_module("httpx")
-        send, asend = httpx.Client.send, httpx.AsyncClient.send
-
-        def counted(client: Any, request: Any, **options: Any) -> Any:
-            begin = time.perf_counter()
-            response = send(client, request, **options)
-            self._count_response(request, response, begin)
-            return response
-
-        async def acounted(client: Any, request: Any, **options: Any) -> Any:
-            begin = time.perf_counter()
-            response = await asend(client, request, **options)
-            self._count_response(request, response, begin)
-            return response
-
-        httpx.Client.send, httpx.AsyncClient.send = counted, acounted
-
-    def _count_response(self, request: Any, response: Any, begin: float) -> None:
-        if not request.url.path.endswith(("/completions", "/responses", "/messages")) or response.status_code >= 400:
-            return
-        usage: dict[str, Any] = {}
-        if response.is_closed:  # a stream is still being read: its usage is not known yet
-            body = response.json()
-            usage = body.get("usage") or {} if isinstance(body, dict) else {}
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        prompt = usage.get("prompt_tokens")
-        computed = prompt - cached if prompt is not None and cached is not None else None
-        with self._lock:
-            self._counted += Work(1, prompt, computed, usage.get("completion_tokens"))
-        self._span(begin)
 
 
 def _num_generated(model: Any, given: Any, output: Any) -> int:

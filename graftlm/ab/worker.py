@@ -312,7 +312,7 @@ def serve(commands: TextIO, replies: TextIO) -> None:
         except ConfigError as error:
             reply = {"config_error": str(error)}
         except BaseException as error:
-            text = " ".join(str(error).split())
+            text = "; ".join([" ".join(str(error).split()), *(one.end for one in Server.open if one.end)])
             reply = {"error": f"{type(error).__name__}: {text}", "remedy": remedy(error)}
         say(reply)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
+from graftlm.ab.classes.batching_engine import BATCH_TOKENS, NUM_BLOCKS
 from graftlm.ab.prefix_caches import forget
 
 RESET = "/reset_prefix_cache"
@@ -26,8 +27,20 @@ def main(arguments: Sequence[str]) -> None:
     name, *rest = arguments
     module, function, command, first = _SERVERS[name]
     _add_reset(importlib.import_module(module), function)
-    sys.argv[1:] = [*first, *rest]
+    sys.argv[1:] = [*first, *rest, *(_cpu_sizes() if name == "transformers" else [])]
     importlib.import_module(command).main()
+
+
+def _cpu_sizes() -> list[str]:
+    """The sizes that continuous batching has in this process too: on a CPU it takes all free memory by itself.
+
+    A first chat then waits until that is written, and two such servers end each other.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return []
+    return ["--cb-num-blocks", str(NUM_BLOCKS), "--cb-max-batch-tokens", str(BATCH_TOKENS)]
 
 
 def _add_reset(module: Any, function: str) -> None:

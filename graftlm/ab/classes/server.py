@@ -128,6 +128,16 @@ class Server:
             return bool(answer.status < 300)
         return False
 
+    @property
+    def end(self) -> str:
+        """How the server ended, with its last words; empty while it runs."""
+        status = self._process.poll()
+        if status is None:
+            return ""
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        memory = " (SIGKILL: perhaps for want of memory)" if status == -9 else ""
+        return f"the server of {self.name} ended with {how}{memory}: {self._last_words()}"
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -137,10 +147,9 @@ class Server:
     def _await_ready(self) -> None:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                status, words = self._process.returncode, self._last_words()
+            if end := self.end:
                 self.close()
-                raise EngineError(f"the server of {self.name} ended with status {status}: {words}")
+                raise EngineError(end)
             with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(self._root + self._kind.path) as done:
                 if done.status == 200:
                     return

@@ -32,6 +32,13 @@ def test_every_difference_is_said() -> None:
     ]
 
 
+def test_calls_that_cannot_be_counted_are_said_to_be_unknown() -> None:
+    unknown = EngineResult("openai", [Round(1.0, ["a", "b"], None, Work())])
+    assert compared(HF, unknown).differences() == [
+        "The calls of openai could not be counted: one that a cache answered would not be seen."
+    ]
+
+
 def test_an_engine_that_answers_differently_each_round_is_said_to() -> None:
     varying = measured("graftlm", [1.0, 1.0], ["a", "b"])
     varying.rounds[1].answers[:] = ["a", "b"]

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 import graftlm as gl
+from graftlm.ab.classes import native
 from graftlm.ab.meter import Meter, Work, _num_generated
 from graftlm.ab.prefix_caches import alive
 from tests.models import byte_tokenizer, tiny_model
@@ -52,6 +53,18 @@ def test_a_prefix_computed_ahead_is_no_call_but_its_tokens_are_computed(runtime:
     assert (work.calls, work.prompt_tokens) == (2, sum(map(len, PROMPTS)))
     assert work.computed_tokens == len(PROMPTS[0]) + len("is")
     assert len(meter.spans(0.0)) == 2
+
+
+@pytest.mark.parametrize("engine", ["hf", "hf-batching"])
+def test_a_prefix_that_an_engine_does_not_keep_takes_no_call_away(runtime: gl.Runtime, engine: str) -> None:
+    """Programs of a batch ask for their common prefix first: 24 calls used to be counted as 23."""
+    with native.engines(3)[engine](runtime.model) as plain:
+        meter = Meter()
+        meter.attach()
+        meter.start()
+        with plain.warm("The same beginning"):
+            plain.generate(PROMPTS, max_tokens=3, temperature=0)
+        assert (meter.work().calls, meter.work().prompt_tokens) == (2, sum(map(len, PROMPTS)))
 
 
 def test_an_endpoint_behind_a_runtime_is_named_because_its_cache_cannot_be_emptied() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -10,6 +12,7 @@ import pytest
 from graftlm.ab.classes import server
 from graftlm.ab.classes.server import Kind, Server, gguf
 from graftlm.core.errors import EngineError
+from tests.models import byte_tokenizer, tiny_model
 
 
 def kind(monkeypatch: pytest.MonkeyPatch, *command: str, package: str = "http") -> None:
@@ -32,6 +35,38 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_last_words(monkeypatch:
     with pytest.raises(EngineError, match="of files ended with status 1: no such device"):
         Server("files", "any")
     assert Server.open == []
+
+
+def test_a_server_that_ends_later_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = "import http.server as h, sys; h.test(h.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
+    kind(monkeypatch, "-c", serve)
+    running = Server("files", "any")
+    assert running.end == ""
+    running._process.kill()
+    running._process.wait()
+    assert "the server of files ended with signal 9 (SIGKILL: perhaps for want of memory): " in running.end
+    running.close()
+
+
+def test_transformers_server_takes_no_more_memory_than_its_blocks_and_can_be_emptied(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """On a CPU it used to take all free memory at its first chat, which then had no answer in 20 s."""
+    folder = str(tmp_path_factory.mktemp("model"))
+    tiny_model().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    running = Server("hf-batching", folder)
+    try:
+        body = {"model": folder, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
+        request = urllib.request.Request(
+            f"{running.url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] > 0
+        assert running.reset() is True
+        assert psutil.Process(running.pid).memory_info().rss < 2 * 2**30
+    finally:
+        running.close()
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
