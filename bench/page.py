@@ -17,59 +17,89 @@ PAGE = ROOT / "docs/benchmarks.md"
 BEGIN, END = "<!-- workloads: written by python -m bench page -->\n", "<!-- end of workloads -->\n"
 
 
+SHARES = {
+    0.25: "A quarter of each full size, which `make bench` runs too",
+    0.5: "Half of each full size",
+    1.0: "Full size",
+}
+COLUMNS = ("workload", "framework", "fastest other", "seconds", "GraftLM", "ratio (95 %)", "ratio of CPU time",
+           "answers right", "answers equal", "hit rate", "best possible", "at")  # fmt: skip
+
+
 def workloads(figures: dict[str, Any]) -> str:
     """The section of the twelve workloads, with what its figures do not say."""
-    rows = figures["rows"]
     machine = figures["machine"]
     lines = [
-        f"`{figures['command']}` at {figures['commit']}, {machine['processor']}, {machine['cores']} cores, one thread",
-        "per engine, sprout in float32. A quarter of each full size was run. Other people share the machine:",
-        "the ratio of CPU times, which other programs change less, stands beside that of wall times.",
+        f"{machine['processor']}, {machine['cores']} cores, one thread per engine, sprout in float32. Other people",
+        "share the machine: the ratio of CPU times, which they change less, stands beside that of wall times.",
+        "`at` is the commit that was measured. Each row is `python -m bench workloads NAME --frameworks FRAMEWORK`.",
         "",
-        "| workload | framework | fastest other | seconds | GraftLM | ratio (95 %) | ratio of CPU time | "
-        "answers right | answers equal | hit rate | best possible |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for one in rows:
-        ours = one["engines"]["graftlm"]
-        if "ratio" not in one:
-            lines.append(f"| {one['workload']} | {one['framework']} | no engine has a figure | | | | | | | | |")
-            continue
-        theirs = one["engines"][one["best"]]
-        wall = [f"{statistics.median(side['wall_s']):.2f}" for side in (theirs, ours)]
-        counts = [f"{ours[key]} of {one['inputs']}" for key in ("right", "equal")]
-        hits = ["–" if one[key] is None else f"{one[key]:.0%}" for key in ("hit_rate", "best_hit_rate")]
-        cells = [one["workload"], one["framework"], one["best"], *wall, str(Ratio(**one["ratio"])),
-                 f"{one['cpu_ratio']['value']:.2f}x", *counts, *hits]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
+    for share, said in SHARES.items():
+        rows = [one for one in figures["rows"] if one["share"] == share]
+        for native, what in ((True, "as GraftLM's programs"), (False, "in other frameworks")):
+            chosen = [one for one in rows if (one["framework"] == "native") is native]
+            lines += _table(chosen, f"{said}, {what}:") if chosen else []
+    return "\n".join([*lines, *CAVEATS, ""]) + "\n"
+
+
+def _table(rows: Sequence[dict[str, Any]], title: str) -> list[str]:
+    lines = [title, "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    lines += [_line(one) for one in rows]
     measured = [one for one in rows if "ratio" in one]
+    lines += ["", *(_sums(measured) if measured else [])]
+    return [*lines, *(f"- {_name(one)}: {' '.join(one['differences'])}" for one in rows if one["differences"]), ""]
+
+
+def _sums(measured: Sequence[dict[str, Any]]) -> list[str]:
     means = [geometric_mean(one[by]["value"] for one in measured) for by in ("ratio", "cpu_ratio")]
-    below = [f"{one['workload']} ({one['ratio']['value']:.2f}x)" for one in measured if one["ratio"]["value"] < 1]
+    below = [f"{_name(one)} ({one['ratio']['value']:.2f}x)" for one in measured if one["ratio"]["value"] < 1]
     share = [one["hit_rate"] / one["best_hit_rate"] for one in measured if one["best_hit_rate"]]
-    lines += [
-        "",
+    lines = [
         f"Geometric mean of {len(measured)} rows: {means[0]:.2f}x of wall time, {means[1]:.2f}x of CPU time. "
         + (f"Below 1: {', '.join(below)}." if below else "None is below 1."),
-        f"Hit rate over the best possible, mean: {min(1.0, statistics.mean(share)):.1%}.",
-        "",
-        "What these figures do not say:",
-        "",
-        "- sprout has 13 million parameters: a call's fixed cost weighs more, and arithmetic less, than with a model",
-        "  that people deploy.",
-        "- Texts, questions and right answers are of sprout's own world; sizes are below those of the SGLang paper.",
-        "- `hf` and `hf-batching` of a program are transformers behind the engine hook. `hf-batching` knows neither",
-        "  choices nor schemas and is left out there; `hf` applies GraftLM's token mask.",
-        "- The best possible hit rate counts prompts alone. Turns that go on from generated text can exceed it.",
-        "- Every engine's prefix cache is emptied before each round. Until now that of `hf-batching` kept the prompts",
-        "  of earlier rounds, which made it faster than a first run: 5.4 s for 8.0 s in `generative_agents`.",
-        "- `generative_agents` and `retrieval` share and generate little: what is left is the arithmetic of prompts,",
-        "  where both engines are near to the processor's limit.",
-        "- `endings` is of an earlier run, b81cba1 on a busier machine; `tree_of_thought` is missing. `judge` was",
-        "  measured before siblings of several prefixes waited for each other, so its hit rate is low.",
-        "- vLLM, SGLang, llama.cpp and OpenVINO are not in this table.",
-        "",
     ]
-    return "\n".join(lines) + "\n"
+    if share:
+        lines.append(f"Hit rate over the best possible, mean: {min(1.0, statistics.mean(share)):.1%}.")
+    return [*lines, ""]
+
+
+def _line(one: dict[str, Any]) -> str:
+    if "ratio" not in one:
+        why = "; ".join(f"{name}: {e['error']}" for name, e in one["engines"].items() if e.get("error"))
+        return f"| {one['workload']} | {one['framework']} | {' '.join(why.split()).replace('|', '/')[:200]}" + " |" * 10
+    ours, theirs = one["engines"]["graftlm"], one["engines"][one["best"]]
+    wall = [f"{statistics.median(side['wall_s']):.2f}" for side in (theirs, ours)]
+    counts = [f"{ours[key]} of {one['inputs']}" for key in ("right", "equal")]
+    hits = ["–" if one[key] is None else f"{one[key]:.0%}" for key in ("hit_rate", "best_hit_rate")]
+    cells = [one["workload"], one["framework"], one["best"], *wall, str(Ratio(**one["ratio"])),
+             f"{one['cpu_ratio']['value']:.2f}x", *counts, *hits, one["commit"]]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _name(one: dict[str, Any]) -> str:
+    return one["workload"] if one["framework"] == "native" else f"{one['workload']} in {one['framework']}"
+
+
+CAVEATS = """\
+What these figures do not say:
+
+- sprout has 13 million parameters: a call's fixed cost weighs more, and arithmetic less, than with a model
+  that people deploy.
+- Texts, questions and right answers are of sprout's own world; sizes are below those of the SGLang paper.
+- `hf` and `hf-batching` of a program are transformers behind the engine hook. `hf-batching` knows neither
+  choices nor schemas and is left out there; `hf` applies GraftLM's token mask.
+- In other frameworks `hf` is the framework's own class for transformers, and `hf-batching` its OpenAI client at
+  `transformers serve`, which has 256 blocks of KV cache on a CPU, as in the process.
+- `tree_of_thought` has one size.
+- The best possible hit rate counts prompts alone. Turns that go on from generated text can exceed it.
+- Every engine's prefix cache is emptied before each round.
+- `generative_agents` and `retrieval` share and generate little: what is left is the arithmetic of prompts,
+  where both engines are near to the processor's limit.
+- Up to f3561bd each prefix that a program asks for ahead was counted as a call less of `hf`, whose calls are
+  therefore said to differ. `judge` at 53e8096 was measured before siblings waited for each other's prefixes.
+- vLLM, SGLang, llama.cpp and OpenVINO are not in these tables.
+""".splitlines()
 
 
 def written(page: str, figures: dict[str, Any]) -> str:

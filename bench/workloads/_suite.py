@@ -35,7 +35,8 @@ OTHERS = {"native": ("hf", "hf-batching"), "langchain": ("hf", "hf-batching"), "
 """What GraftLM is compared with, by framework. Guidance's programs run on no endpoint: text and `gen` alternate."""
 NO_BATCHING = {"endings", "json_objects"}
 """Programs with choices or schemas, which transformers' continuous batching does not have."""
-FLOOR = 3.0
+SHARE = "GRAFTLM_BENCH_SHARE"
+"""The environment variable that says which share of each workload is run."""
 
 
 def names() -> list[str]:
@@ -116,12 +117,17 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
+def key_of(one: dict[str, Any]) -> tuple[str, str, float]:
+    """What a row measures: workload, framework, share of the full size."""
+    return one["workload"], one["framework"], one["share"]
+
+
 def lost(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], by: str = "cpu_ratio") -> list[str]:
     """The rows whose ratio lies below the earlier one, its whole interval below that one's."""
-    known = {(one["workload"], one["framework"]): one for one in before if by in one}
+    known = {key_of(one): one for one in before if by in one}
     said = []
     for one in found:
-        old = known.get((one["workload"], one["framework"]))
+        old = known.get(key_of(one))
         if old is None:
             continue
         name = f"{one['workload']} in {one['framework']}"
@@ -188,7 +194,8 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := set(given.workloads) - set(names()):
         parser.error(f"no workload {sorted(unknown)[0]!r}; known: {', '.join(names())}")
     if given.quick:
-        os.environ["GRAFTLM_BENCH_SHARE"] = "0.25"
+        os.environ[SHARE] = "0.25"
+    share = float(os.environ.get(SHARE, "1"))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = eight_billion(Path(folder)) if given.model == "8b" else given.model or float32_sprout(Path(folder))
@@ -206,9 +213,9 @@ def main(arguments: Sequence[str]) -> int:
                     FOLDER / f"{name}.py", [*chosen, "graftlm"], model, rounds=given.rounds, minutes=given.minutes,
                     threads=given.threads, framework=framework, progress=Progress(),
                 )  # fmt: skip
-                rows.append(row(compared, framework))
+                rows.append(row(compared, framework) | {"share": share} | _run())
                 if given.output:
-                    _write(given.output, rows, given.quick)
+                    _write(given.output, rows)
     console = Console(width=None if sys.stdout.isatty() else 170)
     console.print(table(rows, f"workloads, {given.threads} thread(s), {origin()['commit']}"))
     for name, value in summary(rows).items():
@@ -221,9 +228,15 @@ def main(arguments: Sequence[str]) -> int:
     return int(bool(failures))
 
 
-def _write(path: Path, rows: Sequence[dict[str, Any]], quick: bool) -> None:
+def _run() -> dict[str, Any]:
+    """What a row says of its own run, since rows of several runs stand in one file."""
+    return {key: value for key, value in origin().items() if key in ("command", "commit", "at")}
+
+
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write figures; rows of earlier runs that this one has not measured again stay."""
-    new = {(one["workload"], one["framework"]) for one in rows}
+    new = {key_of(one) for one in rows}
     before = json.loads(path.read_text())["rows"] if path.is_file() else []
-    kept = [one for one in before if (one["workload"], one["framework"]) not in new]
-    path.write_text(json.dumps(origin() | {"quick": quick, "rows": [*kept, *rows]}, indent=1) + "\n")
+    kept = [one for one in before if key_of(one) not in new]
+    found = sorted([*kept, *rows], key=lambda one: (-one["share"], one["workload"], one["framework"] != "native"))
+    path.write_text(json.dumps({"machine": origin()["machine"], "rows": found}, indent=1) + "\n")

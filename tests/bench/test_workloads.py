@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from bench.workloads import _suite
 
 
 def rows(low: float, value: float, high: float) -> list[dict[str, Any]]:
-    return [{"workload": "judge", "framework": "native", "cpu_ratio": {"value": value, "low": low, "high": high}}]
+    ratio = {"value": value, "low": low, "high": high}
+    return [{"workload": "judge", "framework": "native", "share": 0.25, "cpu_ratio": ratio}]
 
 
 @pytest.mark.parametrize(("now", "num_lost"), [((1.0, 1.2, 1.4), 1), ((1.0, 1.6, 2.1), 0), ((3.0, 4.0, 5.0), 0)])
@@ -21,9 +23,30 @@ def test_a_ratio_is_lost_only_beyond_both_intervals(now: tuple[float, float, flo
 
 
 def test_a_row_that_has_no_ratio_any_more_is_lost() -> None:
-    failed = [{"workload": "judge", "framework": "native", "engines": {"graftlm": {"error": "no memory"}}}]
+    failed = [rows(0, 0, 0)[0] | {"engines": {"graftlm": {"error": "no memory"}}}]
+    del failed[0]["cpu_ratio"]
     assert "no memory" in _suite.lost(failed, rows(2.0, 2.5, 3.0))[0]
     assert _suite.lost(failed, []) == []
+
+
+def test_a_row_of_another_size_is_not_compared() -> None:
+    assert _suite.lost([rows(1.0, 1.2, 1.4)[0] | {"share": 1.0}], rows(2.0, 2.5, 3.0)) == []
+
+
+def test_rows_of_earlier_runs_stay_unless_measured_again(tmp_path: Path) -> None:
+    old, new = rows(1.0, 1.2, 1.4)[0], rows(2.0, 2.5, 3.0)[0]
+    for written in ([old, old | {"share": 1.0}], [new]):
+        _suite._write(tmp_path / "figures.json", written)
+    kept = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert [(one["share"], one["cpu_ratio"]["value"]) for one in kept] == [(1.0, 1.2), (0.25, 2.5)]
+
+
+def test_a_row_without_a_figure_says_why() -> None:
+    figures = json.loads(_suite.BASELINE.read_text())
+    engines = {"hf": {"error": "ModuleNotFoundError: no such package"}}
+    bare = {"workload": "judge", "framework": "dspy", "share": 0.25, "differences": ["hf failed."], "engines": engines}
+    section = page.workloads(figures | {"rows": [bare]})
+    assert "hf: ModuleNotFoundError: no such package" in section and "judge in dspy: hf failed." in section
 
 
 def test_there_are_twelve_workloads_each_as_a_program_or_in_dspy() -> None:
