@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 from graftlm.ab.classes.client import Constructor, key, load, served
 from graftlm.ab.classes.server import gguf
+from graftlm.core.errors import EngineError
 
 
 def engines(max_tokens: int) -> Mapping[str, Constructor]:
@@ -28,9 +30,13 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
         return chat(model_path=gguf(own or model), n_ctx=0, verbose=False, streaming=False, **greedy)
 
     def outlines(model: str) -> Any:
-        return load("langchain_community.chat_models.outlines").ChatOutlines(
-            model=model, backend="transformers", max_tokens=max_tokens, streaming=False, model_kwargs={}
-        )
+        chat = load("langchain_community.chat_models.outlines").ChatOutlines
+        if not hasattr(load("outlines"), "generate"):
+            raise EngineError(
+                f"langchain-community's ChatOutlines calls what outlines {version('outlines')} no longer has; "
+                "pip install 'outlines<1' datasets"
+            )
+        return chat(model=model, backend="transformers", max_tokens=max_tokens, streaming=False, model_kwargs={})
 
     return {
         "hf": hf,
