@@ -154,11 +154,10 @@ class Comparison:
                 f"{result.engine} answers {result.num_varying} of {len(self.inputs)} inputs differently each round."
             ] * bool(result.num_varying)
             said += [f"{result.engine}: {what} vary between rounds." for what in _varying_counts(result)]
-            said += [
-                f"The calls of {result.engine} could not be counted: one that a cache answered would not be seen."
-            ] * (result.work.calls is None)
         for result in measured[1:] if self.baseline.rounds else ():
             said += self._against_baseline(result)
+        if unknown := [result.engine for result in measured if result.work.calls is None]:
+            said.append(f"Calls could not be counted: {', '.join(unknown)}. An answer from a cache would not be seen.")
         left_out = sorted({i for result in self.results for i in result.left_out})
         if left_out:
             said.append(f"Left out: {len(left_out)} inputs on which the pipeline raised an error.")

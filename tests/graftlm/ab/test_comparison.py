@@ -35,7 +35,7 @@ def test_every_difference_is_said() -> None:
 def test_calls_that_cannot_be_counted_are_said_to_be_unknown() -> None:
     unknown = EngineResult("openai", [Round(1.0, ["a", "b"], None, Work())])
     assert compared(HF, unknown).differences() == [
-        "The calls of openai could not be counted: one that a cache answered would not be seen."
+        "Calls could not be counted: openai. An answer from a cache would not be seen."
     ]
 
 

@@ -33,12 +33,13 @@ def _clients_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def openai(url: str) -> None:
-    importlib.import_module("openai").OpenAI(base_url=url, api_key="none").chat.completions.create(**OPTIONS)
+    with importlib.import_module("openai").OpenAI(base_url=url, api_key="none") as client:
+        client.chat.completions.create(**OPTIONS)
 
 
 def openai_stream(url: str) -> None:
-    client = importlib.import_module("openai").OpenAI(base_url=url, api_key="none")
-    assert len(list(client.chat.completions.create(**STREAM))) > 1
+    with importlib.import_module("openai").OpenAI(base_url=url, api_key="none") as client:
+        assert len(list(client.chat.completions.create(**STREAM))) > 1
 
 
 def openai_async(url: str) -> None:
