@@ -54,13 +54,13 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> list[str]:
 def _sums(measured: Sequence[dict[str, Any]]) -> list[str]:
     means = [geometric_mean(one[by]["value"] for one in measured) for by in ("ratio", "cpu_ratio")]
     below = [f"{_name(one)} ({one['ratio']['value']:.2f}x)" for one in measured if one["ratio"]["value"] < 1]
-    share = [one["hit_rate"] / one["best_hit_rate"] for one in measured if one["best_hit_rate"]]
+    share = [min(1.0, one["hit_rate"] / one["best_hit_rate"]) for one in measured if one["best_hit_rate"]]
     lines = [
         f"Geometric mean of {len(measured)} rows: {means[0]:.2f}x of wall time, {means[1]:.2f}x of CPU time. "
         + (f"Below 1: {', '.join(below)}." if below else "None is below 1."),
     ]
     if share:
-        lines.append(f"Hit rate over the best possible, mean: {min(1.0, statistics.mean(share)):.1%}.")
+        lines.append(f"Hit rate over the best possible, mean: {statistics.mean(share):.1%}.")
     return [*lines, ""]
 
 
@@ -97,7 +97,7 @@ What these figures do not say:
 - `generative_agents` and `retrieval` share and generate little: what is left is the arithmetic of prompts,
   where both engines are near to the processor's limit.
 - Up to f3561bd each prefix that a program asks for ahead was counted as a call less of `hf`, whose calls are
-  therefore said to differ. `judge` at 53e8096 was measured before siblings waited for each other's prefixes.
+  therefore said to differ.
 - vLLM, SGLang, llama.cpp and OpenVINO are not in these tables.
 """.splitlines()
 
