@@ -110,7 +110,8 @@ def summary(comparison: Comparison) -> str:
     for result in comparison.results[1:]:
         found = comparison.ratio(result)
         if found is None:
-            said.append(f"{result.engine} has no result")
+            base = comparison.baseline.engine
+            said.append(f"{result.engine} has {f'nothing beside it: {base} failed' if result.rounds else 'no result'}")
             continue
         low, high = found.low, found.high
         if low is None or high is None:

@@ -12,6 +12,7 @@ import pytest
 
 from graftlm.ab import Comparison, EngineResult, Round, report
 from graftlm.ab.against import changes
+from graftlm.ab.html_page import summary
 from graftlm.ab.meter import Work
 from graftlm.ab.profile import Call, Divergence, Profile
 
@@ -86,3 +87,9 @@ def test_a_figure_on_the_page_is_the_one_in_the_sheet(page: Path) -> None:
 def test_nothing_is_loaded_from_elsewhere_and_nothing_runs(page: Path) -> None:
     text = page.read_text()
     assert "<script" not in text and "src=" not in text and "href=" not in text and "url(" not in text
+
+
+def test_an_engine_whose_baseline_failed_is_not_said_to_have_no_result() -> None:
+    answered = EngineResult("graftlm", [Round(1.0, ["a"], None, Work())])
+    compared = Comparison("city", "Which city?", "sprout", ["one"], [EngineResult("hf", error="no memory"), answered])
+    assert summary(compared) == "Which city: graftlm has nothing beside it: hf failed."
