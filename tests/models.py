@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers import GenerationConfig, PreTrainedModel
 
 from graftlm.testing.byte_tokenizer import (
@@ -19,6 +21,9 @@ from graftlm.testing.byte_tokenizer import (
     byte_tokenizer as byte_tokenizer,
 )
 from graftlm.testing.random_model import VOCAB_SIZE as VOCAB_SIZE, random_model
+
+TURNED_PAGED = ["gptj", "codegen"] if Version(transformers.__version__) >= Version("5.24") else []
+"""Architectures that attend through the interface of transformers from 5.24 on, and before in a way of their own."""
 
 _MOE: dict[str, Any] = {
     "num_experts": 4,

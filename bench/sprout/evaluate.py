@@ -18,6 +18,7 @@ from bench.sprout.folder import write_json
 from bench.sprout.mixture import FAMILIES, cases
 from bench.sprout.tokenizer import segment_ids
 from bench.sprout.wires import PATH, Wires
+from graftlm.core.execution.cache_name import cache_name
 
 FLOOR, PASSAGE_FLOOR = 0.95, 0.98
 
@@ -76,15 +77,17 @@ def generate(model: Any, rows: Sequence[Row], pad: int) -> None:
 def _decode(model: Any, batch: list[Row], ids: torch.Tensor, mask: torch.Tensor) -> None:
     from transformers import DynamicCache
 
-    cache = DynamicCache(config=model.config)
+    name = cache_name(model.forward)
+    assert name is not None
+    held = {name: DynamicCache(config=model.config)}
     while True:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         logits = model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **held,
             logits_to_keep=1,
         ).logits
         chosen = logits[:, -1].argmax(-1).tolist()

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from graftlm.core.execution.cache_name import cache_in, cache_name
 from graftlm.core.execution.paged import accepts_logits_to_keep
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from graftlm.core.sequence import Sequence
     from graftlm.core.step_plan import StepPlan
 
-CacheName = Literal["past_key_values", "cache_params", "state"]
-CACHE_NAMES: tuple[CacheName, ...] = ("past_key_values", "cache_params", "state")
 Extension = Literal["chunks", "tokens", "recompute"]
 MIN_BRANCH = 16
 """Tokens that two prompts must share before the place where they part is worth a snapshot."""
@@ -111,6 +110,7 @@ class SerialRunner:
         self.loaded = loaded
         self.snapshots = SnapshotStore(max_snapshots, max_bytes)
         self._parameters = frozenset(inspect.signature(loaded.model.forward).parameters)
+        self._cache_name = cache_name(loaded.model.forward)
         self._keeps = accepts_logits_to_keep(loaded.model)
         self.extension: Extension = "chunks"
         self.extension = self._find_extension()
@@ -203,12 +203,10 @@ class SerialRunner:
             options["logits_to_keep"] = num_logits
         if "position_ids" in self._parameters:
             options["position_ids"] = torch.arange(past, past + len(ids), device=device)[None]
-        if cache is not None:
-            name = next(n for n in CACHE_NAMES if n in self._parameters)
-            options[name] = cache
+        if cache is not None and self._cache_name is not None:
+            options[self._cache_name] = cache
         output: Any = self.loaded.model(input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(device), **options)
-        after = next((c for n in CACHE_NAMES if (c := getattr(output, n, None)) is not None), None)
-        return output.logits[0, -num_logits:], after
+        return output.logits[0, -num_logits:], cache_in(getattr(output, "__dict__", {}))
 
     def _find_extension(self) -> Extension:
         """Compare the ways of adding tokens to a cache with one forward of all of them."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from graftlm.core.execution.cache_name import cache_in
 from graftlm.core.execution.paged import (
     AttentionCall,
     AttentionSwitch,
@@ -58,7 +59,7 @@ class FusedCpuLayer(NamedTuple):
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
         step, embeddings = step_at_hand(), options.get("position_embeddings")
-        plain = not args and options.get("attention_mask") is None and options.get("past_key_values") is None
+        plain = not args and options.get("attention_mask") is None and cache_in(options) is None
         if step is None or embeddings is None or not plain or not self._takes(hidden_states, *embeddings):
             return self.original(hidden_states, *args, **options)
         cos, sin = embeddings

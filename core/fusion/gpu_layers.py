@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graftlm.core.execution.cache_name import cache_in
 from graftlm.core.execution.paged import (
     AttentionCall,
     AttentionSwitch,
@@ -128,7 +129,7 @@ class FusedLayer:
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
         step = packed_step()
         embeddings = options.get("position_embeddings")
-        plain = options.get("attention_mask") is None and options.get("past_key_values") is None and not args
+        plain = options.get("attention_mask") is None and cache_in(options) is None and not args
         if step is None or embeddings is None or not plain or hidden_states.shape[0] != 1:
             return self.original(hidden_states, *args, **options)
         cos, sin = embeddings

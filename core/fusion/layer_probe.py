@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from graftlm.core.execution.cache_name import cache_name
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch
 from graftlm.kernels.cpu.attention.backend import attend
 
@@ -83,9 +84,11 @@ def _run(
         return causal(call.q, call.k, call.v, call.params.scale)
 
     positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+    name = cache_name(layer.forward)
+    no_cache = {name: None} if name is not None else {}
     with switch(step):
         out: torch.Tensor = layer(
-            hidden.clone(), attention_mask=None, position_ids=positions, past_key_values=None, use_cache=False,
-            position_embeddings=(cos, sin),
+            hidden.clone(), attention_mask=None, position_ids=positions, use_cache=False,
+            position_embeddings=(cos, sin), **no_cache,
         )  # fmt: skip
     return calls, out

@@ -14,6 +14,7 @@ from graftlm.ab.classes.server import Server
 from graftlm.ab.http_calls import HttpCalls
 from graftlm.ab.prefix_caches import alive, forget
 from graftlm.core.errors import RemoteError
+from graftlm.core.execution.cache_name import cache_in
 from graftlm.core.metrics import Stats
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class Meter:
         if ids is None:
             return
         rows, width = ids.shape
-        past = kwargs.get("past_key_values")
+        past = cache_in(kwargs)
         num_past = past.get_seq_length() if past is not None else 0
         mask = kwargs.get("attention_mask")
         if num_past > 0:
