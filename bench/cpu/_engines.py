@@ -9,20 +9,39 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from bench.cpu._models import Precision, write_gguf, write_openvino, write_random
-from bench.harness import ROOT, Row
+from bench.harness import ROOT, Options, Row
 from bench.models import Size
 
 OURS = "GraftLM"
 NEEDS = {"llama.cpp": ("llama_cpp", "gguf"), "OpenVINO": ("openvino_genai",)}
 NAMES: dict[Size, str] = {"tiny": "tiny", "30M": "28M", "450M": "443M"}
+
+
+Floor = TypeVar("Floor")
+
+
+def chosen(
+    floors: Mapping[tuple[Size, Precision], Floor], options: Options
+) -> list[tuple[tuple[Size, Precision], Floor]]:
+    """The models of a case with their floors: those whose label contains `--model`; without it all, or the small ones.
+
+    Raises SystemExit, naming the labels, where none does.
+    """
+    if options.model is None:
+        return [(key, floor) for key, floor in floors.items() if not options.quick or key[0] == "30M"]
+    labels = {key: f"{NAMES[key[0]]} {key[1]}" for key in floors}
+    found = [(key, floor) for key, floor in floors.items() if options.model in labels[key]]
+    if not found:
+        raise SystemExit(f"--model {options.model!r} is in none of: {', '.join(labels.values())}")
+    return found
 
 
 class Worker:

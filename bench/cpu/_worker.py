@@ -48,8 +48,7 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
     import numpy as np
 
     ll.llama_backend_init()
-    quiet = ll.llama_log_callback(lambda level, text, data: None)
-    ll.llama_log_set(quiet, None)
+    ll.llama_log_set(_keep(ll.llama_log_callback(lambda level, text, data: None)), None)
     loaded = ll.llama_model_load_from_file(model.encode(), _without_gpu(ll))
     vocab_size = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(loaded))
     batch = ll.llama_batch_init(2048, 0, 1)
@@ -111,6 +110,15 @@ def llama_cpp(model: str, precision: str, threads: int) -> Generate:
         return answers
 
     return generate
+
+
+_kept: list[Any] = []
+"""What C code calls for as long as the process lives."""
+
+
+def _keep(function: Any) -> Any:
+    _kept.append(function)
+    return function
 
 
 def _without_gpu(ll: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.cpu._engines import Engines, compared, model_folder
+from bench.cpu._engines import Engines, chosen, compared, model_folder
 from bench.cpu._models import Precision
 from bench.harness import Options, Row
 from bench.models import Size, random_ids
@@ -22,9 +22,7 @@ PROMPT = 64
 def run(options: Options) -> Sequence[Row]:
     rows: list[Row] = []
     folder = model_folder()
-    for (size, precision), floors in FLOORS.items():
-        if options.quick and size != "30M":
-            continue
+    for (size, precision), floors in chosen(FLOORS, options):
         num_new = options.choose(16, 48 if size == "30M" else 16)
         with Engines(size, precision, folder) as engines:
             for batch, floor in zip(BATCHES, floors, strict=True):

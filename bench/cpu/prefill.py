@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.cpu._engines import Engines, compared, model_folder
+from bench.cpu._engines import Engines, chosen, compared, model_folder
 from bench.cpu._models import Precision
 from bench.harness import Options, Row
 from bench.models import Size, random_ids
@@ -20,9 +20,7 @@ LENGTH = 1024
 def run(options: Options) -> Sequence[Row]:
     rows: list[Row] = []
     folder = model_folder()
-    for (size, precision), floor in FLOORS.items():
-        if options.quick and size != "30M":
-            continue
+    for (size, precision), floor in chosen(FLOORS, options):
         with Engines(size, precision, folder) as engines:
             rates: dict[str, list[float]] = {name: [] for name in engines.workers}
             for repeat in range(-1, options.repeats):
