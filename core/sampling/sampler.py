@@ -214,14 +214,16 @@ def _is_plain(row: SampleRow) -> bool:
 
 
 def _sample_plain(logits: torch.Tensor) -> list[list[Sampled] | GraftError]:
-    if logits.device.type == "cpu":
-        logits = logits.float()  # a CPU finds the largest of half floats many times slower
-    columns = logits.argmax(dim=1, keepdim=True)
-    finite = torch.isfinite(logits.gather(1, columns)).squeeze(1)
-    tokens = columns.squeeze(1).tolist()
-    if bool(finite.all()):
-        return [[Sampled(token)] for token in tokens]
-    return [[Sampled(token)] if ok else not_finite() for token, ok in zip(tokens, finite.tolist(), strict=True)]
+    if logits.device.type == "cpu":  # numpy needs a tenth of torch's time for a row or two
+        table = logits.float().numpy()  # it also finds the largest of floats many times faster than of half floats
+        columns = table.argmax(axis=1)
+        finite = np.isfinite(table[np.arange(len(table)), columns]).tolist()
+        tokens = columns.tolist()
+    else:
+        places = logits.argmax(dim=1, keepdim=True)
+        finite = torch.isfinite(logits.gather(1, places)).squeeze(1).tolist()
+        tokens = places.squeeze(1).tolist()
+    return [[Sampled(token)] if ok else not_finite() for token, ok in zip(tokens, finite, strict=True)]
 
 
 def not_finite() -> EngineError:

@@ -15,7 +15,7 @@ from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.attention.metadata import AttentionMetadata, QueryBlocks
 from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, COLUMNS, DecodeCall, MatmulCall, PrefillCall
 from graftlm.kernels.cpu.compiled.loop_runtime import loop_address
-from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers
+from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers, LayerWeights
 from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, SkinnyLinear
 from graftlm.kernels.norm import Norm
 
@@ -29,7 +29,14 @@ class AttentionKind(NamedTuple):
     group: int
     head_dim: int
     num_kv_heads: int
-    params: AttentionParams
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    @classmethod
+    def of(cls, w: LayerWeights, params: AttentionParams) -> AttentionKind:
+        group = w.num_heads // w.num_kv_heads
+        return cls(group, w.head_dim, w.num_kv_heads, params.scale, params.window, params.softcap)
 
 
 class DecoderStack:
@@ -58,8 +65,7 @@ class DecoderStack:
         weights, dtype = layers.weights, layers.dtype
         by_kind: dict[AttentionKind, list[int]] = {}
         for index, (w, of_layer) in enumerate(zip(weights, params, strict=True)):
-            kind = AttentionKind(w.num_heads // w.num_kv_heads, w.head_dim, w.num_kv_heads, of_layer)
-            by_kind.setdefault(kind, []).append(index)
+            by_kind.setdefault(AttentionKind.of(w, of_layer), []).append(index)
         num_heads = max(w.num_heads for w in weights)
         self._x = torch.empty(self.max_rows, embedding.shape[1], dtype=dtype)
         self._lse, self._prefix_lse = torch.empty(2, self.max_rows, num_heads)
@@ -78,9 +84,9 @@ class DecoderStack:
         -> logits [num_wanted, vocab_size]; None, with nothing done, for a step that this cannot compute
         Raises IndexError for an id that is no row of the embedding.
         """
-        num_rows = len(ids)
+        num_rows, num_wanted = ids.shape[0], wanted.shape[0]  # `len` of a tensor takes microseconds
         lowest, highest = ids.min().item(), ids.max().item()
-        if not 0 <= lowest <= highest < len(self.embedding):  # the compiled code would read what lies beside it
+        if not 0 <= lowest <= highest < self.embedding.shape[0]:  # the compiled code would read what lies beside it
             wrong = highest if lowest >= 0 else lowest
             raise IndexError(f"token id {wrong} is no row of the embedding, which has {len(self.embedding):,}")
         if num_rows > self.max_rows:
@@ -94,16 +100,16 @@ class DecoderStack:
         self._place(plan)
         records = layers.layers
         records["k_store"], records["v_store"], records["num_slots"] = self._k, self._v, attention.store.num_slots
-        logits = torch.empty(len(wanted), self.head.num_out, dtype=layers.dtype)
+        logits = torch.empty(num_wanted, self.head.num_out, dtype=layers.dtype)
         call.ids, call.embedding, call.positions = ids.data_ptr(), self.embedding.data_ptr(), plan.positions.data_ptr()
         call.slots, call.attended = plan.out_slots.data_ptr(), layers.space.attended.data_ptr()
         call.lse, call.prefix_lse = self._lse.data_ptr(), self._prefix_lse.data_ptr()
         call.prefix_out = self._prefix_out.data_ptr()
         call.norm, call.eps = self.norm.weight.data_ptr(), self.norm.eps
         head = self._head
-        head.next_task, head.num_rows, head.out = 0, len(wanted), logits.data_ptr()
-        call.head, call.head_matmul = ctypes.addressof(head) if len(wanted) else 0, self.head.function
-        call.wanted, call.num_wanted = wanted.data_ptr(), len(wanted)
+        head.next_task, head.num_rows, head.out = 0, num_wanted, logits.data_ptr()
+        call.head, call.head_matmul = ctypes.addressof(head) if num_wanted else 0, self.head.function
+        call.wanted, call.num_wanted = wanted.data_ptr(), num_wanted
         alone = layers.is_small and max(kind.num_bytes for kind in self._kinds) < SMALL_BYTES
         layers.run(self._x[:num_rows], slice(None), BEFORE | ATTEND | AFTER, alone=alone)
         return logits
@@ -142,22 +148,23 @@ class _KindOfLayers:
         self.kind, self.index = kind, index
         self.num_bytes = 0
         self._held: object = None  # what the calls have addresses of
-        layers, capped, dim = stack.layers, kind.params.softcap is not None, kind.head_dim
+        layers, capped, dim = stack.layers, kind.softcap is not None, kind.head_dim
         half = layers.dtype is torch.bfloat16
         self.block_size = None if capped or kind.group > COLUMNS else COLUMNS // kind.group
         self._records = layers.layers
         self._singles = np.zeros(len(index), np.dtype(DecodeCall))
         self._blocks, self._prefixes = np.zeros((2, len(index)), np.dtype(PrefillCall))
+        self._addresses = {name: _addresses(getattr(self, f"_{name}")) for name in ("singles", "blocks", "prefixes")}
         self._records["decode"][index] = loop_address("decode_attention", kind.group, dim, dim, half, capped)
         if self.block_size is not None:
             self._records["prefill"][index] = loop_address("prefill_attention", kind.group, dim, dim, half)
         width = (kind.group + 2) * kind.num_kv_heads * dim
         attended, lse = layers.space.attended.data_ptr(), stack._lse.data_ptr()
         for calls in (self._singles, self._blocks, self._prefixes):
-            calls["num_kv_heads"], calls["scale"] = kind.num_kv_heads, kind.params.scale
+            calls["num_kv_heads"], calls["scale"] = kind.num_kv_heads, kind.scale
             calls["q"], calls["q_token"], calls["q_head"] = layers.space.qkv.data_ptr(), width, dim
             calls["out"], calls["lse"] = attended, lse
-        self._singles["float32_out"], self._singles["softcap"] = 1, kind.params.softcap or 0.0
+        self._singles["float32_out"], self._singles["softcap"] = 1, kind.softcap or 0.0
         self._prefixes["out"], self._prefixes["lse"] = stack._prefix_out.data_ptr(), stack._prefix_lse.data_ptr()
 
     def bind(self, k: Any, v: Any, num_slots: int) -> None:
@@ -166,7 +173,7 @@ class _KindOfLayers:
 
     def read(self, plan: Plan, attention: TorchAttention) -> bool:
         """Lay out the step for these layers; False if the loops cannot compute it."""
-        metadata = attention.metadata(plan, self.kind.params.window, self.block_size)
+        metadata = attention.metadata(plan, self.kind.window, self.block_size)
         prefixes = [prefix.blocks for prefix in metadata.prefixes]
         if metadata.chunks or None in prefixes:
             return False
@@ -179,10 +186,10 @@ class _KindOfLayers:
         calls = self._singles
         calls["next_task"], calls["num_queries"], calls["num_runs"] = 0, len(singles.query), len(singles.runs) - 1
         calls["query"], calls["indptr"], calls["spans"], calls["runs"] = singles.addresses
-        records["singles"][index] = _addresses(calls) if len(singles.query) else 0
+        records["singles"][index] = self._addresses["singles"] if len(singles.query) else 0
         records["shared"][index] = shared.ctypes.data if shared is not None else 0
         for name, calls, blocks in (("blocks", self._blocks, metadata.blocks), ("prefixes", self._prefixes, joined)):
-            records[name][index] = _addresses(calls) if blocks is not None else 0
+            records[name][index] = self._addresses[name] if blocks is not None else 0
             if blocks is not None:
                 calls["next_task"], calls["num_blocks"] = 0, len(blocks.query_ptr) - 1
                 places = blocks.addresses

@@ -16,7 +16,7 @@ from graftlm.core.step_plan import SharedPrefix, StepPlan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.compiled import loop_runtime
 from graftlm.kernels.cpu.decoder import decoder_layer
-from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
+from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack, _KindOfLayers
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, tiny_model
@@ -89,6 +89,27 @@ def rows_of(*lengths: tuple[int, int], start: int = 0) -> StepPlan:
 )
 def test_a_decode_step_gives_what_the_modules_give(kind: str, config: dict[str, Any], dtype: torch.dtype) -> None:
     compare(load(kind, dtype, **config), rows_of((5, 1)), rows_of((0, 1), (17, 1), (90, 1)))
+
+
+@pytest.mark.parametrize(("layer_types", "num"), [(None, 1), (["sliding_attention", "full_attention"] * 2, 2)])
+def test_layers_that_attend_alike_lay_out_a_step_once(
+    layer_types: list[str] | None, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"layer_types": layer_types, "sliding_window": 8, "use_sliding_window": True} if layer_types else {}
+    loaded = load("qwen2", num_hidden_layers=4, **config)
+    read, seen = _KindOfLayers.read, list[list[int]]()
+
+    def noted(kind: _KindOfLayers, plan: Any, attention: TorchAttention) -> bool:
+        seen.append(kind.index.tolist())
+        return read(kind, plan, attention)
+
+    monkeypatch.setattr(_KindOfLayers, "read", noted)
+    plan = rows_of((17, 1))
+    runner = PagedRunner(loaded, TorchAttention(filled(loaded)))
+    runner.attention.prepare(plan)
+    runner.forward(plan)
+    assert len(seen) == num
+    assert sorted(index for kind in seen for index in kind) == [0, 1, 2, 3]
 
 
 def test_single_tokens_short_runs_and_blocks_of_queries_share_a_step() -> None:
