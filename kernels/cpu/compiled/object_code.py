@@ -77,7 +77,7 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 TARGETS = (
     Target("x86-64-v3", "x86_64", "x86-64-v3", _V3),
     Target("x86-64-v4", "x86_64", "x86-64-v4", _V4),
-    Target("x86-64-v4-bf16", "x86_64", "x86-64-v4", (*_V4, "avx512bf16"), (("matmul", (1, 0)),)),
+    Target("x86-64-v4-bf16", "x86_64", "x86-64-v4", (*_V4, "avx512bf16"), (("matmul", (1, 0)), ("matmul", (1, 1)))),
     Target("aarch64", "aarch64", "generic", ("neon",)),
 )
 """The kinds, for each machine from the oldest to the newest: a newer processor runs the code of all older kinds."""

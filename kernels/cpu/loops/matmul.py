@@ -32,6 +32,7 @@ from graftlm.kernels.cpu.loops.compiler import compile_loop
 from graftlm.kernels.cpu.loops.register_tiles import (
     has_bfloat16_dots,
     has_wide_registers,
+    inner_dot_tile,
     inner_tile,
     outer_dot_tile,
     outer_tile,
@@ -113,9 +114,11 @@ def _narrow_panel_matmul(*, bfloat16: bool) -> Any:
     return matmul
 
 
-def _row_major_matmul(*, bfloat16: bool) -> Any:
-    """The same for the next `num_out` rows, 4 to PANEL of them, of a row-major weight."""
-    one, two, four = (inner_tile(num_rows, b_bfloat16=bfloat16) for num_rows in (1, 2, 4))
+def _row_major_matmul(*, bfloat16: bool, dots: bool = False) -> Any:
+    """The same for the next `num_out` rows, 4 to PANEL, of a row-major weight; with `dots` of bfloat16 rows."""
+    one, two, four = (
+        inner_dot_tile(num_rows) if dots else inner_tile(num_rows, b_bfloat16=bfloat16) for num_rows in (1, 2, 4)
+    )
     size = 2 if bfloat16 else 4
     wide = has_wide_registers()
 
@@ -142,12 +145,13 @@ def _row_major_matmul(*, bfloat16: bool) -> Any:
 _panels, _panels_bfloat16 = _panel_matmul(bfloat16=False), _panel_matmul(bfloat16=True)
 _dots = _dot_matmul()
 _row_major, _row_major_bfloat16 = _row_major_matmul(bfloat16=False), _row_major_matmul(bfloat16=True)
+_row_major_dots = _row_major_matmul(bfloat16=True, dots=True)
 
 
 def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
     """Compile `void (MatmulCall *)`, for weights in panels or row-major ones. A task is PANEL outputs."""
     element, size = element_of(bfloat16)
-    dots = bfloat16 and not row_major and has_bfloat16_dots()
+    dots = bfloat16 and has_bfloat16_dots()
 
     def work(pointer):
         call = carray(pointer, 1)[0]
@@ -174,7 +178,9 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
             weight, up, bias = segments[index, 3], segments[index, 4], segments[index, 5]
             offset = first * depth * size
             if row_major:
-                if bfloat16:
+                if dots and depth % 32 == 0:
+                    _row_major_dots(memory, halves, 2 * depth, weight + offset, num_rows, depth, width)
+                elif bfloat16:
                     _row_major_bfloat16(memory, x, x_row, weight + offset, num_rows, depth, width)
                 else:
                     _row_major(memory, x, x_row, weight + offset, num_rows, depth, width)

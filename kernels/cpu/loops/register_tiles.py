@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -14,6 +15,7 @@ from graftlm.kernels.cpu import PANEL
 
 _WORD, _HALF, _NUMBER, _SINGLE = ir.IntType(64), ir.IntType(16), ir.IntType(32), ir.FloatType()
 _FLOATS, _BITS = ir.VectorType(_SINGLE, 16), ir.VectorType(_NUMBER, 16)
+_FOUR = ir.VectorType(_SINGLE, 4)
 _ZERO = ir.Constant(_FLOATS, [0.0] * 16)
 _NO_BITS = ir.Constant(_BITS, [0] * 16)
 
@@ -164,39 +166,90 @@ def inner_tile(num_rows: int, *, b_bfloat16: bool) -> Any:
 
     depth is a multiple of 16, `a_row` is in bytes, and rows of C are PANEL apart.
     """
+    size = 2 if b_bfloat16 else 4
+
+    def weights(builder: Any, b: Any, offset: Any) -> Any:
+        if not b_bfloat16:
+            return builder.load(_pointer(builder, b, offset, _FLOATS), align=4)
+        halves = builder.load(_pointer(builder, b, offset, ir.VectorType(_HALF, 16)), align=2)
+        return _widened(builder, halves, _FLOATS)
+
+    def inputs(builder: Any, a: Any, offset: Any) -> Any:
+        return builder.load(_pointer(builder, a, offset, _FLOATS), align=4)
+
+    return _inner_tile(num_rows, 16, size, 4, weights, inputs, _Sums.add_products)
+
+
+def inner_dot_tile(num_rows: int) -> Any:
+    """`inner_tile` where A and B are both bfloat16 and depth is a multiple of 32.
+
+    For processors that have bfloat16 dots.
+    """
+
+    def pairs(builder: Any, x: Any, offset: Any) -> Any:
+        return builder.load(_pointer(builder, x, offset, _BITS), align=2)
+
+    return _inner_tile(num_rows, 32, 2, 2, pairs, pairs, _Sums.add_dots)
+
+
+def _inner_tile(
+    num_rows: int, at_once: int, size: int, a_size: int, weights: Any, inputs: Any, add: Callable[..., None]
+) -> Any:
+    """`at_once` elements of `size` bytes of each row of B, and of `a_size` bytes of each row of A, in each iteration.
+
+    The tile after the next one is fetched meanwhile, in the order of memory: four short rows that are read together are
+    no stream that a processor foresees.
+    """
 
     @intrinsic
     def tile(typingctx: Any, c: Any, a: Any, a_row: Any, b: Any, depth: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
             c, a, a_row, b, depth = arguments
-            size = 2 if b_bfloat16 else 4
             b_row = builder.mul(depth, _constant(size))
-
-            def weights(offset: Any) -> Any:
-                if not b_bfloat16:
-                    return builder.load(_pointer(builder, b, offset, _FLOATS), align=4)
-                halves = builder.load(_pointer(builder, b, offset, ir.VectorType(_HALF, 16)), align=2)
-                return _widened(builder, halves, _FLOATS)
-
             sums = _Sums(builder, num_rows, 4)
-            with cgutils.for_range(builder, builder.lshr(depth, _constant(4))) as loop:
-                step = builder.mul(loop.index, _constant(16 * size))
-                lines = [weights(builder.add(step, builder.mul(b_row, _constant(i)))) for i in range(4)]
-                step = builder.mul(loop.index, _constant(64))
+            with cgutils.for_range(builder, builder.udiv(depth, _constant(at_once))) as loop:
+                step = builder.mul(loop.index, _constant(at_once * size))
+                places = [builder.add(step, builder.mul(b_row, _constant(i))) for i in range(4)]
+                ahead = builder.add(builder.mul(b_row, _constant(8)), builder.mul(step, _constant(4)))
+                for line in range(0, 4 * at_once * size, 64):
+                    _prefetch(builder, b, builder.add(ahead, _constant(line)))
+                lines = [weights(builder, b, place) for place in places]
+                step = builder.mul(loop.index, _constant(at_once * a_size))
                 for row in range(num_rows):
                     place = builder.add(step, builder.mul(a_row, _constant(row)))
-                    sums.add_products(row, builder.load(_pointer(builder, a, place, _FLOATS), align=4), lines)
+                    add(sums, row, inputs(builder, a, place), lines)
             for i, totals in enumerate(sums.rows):
-                for j, total in enumerate(totals):
-                    value = builder.load(total)
-                    for width in (8, 4, 2, 1):  # add the upper half to the lower one
-                        order = [*range(width, 2 * width), *range(16 - width)][:16]
-                        moved = builder.shuffle_vector(value, _ZERO, ir.Constant(_BITS, order))
-                        value = builder.fadd(value, moved, flags=("fast",))
-                    total_of_all = builder.extract_element(value, ir.Constant(_NUMBER, 0))
-                    builder.store(total_of_all, _pointer(builder, c, _constant(4 * (i * PANEL + j)), _SINGLE), align=4)
+                place = _pointer(builder, c, _constant(4 * i * PANEL), _FOUR)
+                builder.store(_four_sums(builder, [builder.load(total) for total in totals]), place, align=4)
 
         integer = types.int64
         return types.void(integer, integer, integer, integer, integer), generate
 
     return tile
+
+
+def _four_sums(builder: Any, vectors: list[Any]) -> Any:
+    """The sum of the elements of each of four vectors."""
+
+    def halved(a: Any, b: Any, width: int) -> Any:
+        """Groups of 2 * width elements of a, then of b, to groups of `width`, their halves added."""
+        lower = [g + i for g in range(0, 32, 2 * width) for i in range(width)]
+        parts = [builder.shuffle_vector(a, b, ir.Constant(_BITS, [x + n for x in lower])) for n in (0, width)]
+        return builder.fadd(*parts, flags=("fast",))
+
+    a, b, c, d = vectors
+    value = halved(halved(a, b, 8), halved(c, d, 8), 4)
+    for width in (2, 1):
+        order = [g + (i + width) % (2 * width) for g in range(0, 16, 2 * width) for i in range(2 * width)]
+        moved = builder.shuffle_vector(value, _ZERO, ir.Constant(_BITS, order))
+        value = builder.fadd(value, moved, flags=("fast",))
+    return builder.shuffle_vector(value, _ZERO, ir.Constant(ir.VectorType(_NUMBER, 4), [0, 4, 8, 12]))
+
+
+def _prefetch(builder: Any, base: Any, offset: Any) -> None:
+    """Have a line of memory read into the caches; one that is not there is no error."""
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _NUMBER, _NUMBER, _NUMBER])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    numbers = [ir.Constant(_NUMBER, x) for x in (0, 3, 1)]  # to read, in all caches, of data
+    builder.call(function, [_pointer(builder, base, offset, ir.IntType(8)), *numbers])

@@ -61,7 +61,9 @@ def test_a_weight_that_is_packed_here_gives_what_the_layer_gives(
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("num_out", "num_in", "bias"), [(130, 48, True), (67, 16, False), (4, 32, False)])
+@pytest.mark.parametrize(
+    ("num_out", "num_in", "bias"), [(130, 48, True), (67, 16, False), (4, 32, False), (67, 96, True)]
+)
 def test_a_weight_that_lies_row_by_row_is_read_in_place(
     num_out: int, num_in: int, bias: bool, dtype: torch.dtype, num_rows: int
 ) -> None:

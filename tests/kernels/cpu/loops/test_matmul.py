@@ -16,12 +16,13 @@ AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl"
 COMPILE = """
 import sys
 from graftlm.kernels.cpu.loops.matmul import compile_matmul
-open(sys.argv[1], "wb").write(compile_matmul(True).code)
+open(sys.argv[1], "wb").write(compile_matmul(True, sys.argv[2] == "True").code)
 """
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names x86's instructions")
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
+@pytest.mark.parametrize("row_major", [False, True])
 @pytest.mark.parametrize(
     ("processor", "features", "has_zmm", "has_dots"),
     [
@@ -31,7 +32,7 @@ open(sys.argv[1], "wb").write(compile_matmul(True).code)
     ],
 )
 def test_bfloat16_products_have_only_the_instructions_of_their_processor(
-    processor: str, features: str, has_zmm: bool, has_dots: bool, tmp_path: Path
+    processor: str, features: str, has_zmm: bool, has_dots: bool, row_major: bool, tmp_path: Path
 ) -> None:
     environment = {
         **os.environ,
@@ -40,7 +41,7 @@ def test_bfloat16_products_have_only_the_instructions_of_their_processor(
         "NUMBA_CPU_FEATURES": features,
     }
     code = tmp_path / "matmul.o"
-    subprocess.run([sys.executable, "-c", COMPILE, str(code)], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", COMPILE, str(code), str(row_major)], check=True, env=environment)
     shown = subprocess.run(["objdump", "-d", str(code)], check=True, capture_output=True, text=True).stdout
     assert "ret" in shown
     assert ("%zmm" in shown) is has_zmm
