@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from bench.cpu import _engines, tokens
-from bench.cpu._engines import OURS, Engines, compared
-from bench.cpu._models import _interleaved, write_gguf, write_random
+from bench.cpu._engines import OURS, Engines, chosen, compared
+from bench.cpu._models import Precision, _interleaved, write_gguf, write_random
 from bench.cpu.decode import rates_of
 from bench.harness import Options
-from bench.models import GREEDY, random_ids
+from bench.models import GREEDY, Size, random_ids
 from graftlm import Runtime
 
 
@@ -50,6 +50,15 @@ def test_graftlm_stands_beside_the_faster_rival_round_by_round() -> None:
     rates = {OURS: [12.0, 20.0, 9.0], "slow": [5.0, 5.0, 5.0], "fast": [10.0, 10.0, 10.0]}
     *_, ours = compared("decode", "x", rates, 1.1, "tok/s")
     assert (ours.value, ours.baseline, ours.ratio, ours.reached) == (12.0, 10.0, 1.2, True)
+
+
+def test_a_model_is_picked_by_a_part_of_its_label() -> None:
+    floors: dict[tuple[Size, Precision], int] = {("30M", "float32"): 1, ("30M", "bfloat16"): 2, ("450M", "bfloat16"): 3}
+    assert [floor for _, floor in chosen(floors, Options())] == [1, 2, 3]
+    assert [floor for _, floor in chosen(floors, Options(quick=True))] == [1, 2]
+    assert [floor for _, floor in chosen(floors, Options(quick=True, model="443M"))] == [3]
+    with pytest.raises(SystemExit, match=r"'7B' is in none of: 28M float32, 28M bfloat16, 443M bfloat16"):
+        chosen(floors, Options(model="7B"))
 
 
 def test_rows_of_a_head_are_in_pairs_for_llama_cpp() -> None:
