@@ -1,12 +1,17 @@
 """The servers of transformers and llama-cpp-python with one request more, which empties their prefix cache.
 
+They end with the process that started them, also where that one is killed.
+
 python -m graftlm.ab.classes.resettable_server transformers MODEL --continuous-batching --port 8000
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from functools import wraps
 from typing import Any
@@ -25,10 +30,18 @@ _SERVERS = {
 def main(arguments: Sequence[str]) -> None:
     """Run a server's own command line."""
     name, *rest = arguments
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     module, function, command, first = _SERVERS[name]
     _add_reset(importlib.import_module(module), function)
     sys.argv[1:] = [*first, *rest, *(_cpu_sizes() if name == "transformers" else [])]
     importlib.import_module(command).main()
+
+
+def end_with(parent: int) -> None:
+    """End this process as soon as process `parent` is no longer its parent."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _cpu_sizes() -> list[str]:
