@@ -84,7 +84,8 @@ class KnownModel:
     def _described(cls, loaded: LoadedModel) -> KnownModel:
         own: Any = loaded.model
         described = json.loads(loaded.hf_config.to_json_string(use_diff=False))
-        described.pop("_name_or_path", None)  # where the files lie says nothing of the model
+        for name in ("_name_or_path", "transformers_version"):  # where the files lie and what read them say nothing
+            described.pop(name, None)
         kind = (described.get("rope_parameters") or {}).get("rope_type")
         if described.get("model_type") not in FAMILIES or kind not in ROTATIONS:
             raise Unlike(f"it is a {described.get('model_type')} with rotations of kind {kind}")
