@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,10 @@ def free_port() -> int:
 
 @contextmanager
 def serving(command: Sequence[str], environment: dict[str, str], log: Path, url: str) -> Iterator[float]:
-    """A server while the block runs. -> seconds from its start until it was ready"""
+    """Run a server at `url` while the block runs. -> seconds from its start until it was ready
+
+    Raises RuntimeError, with the end of its log, if it ends or is not ready after READY_S seconds.
+    """
     import httpx
 
     began = time.monotonic()
@@ -78,7 +81,8 @@ def serving(command: Sequence[str], environment: dict[str, str], log: Path, url:
             time.sleep(0.2)
         yield time.monotonic() - began
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has ended, and with it all that it started
+            os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
@@ -87,7 +91,10 @@ def serving(command: Sequence[str], environment: dict[str, str], log: Path, url:
 
 
 def load(url: str, given: argparse.Namespace, environment: dict[str, str], seed: int, count: int) -> dict[str, Any]:
-    """One run of the load generator. -> what it found"""
+    """Send `count` requests by the load generator. -> its result: throughput in tokens/s, latencies in ms
+
+    Raises RuntimeError, with the end of its output, if it writes no result.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "backend": "openai", "base-url": url, "endpoint": "/v1/completions", "model": NAME,
