@@ -75,7 +75,7 @@ class Stats(Counters):
 
 @dataclass(frozen=True)
 class PrefixMiss:
-    """Where a prompt left the cache: the end of the shared part, and how the cached prompt and this one go on."""
+    """The place where a prompt left the cache: the end of the shared part, and how the cached and this prompt continue."""
 
     num_cached: int
     shared_tail: tuple[int, ...]

@@ -162,7 +162,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_all)  # a fork has none of its parent's threads
 
 processes = DraftingProcesses(default_count())
-"""Those of this process."""
+"""The processes that draft grammars for this one."""
 
 _shared = GrammarCache(processes=processes)
 

@@ -47,7 +47,7 @@ _MODULES = tuple(
     )
 )
 _KEPT_VERSIONS = 16
-"""Of several environments, which may share the cache; one takes less than a megabyte."""
+"""Versions of the loops that are kept, because several environments may share a cache; each takes less than 1 MB."""
 _COMPILE_S = 300.0
 
 log = logging.getLogger("graftlm.grammar")
