@@ -75,7 +75,7 @@ class Stats(Counters):
 
 @dataclass(frozen=True)
 class PrefixMiss:
-    """The place where a prompt left the cache: the end of the shared part, and how the cached and this prompt continue."""
+    """Where a prompt left the cache: it has the end of the shared part, and how the cached and this prompt continue."""
 
     num_cached: int
     shared_tail: tuple[int, ...]

@@ -81,7 +81,7 @@ class PrefixCache:
         return match.length
 
     def miss(self, sequence: Sequence, peek: Peek) -> PrefixMiss | None:
-        """Report where the prompt leaves the cache and what is cached there; None on a full hit. Call before `start`."""
+        """Report where the prompt leaves the cache, and what is there; None on a full hit. Call before `start`."""
         if not self.enabled or peek.length == sequence.first_logit:
             return None
         rest = sequence.prompt_ids[peek.length : peek.length + MISS_TOKENS]
