@@ -147,6 +147,8 @@ class EngineConfig:
     max_step_tokens  prompt tokens computed in one step, beside one token of each row that decodes; longer prompts run
                      in chunks. None is 8,192 on a Hopper GPU, or a newer one, with 4 GB free beside weights and
                      KV pool, otherwise 2,048.
+    max_mixed_tokens  the same in a step that also decodes a streamed answer, whose reader waits for it; never more than
+                     `max_step_tokens`.
     strict           answers do not depend on the batch or the cache in any dtype. On a CPU everything computes in
                      float32, at that price; on a GPU every sum keeps one order, for half as much time again.
     seed             of requests that bring none; None draws one.
@@ -170,6 +172,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_batch: int = 256
     max_step_tokens: int | None = None
+    max_mixed_tokens: int = 4096
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: SchedulerConfig = field(default_factory=SchedulerConfig)
     strict: bool = False
@@ -205,6 +208,7 @@ class EngineConfig:
             f"replicas is {self.replicas} with engine='local', which is one; use engine='ray'",
         )
         _check_whole("max_step_tokens", self.max_step_tokens, 1, optional=True)
+        _check_whole("max_mixed_tokens", self.max_mixed_tokens, 1)
         _check(
             self.seed is None or isinstance(self.seed, Integral),
             f"seed is {self.seed!r}; it must be a whole number, or None",

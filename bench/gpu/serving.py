@@ -39,12 +39,13 @@ FIGURES = {
 }
 
 
-def servers(model: Path, port: int) -> dict[str, list[str]]:
-    """The command of each server, after the interpreter."""
+def servers(model: Path, port: int, options: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The command of each server, after the interpreter. options: NAME=VALUE, of GraftLM's runtime"""
     common = [str(model), "--port", str(port), "--served-model-name", NAME]
     limits = ["--max-model-len", str(MAX_LEN), "--max-num-seqs", "256", "--gpu-memory-utilization", "0.85"]
+    own = [part for option in (f"max_model_len={MAX_LEN}", *options) for part in ("--option", option)]
     return {
-        "graftlm": ["-m", "graftlm", "serve", *common, "--option", f"max_model_len={MAX_LEN}"],
+        "graftlm": ["-m", "graftlm", "serve", *common, *own],
         "vllm": ["-m", "vllm.entrypoints.cli.main", "serve", *common, "--dtype", "bfloat16", *limits],
     }
 
@@ -124,7 +125,7 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     url = f"http://127.0.0.1:{port}"
     environment = peers if name == "vllm" else dict(os.environ)
     log = given.logs / f"{name}.log"
-    with serving(servers(given.model, port)[name], environment, log, url) as ready_s:
+    with serving(servers(given.model, port, given.option)[name], environment, log, url) as ready_s:
         load(url, given, peers, 1, given.clients)
         rounds = [load(url, given, peers, seed, given.requests) for seed in range(2, 2 + given.rounds)]
     for found in rounds:
@@ -145,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--input", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--option", action="append", default=[], help="NAME=VALUE, of GraftLM's runtime")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()), help="where the servers' logs go")
     parser.add_argument("--json", type=Path, dest="output", help="write the figures to this file")
     parser.add_argument("--weights", action="store_true", help="only make the model's folder")

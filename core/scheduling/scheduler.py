@@ -22,7 +22,7 @@ from graftlm.core.step_plan import ScheduledRow, StepPlan
 WINDOW = 256  # waiting sequences that are considered in one step
 HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room for
 WORTH_WAITING = 16  # tokens a sibling must share with a running prefill to wait for it
-SPARE = 16  # the end of a prompt may exceed the step's token budget by 1/16 of it
+SPARE = 16  # the end of a prompt may exceed the step's token budget by 1/16 of `step_tokens`
 
 Leaders = dict[tuple[int, bytes], set[bytes]]
 
@@ -39,13 +39,15 @@ class Scheduler:
 
     Rows that decode come first, then prefills already running, then waiting sequences: those older than `max_age_s` in
     order of arrival, the others by cached prefix plus age. Prompts share the step's token budget, which the last of
-    them may exceed a little if it is then done: what it left over would make a step of its own. A waiting sequence
+    them may exceed a little if it is then done: what it left over would make a step of its own. The budget is smaller
+    in a step that decodes a streamed answer, because its reader waits for the whole step. A waiting sequence
     whose next tokens a running prefill is about to compute lets it go ahead and joins once they are published. When
     slots run out, the youngest running sequence is retracted: what it computed stays in the tree as long as there is
     room, and it waits again with all its tokens.
 
-    step_tokens  prompt tokens computed in one step, beside one token of each row that decodes
-    clock        seconds, in which requests age
+    step_tokens   prompt tokens computed in one step, beside one token of each row that decodes
+    mixed_tokens  the same in a step that decodes a streamed answer
+    clock         seconds, in which requests age
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self.step_tokens = step_tokens
+        self.mixed_tokens = min(config.max_mixed_tokens, step_tokens)
         self.counters = counters
         self.clock = clock
         self.waiting: list[Sequence] = []
@@ -122,12 +125,13 @@ class Scheduler:
 
     def _rows(self, part: Container[Sequence] | None) -> list[ScheduledRow]:
         """The rows of a step of the sequences in `part`; None stands for all."""
-        budget = self.step_tokens
+        running = [s for s in sorted(self.running, key=_decode_first) if part is None or s in part]
+        budget = self.mixed_tokens if any(_streams(s) for s in running) else self.step_tokens
         rows: list[ScheduledRow] = []
         num_retracted = self.counters.retracted
-        for sequence in sorted(self.running, key=_decode_first):
-            if sequence.progress.status != "running" or (part is not None and sequence not in part):
-                continue  # retracted for an older one, or not of the part
+        for sequence in running:
+            if sequence.progress.status != "running":
+                continue  # retracted for an older one
             if row := self._next_row(sequence, budget):
                 try:
                     if not self._make_room(sequence, sequence.progress.num_computed + row.num_new):
@@ -343,6 +347,11 @@ def _arrival(sequence: Sequence) -> float:
 
 def _decode_first(sequence: Sequence) -> bool:
     return sequence.num_pending > 1 and sequence.num_generated == 0
+
+
+def _streams(sequence: Sequence) -> bool:
+    """Whether somebody waits for the next token of a sequence."""
+    return sequence.request.stream and not _decode_first(sequence) and not sequence.exhausted
 
 
 def _unlocked(peek: Peek) -> int:

@@ -31,8 +31,8 @@ class Bench:
         config = EngineConfig(schedule=schedule, **options)
         self.scheduler = Scheduler(config, self.cache, max_step_tokens, Counters(), lambda: self.now)
 
-    def add(self, *tokens: int, max_tokens: int = 4) -> Sequence:
-        request = Request(list(tokens), SamplingParams(max_tokens=max_tokens))
+    def add(self, *tokens: int, max_tokens: int = 4, stream: bool = False) -> Sequence:
+        request = Request(list(tokens), SamplingParams(max_tokens=max_tokens), stream=stream)
         submission = Submission(request, StreamListener(), np.array(tokens, np.int32))
         (sequence,) = SequenceGroup.of(submission).sequences
         sequence.arrived_s, sequence.bounds = self.now, Bounds(max_tokens)
@@ -81,6 +81,22 @@ def test_rows_that_decode_take_nothing_of_the_budget_of_prompts() -> None:
     late = [bench.add(*range(10 * i, 10 * i + 4)) for i in range(30, 33)]
     assert [(row.sequence, row.num_new) for row in bench.step()] == [(s, 1) for s in early] + [(s, 4) for s in late[:2]]
     assert [(row.sequence, row.num_new) for row in bench.step()][-1] == (late[2], 4)
+
+
+def test_a_streamed_answer_waits_for_fewer_prompt_tokens() -> None:
+    for stream, beside in ((True, [8, 8, 8, 32, 8]), (False, [32, 32])):
+        bench = Bench(max_step_tokens=32, max_mixed_tokens=8)
+        first = bench.add(1, 2, stream=stream)
+        bench.step()
+        bench.add(*range(100, 164), max_tokens=1)
+        prompts = [[row.num_new for row in bench.step() if row.sequence is not first] for _ in beside]
+        assert prompts == [[num_new] for num_new in beside]
+
+
+def test_a_streamed_prompt_that_is_still_computed_slows_no_other() -> None:
+    bench = Bench(max_step_tokens=32, max_mixed_tokens=8)
+    bench.add(*range(64), max_tokens=1, stream=True), bench.add(*range(100, 140), max_tokens=1)
+    assert [sum(row.num_new for row in bench.step()) for _ in range(4)] == [32, 32, 32, 8]
 
 
 def test_the_end_of_a_prompt_that_barely_misses_its_step_runs_with_it() -> None:
