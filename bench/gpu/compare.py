@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--add", type=Path, nargs="*", default=[], help="JSON files of earlier runs on the same card")
     parser.add_argument("--json", type=Path, dest="output", help="write the raw figures to this file")
-    parser.add_argument("--markdown", action="store_true", help="print the table as docs/gpu.md has it")
+    parser.add_argument("--markdown", action="store_true", help="print the table as docs/gpu-figures.md has it")
     parser.add_argument("--logs", type=Path, help="keep each engine's output in this folder")
     parser.add_argument("--minutes", type=float, default=8, help="for one engine, after which it is ended (default 8)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and small workloads, on any device")

@@ -129,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--processes", type=int, default=max((os.cpu_count() or 2) - 1, 1))
     parser.add_argument("--seconds", type=float, default=1e6, help="families that are not done by then are left out")
-    parser.add_argument("--markdown", action="store_true", help="print the table as docs/gpu.md has it")
+    parser.add_argument("--markdown", action="store_true", help="print the table as docs/gpu-figures.md has it")
     parser.add_argument("--json", type=Path, dest="output", help="write the rows to this file")
     given = parser.parse_args(arguments)
     rows: dict[str, Row] = {}

@@ -127,7 +127,7 @@ def table(found: Mapping[str, Any]) -> Table:
 
 
 def markdown(found: Mapping[str, Any]) -> Iterator[str]:
-    """The same table in the form of docs/gpu.md, line by line."""
+    """The same table in the form of docs/gpu-figures.md, line by line."""
     engines = found["engines"]
     versions = {engine: its.get("about", {}).get("version", "") for engine, its in engines.items() if engine != OWN}
     names = [f"{NAMES[engine]} {versions.get(engine, '')}".strip() for engine in engines]

@@ -1,4 +1,4 @@
-"""python -m bench.gpu.shapes SHAPE...: model shapes with random weights on one GPU, by the workloads of docs/gpu.md.
+"""python -m bench.gpu.shapes SHAPE...: model shapes with random weights on one GPU (docs/gpu-figures.md).
 
 Decode of 32 rows of 1,500 tokens, 128 of 1,000 and 8 of 12,000; 64 sampled answers of 128 tokens to 512; and 256
 requests of mixed lengths. Prompts are token ids. Each shape runs in a process of its own, and beside it, with

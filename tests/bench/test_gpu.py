@@ -226,7 +226,7 @@ def test_the_kept_figures_make_their_table_again_without_a_gpu(
     assert {key: found[key] for key in ("limits", "commit", "at")} == {
         key: measured[key] for key in ("limits", "commit", "at")
     }
-    documented = (ROOT / "docs/gpu.md").read_text().splitlines()
+    documented = (ROOT / "docs/gpu-figures.md").read_text().splitlines()
     assert [line for line in report.markdown(found) if line not in documented] == []
 
 
