@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import reprlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import fields
@@ -27,7 +28,13 @@ _default_runtime: Backend | None = None
 def set_default_runtime(runtime: Backend | None) -> None:
     """Set the runtime of programs that are started without `runtime=`; None unsets it."""
     global _default_runtime
-    _default_runtime = runtime
+    _default_runtime = None if runtime is None else _checked(runtime)
+
+
+def _checked(runtime: Any) -> Backend:
+    if not callable(getattr(runtime, "submit_many", None)):
+        raise ConfigError(f"runtime is {reprlib.repr(runtime)}; give a Runtime, such as gl.Runtime('sprout')")
+    return runtime  # type: ignore[no-any-return]
 
 
 class Program:
@@ -161,7 +168,8 @@ class Program:
 
     def _run_of(self, runtime: Backend | None, sampling: Mapping[str, Any], **options: Any) -> Run:
         outer = current_run()
-        backend = runtime or (outer.backend if outer is not None else None) or _default_runtime
+        given = None if runtime is None else _checked(runtime)
+        backend = given or (outer.backend if outer is not None else None) or _default_runtime
         if backend is None:
             raise ConfigError(f"{self._name} has no runtime; pass runtime= or call set_default_runtime first")
         inherited = outer.num_api_spec_tokens if outer is not None else None

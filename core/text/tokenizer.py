@@ -330,6 +330,8 @@ def _check_writable(text: str) -> None:
 
 
 def _checked_ids(ids: Any) -> NDArray[np.int32]:
+    if isinstance(ids, bytes | bytearray | memoryview):
+        raise ConfigError("the prompt is bytes; decode it to text, or give token ids or messages")
     try:
         checked = _packed(ids) if type(ids) is list and type(ids[0]) is int else np.asarray(ids)
     except ValueError:  # lists among the ids

@@ -285,6 +285,7 @@ def test_copies_share_the_engine() -> None:
         ("x", {"choices": ["a", "a"]}, ConfigError, "duplicates"),
         ([7] * 600, {}, RequestTooLong, r"600 tokens, the context is 512"),
         ([7, 99_999], {}, ConfigError, r"token id 99,999, the model knows 272 ids"),
+        (b"text", {}, ConfigError, "the prompt is bytes; decode it to text"),
         ("so \ud800", {}, ConfigError, "lone surrogate .* character 3"),
         ([{"role": "user", "content": "\ud800"}], {}, ConfigError, "lone surrogate"),
         (

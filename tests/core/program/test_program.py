@@ -58,6 +58,13 @@ def test_wrong_arguments_are_told_where_the_program_is_started(arguments: dict[s
         ask.run(runtime=Scripted(), **arguments)
 
 
+def test_the_name_of_a_model_is_no_runtime() -> None:
+    with pytest.raises(ConfigError, match="runtime is 'sprout'; give a Runtime"):
+        ask.run("x", runtime="sprout")
+    with pytest.raises(ConfigError, match="runtime is 'sprout'; give a Runtime"):
+        set_default_runtime("sprout")
+
+
 def test_without_a_runtime_the_default_one_runs_a_program() -> None:
     backend = Scripted()
     with pytest.raises(ConfigError, match="ask has no runtime"):
