@@ -14,6 +14,7 @@ from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.compile import SHARE_OF_AUTOMATON, Grammar, Language, check_start, language_of
 from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.schema.lowering import any_value_rules
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -24,7 +25,7 @@ class Draft:
 
     dfa       the automaton; None where the constraint is context-free or takes too many states
     lark      else its text for llguidance
-    language  and its node and rules, pickled: most are never looked at
+    language  and its node and rules but those of any value, pickled: most are never looked at
     error     why it has no automaton, raised where llguidance cannot take it either
     """
 
@@ -41,7 +42,7 @@ def draft(spec: Spec, options: Options) -> Draft:
     with limited(options.limits), paused():
         language = language_of(spec, options)
         if language.rules:
-            return _with_rules(language)
+            return _with_rules(language, options)
         try:
             share = SHARE_OF_AUTOMATON if isinstance(spec, JsonSchema) else 1.0
             with limited(options.limits, share):
@@ -51,18 +52,21 @@ def draft(spec: Spec, options: Options) -> Draft:
             if not isinstance(spec, JsonSchema):
                 raise
             try:
-                return _with_rules(language_of(spec, options, context_free=True), error)
+                return _with_rules(language_of(spec, options, context_free=True), options, error)
             except GrammarError:
                 raise error from None
 
 
-def _with_rules(language: Language, error: GrammarError | None = None) -> Draft:
+def _with_rules(language: Language, options: Options, error: GrammarError | None = None) -> Draft:
     from graftlm.core.grammar.engines.fixed_texts import check_fixed_texts
     from graftlm.core.grammar.engines.lark import to_lark
 
     check_fixed_texts(language.node, language.rules)
     lark = to_lark(language.node, language.rules)
-    data = pickle.dumps((language.node, language.rules))
+    _, shared = any_value_rules(options.whitespace, options.bounded_numbers)  # which every process has already
+    own = {name: body for name, body in language.rules.items() if shared.get(name) is not body}
+    any_value = (options.whitespace, options.bounded_numbers) if len(own) < len(language.rules) else None
+    data = pickle.dumps((language.node, own, any_value))
     return Draft(None, lark, data, language.issues, language.annotations, error)
 
 
@@ -83,4 +87,7 @@ def finished(found: Draft, vocabulary: Vocabulary) -> Grammar:
 
 
 def _pushdown(data: bytes) -> Pushdown:
-    return Pushdown(*pickle.loads(data))
+    node, rules, any_value = pickle.loads(data)
+    if any_value is not None:
+        rules.update(any_value_rules(*any_value)[1])
+    return Pushdown(node, rules)

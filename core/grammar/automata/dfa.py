@@ -213,9 +213,9 @@ class Dfa:
 
     @cached_property
     def owner_rows(self) -> list[list[int]]:
-        """`owners` as lists."""
-        rows: list[list[int]] = self.owners.tolist()
-        return rows
+        """`owners` as lists, of which equal ones are one."""
+        shared: dict[tuple[int, ...], list[int]] = {}
+        return [shared.setdefault(tuple(row), row) for row in self.owners.tolist()]
 
     @cached_property
     def degree(self) -> list[int]:

@@ -6,7 +6,7 @@ needed, so a counted repeat or a long object costs only the places that a text r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import (
@@ -22,6 +22,7 @@ from graftlm.core.grammar.ast import (
     Literal,
     Node,
     Repeat,
+    Rule,
 )
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
@@ -34,21 +35,21 @@ MAX_STATES = 20_000
 class Rest:
     """What is left: of `node` what comes after `index`, then all of `next`.
 
-    index  of a Literal: bytes written; of a Concat: items; of a Repeat: rounds, as far as they matter; of a CharSet,
-           a Graph, an Automaton and a product: the state
+    index    of a Literal: bytes written; of a Concat: items; of a Repeat: rounds, as far as they matter; of a CharSet,
+             a Graph, an Automaton and a product: the state
+    is_leaf  it reads the next byte, or a rule: of a Concat, its next item does
     """
 
     node: Node
     index: int
     next: Rest | None
     leaves: tuple[Rest, ...] | None = None
-    steps: dict[int, tuple[Rest, ...]] = field(default_factory=dict)
     distance: int = -1
+    is_leaf: bool = False
 
 
-END = Rest(EMPTY, 0, None, distance=0)
+END = Rest(EMPTY, 0, None, distance=0, is_leaf=True)
 """Nothing is left."""
-END.leaves = (END,)
 
 
 class Positions:
@@ -57,12 +58,15 @@ class Positions:
     def __init__(self) -> None:
         self._rests: dict[tuple[int, int, int], Rest] = {}
         self._products: dict[Node, Product] = {}
+        self._steps: dict[tuple[int, int], tuple[Rest, ...]] = {}  # of automata and products
 
     def rest(self, node: Node, index: int, after: Rest) -> Rest:
         key = (id(node), index, id(after))
         found = self._rests.get(key)
         if found is None:
             found = self._rests[key] = Rest(node, index, after)  # which keeps the node, so that its id stays its own
+            first = node.items[index] if isinstance(node, Concat) else node
+            found.is_leaf = isinstance(first, Literal | CharSet) or isinstance(node, Rule)
         return found
 
     def product(self, node: Intersection | Difference) -> Product:
@@ -74,13 +78,15 @@ class Positions:
 
     def leaves(self, rest: Rest) -> tuple[Rest, ...]:
         """The Rests that `rest` may go on with, each about to read a byte or a rule; END where it may end."""
+        if rest.is_leaf:
+            return (rest,)
         if rest.leaves is None:
             found: dict[int, Rest] = {}
             seen = {id(rest)}
             work = [rest]
             while work:
                 here = work.pop()
-                if here is END or not self._expand(here, work, seen):
+                if here.is_leaf or not self._expand(here, work, seen):
                     found[id(here)] = here
             rest.leaves = tuple(found.values())
         return rest.leaves
@@ -89,74 +95,95 @@ class Positions:
         """Put what `here` may go on with on `work`; False where it reads a byte or a rule itself."""
         node, index, after = here.node, here.index, here.next
         assert after is not None
-        ways: list[Rest] = []
+        ways: list[Rest]
         is_leaf = False
-        match node:
-            case Empty():
-                ways = [after]
-            case Concat(items):
-                last = index == len(items) - 1
-                ways = [self.rest(items[index], 0, after if last else self.rest(node, index + 1, after))]
-            case Alternation(items):
-                ways = [self.rest(item, 0, after) for item in items]
-            case Repeat(item, low, high):
-                if index >= low:
-                    ways.append(after)
-                if high is None or index < high:
-                    ways.append(
-                        self.rest(item, 0, self.rest(node, low if index >= low and high is None else index + 1, after))
-                    )
-            case Graph(rows, accepting):
-                ways = [self.rest(item, 0, self.rest(node, target, after)) for item, target in rows[index]]
-                ways += [after] if index in accepting else []
-            case Automaton(_, accepting):
-                is_leaf = True
-                ways = [after] if index in accepting else []
-            case Intersection() | Difference():
-                is_leaf = True
-                ways = [after] if self.product(node).accepts(index) else []
-            case _:
-                return False
+        if isinstance(node, Concat):
+            items = node.items
+            last = index == len(items) - 1
+            ways = self._ways(items[index], after if last else self.rest(node, index + 1, after))
+        elif isinstance(node, Repeat):
+            low, high = node.min, node.max
+            ways = [after] if index >= low else []
+            if high is None or index < high:
+                ways += self._ways(
+                    node.item, self.rest(node, low if index >= low and high is None else index + 1, after)
+                )
+        elif isinstance(node, Alternation):
+            ways = self._ways(node, after)
+        elif isinstance(node, Graph):
+            ways = [
+                way for item, target in node.rows[index] for way in self._ways(item, self.rest(node, target, after))
+            ]
+            ways += [after] if index in node.accepting else []
+        elif isinstance(node, Automaton):
+            is_leaf = True
+            ways = [after] if index in node.accepting else []
+        elif isinstance(node, Intersection | Difference):
+            is_leaf = True
+            ways = [after] if self.product(node).accepts(index) else []
+        else:
+            assert isinstance(node, Empty)
+            ways = [after]
         for way in ways:
             if id(way) not in seen:
                 seen.add(id(way))
                 work.append(way)
         return not is_leaf
 
+    def _ways(self, node: Node, after: Rest) -> list[Rest]:
+        """The beginnings of `node`: of an Alternation those of its items."""
+        if isinstance(node, Alternation):
+            return [way for item in node.items for way in self._ways(item, after)]
+        return [self.rest(node, 0, after)]
+
+    def literal(self, leaf: Rest, num_bytes: int) -> tuple[Rest, ...]:
+        """The leaves after so many more bytes of the Literal that `leaf` reads."""
+        node, index = part(leaf)
+        assert isinstance(node, Literal)
+        after, index = self._after(leaf), index + num_bytes
+        return self.leaves(after if index == len(node.data) else self.rest(node, index, after))
+
     def step(self, leaf: Rest, byte: int) -> tuple[Rest, ...]:
         """The leaves after one more byte; none where it is not allowed. A leaf that is a Rule takes no byte."""
-        found = leaf.steps.get(byte)
+        node, index = part(leaf)
+        if isinstance(node, Literal):
+            return self.literal(leaf, 1) if node.data[index] == byte else ()
+        if isinstance(node, CharSet):
+            target = byte_graph(node.ranges).step(index, byte)
+            if target is None:
+                return ()
+            after = self._after(leaf)
+            return self.leaves(after if target == 1 else self.rest(node, target, after))
+        key = (id(leaf), byte)
+        found = self._steps.get(key)
         if found is None:
-            found = leaf.steps[byte] = self._step(leaf, byte)
+            found = self._steps[key] = self._step(leaf, byte)
         return found
 
     def _step(self, leaf: Rest, byte: int) -> tuple[Rest, ...]:
-        node, index, after = leaf.node, leaf.index, leaf.next
-        if after is None:
-            return ()
-        match node:
-            case Literal(data):
-                if data[index] != byte:
-                    return ()
-                return self.leaves(after if index + 1 == len(data) else self.rest(node, index + 1, after))
-            case CharSet(ranges):
-                graph = byte_graph(ranges)
-                targets = [
-                    graph.targets[i]
-                    for i, source in enumerate(graph.sources)
-                    if source == index and graph.lows[i] <= byte <= graph.highs[i]
-                ]
-                return self.leaves(after if targets[0] == 1 else self.rest(node, targets[0], after)) if targets else ()
-            case Automaton(rows):
-                for low, high, target in rows[index]:
-                    if low <= byte <= high:
-                        return self.leaves(self.rest(node, target, after))
-                return ()
-            case Intersection() | Difference():
-                state = self.product(node).step(index, byte)
-                return () if state is None else self.leaves(self.rest(node, state, after))
-            case _:
-                return ()
+        node, index = leaf.node, leaf.index
+        if isinstance(node, Automaton):
+            for low, high, target in node.rows[index]:
+                if low <= byte <= high:
+                    return self.leaves(self.rest(node, target, self._after(leaf)))
+        elif isinstance(node, Intersection | Difference):
+            state = self.product(node).step(index, byte)
+            if state is not None:
+                return self.leaves(self.rest(node, state, self._after(leaf)))
+        return ()
+
+    def _after(self, leaf: Rest) -> Rest:
+        """What is left once the leaf's own part is read."""
+        assert leaf.next is not None
+        if isinstance(leaf.node, Concat) and leaf.index + 1 < len(leaf.node.items):
+            return self.rest(leaf.node, leaf.index + 1, leaf.next)
+        return leaf.next
+
+
+def part(leaf: Rest) -> tuple[Node, int]:
+    """The node that reads the next byte at a leaf, and how far it was written."""
+    node = leaf.node
+    return (node.items[leaf.index], 0) if isinstance(node, Concat) else (node, leaf.index)
 
 
 class Product:
@@ -235,13 +262,14 @@ def _way(came_from: dict[int, tuple[int, int] | None], state: int) -> bytes:
 
 
 def _edges(leaf: Rest) -> list[tuple[int, int]]:
-    match leaf.node:
+    node, index = part(leaf)
+    match node:
         case Literal(data):
-            return [(data[leaf.index], data[leaf.index])]
+            return [(data[index], data[index])]
         case CharSet(ranges):
             graph = byte_graph(ranges)
-            return [(graph.lows[i], graph.highs[i]) for i, source in enumerate(graph.sources) if source == leaf.index]
+            return [(graph.lows[i], graph.highs[i]) for i, source in enumerate(graph.sources) if source == index]
         case Automaton(rows):
-            return [(low, high) for low, high, _ in rows[leaf.index]]
+            return [(low, high) for low, high, _ in rows[index]]
         case _:
             return []

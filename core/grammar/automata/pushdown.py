@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from graftlm.core.grammar.ast import Node, Rule
-from graftlm.core.grammar.automata.positions import END, INFINITE, Positions, Rest
+from graftlm.core.grammar.ast import Literal, Node, Rule
+from graftlm.core.grammar.automata.positions import END, INFINITE, Positions, Rest, part
 from graftlm.core.grammar.automata.shortest import ShortestTexts
 
 
@@ -42,17 +42,37 @@ class Pushdown:
         self._shortest = ShortestTexts(rules, self._positions)
         self._bodies = {name: self._positions.rest(body, 0, END) for name, body in rules.items()}
         self._bottom = Frame(distance=0)
-        self.start = self._place([(self._positions.leaves(self._positions.rest(node, 0, END)), self._bottom)])
+        begin = self._positions.leaves(self._positions.rest(node, 0, END))
+        self.start = Place(*self._leaves([(begin, self._bottom)]))
 
     def walk(self, place: Place, data: bytes) -> Place | None:
         """The place after `data`; None where it is not allowed."""
-        step = self._positions.step
-        for byte in data:
-            after = [(found, frame) for leaf, frame in place.leaves if (found := step(leaf, byte))]
-            if not after:
+        positions, leaves, accepting = self._positions, place.leaves, place.accepting
+        at, size = 0, len(data)
+        while at < size:
+            if len(leaves) == 1:
+                rest, frame = leaves[0]
+                node, index = part(rest)
+                if isinstance(node, Literal):  # most of JSON: as many bytes at once as there are
+                    num_bytes = min(len(node.data) - index, size - at)
+                    if node.data[index : index + num_bytes] != data[at : at + num_bytes]:
+                        return None
+                    at += num_bytes
+                    found = [(positions.literal(rest, num_bytes), frame)]
+                else:
+                    found = [(positions.step(rest, data[at]), frame)]
+                    at += 1
+            else:
+                found = [(after, frame) for rest, frame in leaves if (after := positions.step(rest, data[at]))]
+                at += 1
+            if len(found) == 1 and all([rest is not END and not isinstance(rest.node, Rule) for rest in found[0][0]]):
+                rests, frame = found[0]
+                leaves, accepting = tuple([(rest, frame) for rest in rests]), False
+            else:
+                leaves, accepting = self._leaves(found)
+            if not leaves and not accepting:
                 return None
-            place = self._place(after)
-        return place
+        return Place(leaves, accepting)
 
     def distance(self, place: Place) -> int:
         """Bytes of the shortest ending."""
@@ -71,7 +91,8 @@ class Pushdown:
             data += self._shortest.text(rest)
         return bytes(data)
 
-    def _place(self, found: list[tuple[tuple[Rest, ...], Frame]]) -> Place:
+    def _leaves(self, found: list[tuple[tuple[Rest, ...], Frame]]) -> tuple[tuple[Leaf, ...], bool]:
+        """What may be read next, rules called and ended, and whether the text may end here."""
         leaves: dict[tuple[int, int], Leaf] = {}
         called: dict[str, Frame] = {}
         seen: set[tuple[int, int]] = set()
@@ -99,11 +120,16 @@ class Pushdown:
                         found.append((self._positions.leaves(after), frame))
                 else:
                     leaves[key] = (rest, frame)
-        return Place(tuple(leaves.values()), accepting)
+        return tuple(leaves.values()), accepting
 
     def _left(self, leaf: Leaf) -> int:
         rest, frame = leaf
-        work = [frame] if frame.distance < 0 else []
+        if frame.distance < 0:
+            self._measure(frame)
+        return min(self._shortest.left(rest) + frame.distance, INFINITE)
+
+    def _measure(self, frame: Frame) -> None:
+        work = [frame]
         met = {id(frame)}
         while work:  # by hand: texts nest deeper than Python's calls
             here = work[-1]
@@ -117,4 +143,3 @@ class Pushdown:
             here.distance = min(
                 (self._shortest.left(after) + caller.distance for after, caller in known), default=INFINITE
             )
-        return min(self._shortest.left(rest) + frame.distance, INFINITE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from graftlm.core.grammar.ast import Range
 
@@ -23,6 +23,20 @@ class ByteGraph:
     lows: tuple[int, ...]
     highs: tuple[int, ...]
     targets: tuple[int, ...]
+
+    def step(self, node: int, byte: int) -> int | None:
+        """The node after `byte`; None where it is not allowed."""
+        for low, high, target in self._edges.get(node, ()):
+            if low <= byte <= high:
+                return target
+        return None
+
+    @cached_property
+    def _edges(self) -> dict[int, list[tuple[int, int, int]]]:
+        edges: dict[int, list[tuple[int, int, int]]] = {}
+        for source, low, high, target in zip(self.sources, self.lows, self.highs, self.targets, strict=True):
+            edges.setdefault(source, []).append((low, high, target))
+        return edges
 
 
 def byte_sequences(low: int, high: int) -> Iterator[tuple[ByteRange, ...]]:

@@ -117,7 +117,7 @@ def is_regular(spec: JsonSchema, options: Options) -> Callable[[str], bool]:
 
 
 @lru_cache(maxsize=8)
-def _any_value_rules(whitespace: Whitespace, bounded_numbers: bool) -> tuple[str, dict[str, Node]]:
+def any_value_rules(whitespace: Whitespace, bounded_numbers: bool) -> tuple[str, dict[str, Node]]:
     """The rule of any value, and all rules for it: the same in each grammar."""
     spec, options = JsonSchema(True), Options(whitespace=whitespace, bounded_numbers=bounded_numbers)
     lowering = Lowering(spec, options, SchemaReader(spec, options), context_free=True)
@@ -307,7 +307,7 @@ class Lowering:
 
     def _any_value(self) -> Node:
         self._needs_rules()
-        name, rules = _any_value_rules(self._whitespace, self._bounded_numbers)
+        name, rules = any_value_rules(self._whitespace, self._bounded_numbers)
         self.tokens.rules.update(rules)
         return Rule(name)
 

@@ -3,8 +3,11 @@ import random
 
 import pytest
 
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
+from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.positions import INFINITE, Positions
+from graftlm.core.grammar.automata.product import without_products
 from graftlm.core.grammar.automata.pushdown import Pushdown
 from graftlm.core.grammar.automata.shortest import ShortestTexts
 from graftlm.core.grammar.compile import language_of
@@ -98,3 +101,44 @@ def test_every_beginning_of_a_tree_ends_as_a_tree(seed: int) -> None:
         finished = text[:cut] + pushdown.ending(place)
         assert set(json.loads(finished)) == {"name", "children"}
         assert len(finished) == cut + pushdown.distance(place)
+
+
+def random_node(rng: random.Random, depth: int) -> ast.Node:
+    if not depth or rng.random() < 0.2:
+        return rng.choice([A, B, ast.literal("ab"), ast.literal("aäb"), ast.chars("ab"), ast.chars("bä"), ast.EMPTY])
+    parts = [random_node(rng, depth - 1) for _ in range(rng.randrange(1, 4))]
+    match rng.randrange(5):
+        case 0 | 1:
+            return ast.concat(*parts)
+        case 2:
+            return ast.alternation(*parts)
+        case 3:
+            return ast.repeat(parts[0], *rng.choice([(0, None), (0, 1), (1, 3), (2, None)]))
+        case _:
+            return ast.Difference(ast.alternation(*parts), ast.alternation(A, ast.literal("ab"), ast.EMPTY))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_pushdown_without_rules_walks_like_an_automaton(seed: int) -> None:
+    rng = random.Random(seed)
+    node = random_node(rng, 4)
+    try:
+        dfa = Dfa.compile(without_products(node), counters=False)
+    except GrammarError:  # nothing matches
+        pushdown = Pushdown(node, {})
+        assert pushdown.distance(pushdown.start) >= INFINITE
+        return
+    pushdown = Pushdown(node, {})
+    for _ in range(40):
+        state, place = dfa.start, pushdown.start
+        for _ in range(6):
+            data = rng.choice(["a", "b", "ab", "ba", "ä", "aä", "bab"]).encode()[: rng.randrange(1, 4)]
+            after = dfa.walk(state, data)
+            following = pushdown.walk(place, data)
+            alive = following is not None and pushdown.distance(following) < INFINITE
+            assert (after is not None) == alive
+            if after is None or following is None:
+                break
+            state, place = after, following
+            assert pushdown.distance(place) == dfa.ending_bound(state)
+            assert place.accepting == bool(dfa.accepting[state[0]])
