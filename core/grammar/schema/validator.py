@@ -65,8 +65,12 @@ def _extended(kind: Any) -> Any:
 
         return errors
 
-    words = {**kind.VALIDATORS, "contentMediaType": _json_inside}
+    words = {**kind.VALIDATORS, **({} if kind in _WITHOUT_CONTENT else {"contentMediaType": _json_inside})}
     return jsonschema.validators.extend(kind, {word: unless_null(check) for word, check in words.items()})
+
+
+_WITHOUT_CONTENT = (jsonschema.Draft3Validator, jsonschema.Draft4Validator, jsonschema.Draft6Validator)
+"""Drafts to which what a string contains is a note."""
 
 
 def _json_inside(validator: Any, media: Any, instance: Any, schema: Any) -> Any:

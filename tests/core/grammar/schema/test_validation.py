@@ -13,6 +13,8 @@ from graftlm.core.grammar.schema import validation
 from graftlm.core.grammar.schema.validation import Validator
 from graftlm.core.grammar.spec import Issue, JsonSchema
 
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+
 
 @pytest.fixture(scope="module")
 def validator() -> Iterator[Validator]:
@@ -32,7 +34,8 @@ def validator() -> Iterator[Validator]:
         ({"dependencies": {"a": ["b"]}}, '{"b":1}', '{"a":1}'),
         ({"format": "date"}, '"2024-02-29"', '"2023-02-29"'),
         ({"contentMediaType": "application/json", "contentSchema": {"minimum": 3}}, '"4"', '"2"'),
-        ({"$schema": "http://json-schema.org/draft-04/schema#", "maximum": 3, "exclusiveMaximum": True}, "2", "3"),
+        ({"$schema": DRAFT_4, "maximum": 3, "exclusiveMaximum": True}, "2", "3"),
+        ({"$schema": DRAFT_4, "type": "string", "contentMediaType": "application/json"}, '"no JSON"', "1"),
     ],
 )
 def test_it_reads_schemas_as_the_grammar_does(validator: Validator, schema: Any, right: str, wrong: str) -> None:
