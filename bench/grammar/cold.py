@@ -3,12 +3,17 @@
 On a GPU if there is one, else on a clock that takes a GPU's time for each step (`bench/frameworks/_paced.py`). What a
 fresh machine compiles once, the grammars' loops and the model's kernels, is ready before the first timing, and so are
 the processes that compile constraints. Schemas are closed (automata), or open (`any value` in one field: llguidance).
+For each run a line says how many steps it took, how long requests waited for their constraints, and how long Python's
+collector looked at all of memory.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,10 +87,25 @@ def run(options: Options) -> Iterator[Row]:
                 yield Row("cold", what, times["cold"].median, "s", times["warm"].median, ratio, 1.2, True, shape=shape)
 
 
+class _Collector:
+    """Seconds that collections of the oldest generation took."""
+
+    def __init__(self) -> None:
+        self.seconds = self._since = 0.0
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == 2:
+            now = time.perf_counter()
+            self.seconds, self._since = self.seconds + (now - self._since if phase == "stop" else 0.0), now
+
+
 def _times(runtime: Runtime, make: Callable[[int], dict[str, Any]], repeats: int) -> dict[str, Timing]:
     generation = 0
+    collector = _Collector()
 
     def ask(first: int) -> None:
+        before, collected_s = runtime.stats().steps, collector.seconds
         requests = [
             Request(
                 f"Record {i}:",
@@ -93,8 +113,14 @@ def _times(runtime: Runtime, make: Callable[[int], dict[str, Any]], repeats: int
             )
             for i in range(NUM_REQUESTS)
         ]
-        for future in runtime.submit_many(requests):
-            future.result()
+        done = [future.result() for future in runtime.submit_many(requests)]
+        waited = sorted(1e3 * completion.timing.queue_s for completion in done if completion.timing is not None)
+        print(
+            f"  {runtime.stats().steps - before} steps; waited p50 {waited[len(waited) // 2]:.0f} ms, longest "
+            f"{waited[-1]:.0f} ms; whole collections {1e3 * (collector.seconds - collected_s):.0f} ms",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def cold() -> None:
         nonlocal generation

@@ -25,52 +25,56 @@ class _FixedTexts:
 
     def length(self, node: Node) -> int | None:
         """Bytes of the only text of `node`; None where it has several, or none."""
-        match node:
-            case ast.Empty():
-                return 0
-            case ast.Literal(data):
-                return len(data)
-            case ast.Rule(name):
-                if name not in self._of_rule and name in self._rules:
-                    self._of_rule[name] = None  # what contains itself has several texts, or no end
-                    self._of_rule[name] = self.length(self._rules[name])
-                return self._of_rule.get(name)
-            case ast.Concat() | ast.Alternation() | ast.Repeat() | ast.Graph():
-                if id(node) not in self._known:
-                    self._known[id(node)] = self._composed(node)
-                return self._known[id(node)]
-            case _:
-                return None
+        if isinstance(node, ast.Literal):
+            return len(node.data)
+        if isinstance(node, ast.Rule):
+            name = node.name
+            if name not in self._of_rule and name in self._rules:
+                self._of_rule[name] = None  # what contains itself has several texts, or no end
+                self._of_rule[name] = self.length(self._rules[name])
+            return self._of_rule.get(name)
+        if isinstance(node, ast.Concat | ast.Alternation | ast.Repeat | ast.Graph):
+            key = id(node)
+            if key not in self._known:
+                self._known[key] = self._composed(node)
+            return self._known[key]
+        return 0 if isinstance(node, ast.Empty) else None
 
     def _composed(self, node: ast.Concat | ast.Alternation | ast.Repeat | ast.Graph) -> int | None:
-        match node:
-            case ast.Concat(items):
-                return self._row([self.length(item) for item in items])
-            case ast.Alternation(items):
-                lengths = [self.length(item) for item in items]
-                return lengths[0] if len(lengths) == 1 else None
-            case ast.Repeat(item, least, most):
-                length = self.length(item)
-                if length is None:
-                    return None
-                self._row([least * length])
-                return least * length if least == most else None
-            case ast.Graph(rows):
-                for row in rows:
-                    for item, _ in row:
-                        self.length(item)
+        if isinstance(node, ast.Concat):
+            return self._row(node.items)
+        if isinstance(node, ast.Alternation):
+            lengths = list(map(self.length, node.items))
+            return lengths[0] if len(lengths) == 1 else None
+        if isinstance(node, ast.Repeat):
+            length = self.length(node.item)
+            if length is None:
                 return None
+            _check(node.min * length)
+            return node.min * length if node.min == node.max else None
+        for row in node.rows:
+            for item, _ in row:
+                self.length(item)
+        return None
 
-    @staticmethod
-    def _row(lengths: list[int | None]) -> int | None:
+    def _row(self, items: tuple[Node, ...]) -> int | None:
         """The length of all, one after the other."""
         total = longest = 0
-        for length in lengths:
-            total = 0 if length is None else total + length
-            longest = max(longest, total)
-        if longest > MAX_FIXED:
-            raise GrammarError(
-                f"{longest:,} bytes or more of the text cannot be otherwise, the limit in a context-free grammar is "
-                f"{MAX_FIXED:,}; lower minItems, or let fewer definitions name others several times"
-            )
-        return None if None in lengths else total
+        is_fixed = True
+        for item in items:
+            length = self.length(item)
+            if length is None:
+                is_fixed, total = False, 0
+            else:
+                total += length
+                longest = max(longest, total)
+        _check(longest)
+        return total if is_fixed else None
+
+
+def _check(num_bytes: int) -> None:
+    if num_bytes > MAX_FIXED:
+        raise GrammarError(
+            f"{num_bytes:,} bytes or more of the text cannot be otherwise, the limit in a context-free grammar is "
+            f"{MAX_FIXED:,}; lower minItems, or let fewer definitions name others several times"
+        )
