@@ -40,25 +40,22 @@ class _LarkWriter(RuleWriter):
             return self._named(node.name)
         if self._is_regular(node):
             return self._terminal_use(node)
-        match node:
-            case ast.Concat(items):
-                return self._concat(self._runs(items))
-            case ast.Alternation(items):
-                regular = [item for item in items if self._is_regular(item)]
-                others = [item for item in items if not self._is_regular(item)]
-                merged = [ast.alternation(*regular)] if regular else []
-                return " | ".join(grouped(self._body(item)) for item in [*merged, *others])
-            case ast.Repeat(item, minimum, maximum):
-                return f"{grouped(self._body(item))}{quantifier(minimum, maximum)}"
-            case ast.Graph():
-                _check_length(node)
-                return self._graph(node)
-            case ast.Automaton():
-                return self._short_automaton(node)
-            case ast.Intersection() | ast.Difference():
-                return self._short_automaton(product(node))
-            case _:
-                raise AssertionError(node)
+        if isinstance(node, ast.Concat):
+            return self._concat(self._runs(node.items))
+        if isinstance(node, ast.Repeat):
+            return f"{grouped(self._body(node.item))}{quantifier(node.min, node.max)}"
+        if isinstance(node, ast.Alternation):
+            regular = [item for item in node.items if self._is_regular(item)]
+            others = [item for item in node.items if not self._is_regular(item)]
+            merged = [ast.alternation(*regular)] if regular else []
+            return " | ".join(grouped(self._body(item)) for item in [*merged, *others])
+        if isinstance(node, ast.Graph):
+            _check_length(node)
+            return self._graph(node)
+        if isinstance(node, ast.Automaton):
+            return self._short_automaton(node)
+        assert isinstance(node, ast.Intersection | ast.Difference)
+        return self._short_automaton(product(node))
 
     def _concat(self, runs: list[Node]) -> str:
         """A terminal takes all it can, so one that something optional follows is also written joined to it."""
@@ -144,15 +141,16 @@ class _LarkWriter(RuleWriter):
             return True
         key = id(node)
         if key not in self._regular:
-            match node:
-                case ast.Concat(items) | ast.Alternation(items) | ast.Intersection(items):
-                    found = all(map(self._is_regular, items))
-                case ast.Repeat(item, _, _):
-                    found = self._is_regular(item)
-                case ast.Difference(item, minus):
-                    found = self._is_regular(item) and self._is_regular(minus)
-                case _:
-                    found = True
+            found = True
+            if isinstance(node, ast.Concat | ast.Alternation | ast.Intersection):
+                for item in node.items:
+                    if not self._is_regular(item):
+                        found = False
+                        break
+            elif isinstance(node, ast.Repeat):
+                found = self._is_regular(node.item)
+            elif isinstance(node, ast.Difference):
+                found = self._is_regular(node.item) and self._is_regular(node.minus)
             self._regular[key] = (node, found)
         return self._regular[key][1]
 

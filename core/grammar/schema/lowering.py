@@ -223,17 +223,15 @@ class Lowering:
         """How many nodes there are below `node`, shared ones counted each time."""
         key = id(node)
         if key not in self._sizes:
-            match node:
-                case ast.Concat(items) | ast.Alternation(items):
-                    size = 1 + sum(map(self._size, items))
-                case ast.Repeat(item, _, _):
-                    size = 1 + self._size(item)
-                case ast.Graph(rows):
-                    size = 1 + sum(self._size(item) for row in rows for item, _ in row)
-                case ast.Literal(data):
-                    size = 1 + len(data) // 16  # neighbours were merged, perhaps again and again
-                case _:
-                    size = 1
+            size = 1
+            if isinstance(node, ast.Concat | ast.Alternation):
+                size += sum(map(self._size, node.items))
+            elif isinstance(node, ast.Literal):
+                size += len(node.data) // 16  # neighbours were merged, perhaps again and again
+            elif isinstance(node, ast.Repeat):
+                size += self._size(node.item)
+            elif isinstance(node, ast.Graph):
+                size += sum(self._size(item) for row in node.rows for item, _ in row)
             self._sizes[key] = (node, size)  # with the node, so that its id stays its own
         return self._sizes[key][1]
 

@@ -88,19 +88,15 @@ class _Endings:
         return name in self.rules
 
     def node(self, node: Node) -> bool:
-        match node:
-            case ast.Rule(name):
-                return self.rule(name)
-            case ast.Automaton(_, accepting):
-                return bool(accepting)
-            case ast.Concat() | ast.Alternation() | ast.Repeat() | ast.Graph():
-                if id(node) not in self._nodes and self._composed(node):
-                    self._nodes.add(id(node))
-                return id(node) in self._nodes
-            case ast.CharSet(ranges):
-                return any(low < 0xD800 or high > 0xDFFF for low, high in ranges)
-            case _:
-                return True
+        if isinstance(node, ast.Rule):
+            return self.rule(node.name)
+        if isinstance(node, ast.Concat | ast.Alternation | ast.Repeat | ast.Graph):
+            if id(node) not in self._nodes and self._composed(node):
+                self._nodes.add(id(node))
+            return id(node) in self._nodes
+        if isinstance(node, ast.CharSet):
+            return any(low < 0xD800 or high > 0xDFFF for low, high in node.ranges)
+        return bool(node.accepting) if isinstance(node, ast.Automaton) else True
 
     def _composed(self, node: ast.Concat | ast.Alternation | ast.Repeat | ast.Graph) -> bool:
         match node:
