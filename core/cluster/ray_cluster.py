@@ -145,7 +145,8 @@ def _connect(num_replicas: int) -> None:
                 "object_store_memory": 100 << 20,
                 "_node_ip_address": "127.0.0.1",
             }
-            ray.init(num_cpus=num_cpus, **local, **common)
+            # "local": without an address, Ray would join a cluster that another process of this machine runs.
+            ray.init(address="local", num_cpus=num_cpus, **local, **common)
     except Exception as error:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         raise ConfigError(

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,17 @@ PROMPTS = [f"House {name}. " + "Keep to the rules. " * 30 + f"Person {i}?" for i
 
 
 def test_two_actors_answer_as_one_runtime_and_one_is_killed_under_requests() -> None:
-    """In a process of its own: Ray's threads and signal handlers stay out of this one."""
+    """In a process of its own: Ray's threads and signal handlers stay out of this one.
+
+    Its folder names a cluster that somebody started on this machine, which is not joined.
+    """
     code = "from tests.core.cluster.test_ray_cluster import two_actors; two_actors()"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, timeout=500)
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    with tempfile.TemporaryDirectory(prefix="graftlm-") as folder:  # short: Ray's sockets lie below it
+        (Path(folder) / "ray").mkdir()
+        (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+        environment = {**os.environ, "RAY_TMPDIR": folder}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=500)
     assert done.returncode == 0, (done.stdout[-2000:] + done.stderr[-4000:]).decode()
 
 
