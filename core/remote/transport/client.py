@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from graftlm.core.errors import ConfigError, GraftError, RemoteError, RequestTimeout
 from graftlm.core.remote.config import Budget
 from graftlm.core.remote.ledger.usage import Count, RemoteUsage
+from graftlm.core.remote.transport.connections import Connections
 from graftlm.core.remote.transport.failures import Failure, failure_of, no_answer
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ T = TypeVar("T")
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
 _JITTER = 0.25  # of a wait, added at random, so that clients do not come back together
-_PER_POOL = 32
-"""Requests under way on one SDK client: each looks through all connections of its client's pool."""
-
 _NO_BUDGET = Budget()
 _CALL = RemoteUsage(api_calls=1)
 
@@ -46,12 +44,11 @@ class Client:
         self._slots = asyncio.Semaphore(config.max_in_flight)
         self._counting = threading.Lock()
         self._answered = False
-        self._pools: list[_Pool] = []
+        self._connections = Connections(config)
 
     def open(self) -> None:
-        """Make an SDK client, on any thread. Takes some 20 ms, and the first in a process a second for imports."""
-        if not self._pools:
-            self._pools.append(_Pool(self.config))
+        """Get ready, on any thread; raises ConfigError if the SDK is not installed."""
+        self._connections.open()
 
     async def post(
         self,
@@ -123,19 +120,7 @@ class Client:
     async def close(self, reason: BaseException) -> None:
         """Close the connections; what is asked for later raises `reason`."""
         self.closed = reason
-        pools, self._pools = self._pools, []
-        for pool in pools:
-            await pool.sdk.close()
-
-    def take_pool(self) -> _Pool:
-        """The first SDK client with room, which keeps connections in use; a further one if all are busy."""
-        if self.closed is not None:
-            raise self.closed
-        pool = next((pool for pool in self._pools if pool.num_busy < _PER_POOL), None)
-        if pool is None:
-            self._pools.append(pool := _Pool(self.config))
-        pool.num_busy += 1
-        return pool
+        await self._connections.close()
 
     # -- attempts ----------------------------------------------------------------------------------------------
 
@@ -223,40 +208,35 @@ class Client:
         await asyncio.sleep(wait_s)
 
 
-class _Pool:
-    """One SDK client with its connections, and how many requests are under way on it."""
-
-    def __init__(self, config: EndpointConfig) -> None:
-        self.sdk: openai.AsyncOpenAI = _sdk_client(config)
-        self.num_busy = 0
-
-
 class _Slot:
     """One of the `max_in_flight` places for requests under way, given back at the end of a `with` block."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._pool: _Pool | None = None
+        self._sdk: openai.AsyncOpenAI | None = None
 
     async def take(self, deadline_s: float | None) -> openai.AsyncOpenAI:
         """Wait for a place, if this is none yet. -> the SDK client to use there"""
-        if self._pool is None:
+        client = self._client
+        if self._sdk is None:
             try:
                 async with asyncio.timeout(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
-                    await self._client._slots.acquire()
+                    await client._slots.acquire()
             except TimeoutError:
-                raise _too_late(self._client.config) from None
+                raise _too_late(client.config) from None
             try:
-                self._pool = self._client.take_pool()
+                if client.closed is not None:
+                    raise client.closed
+                self._sdk = client._connections.take()
             except BaseException:
-                self._client._slots.release()
+                client._slots.release()
                 raise
-        return self._pool.sdk
+        return self._sdk
 
     def release(self) -> None:
-        if self._pool is not None:
-            self._pool.num_busy -= 1
-            self._pool = None
+        if self._sdk is not None:
+            self._client._connections.give_back(self._sdk)
+            self._sdk = None
             self._client._slots.release()
 
     def __enter__(self) -> _Slot:
@@ -280,20 +260,3 @@ def _json_or_text(data: bytes) -> object:
 
 def _too_late(config: EndpointConfig) -> RequestTimeout:
     return RequestTimeout(f"{config.base_url} did not answer within the request's timeout; raise it")
-
-
-def _sdk_client(config: EndpointConfig) -> Any:
-    try:
-        import openai
-    except ImportError as error:
-        raise ConfigError("models at an endpoint need the openai package; pip install 'graftlm[remote]'") from error
-    client = openai.AsyncOpenAI(
-        api_key=config.api_key or "none",
-        base_url=config.base_url,
-        max_retries=0,
-        timeout=config.timeout,
-        default_headers=dict(config.headers or {}),
-    )
-    if not config.host.endswith("openai.com"):  # read from the environment, and meant for OpenAI alone
-        client.organization = client.project = None
-    return client

@@ -103,6 +103,7 @@ class Server:
     model    continues a text.
     faults   met by the requests in order; None lets one through.
     requests what was asked, in order of arrival.
+    num_open, num_opened  connections that are open, and all that there were.
     """
 
     def __init__(self, model: Model, *, faults: Iterable[Fault | None] = (), seed: int = 0, **behaviour: Any) -> None:
@@ -111,6 +112,7 @@ class Server:
         self.faults = list(faults)
         self.requests: list[Logged] = []
         self.most_in_flight = self._in_flight = 0
+        self.num_open = self.num_opened = 0
         self._random = random.Random(seed)
         self._cache: set[str] = set()
         self._loop = asyncio.new_event_loop()
@@ -171,12 +173,15 @@ class Server:
         self._loop.close()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_open += 1
+        self.num_opened += 1
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await self._request(reader, writer):
                 pass
         with suppress(Exception, asyncio.CancelledError):
             writer.close()
             await writer.wait_closed()
+        self.num_open -= 1
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")

@@ -1,0 +1,98 @@
+"""Connections: SDK clients for one endpoint, of one connection each."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from graftlm.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
+
+    import openai
+
+    from graftlm.core.remote.config import EndpointConfig
+
+_KEPT_S = 5.0  # an unused connection, as in the SDK
+
+
+class Connections:
+    """Lends an SDK client to each request under way, and keeps it for a later one.
+
+    A client that all requests share looks through all of its connections for each of them, and asks the system about
+    those that are idle: with 64 in flight that is a quarter of a call's CPU time. The client that was used last is lent
+    first, and one that nobody has used for `kept_s` seconds is closed. Used on one event loop, but for `open`.
+    """
+
+    def __init__(self, config: EndpointConfig, *, kept_s: float = _KEPT_S) -> None:
+        self._config = config
+        self._kept_s = kept_s
+        self._clients: set[openai.AsyncOpenAI] = set()
+        self._idle: deque[tuple[float, openai.AsyncOpenAI]] = deque()  # since when, the longest first
+        self._closing: set[asyncio.Task[None]] = set()
+        self._tls: ssl.SSLContext | bool | None = None
+
+    def open(self) -> None:
+        """Make a client, on any thread. Takes some 40 ms, and the first in a process a second for imports."""
+        if not self._clients:
+            self._idle.append((time.monotonic(), self._new()))
+
+    def take(self) -> openai.AsyncOpenAI:
+        """A client that no other request uses."""
+        return self._idle.pop()[1] if self._idle else self._new()
+
+    def give_back(self, client: openai.AsyncOpenAI) -> None:
+        """Keep a client, and close those that are unused for too long."""
+        now_s = time.monotonic()
+        while self._idle and now_s - self._idle[0][0] > self._kept_s:
+            unused = self._idle.popleft()[1]
+            self._clients.discard(unused)
+            closing = asyncio.get_running_loop().create_task(unused.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        if client in self._clients:
+            self._idle.append((now_s, client))
+
+    async def close(self) -> None:
+        """Close all, those in use too."""
+        clients, self._clients = self._clients, set()
+        self._idle.clear()
+        for client in clients:
+            await client.close()
+
+    def _new(self) -> openai.AsyncOpenAI:
+        """Make a client. Its timeouts are off, as are its retries: whoever sends a request keeps both."""
+        try:
+            import openai
+        except ImportError as error:
+            raise ConfigError("models at an endpoint need the openai package; pip install 'graftlm[remote]'") from error
+        config = self._config
+        if self._tls is None:
+            self._tls = _tls_context(openai)
+        client = openai.AsyncOpenAI(
+            api_key=config.api_key or "none",
+            base_url=config.base_url,
+            max_retries=0,
+            timeout=None,
+            default_headers=dict(config.headers or {}),
+            http_client=openai.DefaultAsyncHttpxClient(verify=self._tls),
+        )
+        if not config.host.endswith("openai.com"):  # read from the environment, and meant for OpenAI alone
+            client.organization = client.project = None
+        self._clients.add(client)
+        return client
+
+
+def _tls_context(openai: Any) -> ssl.SSLContext | bool:
+    """The certificates that the SDK's HTTP library trusts, which take 30 ms to read; True leaves it to each client.
+
+    The SDK uses httpx or httpx2, by its version. Neither is imported here.
+    """
+    library = sys.modules[openai.DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0]]
+    make = getattr(library, "create_ssl_context", None)
+    context: ssl.SSLContext | bool = True if make is None else make()
+    return context
