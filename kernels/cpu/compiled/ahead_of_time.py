@@ -58,7 +58,7 @@ def make(folder: Path, targets: Sequence[Target], wanted: Sequence[Wanted]) -> l
         for target in targets:
             here = Path(temporary) / target.name
             here.mkdir()
-            loops = [one for one in wanted if target.only is None or one in target.only]
+            loops = [one for one in wanted if target.only is None or target.only(one)]
             parts += [(target, part, here) for i in range(num_processes) if (part := loops[i::num_processes])]
         list(processes.map(lambda part: _compile_in_a_process(*part), parts))
         made = []

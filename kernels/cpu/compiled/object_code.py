@@ -19,6 +19,7 @@ import platform
 import sys
 import zipfile
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -52,14 +53,14 @@ class Target(NamedTuple):
     machine   as platform.machine() says, on Linux
     cpu       LLVM's name of it
     features  instructions that a processor must have, by LLVM's names
-    only      the loops that differ from those of the kind before it in TARGETS; None: all of them
+    only      whether a loop differs from that of the kind before it in TARGETS; None: all do
     """
 
     name: str
     machine: str
     cpu: str
     features: tuple[str, ...]
-    only: tuple[Wanted, ...] | None = None
+    only: Callable[[Wanted], bool] | None = None
 
     @property
     def triple(self) -> str:
@@ -72,12 +73,19 @@ class Target(NamedTuple):
         return processor()[1].issuperset(self.features)
 
 
+def _multiplies_bfloat16(wanted: Wanted) -> bool:
+    """Whether a loop multiplies bfloat16 where a processor can."""
+    name, arguments = wanted
+    place = {"matmul": 0, "prefill_attention": 3}.get(name)
+    return place is not None and bool(arguments[place])
+
+
 _V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 TARGETS = (
     Target("x86-64-v3", "x86_64", "x86-64-v3", _V3),
     Target("x86-64-v4", "x86_64", "x86-64-v4", _V4),
-    Target("x86-64-v4-bf16", "x86_64", "x86-64-v4", (*_V4, "avx512bf16"), (("matmul", (1, 0)), ("matmul", (1, 1)))),
+    Target("x86-64-v4-bf16", "x86_64", "x86-64-v4", (*_V4, "avx512bf16"), _multiplies_bfloat16),
     Target("aarch64", "aarch64", "generic", ("neon",)),
 )
 """The kinds, for each machine from the oldest to the newest: a newer processor runs the code of all older kinds."""

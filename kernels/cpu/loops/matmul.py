@@ -78,17 +78,17 @@ def _dot_matmul() -> Any:
             left = num_rows - row
             here, there = a + row * a_row, c + row * 4 * PANEL
             if left >= 6:
-                six(there, here, a_row, b, depth)
+                six(there, here, a_row, 4, b, depth)
             elif left == 5:
-                five(there, here, a_row, b, depth)
+                five(there, here, a_row, 4, b, depth)
             elif left == 4:
-                four(there, here, a_row, b, depth)
+                four(there, here, a_row, 4, b, depth)
             elif left == 3:
-                three(there, here, a_row, b, depth)
+                three(there, here, a_row, 4, b, depth)
             elif left == 2:
-                two(there, here, a_row, b, depth)
+                two(there, here, a_row, 4, b, depth)
             else:
-                one(there, here, a_row, b, depth)
+                one(there, here, a_row, 4, b, depth)
 
     return matmul
 

@@ -25,7 +25,8 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
-from graftlm.kernels.cpu.loops.register_tiles import has_wide_registers, outer_tile
+from graftlm.kernels.cpu.loops.prefill_dots import compile_prefill_dots
+from graftlm.kernels.cpu.loops.register_tiles import has_bfloat16_dots, has_wide_registers, outer_tile
 
 KEYS = 64
 """Keys whose scores are held at once."""
@@ -77,6 +78,8 @@ _F = np.float32
 
 def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> MachineCode:
     """Compile the loop. A task is one block of queries and one KV head."""
+    if bfloat16 and has_bfloat16_dots() and k_dim % 2 == 0:
+        return compile_prefill_dots(k_dim, v_dim, group)
     element, size = element_of(bfloat16)
 
     def work(pointer):

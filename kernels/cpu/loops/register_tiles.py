@@ -127,16 +127,17 @@ def outer_tile(num_rows: int, width: int, *, a_bfloat16: bool = False, b_bfloat1
     return tile
 
 
-def outer_dot_tile(num_rows: int, width: int) -> Any:
-    """`outer_tile` where A and B are both bfloat16 and A is row-major; its rows are `a_row` bytes apart.
+def outer_dot_tile(num_rows: int, width: int, *, add: bool = False) -> Any:
+    """`outer_tile` where A and B are both bfloat16. A is read in pairs of columns through two strides.
 
+    add  whether C grows by the product
     For processors that have bfloat16 dots.
     """
 
     @intrinsic
-    def tile(typingctx: Any, c: Any, a: Any, a_row: Any, b: Any, depth: Any) -> Any:
+    def tile(typingctx: Any, c: Any, a: Any, a_row: Any, a_pair: Any, b: Any, depth: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-            c, a, a_row, b, depth = arguments
+            c, a, a_row, a_pair, b, depth = arguments
             sums = _Sums(builder, num_rows, width)
             with cgutils.for_range(builder, builder.lshr(depth, _constant(1))) as loop:
                 offset = builder.mul(loop.index, _constant(4 * PANEL))
@@ -144,7 +145,7 @@ def outer_dot_tile(num_rows: int, width: int) -> Any:
                     builder.load(_pointer(builder, b, builder.add(offset, _constant(64 * i)), _BITS), align=4)
                     for i in range(width)
                 ]
-                step = builder.mul(loop.index, _constant(4))
+                step = builder.mul(loop.index, a_pair)
                 for row in range(num_rows):
                     place = builder.add(step, builder.mul(a_row, _constant(row)))
                     pair = builder.load(_pointer(builder, a, place, _NUMBER), align=4)
@@ -153,10 +154,13 @@ def outer_dot_tile(num_rows: int, width: int) -> Any:
             for i, totals in enumerate(sums.rows):
                 for j, total in enumerate(totals):
                     place = _pointer(builder, c, _constant(4 * (i * PANEL + 16 * j)), _FLOATS)
-                    builder.store(builder.load(total), place, align=4)
+                    value = builder.load(total)
+                    if add:
+                        value = builder.fadd(builder.load(place, align=4), value)
+                    builder.store(value, place, align=4)
 
         integer = types.int64
-        return types.void(integer, integer, integer, integer, integer), generate
+        return types.void(integer, integer, integer, integer, integer, integer), generate
 
     return tile
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -53,9 +55,32 @@ def test_groups_that_do_not_divide_a_block_agree_with_the_definition(group: int)
     torch.testing.assert_close(out, expected)
 
 
-def test_bfloat16_is_computed_in_float32() -> None:
-    out, expected = run(100, 170, dtype=torch.bfloat16)
-    torch.testing.assert_close(out, expected)
+@pytest.mark.parametrize("num_queries", [1, 20, 100])
+@pytest.mark.parametrize("past", [0, 1, KEYS - 1, 3 * KEYS + 2])
+def test_bfloat16_is_summed_in_float32(num_queries: int, past: int) -> None:
+    """Where a processor multiplies bfloat16, the softmax is rounded to it too: one part in 512, of values around 1."""
+    out, expected = run(num_queries, past + num_queries, dtype=torch.bfloat16)
+    error = (out - expected).abs()
+    assert error.max() < 2e-2
+    assert error.mean() < 1e-3
+
+
+def test_scores_far_above_earlier_ones_take_over() -> None:
+    """Later keys whose scores are larger by far, so that sums are scaled anew, beside columns where they are not."""
+    for dtype in (torch.float32, torch.bfloat16):
+        store = KVStore([LayerKV(1, DIM, DIM)], 4 * KEYS, dtype)
+        store.k[0].zero_()
+        store.k[0][2 * KEYS :] = 8.0
+        store.v[0][: 2 * KEYS], store.v[0][2 * KEYS :] = 1.0, 3.0
+        q = torch.zeros(20, 1, DIM, dtype=dtype)
+        q[::2] = 1.0
+        blocks = QueryBlocks.of([(list(range(20)), [4 * KEYS] * 20, [(0, 4 * KEYS)])])
+        out, lse = torch.empty(q.shape), torch.empty(q.shape[:2])
+        CompiledPrefill(1, DIM, DIM, dtype).run(q, (store.k[0], store.v[0]), blocks, 1.0, out, lse)
+        torch.testing.assert_close(out[::2], torch.full_like(out[::2], 3.0))
+        torch.testing.assert_close(out[1::2], torch.full_like(out[1::2], 2.0))
+        torch.testing.assert_close(lse[::2], torch.full_like(lse[::2], 8.0 * DIM + math.log(2 * KEYS)))
+        torch.testing.assert_close(lse[1::2], torch.full_like(lse[1::2], math.log(4 * KEYS)))
 
 
 @pytest.mark.skipif(parallel_region() is None, reason="torch is not linked with OpenMP here")

@@ -22,6 +22,7 @@ from graftlm.kernels.cpu.compiled.object_code import TARGETS, Wanted
 
 NORM: Wanted = ("norm", (0,))
 MATMUL: Wanted = ("matmul", (1, 0))
+PREFILL: Wanted = ("prefill_attention", (1, 16, 16, 1))
 V3, V4, BF16, AARCH64 = TARGETS
 ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 
@@ -29,7 +30,7 @@ ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("objects")
-    paths = ahead_of_time.make(folder, TARGETS, [NORM, MATMUL])
+    paths = ahead_of_time.make(folder, TARGETS, [NORM, MATMUL, PREFILL])
     assert [path.name for path in paths] == [f"{target.name}.zip" for target in TARGETS]
     return folder
 
@@ -41,8 +42,9 @@ def loops(archive: Path) -> dict[str, bytes]:
 
 def test_every_kind_has_the_loops_that_differ_from_those_of_the_kind_before(made: Path) -> None:
     names = {target.name: sorted(loops(made / f"{target.name}.zip")) for target in TARGETS}
-    both = ["matmul-1-0.o", "norm-0.o"]
-    assert names == {V3.name: both, V4.name: both, BF16.name: ["matmul-1-0.o"], AARCH64.name: both}
+    dots = ["matmul-1-0.o", "prefill_attention-1-16-16-1.o"]
+    every = sorted([*dots, "norm-0.o"])
+    assert names == {V3.name: every, V4.name: every, BF16.name: dots, AARCH64.name: every}
 
 
 def test_object_files_are_those_of_their_machine(made: Path) -> None:
@@ -54,11 +56,12 @@ def test_object_files_are_those_of_their_machine(made: Path) -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="objdump shows the instructions of its machine")
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
-def test_code_has_only_the_instructions_of_its_kind(made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", ["matmul-1-0.o", "prefill_attention-1-16-16-1.o"])
+def test_code_has_only_the_instructions_of_its_kind(loop: str, made: Path, tmp_path: Path) -> None:
     found = {}
     for target in (V3, V4, BF16):
-        (tmp_path / "matmul.o").write_bytes(loops(made / f"{target.name}.zip")["matmul-1-0.o"])
-        command = ["objdump", "-d", str(tmp_path / "matmul.o")]
+        (tmp_path / loop).write_bytes(loops(made / f"{target.name}.zip")[loop])
+        command = ["objdump", "-d", str(tmp_path / loop)]
         shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         found[target.name] = ["%ymm" in shown, "%zmm" in shown, "vdpbf16ps" in shown]
     assert found == {V3.name: [True, False, False], V4.name: [True, True, False], BF16.name: [True, True, True]}
