@@ -55,7 +55,7 @@ def without_batch_prefix(runtime: Runtime) -> Iterator[None]:
 @contextmanager
 def rebuilding_grammars(runtime: Runtime) -> Iterator[None]:
     """Every request compiles its constraint anew."""
-    submit_many = runtime.submit_many
+    submit_many, complete = runtime.submit_many, runtime.complete
 
     def submitted(requests: Any) -> Any:
         futures = []
@@ -65,10 +65,11 @@ def rebuilding_grammars(runtime: Runtime) -> Iterator[None]:
         return futures
 
     runtime.submit_many = submitted  # type: ignore[method-assign]
+    runtime.complete = lambda request: submitted([request])[0].result()  # type: ignore[method-assign]
     try:
         yield
     finally:
-        runtime.submit_many = submit_many  # type: ignore[method-assign]
+        runtime.submit_many, runtime.complete = submit_many, complete  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

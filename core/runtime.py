@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import reprlib
 import time
 import weakref
 from collections.abc import AsyncGenerator, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 from graftlm.core.config import EngineConfig, SamplingParams
 from graftlm.core.errors import ConfigError, EngineError, GraftError
 from graftlm.core.metrics import CacheReport, Stats
-from graftlm.core.model.source import ModelSource
+from graftlm.core.model.source import ModelSource, check_model
 from graftlm.core.remote.config import EndpointConfig
 from graftlm.core.remote.source import EndpointSource
 from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Submission, Usage, checked, is_batch
@@ -27,7 +26,7 @@ from graftlm.core.serving.checked_listener import CheckedListener
 from graftlm.core.serving.engine_thread import EngineThread
 from graftlm.core.serving.pin import Pin
 from graftlm.core.serving.shared_runtimes import SharedRuntimes
-from graftlm.core.serving.stream import ChunkStream, EngineFuture, FutureListener, StreamListener, pass_logits
+from graftlm.core.serving.stream import Answer, ChunkStream, EngineFuture, FutureListener, StreamListener, pass_logits
 
 if TYPE_CHECKING:
     from graftlm.core.program.select import Selection
@@ -70,7 +69,7 @@ class Runtime:
             self._source, self.base_url = EndpointSource(config, tokenizer), config.base_url
         else:
             self.config = EngineConfig.from_options(**options)
-            _check_model(model, self.config)
+            check_model(model, self.config)
             self._source = ModelSource(model, tokenizer, self.config)
         self._pid = os.getpid()
         source, batches = self._source, isinstance(self._source, ModelSource)
@@ -178,10 +177,11 @@ class Runtime:
 
         prompt  text taken as is, token ids, or messages; or a list of these.
         """
+        self.check_may_wait("generate()")
         params = SamplingParams.from_options(**sampling)
         if not is_batch(prompt):
-            return self._answer([Request(prompt, params)], "generate()")[0]
-        return self._answer([Request(p, params) for p in prompt], "generate()")
+            return self.complete(Request(prompt, params))
+        return self._answer([Request(p, params) for p in prompt])
 
     async def agenerate(self, prompt: Any, **sampling: Any) -> Any:
         """`generate` on any event loop; cancelling the task frees the request's KV."""
@@ -216,11 +216,12 @@ class Runtime:
 
     def score(self, prompt: Any, continuation: str | Sequence[int]) -> Score:
         """Log-probabilities (natural log) of given text or token ids after the prompt."""
+        self.check_may_wait("score()")
         encode = self.tokenizer.encode_continuation
         ids = encode(continuation) if isinstance(continuation, str) else [int(i) for i in continuation]
         if not ids:
             raise ConfigError("the continuation is empty; give at least one token to score")
-        (done,) = self._answer([Request(prompt, score_ids=ids)], "score()")
+        done = self.complete(Request(prompt, score_ids=ids))
         return Score(ids, [t.logprob for t in done.logprobs or [] if t.logprob is not None], done.usage)
 
     def logits(self, token_ids: Sequence[int]) -> Future[np.ndarray]:
@@ -233,9 +234,10 @@ class Runtime:
 
     def warm(self, prefix: Any) -> Pin:
         """Compute a prefix and keep it from eviction until `unpin()`."""
+        self.check_may_wait("warm()")
         if isinstance(prefix, list | tuple) and prefix and not isinstance(prefix[0], int):
             prefix = self.tokenizer.render(prefix, add_generation_prompt=False)
-        (done,) = self._answer([Request(prefix, want_logits=True, pin=True)], "warm()")
+        done = self.complete(Request(prefix, want_logits=True, pin=True))
         return Pin(self._thread, done.pin, done.usage.prompt_tokens)
 
     def explain(self, completion: Completion) -> CacheReport:
@@ -270,6 +272,18 @@ class Runtime:
 
     # -- submission --------------------------------------------------------------------------------------------
 
+    def complete(self, request: Request) -> Completion:
+        """Queue one request and wait for its answer: `submit(request).result()` at a lower price."""
+        self.check_may_wait("complete()")
+        answer = Answer(checked(request).on_chunk)
+        given = self._prepare_one(request, answer)
+        try:
+            self._thread.add([given])
+            return answer.wait()
+        finally:
+            if not answer.ended:  # the wait was interrupted
+                self._cancel(given.id)
+
     def submit(self, request: Request) -> Future[Completion]:
         """Queue one request. Cancelling the future frees its KV within one step."""
         return self.submit_many([request])[0]
@@ -295,7 +309,7 @@ class Runtime:
         """Queue a request and iterate over its chunks from this thread."""
         self.check_may_wait("stream()")
         listener = StreamListener()
-        given = self._prepare_stream(request, listener)
+        given = self._prepare_one(replace(checked(request), stream=True), listener)
         stream = ChunkStream(listener, partial(self._cancel, given.id), self.check_may_wait)
         self._thread.add([given])
         return stream
@@ -303,7 +317,7 @@ class Runtime:
     async def submit_astream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Queue a request and iterate over its chunks on the running event loop."""
         listener = StreamListener(asyncio.get_running_loop())
-        given = self._prepare_stream(request, listener)
+        given = self._prepare_one(replace(checked(request), stream=True), listener)
         try:
             self._thread.add([given])
             async for chunk in listener.chunks():
@@ -312,9 +326,9 @@ class Runtime:
             if not listener.ended:
                 self._cancel(given.id)
 
-    def _prepare_stream(self, request: Request, listener: Listener) -> Submission:
+    def _prepare_one(self, request: Request, listener: Listener) -> Submission:
         self._check_open()
-        (given,) = self._prepare([replace(checked(request), stream=True)], [listener])
+        (given,) = self._prepare([request], [listener])
         if isinstance(given, GraftError):
             raise given
         return given
@@ -346,15 +360,13 @@ class Runtime:
         """Raise EngineError on the engine's own thread, where the call `name` would wait for itself."""
         self._thread.check_may_wait(name)
 
-    def _answer(self, requests: Sequence[Request], name: str) -> list[Completion]:
-        self.check_may_wait(name)
+    def _answer(self, requests: Sequence[Request]) -> list[Completion]:
         futures = self.submit_many(requests)
         try:
-            if len(futures) > 1:  # to wake up for each of them would keep the engine's thread from its work
-                wait(futures, return_when=FIRST_EXCEPTION)
-                for future in futures:
-                    if future.done():
-                        future.result()
+            wait(futures, return_when=FIRST_EXCEPTION)  # to wake up for each would keep the engine's thread from work
+            for future in futures:
+                if future.done():
+                    future.result()
             return [future.result() for future in futures]
         except BaseException:
             for future in futures:
@@ -372,19 +384,6 @@ class Runtime:
             raise self._thread.failure
         if self._thread.closed:
             raise EngineError("the runtime is closed; make a new one")
-
-
-def _check_model(model: Any, config: EngineConfig) -> None:
-    """Raise a ConfigError unless `model` is a model; a plugin's engine or loader judges its own."""
-    wanted = "give a Hugging Face id, a local folder, a loaded transformers model or 'sprout'"
-    if model is None or (isinstance(model, str) and not model):
-        raise ConfigError(f"model is empty; {wanted}")
-    if isinstance(model, Runtime):
-        raise ConfigError(f"model is {model!r}, a runtime already; {wanted}, or pass it to an adapter as runtime=")
-    of_plugin = (config.engine, config.loader) != ("local", "hf")
-    loaded = callable(getattr(model, "named_parameters", None))
-    if not (of_plugin or loaded or isinstance(model, str | os.PathLike)):
-        raise ConfigError(f"model is {reprlib.repr(model)}; {wanted}")
 
 
 def _cancel_with(runtime: weakref.ref[Runtime], submission_id: int, future: Future[Completion]) -> None:

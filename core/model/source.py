@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftlm.core.config import EngineConfig
-from graftlm.core.errors import GraftError, failure_of
+from graftlm.core.errors import ConfigError, GraftError, failure_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -132,3 +133,16 @@ class ModelSource:
         tokenizer = self.tokenizer if self._takes_ids else None
         engine: Engine = build(self.model, self.config, tokenizer=tokenizer, wake=wake)
         return engine
+
+
+def check_model(model: Any, config: EngineConfig) -> None:
+    """Raise a ConfigError unless `model` is a model; a plugin's engine or loader judges its own."""
+    wanted = "give a Hugging Face id, a local folder, a loaded transformers model or 'sprout'"
+    if model is None or (isinstance(model, str) and not model):
+        raise ConfigError(f"model is empty; {wanted}")
+    if hasattr(model, "submit_many"):
+        raise ConfigError(f"model is {model!r}, a runtime already; {wanted}, or pass it to an adapter as runtime=")
+    of_plugin = (config.engine, config.loader) != ("local", "hf")
+    loaded = callable(getattr(model, "named_parameters", None))
+    if not (of_plugin or loaded or isinstance(model, str | os.PathLike)):
+        raise ConfigError(f"model is {reprlib.repr(model)}; {wanted}")

@@ -64,6 +64,7 @@ class EngineThread:
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
         self._waves = CallerWaves()
+        self._gathering = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -107,15 +108,27 @@ class EngineThread:
         if self.failure is not None:
             raise self.failure
 
-    def post(self, task: Task) -> None:
-        """Run `task` between two steps. After the engine has ended, a stand-in answers it with the cause."""
-        self.start()
+    def post(self, task: Task, *, asks: bool = False) -> None:
+        """Run `task` between two steps. After the engine has ended, a stand-in answers it with the cause.
+
+        asks  whether it brings the request of a caller. While the thread waits for callers that come back, it is not
+              woken for each of them, but for the last one.
+        """
+        if self._thread is None:
+            self.start()
         with self._changed:
             if not self.closed:
                 self._tasks.append(task)
-                self._changed.notify()
+                if not (asks and self._may_sleep_on()):
+                    self._changed.notify()
                 return
         task(_EndedEngine(self._end()))
+
+    def _may_sleep_on(self) -> bool:
+        """Count a caller that has come back; whether the thread waits for more of them."""
+        now = time.monotonic()
+        self._waves.asked(now)
+        return self._gathering and self._waves.pause_s(now) > 0
 
     def add(self, submissions: Sequence[Submission]) -> None:
         """Hand requests to the engine, all at once. If it fails to take them, each listener is told why.
@@ -124,9 +137,10 @@ class EngineThread:
         """
         if not submissions:
             return
-        if len(submissions) == 1 and self.gathers:
-            with self._changed:
-                self._waves.asked(time.monotonic())
+        engine = None if self.closed else self.engine
+        works_elsewhere = engine is not None and getattr(engine, "any_thread", False)
+        asks = len(submissions) == 1 and self.gathers and not works_elsewhere
+        if asks:
             submissions[0].listener = _Caller(submissions[0].listener, self._answered)
 
         def run(engine: Engine) -> None:
@@ -143,12 +157,11 @@ class EngineThread:
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise  # it was the caller's
 
-        engine = self.engine
         try:
-            if engine is not None and getattr(engine, "any_thread", False) and not self.closed:
-                run(engine)  # it does its work elsewhere
+            if works_elsewhere and engine is not None:
+                run(engine)
             else:
-                self.post(run)
+                self.post(run, asks=asks)
         except BaseException:
             for submission in submissions:
                 self.post(partial(_cancel, submission.id))
@@ -217,8 +230,10 @@ class EngineThread:
                 self._await_work(engine, progressed)
                 if self.closed:
                     return
+                self._gathering = True
                 while not self.closed and (pause_s := self._waves.pause_s(time.monotonic())) > 0:
                     self._changed.wait(pause_s)
+                self._gathering = False
                 num_tasks = len(self._tasks)
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):

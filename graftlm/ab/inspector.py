@@ -74,7 +74,7 @@ class Inspector:
     # -- GraftLM -----------------------------------------------------------------------------------------------
 
     def _watch_runtime(self, runtime: Any, undo: ExitStack) -> None:
-        submit_many = runtime.submit_many
+        submit_many, complete = runtime.submit_many, runtime.complete
 
         def submitted(requests: Any) -> Any:
             calls = [Call(self._now()) for _ in requests]
@@ -88,7 +88,9 @@ class Inspector:
             return futures
 
         runtime.submit_many = submitted
+        runtime.complete = lambda request: submitted([request])[0].result()
         undo.callback(setattr, runtime, "submit_many", submit_many)
+        undo.callback(setattr, runtime, "complete", complete)
         engine = runtime._thread.engine
         runner = getattr(engine, "runner", None)
         if runner is None:
