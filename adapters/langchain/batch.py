@@ -2,19 +2,16 @@
 
 LangChain shows a chat model one conversation at a time; only `batch`, `abatch`, `generate` and their kin see the
 whole list. Here they submit all requests at once and then let LangChain make its calls, with their callbacks, run
-ids, tags and configs. Each call looks for its request among those laid out in its context and finds it running
-already. What nobody claims is cancelled, so a wrong guess costs work and never changes an answer.
+ids, tags and configs. A call of which nothing is seen but its answer is not made by LangChain at all.
 """
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, wait
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from contextlib import suppress
+from contextvars import copy_context
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackManager, CallbackManager
@@ -23,125 +20,16 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_config_list
+from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.uuid import uuid7
 
 from graftlm.adapters.langchain.errors import langchain_errors
-from graftlm.core.chat.messages import Message
-from graftlm.core.errors import GraftError
-from graftlm.core.request import Completion, Request
-from graftlm.core.runtime import Runtime
+from graftlm.adapters.langchain.group import Call, Group, acomplete, complete, laid_out, laid_out_group
+from graftlm.core.request import Completion
 from graftlm.core.serving import loop_batching
 
 MAX_THREADS = 128
 """Threads that wait for the answers of one `batch`; the engine's batch is as large as the list, whatever this is."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A request, and the runtime that answers it under the name `model_name`."""
-
-    runtime: Runtime
-    request: Request
-    model_name: str
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for equal prompts; not the other way round."""
-        prompt = self.request.prompt
-        return prompt if isinstance(prompt, str) else tuple(map(_message_key, prompt))
-
-    def same_as(self, other: Call) -> bool:
-        mine, theirs = self.request, other.request
-        return (
-            self.runtime is other.runtime
-            and mine.prompt == theirs.prompt
-            and mine.sampling == theirs.sampling
-            and (mine.tools, mine.tool_fields) == (theirs.tools, theirs.tool_fields)
-        )
-
-
-def _message_key(message: Message) -> Hashable:
-    return (message.role, message.content if isinstance(message.content, str) else len(message.content))
-
-
-@dataclass
-class Group:
-    """Calls that were submitted together, waiting to be claimed."""
-
-    waiting: dict[Hashable, list[tuple[Call, Future[Completion]]]] = field(default_factory=dict)
-
-    @classmethod
-    def submit(cls, calls: Iterable[Call]) -> Group:
-        """Hand all calls over, those of one runtime at once."""
-        group = cls()
-        by_runtime: dict[int, list[Call]] = {}
-        for call in calls:
-            by_runtime.setdefault(id(call.runtime), []).append(call)
-        for same in by_runtime.values():
-            try:
-                futures = same[0].runtime.submit_many([call.request for call in same])
-            except GraftError:
-                continue  # each call will submit its own request and raise its own error
-            for call, future in zip(same, futures, strict=True):
-                group.waiting.setdefault(call.key, []).append((call, future))
-        return group
-
-    def __len__(self) -> int:
-        """Calls that were submitted and not claimed yet."""
-        return sum(map(len, self.waiting.values()))
-
-    def claim(self, call: Call) -> Future[Completion] | None:
-        """The answer to be of a call like this one; each is claimed once."""
-        candidates = self.waiting.get(call.key, ())
-        for candidate in tuple(candidates):
-            if candidate[0].same_as(call):
-                try:
-                    self.waiting[call.key].remove(candidate)
-                except ValueError:  # another thread was faster
-                    continue
-                return candidate[1]
-        return None
-
-    def cancel(self) -> None:
-        """Free what nobody claimed."""
-        for candidates in self.waiting.values():
-            for _, future in candidates:
-                future.cancel()
-
-
-_group: ContextVar[Group | None] = ContextVar("graftlm_langchain_group", default=None)
-
-
-def _claim(call: Call) -> Future[Completion] | None:
-    group = _group.get()
-    return group.claim(call) if group is not None else None
-
-
-def submit_all(calls: Sequence[Call]) -> list[Future[Completion]]:
-    """Claim the answer of a request laid out in this context, or submit `calls`, all of one runtime, now."""
-    if len(calls) == 1 and (claimed := _claim(calls[0])) is not None:
-        return [claimed]
-    return calls[0].runtime.submit_many([call.request for call in calls]) if calls else []
-
-
-async def acomplete(call: Call) -> Completion:
-    """The answer of a request laid out in this context, or of `call`, submitted with others of the loop's turn."""
-    claimed = _claim(call)
-    if claimed is not None:
-        return await asyncio.wrap_future(claimed)
-    return await loop_batching.complete(call.runtime, call.request)
-
-
-@contextmanager
-def laid_out(group: Group) -> Iterator[None]:
-    """Let the calls made in this context claim from `group`."""
-    token = _group.set(group)
-    try:
-        yield
-    finally:
-        _group.reset(token)
-        group.cancel()
 
 
 def _distinct(configs: Sequence[RunnableConfig]) -> list[Any]:
@@ -156,9 +44,15 @@ def _handlers(callbacks: Any, model: BaseChatModel) -> list[Any]:
     return CallbackManager.configure(callbacks, model.callbacks, model.verbose).handlers
 
 
-def _is_text(call: Call) -> bool:
-    """Whether all contents are text: LangChain rewrites those with images before a model sees them."""
-    return all(isinstance(message.content, str) for message in call.request.prompt)
+def _is_plain(call: Call) -> bool:
+    """Whether it asks for one answer to texts: LangChain rewrites messages with images before a model sees them."""
+    return call.request.sampling.n == 1 and all(isinstance(message.content, str) for message in call.request.prompt)
+
+
+def _named(message: AIMessage, config: RunnableConfig) -> AIMessage:
+    """The message with the id that LangChain gives it: that of its run."""
+    message.id = f"{LC_ID_PREFIX}-{config.get('run_id') or uuid7()}-0"
+    return message
 
 
 def _cancel(futures: Iterable[Future[Completion]]) -> None:
@@ -171,8 +65,8 @@ class GroupedChatModel(BaseChatModel):
     """A chat model whose `batch`, `abatch`, `generate`, `agenerate` and their kin hand the whole list over at once.
 
     LLM caches, rate limiters, streaming callbacks and `max_concurrency` keep their meaning: with them, requests are
-    submitted as LangChain makes its calls. Where no callback, tracer or subclass observes the calls of a batch, the
-    messages that they would return are built without making them.
+    submitted as LangChain makes its calls. Where no callback, tracer or subclass observes a call, alone or in a batch,
+    the message that it would return is built without making it.
     """
 
     @abstractmethod
@@ -182,6 +76,34 @@ class GroupedChatModel(BaseChatModel):
     @abstractmethod
     def _prepare(self, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Call:
         """Turn one call into its request. Raises what the call itself would raise."""
+
+    def invoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        own = ensure_config(config)
+        if (call := self._unobserved_call(input, own, stop, kwargs)) is None:
+            return super().invoke(input, config, stop=stop, **kwargs)
+        with langchain_errors():
+            return _named(self._message(call, complete(call), kwargs), own)
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        own = ensure_config(config)
+        if (call := self._unobserved_call(input, own, stop, kwargs)) is None:
+            return await super().ainvoke(input, config, stop=stop, **kwargs)
+        with langchain_errors():
+            return _named(self._message(call, await acomplete(call), kwargs), own)
 
     def batch(
         self,
@@ -233,25 +155,34 @@ class GroupedChatModel(BaseChatModel):
             return await super().abatch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     def _unobserved_calls(self, inputs: Sequence[LanguageModelInput], config: Any, kwargs: Any) -> list[Call] | None:
-        """The calls of a batch of which nothing is seen but the answers; None where LangChain has to make them.
-
-        It has to where a callback, a tracer, a cache, a limit or a subclass takes part, or a call cannot be prepared.
-        """
-        if len(inputs) < 2 or type(self).__module__ != "graftlm.adapters.langchain.chat_model":
+        """The calls of a batch of which nothing is seen but the answers; None where LangChain has to make them."""
+        if len(inputs) < 2:
             return None
         configs = get_config_list(config, len(inputs))
-        if configs[0].get("max_concurrency") is not None or self.rate_limiter is not None:
-            return None
         options = dict(kwargs)
         stop = options.pop("stop", None)
-        if self.output_version == "v1" or any(_handlers(c, self) for c in _distinct(configs)):
+        if configs[0].get("max_concurrency") is not None or not self._unobserved(_distinct(configs), options):
             return None
-        if not self._knows_its_calls([None], options, async_api=False):
+        calls = [call for call in self._prepared(inputs, stop, options) if _is_plain(call)]
+        return calls if len(calls) == len(inputs) else None
+
+    def _unobserved_call(self, item: Any, config: RunnableConfig, stop: list[str] | None, kwargs: Any) -> Call | None:
+        """The one call of `invoke`, likewise."""
+        if laid_out_group.get() is not None or not self._unobserved([config.get("callbacks")], kwargs):
             return None
-        calls = list(self._prepared(inputs, stop, options))
-        if len(calls) < len(inputs) or any(call.request.sampling.n > 1 or not _is_text(call) for call in calls):
-            return None
-        return calls
+        call = next(self._prepared((item,), stop, kwargs), None)
+        return call if call is not None and _is_plain(call) else None
+
+    def _unobserved(self, callbacks: Sequence[Any], options: dict[str, Any]) -> bool:
+        """Whether no callback, tracer, cache, stream, limit or subclass takes part in calls with these callbacks."""
+        return not (
+            type(self).__module__ != "graftlm.adapters.langchain.chat_model"
+            or self.rate_limiter is not None
+            or self.output_version == "v1"
+            or self._looks_into_cache()
+            or any(_handlers(one, self) for one in callbacks)
+            or self._should_stream(async_api=False, **options)
+        )
 
     def _messages(
         self,
@@ -269,8 +200,7 @@ class GroupedChatModel(BaseChatModel):
             try:
                 with langchain_errors():
                     message = self._message(call, (failed or future).result(), options)
-                message.id = f"{LC_ID_PREFIX}-{own.get('run_id') or uuid7()}-0"
-                answers.append(message)
+                answers.append(_named(message, own))
             except Exception as error:
                 if not return_exceptions:
                     raise
@@ -286,7 +216,7 @@ class GroupedChatModel(BaseChatModel):
         group, configs = self._group_inputs(inputs, config, kwargs, async_api=False)
         items = super().batch_as_completed(inputs, configs, **kwargs)
         context = copy_context()  # the caller's context goes on between two items
-        context.run(_group.set, group)
+        context.run(laid_out_group.set, group)
         try:
             while (item := context.run(next, items, None)) is not None:
                 yield item
@@ -302,11 +232,11 @@ class GroupedChatModel(BaseChatModel):
         group, configs = self._group_inputs(inputs, config, kwargs, async_api=True)
         items = super().abatch_as_completed(inputs, configs, **kwargs)
         try:
-            token = _group.set(group)
+            token = laid_out_group.set(group)
             try:
                 item = await anext(items, None)  # its tasks start here, with copies of the context
             finally:
-                _group.reset(token)
+                laid_out_group.reset(token)
             while item is not None:
                 yield item
                 item = await anext(items, None)
@@ -369,7 +299,7 @@ class GroupedChatModel(BaseChatModel):
 
     def _knows_its_calls(self, callbacks: list[Any], options: dict[str, Any], *, async_api: bool) -> bool:
         """Whether every call will reach the engine, and not a cache or a stream."""
-        if self.cache or (self.cache is None and get_llm_cache() is not None):
+        if self._looks_into_cache():
             return False
         for handlers in callbacks[:1] if all(c is callbacks[0] for c in callbacks) else callbacks:
             manager: Any = CallbackManager.configure(handlers, self.callbacks)
@@ -378,3 +308,6 @@ class GroupedChatModel(BaseChatModel):
             if self._should_use_protocol_streaming(async_api=async_api, run_manager=manager, **options):
                 return False
         return True
+
+    def _looks_into_cache(self) -> bool:
+        return bool(self.cache) or (self.cache is None and get_llm_cache() is not None)

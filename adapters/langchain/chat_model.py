@@ -18,8 +18,9 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from graftlm.adapters.langchain.base import CALL_OPTIONS, GraftSettings, token_usage
-from graftlm.adapters.langchain.batch import Call, GroupedChatModel, acomplete, submit_all
+from graftlm.adapters.langchain.batch import GroupedChatModel
 from graftlm.adapters.langchain.errors import langchain_errors
+from graftlm.adapters.langchain.group import Call, acomplete, complete
 from graftlm.adapters.langchain.messages import (
     ai_message,
     logprobs_content,
@@ -142,12 +143,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     ) -> ChatResult:
         with langchain_errors():
             call = self._prepare(messages, stop, dict(kwargs))
-            (future,) = submit_all([call])
-            try:
-                completion = future.result()
-            finally:
-                future.cancel()  # of use only when the wait was interrupted
-            return self._result(call, completion, self._form(call, kwargs))
+            return self._result(call, complete(call), self._form(call, kwargs))
 
     async def _agenerate(
         self,

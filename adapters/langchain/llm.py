@@ -15,8 +15,9 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
 from graftlm.adapters.langchain.base import CALL_OPTIONS, GraftSettings, token_usage
-from graftlm.adapters.langchain.batch import MAX_THREADS, Call, Group, laid_out, submit_all
+from graftlm.adapters.langchain.batch import MAX_THREADS
 from graftlm.adapters.langchain.errors import langchain_errors
+from graftlm.adapters.langchain.group import Call, Group, laid_out, submit_all
 from graftlm.adapters.langchain.messages import logprobs_content
 from graftlm.core.request import Chunk, Completion, Request
 

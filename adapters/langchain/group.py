@@ -1,0 +1,139 @@
+"""Groups of calls that were handed over together, before LangChain makes them one by one.
+
+Each call looks for its request among those laid out in its context and finds it running already. What nobody claims is
+cancelled, so a wrong guess costs work and never changes an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from graftlm.core.chat.messages import Message
+from graftlm.core.errors import GraftError
+from graftlm.core.request import Completion, Request
+from graftlm.core.runtime import Runtime
+from graftlm.core.serving import loop_batching
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request, and the runtime that answers it under the name `model_name`."""
+
+    runtime: Runtime
+    request: Request
+    model_name: str
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for equal prompts; not the other way round."""
+        prompt = self.request.prompt
+        return prompt if isinstance(prompt, str) else tuple(map(_message_key, prompt))
+
+    def same_as(self, other: Call) -> bool:
+        mine, theirs = self.request, other.request
+        return (
+            self.runtime is other.runtime
+            and mine.prompt == theirs.prompt
+            and mine.sampling == theirs.sampling
+            and (mine.tools, mine.tool_fields) == (theirs.tools, theirs.tool_fields)
+        )
+
+
+def _message_key(message: Message) -> Hashable:
+    return (message.role, message.content if isinstance(message.content, str) else len(message.content))
+
+
+@dataclass
+class Group:
+    """Calls that were submitted together, waiting to be claimed."""
+
+    waiting: dict[Hashable, list[tuple[Call, Future[Completion]]]] = field(default_factory=dict)
+
+    @classmethod
+    def submit(cls, calls: Iterable[Call]) -> Group:
+        """Hand all calls over, those of one runtime at once."""
+        group = cls()
+        by_runtime: dict[int, list[Call]] = {}
+        for call in calls:
+            by_runtime.setdefault(id(call.runtime), []).append(call)
+        for same in by_runtime.values():
+            try:
+                futures = same[0].runtime.submit_many([call.request for call in same])
+            except GraftError:
+                continue  # each call will submit its own request and raise its own error
+            for call, future in zip(same, futures, strict=True):
+                group.waiting.setdefault(call.key, []).append((call, future))
+        return group
+
+    def __len__(self) -> int:
+        """Calls that were submitted and not claimed yet."""
+        return sum(map(len, self.waiting.values()))
+
+    def claim(self, call: Call) -> Future[Completion] | None:
+        """The answer to be of a call like this one; each is claimed once."""
+        candidates = self.waiting.get(call.key, ())
+        for candidate in tuple(candidates):
+            if candidate[0].same_as(call):
+                try:
+                    self.waiting[call.key].remove(candidate)
+                except ValueError:  # another thread was faster
+                    continue
+                return candidate[1]
+        return None
+
+    def cancel(self) -> None:
+        """Free what nobody claimed."""
+        for candidates in self.waiting.values():
+            for _, future in candidates:
+                future.cancel()
+
+
+laid_out_group: ContextVar[Group | None] = ContextVar("graftlm_langchain_group", default=None)
+"""The group that calls of this context claim from."""
+
+
+def _claim(call: Call) -> Future[Completion] | None:
+    group = laid_out_group.get()
+    return group.claim(call) if group is not None else None
+
+
+def complete(call: Call) -> Completion:
+    """The answer of a request laid out in this context, or of `call`, submitted now."""
+    claimed = _claim(call)
+    if claimed is None:
+        return call.runtime.complete(call.request)
+    try:
+        return claimed.result()
+    finally:
+        claimed.cancel()  # of use only when the wait was interrupted
+
+
+def submit_all(calls: Sequence[Call]) -> list[Future[Completion]]:
+    """Claim the answer of a request laid out in this context, or submit `calls`, all of one runtime, now."""
+    if len(calls) == 1 and (claimed := _claim(calls[0])) is not None:
+        return [claimed]
+    return calls[0].runtime.submit_many([call.request for call in calls]) if calls else []
+
+
+async def acomplete(call: Call) -> Completion:
+    """The answer of a request laid out in this context, or of `call`, submitted with others of the loop's turn."""
+    claimed = _claim(call)
+    if claimed is not None:
+        return await asyncio.wrap_future(claimed)
+    return await loop_batching.complete(call.runtime, call.request)
+
+
+@contextmanager
+def laid_out(group: Group) -> Iterator[None]:
+    """Let the calls made in this context claim from `group`."""
+    token = laid_out_group.set(group)
+    try:
+        yield
+    finally:
+        laid_out_group.reset(token)
+        group.cancel()
