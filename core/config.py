@@ -292,15 +292,15 @@ class SamplingParams:
     def _check_types(self) -> None:
         for name in _WHOLE:
             value = getattr(self, name)
-            optional = name in _OPTIONAL and value is None
-            _check(optional or isinstance(value, Integral), f"{name} is {value!r}; it must be a whole number")
+            if type(value) is int or (value is None and name in _OPTIONAL):
+                continue  # the quick way, for every request
+            _check(isinstance(value, Integral), f"{name} is {value!r}; it must be a whole number")
         for name in _REAL:
             value = getattr(self, name)
-            optional = name in _OPTIONAL and value is None
-            _check(
-                optional or (isinstance(value, Real) and math.isfinite(value)),
-                f"{name} is {value!r}; it must be a finite number",
-            )
+            if type(value) is float and math.isfinite(value) or (value is None and name in _OPTIONAL):
+                continue
+            finite = isinstance(value, Real) and math.isfinite(value)
+            _check(finite, f"{name} is {value!r}; it must be a finite number")
         _check_switch("ignore_eos", self.ignore_eos)
         _check_switch("bounded_numbers", self.bounded_numbers)
         _check_switch("logprobs", self.logprobs, hint="; top_logprobs takes a number")
@@ -355,7 +355,8 @@ class SamplingParams:
 
     @property
     def constrained(self) -> bool:
-        return any(getattr(self, n) is not None for n in ("regex", "choices", "json_schema", "grammar", "constraint"))
+        given = self.regex is not None or self.choices is not None or self.json_schema is not None
+        return given or self.grammar is not None or self.constraint is not None
 
     @classmethod
     def from_options(cls, base: SamplingParams | None = None, **options: Any) -> SamplingParams:

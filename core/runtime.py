@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 import weakref
@@ -26,7 +25,17 @@ from graftlm.core.serving.checked_listener import CheckedListener
 from graftlm.core.serving.engine_thread import EngineThread
 from graftlm.core.serving.pin import Pin
 from graftlm.core.serving.shared_runtimes import SharedRuntimes
-from graftlm.core.serving.stream import Answer, ChunkStream, EngineFuture, FutureListener, StreamListener, pass_logits
+from graftlm.core.serving.stream import (
+    Answer,
+    AsyncListener,
+    ChunkStream,
+    EngineFuture,
+    FutureListener,
+    StreamListener,
+    pass_cancel,
+    pass_logits,
+    results,
+)
 
 if TYPE_CHECKING:
     from graftlm.core.program.select import Selection
@@ -187,14 +196,11 @@ class Runtime:
         """`generate` on any event loop; cancelling the task frees the request's KV."""
         params = SamplingParams.from_options(**sampling)
         batch = is_batch(prompt)
-        futures = self.submit_many([Request(p, params) for p in (prompt if batch else [prompt])])
-        try:
-            done = await asyncio.gather(*(asyncio.wrap_future(f) for f in futures))
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
-        return list(done) if batch else done[0]
+        requests = [Request(p, params) for p in (prompt if batch else [prompt])]
+        listeners = [AsyncListener(asyncio.get_running_loop()) for _ in requests]
+        self._submit(requests, listeners)
+        done = await results([listener.future for listener in listeners])
+        return done if batch else done[0]
 
     def stream(self, prompt: Any, **sampling: Any) -> ChunkStream:
         """Iterate over the answer as it is written. Closing the iterator cancels the request."""
@@ -293,16 +299,9 @@ class Runtime:
 
         A request that cannot be encoded fails alone, through its own future.
         """
-        self._check_open()
         futures: list[Future[Completion]] = [EngineFuture(self._thread) for _ in requests]
         listeners = [FutureListener(f, checked(r).on_chunk) for f, r in zip(futures, requests, strict=True)]
-        given = self._prepare(requests, listeners)
-        for future, one in zip(futures, given, strict=True):
-            if isinstance(one, GraftError):
-                future.set_exception(one)
-            else:
-                future.add_done_callback(partial(_cancel_with, weakref.ref(self), one.id))
-        self._thread.add([one for one in given if isinstance(one, Submission)])
+        self._submit(requests, listeners)
         return futures
 
     def submit_stream(self, request: Request) -> ChunkStream:
@@ -325,6 +324,17 @@ class Runtime:
         finally:
             if not listener.ended:
                 self._cancel(given.id)
+
+    def _submit(self, requests: Sequence[Request], listeners: Sequence[FutureListener | AsyncListener]) -> None:
+        """Queue requests as one, to be cancelled with their futures. One that cannot be prepared fails at once."""
+        self._check_open()
+        given = self._prepare(requests, listeners)
+        for listener, one in zip(listeners, given, strict=True):
+            if isinstance(one, GraftError):
+                listener.on_error(one)
+            else:
+                listener.future.add_done_callback(partial(pass_cancel, weakref.WeakMethod(self._cancel), one.id))
+        self._thread.add([one for one in given if isinstance(one, Submission)])
 
     def _prepare_one(self, request: Request, listener: Listener) -> Submission:
         self._check_open()
@@ -384,11 +394,3 @@ class Runtime:
             raise self._thread.failure
         if self._thread.closed:
             raise EngineError("the runtime is closed; make a new one")
-
-
-def _cancel_with(runtime: weakref.ref[Runtime], submission_id: int, future: Future[Completion]) -> None:
-    """Cancel the submission in the engine when its future is cancelled."""
-    owner = runtime()
-    if future.cancelled() and owner is not None:
-        with contextlib.suppress(GraftError):
-            owner._cancel(submission_id)

@@ -76,6 +76,10 @@ class Endpoint:
         """Run a coroutine on the loop. Cancelling the future closes its connections; so does `close`."""
         return loop.run(self._guarded(coroutine))
 
+    def task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """`start`, for those who are on the loop already."""
+        return asyncio.get_running_loop().create_task(self._guarded(coroutine))
+
     def open(self) -> None:
         """Get ready for requests; raises ConfigError if the SDK is not installed."""
         if self.tokenizer is None and self._given_tokenizer is not None:
@@ -246,6 +250,8 @@ class _Learning:
 
     @property
     def _capabilities(self) -> Capabilities:
+        if not self._known and not self._learned:
+            return self._endpoint.capabilities
         return replace(self._endpoint.capabilities, **{**self._known, **self._learned})
 
 

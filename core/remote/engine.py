@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ _PATIENCE_AT_CLOSE_S = 5.0
 
 
 class RemoteEngine:
-    """Starts a task for each request on the loop of endpoints; nothing runs on the engine's own thread."""
+    """Starts a task for each request on the loop of endpoints, and tells its listener there."""
 
     idle = True
     any_thread = True
@@ -37,22 +37,18 @@ class RemoteEngine:
     ) -> None:
         self._endpoint = endpoint
         self._finished = finished
-        self._running: dict[int, Future[Completion]] = {}
+        self._running: dict[int, asyncio.Task[Completion]] = {}  # used on the loop alone
         self._stats = Stats()
 
     def add(self, submissions: Sequence[Submission]) -> None:
-        for submission in submissions:
-            running = self._running[submission.id] = self._endpoint.start(self._answer(submission))
-            running.add_done_callback(partial(self._ended, submission))
+        loop.post(partial(self._begin, submissions))
 
     def step(self) -> bool:
         return False
 
     def cancel(self, submission_id: int) -> None:
         """Close the request's connection."""
-        running = self._running.get(submission_id)
-        if running is not None:
-            running.cancel()
+        loop.post(partial(self._cancel, submission_id))
 
     def fail_all(self, error: BaseException) -> None:
         """End every request with `error`, and what runs beside them."""
@@ -83,7 +79,17 @@ class RemoteEngine:
     def close(self) -> None:
         self.fail_all(EngineError("the runtime was closed before the request finished"))
 
-    def _ended(self, submission: Submission, running: Future[Completion]) -> None:
+    def _begin(self, submissions: Sequence[Submission]) -> None:
+        for submission in submissions:
+            running = self._running[submission.id] = self._endpoint.task(self._answer(submission))
+            running.add_done_callback(partial(self._ended, submission))
+
+    def _cancel(self, submission_id: int) -> None:
+        running = self._running.get(submission_id)
+        if running is not None:
+            running.cancel()
+
+    def _ended(self, submission: Submission, running: asyncio.Task[Completion]) -> None:
         self._running.pop(submission.id, None)
         listener = submission.listener
         if running.cancelled():
@@ -186,6 +192,8 @@ def _completion(request: Request, answers: Sequence[Answer], usage: RemoteUsage)
 
 def _cut(answer: Answer, stops: Sequence[str]) -> Answer:
     """The answer without a stop that the server left in its text, and what comes after."""
+    if not stops:
+        return answer
     text, reason = until_stop(answer.text, stops, answer.finish_reason)
     return replace(answer, text=text, finish_reason=reason)
 

@@ -17,6 +17,7 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from graftlm.core.request import Completion, Request
+from graftlm.core.serving.loop_inbox import inbox_of
 
 
 class Submits(Protocol):
@@ -75,7 +76,7 @@ def _pass_result(
     loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Completion], future: Future[Completion]
 ) -> None:
     with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-        loop.call_soon_threadsafe(_settle, answer, future)
+        inbox_of(loop).post(partial(_settle, answer, future))
 
 
 def _settle(answer: asyncio.Future[Completion], future: Future[Completion]) -> None:
@@ -105,7 +106,7 @@ async def settled(futures: Sequence[Future[Completion]], *, until_error: bool) -
     def one(future: Future[Completion]) -> None:
         if next(ended) == len(futures) or (until_error and not future.cancelled() and future.exception() is not None):
             with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(end)
+                inbox_of(loop).post(end)
 
     for future in futures:
         future.add_done_callback(one)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import ref
+from weakref import WeakMethod, ref
 
 import numpy as np
 
+from graftlm.core.errors import GraftError
 from graftlm.core.request import Chunk, Completion
+from graftlm.core.serving.loop_inbox import inbox_of
 
 if TYPE_CHECKING:
     from graftlm.core.serving.engine_thread import EngineThread
@@ -66,6 +69,24 @@ def pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
     else:
         logits = inner.result().logits
         outer.set_result(logits if logits is not None else np.empty(0, np.float32))
+
+
+def pass_cancel(cancel: WeakMethod[Callable[[int], None]], submission_id: int, future: Any) -> None:
+    """Cancel the submission when its future was cancelled, if its runtime is still there."""
+    owner = cancel()
+    if future.cancelled() and owner is not None:
+        with suppress(GraftError):
+            owner(submission_id)
+
+
+async def results(futures: Sequence[asyncio.Future[_Result]]) -> list[_Result]:
+    """Wait for all results. If the task is cancelled or one of them fails, the others are cancelled."""
+    try:
+        return [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
 
 
 class FutureListener:
@@ -133,11 +154,36 @@ class Answer:
             self._open.release()
 
 
+class AsyncListener:
+    """Resolves `future`, of the event loop that it was made on. One that its caller has cancelled stays so."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[Completion] = loop.create_future()
+        self._inbox = inbox_of(loop)
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Nobody reads chunks."""
+
+    def on_finish(self, completion: Completion) -> None:
+        self._post(self.future.set_result, completion)
+
+    def on_error(self, error: BaseException) -> None:
+        self._post(self.future.set_exception, error)
+
+    def _post(self, settle: Callable[[Any], None], outcome: Any) -> None:
+        def act() -> None:
+            if not self.future.done():
+                settle(outcome)
+
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._inbox.post(act)
+
+
 class StreamListener:
     """Hands chunks to a thread, or to the event loop it was made on. None ends the stream."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop
+        self._inbox = None if loop is None else inbox_of(loop)
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._async_queue: asyncio.Queue[_Item] = asyncio.Queue()
         self.ended = False
@@ -169,11 +215,11 @@ class StreamListener:
             yield item
 
     def _put(self, item: _Item) -> None:
-        if self._loop is None:
+        if self._inbox is None:
             self._queue.put(item)
             return
         with suppress(RuntimeError):  # the loop was closed: nobody reads any more
-            self._loop.call_soon_threadsafe(self._async_queue.put_nowait, item)
+            self._inbox.post(partial(self._async_queue.put_nowait, item))
 
 
 class ChunkStream(Iterator[Chunk]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import add, attrgetter
 
 from graftlm.core.request import Usage
 
@@ -38,15 +39,16 @@ class RemoteUsage(Usage):
     cost: float | None = 0.0
 
     def __add__(self, other: Usage) -> RemoteUsage:
-        counts = {name: getattr(self, name) + getattr(other, name, 0) for name in _COUNTS}
         if not isinstance(other, RemoteUsage):
-            return RemoteUsage(**counts, misses=self.misses, cost=self.cost)
+            other = RemoteUsage(other.prompt_tokens, other.cached_tokens, other.completion_tokens, other.forced_tokens)
         misses = dict(Counter(self.misses) + Counter(other.misses)) if other.misses else self.misses
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
-        return RemoteUsage(**counts, misses=misses, cost=cost)
+        counts: list[int] = list(map(add, _counts(self), _counts(other)))
+        return RemoteUsage(*counts, misses=misses, cost=cost)  # type: ignore[arg-type, misc]
 
 
-_COUNTS = tuple(f.name for f in fields(RemoteUsage) if f.name not in ("misses", "cost"))
+_counts = attrgetter(*(f.name for f in fields(RemoteUsage) if f.name not in ("misses", "cost")))
+"""All numbers but the cost, in the order of the fields."""
 
 Count = Callable[[RemoteUsage], None]
 """Takes what a call has cost, when it is known, piece by piece; called on the loop's thread."""

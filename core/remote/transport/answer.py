@@ -60,10 +60,12 @@ class Answer:
     @property
     def calls_text(self) -> str:
         """The tool calls as the generic ToolFormat writes them, after the text; "" if there are none."""
+        if not self.tool_calls:
+            return ""
         form = ToolFormat()
         functions = [call.get("function") or {} for call in self.tool_calls]
         written = [f"{form.begin}{f.get('name')}{form.middle}{_arguments(f)}{form.end}" for f in functions]
-        return ("\n" if self.text and written else "") + form.separator.join(written)
+        return ("\n" if self.text else "") + form.separator.join(written)
 
     @property
     def ended(self) -> bool:

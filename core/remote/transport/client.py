@@ -219,11 +219,14 @@ class _Slot:
         """Wait for a place, if this is none yet. -> the SDK client to use there"""
         client = self._client
         if self._sdk is None:
-            try:
-                async with asyncio.timeout(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
-                    await client._slots.acquire()
-            except TimeoutError:
-                raise _too_late(client.config) from None
+            if not client._slots.locked():
+                await client._slots.acquire()
+            else:
+                try:
+                    async with asyncio.timeout(None if deadline_s is None else deadline_s - time.monotonic()):
+                        await client._slots.acquire()
+                except TimeoutError:
+                    raise _too_late(client.config) from None
             try:
                 if client.closed is not None:
                     raise client.closed

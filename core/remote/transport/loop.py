@@ -12,13 +12,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from graftlm.core.serving.loop_inbox import LoopInbox, inbox_of
+
 T = TypeVar("T")
 
 log = logging.getLogger("graftlm.remote")
 
 _lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
-_due: list[Callable[[], object]] = []
+_inbox: LoopInbox | None = None
 _thread: threading.Thread | None = None
 
 
@@ -29,15 +30,7 @@ def is_here() -> bool:
 
 def post(function: Callable[[], object]) -> None:
     """Call a function on the loop, soon. The loop is woken once for all that is posted before it looks."""
-    global _loop, _thread
-    with _lock:
-        if _loop is None:
-            _loop = asyncio.new_event_loop()
-            _thread = threading.Thread(target=_serve, args=(_loop,), name="graftlm remote", daemon=True)
-            _thread.start()
-        _due.append(function)
-        if len(_due) == 1:
-            _loop.call_soon_threadsafe(_drain)
+    (_inbox or _begin()).post(function)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -45,6 +38,18 @@ def run(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     future: Future[T] = Future()
     post(partial(_start, coroutine, future))
     return future
+
+
+def _begin() -> LoopInbox:
+    """Start the thread, if it does not run."""
+    global _inbox, _thread
+    with _lock:
+        if _inbox is None:
+            loop = asyncio.new_event_loop()
+            _thread = threading.Thread(target=_serve, args=(loop,), name="graftlm remote", daemon=True)
+            _thread.start()
+            _inbox = inbox_of(loop)
+        return _inbox
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -57,17 +62,6 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_forever()
         except BaseException:
             log.exception("a caller's code raised on the loop of endpoints")
-
-
-def _drain() -> None:
-    global _due
-    with _lock:
-        due, _due = _due, []
-    for function in due:
-        try:
-            function()
-        except BaseException:
-            log.exception("a call on the loop of endpoints failed")
 
 
 def _start(coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
@@ -88,8 +82,8 @@ def _settle(future: Future[T], task: asyncio.Task[T]) -> None:
 
 def _forget() -> None:
     """In a forked child the thread does not run; start over."""
-    global _loop, _lock, _due, _thread
-    _loop, _lock, _due, _thread = None, threading.Lock(), [], None
+    global _inbox, _lock, _thread
+    _inbox, _lock, _thread = None, threading.Lock(), None
 
 
 if hasattr(os, "register_at_fork"):
