@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import gc
 import math
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graftlm.core.config import CacheConfig
@@ -28,6 +30,9 @@ LARGE_STEP_TOKENS = 8192
 LARGE_STEP_FREE = 4_000_000_000
 """Bytes that are room enough for a large step, which holds one gigabyte of tensors with an 8B model, and for graphs."""
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Where Linux says what a container may use."""
+
 
 def free_bytes(device: torch.device) -> int:
     """Memory that this process can still allocate on `device`, in bytes."""
@@ -36,7 +41,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         import psutil
 
-        return int(psutil.virtual_memory().available)
+        return int(min(psutil.virtual_memory().available, _container_bytes()))
     gc.collect()  # a closed runtime's store may lie in a circle of references
     torch.cuda.empty_cache()  # what torch keeps for later is free too
     free, total = torch.cuda.mem_get_info(device)
@@ -65,16 +70,37 @@ def check_weights_fit(name: str, model: nn.Module, device: torch.device) -> None
     """
     tensors = (tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
     missing = {id(t) if t.is_meta else t.data_ptr(): t.nbytes for t in tensors if t.device.type != device.type}
-    if device.type != "cuda" or not missing:
+    if not missing:
         return
     needed, free = sum(missing.values()), free_bytes(device)
     if needed > free:
         experts = sum(parameter.nbytes for parameter in model.parameters() if parameter.dim() == 3)
         share = f" ({size_of(experts)} of them experts)" if experts else ""
+        where, other = (f"on {device}", "the GPU") if device.type == "cuda" else ("in this machine's memory", "it")
         raise ModelError(
-            f"the weights of {name} take {size_of(needed)}{share}, {size_of(free)} are free on {device}; use "
-            "dtype='bfloat16', quantization= or a smaller model, or end what else uses the GPU"
+            f"the weights of {name} take {size_of(needed)}{share}, {size_of(free)} are free {where}; use "
+            f"dtype='bfloat16', quantization= or a smaller model, or end what else uses {other}"
         )
+
+
+def may_be_too_large(source: str, device: torch.device) -> bool:
+    """Whether a folder's weights might not fit: their files, in another dtype four times as large, take what is free.
+
+    True where `source` is no folder.
+    """
+    files = [path for kind in ("*.safetensors", "*.bin") for path in Path(source).glob(kind)]
+    return not files or 4 * sum(path.stat().st_size for path in files) > free_bytes(device)
+
+
+def _container_bytes() -> float:
+    """What the control group of this process may still allocate, in bytes; infinite without a limit."""
+    group = CONTROL_GROUP
+    try:
+        limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
+        cached = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
+    except (OSError, ValueError):  # there is none, or it says "max"
+        return math.inf
+    return max(0, limit - used + (int(cached.group(1)) if cached else 0))
 
 
 def pool_size(loaded: LoadedModel, cache: CacheConfig, bytes_per_token: int | None = None) -> int:

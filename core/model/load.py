@@ -20,7 +20,7 @@ from graftlm.core.fusion.decoder_stack import stack_layers
 from graftlm.core.fusion.linears import Fusions, fuse
 from graftlm.core.hub import near_names, only_local, why_not
 from graftlm.core.kv.kv_format import may_be_compact
-from graftlm.core.kv.memory import check_weights_fit, give_back
+from graftlm.core.kv.memory import check_weights_fit, give_back, may_be_too_large
 from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.kernel_warmup import rehearse
 from graftlm.core.model.known_models import find, learn, read_known
@@ -286,9 +286,8 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
         from graftlm.core.model.quantization import quantization_config
 
         options["quantization_config"] = quantization_config(config.quantization)
-    if device.type == "cuda" and config.quantization is None:
-        described = _described(source, config)
-        if described is not None:
+    if config.quantization is None and (device.type == "cuda" or may_be_too_large(source, device)):
+        if (described := _described(source, config, device)) is not None:
             check_weights_fit(source, described, device)
     try:
         with _progress_bars(shown=not config.quiet and sys.stderr.isatty()):
@@ -311,14 +310,15 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
     return loaded
 
 
-def _described(source: str, config: EngineConfig) -> nn.Module | None:
+def _described(source: str, config: EngineConfig, device: torch.device) -> nn.Module | None:
     """The model that a configuration describes, without weights; None if that cannot be told before they are read."""
     from transformers import AutoModelForCausalLM
 
     try:
         hf_config = model_config(source, config)
-        chosen = choose_dtype(config, torch.device("cuda"))
+        chosen = choose_dtype(config, device)
         dtype = getattr(hf_config, "dtype", None) if chosen == "auto" else chosen
+        dtype = torch.float32 if (device.type, chosen, dtype) == ("cpu", "auto", torch.float16) else dtype
         if dtype is None:
             return None
         with torch.device("meta"):

@@ -138,6 +138,28 @@ def test_experts_that_do_not_fit_are_named_before_weights_are_read(
         load._read_weights(str(tmp_path), EngineConfig(), GPU)
 
 
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("auto", 4), ("bfloat16", 2)])
+def test_weights_larger_than_a_machines_memory_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, num_bytes: int
+) -> None:
+    model = tiny_model(vocab_size=1200)
+    model.half().config.save_pretrained(tmp_path)  # half precision becomes float32 on a CPU
+    (tmp_path / "model.safetensors").write_bytes(b"not read")
+    give(monkeypatch, 1)
+    needed = sum(p.numel() for p in model.parameters()) * num_bytes / 1e6
+    with pytest.raises(ModelError, match=rf"take {needed:.1f} MB, 0\.0 MB are free in this machine's memory; use dtype="):
+        load._read_weights(str(tmp_path), EngineConfig(dtype=dtype), torch.device("cpu"))
+
+
+def test_a_containers_limit_is_less_than_the_machines_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, text in (("max", "1000"), ("current", "700"), ("stat", "file 5\ninactive_file 100\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path)
+    assert memory.free_bytes(torch.device("cpu")) == 400
+    (tmp_path / "memory.max").write_text("max")
+    assert memory.free_bytes(torch.device("cpu")) > 1000
+
+
 def test_tied_weights_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(tie_word_embeddings=True)
     give(monkeypatch, sum(t.nbytes for t in [*model.parameters(), *model.buffers()]))
