@@ -53,6 +53,7 @@ class Stats(Counters):
     execution  how the model runs and why not faster: "paged, 32 of 32 layers fused", "serial: ..."; "" before
     running, waiting  sequences of requests that are open
     open     the open requests; empty for an engine elsewhere
+    replicas, restarts  of an engine over replicas: those that live, and how many were started in place of dead ones
     """
 
     slots_total: int = 0
@@ -65,6 +66,8 @@ class Stats(Counters):
     running: int = 0
     waiting: int = 0
     open: list[OpenRequest] = field(default_factory=list)
+    replicas: int = 0
+    restarts: int = 0
 
     @property
     def hit_rate(self) -> float:

@@ -24,7 +24,11 @@ ATTEMPTS = 2
 """A request is answered by another replica once; one that ends two replicas is to blame itself."""
 
 RESTARTS = 3
-"""New replicas in a row that could not be started, after which none is tried any more."""
+"""New replicas in a row, for each that there shall be, after which none is started any more: unless one has answered a
+request meanwhile, whatever ends them will end the next one too."""
+
+RESTART_PAUSE_S = 0.5
+"""Seconds before a restart, times the restarts in vain beyond the first of each replica."""
 
 DEFAULT_STEP_TOKENS = 2048
 
@@ -83,7 +87,7 @@ class ReplicaEngine:
     ) -> None:
         tokens = step_tokens or DEFAULT_STEP_TOKENS
         self.members: dict[int, Member] = {}
-        self.deaths = 0
+        self.deaths = self.restarts = 0
         self._cluster = cluster
         self._wake = wake
         self._finished = finished
@@ -96,7 +100,9 @@ class ReplicaEngine:
         self._pins: dict[int, tuple[int, int]] = {}
         self._next = 0
         self._facts: dict[str, str] = {}
-        self._failed_starts = 0
+        self._num_replicas = num_replicas
+        self._starting = 0  # replicas that are on their way
+        self._in_vain = 0  # restarts since a replica last answered a request
         self._closed = False
         self._cause: BaseException | None = None
         self._start_all(num_replicas)
@@ -122,8 +128,17 @@ class ReplicaEngine:
         self._queue.extend(sorted(new, key=lambda one: one.ids.tobytes()) if len(new) > 1 else new)
 
     def step(self) -> bool:
-        """Take what has arrived and send what can be sent; False if there was nothing."""
+        """Take what has arrived and send what can be sent; False if there was nothing.
+
+        Raises EngineError once no replica is left and none will be started.
+        """
         progressed = bool(self._arrived)
+        self._take_arrived()
+        if not self.members and not self._starting:
+            raise self._failure("no replica is left")
+        return self._send() or progressed
+
+    def _take_arrived(self) -> None:
         while self._arrived:
             number, news = self._arrived.popleft()
             if isinstance(news, BaseException):
@@ -133,7 +148,6 @@ class ReplicaEngine:
             else:
                 for event in news:
                     self._happened(event)
-        return self._send() or progressed
 
     def cancel(self, submission_id: int) -> None:
         one = self._open.get(submission_id)
@@ -159,6 +173,7 @@ class ReplicaEngine:
             total.largest_batch = max(total.largest_batch - stats.largest_batch, stats.largest_batch)
             total.weights, total.kv = stats.weights, stats.kv
         total.waiting += len(self._queue)
+        total.replicas, total.restarts = len(self.members), self.restarts
         total.open = [
             OpenRequest(one.submission.request.id, len(one.ids), None, 0, now - one.submission.arrived_s)
             for one in list(self._open.values())
@@ -189,7 +204,7 @@ class ReplicaEngine:
         """Start all replicas beside each other. Raises what one of them could not be started for."""
         numbers = range(num_replicas)
         threads = [threading.Thread(target=self._start, args=(number,), daemon=True) for number in numbers]
-        self._next = num_replicas
+        self._next = self._starting = num_replicas
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -198,7 +213,7 @@ class ReplicaEngine:
         try:
             if failed:
                 raise failed[0]
-            self.step()
+            self._take_arrived()
             if self._cause is not None:
                 raise self._cause
         except BaseException:
@@ -209,9 +224,10 @@ class ReplicaEngine:
             self.close()
             raise
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int, pause_s: float = 0.0) -> None:
         """On a thread of its own, for it takes as long as loading the model."""
         news: BaseException | tuple[Member, dict[str, str]]
+        time.sleep(pause_s)
         try:
             news = self._cluster.start(lambda heard: self._hear(number, heard))
         except BaseException as error:
@@ -223,6 +239,7 @@ class ReplicaEngine:
         self._wake()
 
     def _joined(self, number: int, member: Member, facts: dict[str, str]) -> None:
+        self._starting -= 1
         if self._closed:
             member.kill()
             return
@@ -235,7 +252,7 @@ class ReplicaEngine:
                 f"{facts['node']}; install the same packages and put the same model on every node"
             )
             return
-        self._facts, self._failed_starts = first, 0
+        self._facts = first
         self.members[number] = member
         self._router.add(number)
 
@@ -246,7 +263,7 @@ class ReplicaEngine:
         self._pins = {pin: there for pin, there in self._pins.items() if there[0] != number}
         self._cause = error
         if member is None:
-            self._failed_starts += 1
+            self._starting -= 1
         else:
             self.deaths += 1
             member.kill()
@@ -258,9 +275,12 @@ class ReplicaEngine:
             one.attempt += 1
             one.delivery.again()
             self._queue.appendleft(one)
-        if not self._closed and self._failed_starts < RESTARTS:
-            self._next += 1
-            threading.Thread(target=self._start, args=(self._next - 1,), daemon=True).start()
+        if not self._closed and self._in_vain < RESTARTS * self._num_replicas:
+            self._next, self._starting = self._next + 1, self._starting + 1
+            self.restarts, self._in_vain = self.restarts + 1, self._in_vain + 1
+            pause_s = RESTART_PAUSE_S * max(0, self._in_vain - self._num_replicas)
+            log.warning("a replica has ended (%s); another one is started in %g s", error, pause_s)
+            threading.Thread(target=self._start, args=(self._next - 1, pause_s), daemon=True).start()
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -271,11 +291,11 @@ class ReplicaEngine:
         for one in self._queue:
             if one.submission.id not in self._open:
                 continue  # cancelled meanwhile
-            if not self.members:
-                self._end(one, self._failure("no replica is left"))
-                continue
             request = self._with_time_left(one)
             if request is None:
+                continue
+            if not self.members:
+                kept.append(one)
                 continue
             number = self._router.choose(one.ids, request.namespace)
             if self._router.load[number] and self._router.load[number] + len(one.ids) > self._most_open:
@@ -334,6 +354,7 @@ class ReplicaEngine:
                     self._drop(one, error)
             return
         if isinstance(event.value, Completion):
+            self._in_vain = 0
             completion = replace(event.value, request_id=one.submission.request.id)
             if completion.pin is not None and one.replica is not None:
                 self._pins[number] = one.replica, completion.pin

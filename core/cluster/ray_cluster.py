@@ -88,7 +88,7 @@ class RayCluster:
                 raise cause from error
             raise EngineError(f"a replica could not be started: {error}") from error
         threading.Thread(target=_listen, args=(actor, heard), name="graftlm replica", daemon=True).start()
-        return RayMember(actor), facts
+        return RayMember(actor, int(facts["pid"])), facts
 
     def close(self) -> None:
         if self._owns_ray and ray.is_initialized():
@@ -96,10 +96,11 @@ class RayCluster:
 
 
 class RayMember:
-    """One actor."""
+    """One actor. `pid` is its process, on its own node."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Any, pid: int) -> None:
         self.actor = actor
+        self.pid = pid
 
     def add(self, requests: list[tuple[Key, Request]]) -> None:
         self.actor.add.remote(requests)

@@ -51,8 +51,9 @@ class Replica:
 
         await asyncio.to_thread(self.runtime.load)
         versions = f"graftlm {graftlm.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
-        node = f"{platform.node()} (process {os.getpid()})"
-        return {"fingerprint": self.runtime.fingerprint, "versions": versions, "node": node}
+        pid = str(os.getpid())
+        node = f"{platform.node()} (process {pid})"
+        return {"fingerprint": self.runtime.fingerprint, "versions": versions, "node": node, "pid": pid}
 
     async def add(self, requests: Sequence[tuple[Key, Request]]) -> None:
         """Submit requests as one."""

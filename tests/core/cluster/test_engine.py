@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import graftlm as gl
-from graftlm.core.cluster.engine import ReplicaEngine
+from graftlm.core.cluster.engine import RESTARTS, ReplicaEngine
 from graftlm.core.cluster.replica import Event, Key, Replica
 from graftlm.core.errors import EngineError, ModelError
 from graftlm.core.metrics import Stats
@@ -33,7 +33,7 @@ class LoopMember:
 
     def __init__(self, heard: Callable[[list[Event] | BaseException], None]) -> None:
         self._heard = heard
-        self.dead = False
+        self.dead = self.deadly = False
         self._posting = threading.Lock()
         self._stopped = False
         self.loop = asyncio.new_event_loop()
@@ -58,6 +58,9 @@ class LoopMember:
             self._heard(pickle.loads(pickle.dumps(events)))
 
     def add(self, requests: list[tuple[Key, Request]]) -> None:
+        if self.deadly:
+            self.die()
+            return
         self._post(self.replica.add(pickle.loads(pickle.dumps(requests))))
 
     def cancel(self, keys: list[Key]) -> None:
@@ -107,12 +110,16 @@ class LoopMember:
 
 
 class LoopCluster:
-    """`facts_of` may change what a replica tells of itself, or raise; `restarts` allows replicas after the first."""
+    """`facts_of` may change what a replica tells of itself, or raise; `restarts` allows replicas after the first.
+
+    deadly  whatever reaches a replica ends it
+    """
 
     def __init__(self, num: int, facts_of: Callable[[int, dict[str, str]], dict[str, str]] = lambda i, facts: facts):
         self.members: list[LoopMember] = []
         self.num = num
         self.restarts = True
+        self.deadly = False
         self.closed = False
         self._facts_of = facts_of
         self._lock = threading.Lock()
@@ -123,6 +130,7 @@ class LoopCluster:
             if self.closed or (number >= self.num and not self.restarts):
                 raise EngineError("no room for another replica")
             member = LoopMember(heard)
+            member.deadly = self.deadly
             self.members.append(member)
             if self.closed:
                 member.kill()
@@ -225,6 +233,35 @@ def test_every_request_is_answered_whenever_a_replica_dies(after_s: float) -> No
         assert [future.result(60).token_ids for future in futures] == expected
         until(lambda: len(cluster.members) == 3)  # another one takes its place
         assert runtime.generate(PROMPTS[0], **GREEDY).token_ids == expected[0]
+
+
+def test_requests_wait_for_a_new_replica_where_all_have_died() -> None:
+    with alone() as one:
+        expected = [answer.token_ids for answer in one.generate(PROMPTS, **GREEDY)]
+    cluster = LoopCluster(2)
+    with replicas(cluster) as runtime:
+        runtime.load()
+        futures = runtime.submit_many([Request(p, gl.SamplingParams(**GREEDY)) for p in PROMPTS])
+        for member in cluster.members[:2]:
+            member.die()
+        assert [future.result(60).token_ids for future in futures] == expected
+        until(lambda: runtime.stats().replicas == 2)
+        assert runtime.stats().restarts == 2
+
+
+def test_a_replica_that_dies_of_every_request_is_not_started_for_ever() -> None:
+    cluster = LoopCluster(1)
+    with replicas(cluster) as runtime:
+        runtime.load()
+        cluster.deadly = cluster.members[0].deadly = True
+        for _ in range(2):
+            with pytest.raises(EngineError, match="the request ended 2 replicas: killed"):
+                runtime.generate(PROMPTS[0], **GREEDY)
+        until(lambda: runtime.unavailable(1.0))
+        assert runtime.unavailable(1.0) == "the engine stopped: no replica is left: killed"
+        assert len(cluster.members) == 1 + RESTARTS
+        with pytest.raises(EngineError, match="no replica is left"):
+            runtime.generate(PROMPTS[0], **GREEDY)
 
 
 def test_with_no_replica_left_requests_end_with_the_cause() -> None:
