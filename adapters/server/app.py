@@ -45,14 +45,15 @@ log = logging.getLogger("graftlm.server")
 class Server:
     """One runtime behind HTTP. It is an ASGI application, so any ASGI server runs it.
 
-    draining  new requests are refused with status 503, those that run go on.
+    draining             new requests are refused with status 503, those that run go on.
+    sends_outside_tasks  whether `send` may be called from a callback of the loop, as uvicorn's may.
     """
 
     def __init__(self, runtime: Runtime, settings: ServerSettings | None = None) -> None:
         self.runtime = runtime
         self.settings = settings or ServerSettings()
         self.model_names = self.settings.model_names or (runtime.model_name,)
-        self.draining = False
+        self.draining = self.sends_outside_tasks = False
         self.intake: Intake | None = None
         self.metrics = Metrics(runtime, self.model_names[0])
         self._history = History(self)

@@ -38,6 +38,8 @@ class Gate:
         given = headers.get(b"x-request-id", b"")
         request_id = given if _ID.fullmatch(given) else secrets.token_hex(12).encode()
         scope["graftlm.request_id"] = request_id.decode()
+        if self._server.sends_outside_tasks:
+            scope["graftlm.bare_send"] = send  # for a body that has begun: all that is around `send` looks at heads
         started, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -44,12 +44,13 @@ class Answer:
         self.streams = False  # whether a chunk has come
         self.num_open = len(requests)
         self.cancelled = False
+        self.write_at_once: Callable[[deque[tuple[int, Event]]], bool] | None = None
         self._events: deque[tuple[int, Event]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._futures: list[Future[Completion]] = []
 
     async def events(self) -> deque[tuple[int, Event]]:
-        """All events since the last call; waits for one."""
+        """All events since the last call; waits for one, or for `wake`."""
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -74,8 +75,18 @@ class Answer:
             future.cancel()
 
     def take(self, number: int, event: Event) -> None:
-        """Append an event. On the loop."""
+        """Append an event; `pass_on` follows. On the loop."""
         self._events.append((number, event))
+
+    def pass_on(self) -> None:
+        """Give the events to `write_at_once`, or wake up who waits for them. On the loop."""
+        if self.write_at_once is not None and self.write_at_once(self._events):
+            self._events.clear()
+        else:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake up who waits for events. On the loop."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -160,6 +171,7 @@ class Intake:
     def _deliver(self) -> None:
         self._called = False
         now = time.monotonic()
+        told: dict[Answer, None] = {}
         while self._outbox:
             answer, number, event = self._outbox.popleft()
             if isinstance(event, Chunk):
@@ -176,6 +188,9 @@ class Intake:
                     self.metrics.failed(event)
             answer.last_s = now
             answer.take(number, event)
+            told[answer] = None
+        for answer in told:
+            answer.pass_on()
 
     def _ping(self) -> None:
         self._pinger = self._loop.call_later(PING_S, self._ping)
@@ -183,3 +198,4 @@ class Intake:
         for answer in self.open:
             if answer.last_s < before:
                 answer.take(0, None)
+                answer.pass_on()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -23,7 +31,6 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("from a request's arrival to its first token", SHORT_S),
-    "inter_token_latency_seconds": ("between two chunks of a stream", SHORT_S),
     "e2e_request_latency_seconds": ("from a request's arrival to its end", LONG_S),
     "request_queue_time_seconds": ("before a request's first step", LONG_S),
     "request_prefill_time_seconds": ("from the first step to the first token", LONG_S),
@@ -38,6 +45,7 @@ _GAUGES: dict[str, _Read] = {
     "vllm:num_requests_running": ("sequences that run", lambda s: s.running),
     "vllm:num_requests_waiting": ("sequences that wait", lambda s: s.waiting),
     "vllm:kv_cache_usage_perc": ("share of the KV slots in use, 0 to 1", lambda s: _share(s.slots_in_use, s)),
+    "graftlm:replicas": ("replicas that live; 0 without any", lambda s: s.replicas),
     "graftlm:kv_cached_perc": ("share of the KV slots that hold prefixes, 0 to 1", lambda s: _share(s.slots_cached, s)),
 }
 
@@ -52,6 +60,7 @@ _COUNTERS: dict[str, _Read] = {
     "graftlm:drafted_tokens": ("draft tokens that were run", lambda s: s.drafted_tokens),
     "graftlm:accepted_tokens": ("draft tokens that were accepted", lambda s: s.accepted_tokens),
     "graftlm:steps": ("steps of the engine", lambda s: s.steps),
+    "graftlm:replica_restarts": ("replicas started in place of dead ones", lambda s: s.restarts),
 }
 
 
@@ -72,7 +81,8 @@ class Metrics(Collector):
         self._ended = Counter("vllm:request_success", "requests that ended", labels, registry=self.registry)
         labels = ["model_name", "error"]
         self._failed = Counter("graftlm:request_failure", "requests that failed", labels, registry=self.registry)
-        self._between = self._histograms["inter_token_latency_seconds"]
+        self._between = [0] * (len(SHORT_S) + 1)  # gaps between two chunks, by the first bound that is not below
+        self._between_s = 0.0
         self.registry.register(self)
 
     def text(self) -> bytes:
@@ -80,8 +90,9 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def written(self, since_last_s: float) -> None:
-        """Count a chunk that is not its stream's first."""
-        self._between.observe(since_last_s)
+        """Count a chunk that is not its stream's first. Each chunk is: so this takes a fifth of a Histogram's time."""
+        self._between[bisect_left(SHORT_S, since_last_s)] += 1
+        self._between_s += since_last_s
 
     def ended(self, answer: Answer, completion: Completion, now_s: float) -> None:
         """Count a request that ended with a completion."""
@@ -112,6 +123,12 @@ class Metrics(Collector):
             counter = CounterMetricFamily(name, told, labels=["model_name"])
             counter.add_metric(self._labels, read(stats))
             yield counter
+        gaps = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "between two chunks of a stream", labels=["model_name"]
+        )
+        below = zip((*map(str, SHORT_S), "+Inf"), accumulate(self._between), strict=True)
+        gaps.add_metric(self._labels, list(below), self._between_s)
+        yield gaps
         page = self._runtime.config.cache.page_size
         sizes = {"block_size": str(page), "num_gpu_blocks": str(stats.slots_total // page), "cache_dtype": stats.kv}
         yield InfoMetricFamily("vllm:cache_config", "the KV pool", value=sizes)

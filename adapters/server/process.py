@@ -106,6 +106,7 @@ class Process(uvicorn.Server):
             timeout_graceful_shutdown=int(CLOSE_S),
         )
         super().__init__(config)
+        server.sends_outside_tasks = True
         self._server = server
         self._listener = listener
         self._drains: Callable[[], object] | None = None

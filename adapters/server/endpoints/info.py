@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +42,14 @@ def info_routes(server: Server) -> list[Route]:
         return JSONResponse({"status": "ok"})
 
     async def metrics(http: HttpRequest) -> Response:
-        return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = await asyncio.to_thread(server.metrics.text)  # of replicas elsewhere, figures take as long as an answer
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(http: HttpRequest) -> Response:
         return JSONResponse({"version": graftlm.__version__})
 
     async def server_info(http: HttpRequest) -> Response:
-        stats = server.runtime.stats()
+        stats = await asyncio.to_thread(server.runtime.stats)
         return JSONResponse(
             {
                 "model_path": server.runtime.model_name,
@@ -58,7 +60,8 @@ def info_routes(server: Server) -> list[Route]:
                 "max_total_num_tokens": stats.slots_total,
                 "max_running_requests": server.runtime.config.max_batch,
                 "page_size": server.runtime.config.cache.page_size,
-                "dp_size": 1,
+                "dp_size": max(1, stats.replicas),
+                "replica_restarts": stats.restarts,
                 "tp_size": 1,
                 "slots_in_use": stats.slots_in_use,
                 "slots_cached": stats.slots_cached,

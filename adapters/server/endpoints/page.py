@@ -35,7 +35,7 @@ class History:
     async def keep(self) -> None:
         """Take samples for ever."""
         while True:
-            self.sample()
+            await asyncio.to_thread(self.sample)
             await asyncio.sleep(EVERY_S)
 
     def sample(self) -> None:
@@ -85,6 +85,6 @@ def page_routes(server: Server, history: History) -> list[Route]:
         return HTMLResponse(page_html())
 
     async def stats(http: HttpRequest) -> Response:
-        return JSONResponse(history.stats())
+        return JSONResponse(await asyncio.to_thread(history.stats))
 
     return [Route("/", page), Route("/stats", stats)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,11 +18,13 @@ from graftlm.core.errors import RequestCancelled
 from graftlm.core.request import Chunk, Completion
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Generator, Iterable
 
     from starlette.types import Receive, Scope, Send
 
-    from graftlm.adapters.server.intake import Answer
+    from graftlm.adapters.server.intake import Answer, Event
+
+    Events = deque[tuple[int, Event]]
 
 JSON = [(b"content-type", b"application/json")]
 EVENTS = [
@@ -61,39 +64,79 @@ class WholeAnswer(Response):
 class EventStream(Response):
     """Server-sent events. What a step wrote for one HTTP request leaves in one write.
 
-    The status is sent with the first event, so a request that fails before it gets an error's status.
+    The status is sent with the first event, so a request that fails before it gets an error's status. From then on
+    text is written where the engine's events arrive, without waking up this response's task; the task writes the end,
+    and what a client that reads slowly has kept waiting.
     """
 
     def __init__(self, answer: Answer, writer: Writer, envelope: Envelope, fields: frozenset[str]) -> None:
         self.answer, self.writer, self.envelope, self.fields = answer, writer, envelope, fields
+        self._completions: list[Completion] = []
         self._begun = False
+        self._blocked: _Rest | None = None
+        self._error: Exception | None = None
+        self._bare_send: Send | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._bare_send = scope.get("graftlm.bare_send")
         async with _while_connected(self.answer, receive):
-            completions: list[Completion] = []
-            while len(completions) < len(self.answer.requests):
-                chunks: dict[int, list[Chunk]] = {}
-                pinged = False
-                for number, item in await self.answer.events():
-                    if isinstance(item, Chunk):
-                        chunks.setdefault(number, []).append(item)
-                    elif isinstance(item, Completion):
-                        completions.append(item)
-                    elif item is None:
-                        pinged = True
-                    else:
-                        await self._fail(item, send)
-                        return
-                written = [
-                    piece
-                    for number, items in chunks.items()
-                    for chunk in merged(items)
-                    for piece in self.writer.pieces(number, chunk)
-                ]
-                if written or pinged:
-                    await self._send(b"".join(written) or PING, send)
-            end = [self.envelope.usage(c.usage for c in completions)] if self.envelope.with_usage else []
+            while len(self._completions) < len(self.answer.requests):
+                events = await self.answer.events()
+                self.answer.write_at_once = None  # until what this task sends is sent
+                if self._error is not None:
+                    raise self._error
+                if self._blocked is not None:
+                    await self._blocked
+                    self._blocked = None
+                data, failure = self._read(events)
+                if data:
+                    await self._send(data, send)
+                if failure is not None:
+                    await self._fail(failure, send)
+                    return
+                if self._begun and self._bare_send is not None:
+                    self.answer.write_at_once = self._write_at_once
+            end = [self.envelope.usage(c.usage for c in self._completions)] if self.envelope.with_usage else []
             await self._send(b"".join([*end, DONE]), send, more=False)
+
+    def _read(self, events: Events) -> tuple[bytes, BaseException | None]:
+        """The bytes that say what happened, and what the request failed with."""
+        if len(events) == 1 and isinstance(events[0][1], Chunk):
+            return b"".join(self.writer.pieces(*events[0])), None  # type: ignore[arg-type]
+        chunks: dict[int, list[Chunk]] = {}
+        pinged = False
+        for number, item in events:
+            if isinstance(item, Chunk):
+                chunks.setdefault(number, []).append(item)
+            elif isinstance(item, Completion):
+                self._completions.append(item)
+            elif item is None:
+                pinged = True
+            else:
+                return b"", item
+        pieces = self.writer.pieces
+        written = [
+            piece for number, items in chunks.items() for chunk in merged(items) for piece in pieces(number, chunk)
+        ]
+        return b"".join(written) or (PING if pinged else b""), None
+
+    def _write_at_once(self, events: Events) -> bool:
+        """Send text, and nothing but text; False leaves it to the task. Called on the loop, outside of any task."""
+        if self._blocked is not None or any(item.__class__ is not Chunk for _, item in events):
+            return False
+        assert self._bare_send is not None
+        try:
+            data, _ = self._read(events)
+            if data:
+                sending: Any = self._bare_send({"type": "http.response.body", "body": data, "more_body": True})
+                self._blocked = _Rest(sending, sending.send(None))
+                self.answer.wake()
+        except StopIteration:
+            pass  # it is sent
+        except Exception as error:  # of this stream alone: the loop goes on with the others
+            self._error = error
+            self.answer.wake()
+        return True
 
     async def _send(self, data: bytes, send: Send, *, more: bool = True) -> None:
         if not self._begun:
@@ -110,6 +153,18 @@ class EventStream(Response):
         if not self._begun:
             raise failure from error
         await self._send(event({"error": failure.error}), send, more=False)
+
+
+class _Rest:
+    """The rest of a coroutine that was begun outside of a task and waits for a future."""
+
+    def __init__(self, coroutine: Any, waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield self._waits_for
+        yield from self._coroutine.__await__()
 
 
 @asynccontextmanager
