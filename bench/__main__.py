@@ -16,7 +16,7 @@ GROUPS = {
     "ablation": "what each part of the runtime brings to the workloads, by leaving it out",
     "page": "docs/benchmarks.md, its tables written from the committed figures",
     "remote": "models behind an API: calls saved by speculation, overhead of a call",
-    "serve": "the HTTP server: requests a second beside the runtime in process, CPU time of a chunk",
+    "serve": "the HTTP server beside the runtime in process, CPU time of a chunk, replicas on Ray",
     "grammar": "constraints: masks, jump-forward, schemas",
     "sprout": "the embedded model: right answers by task",
     "gpu": "one GPU beside vLLM, SGLang and plain transformers: decode, reuse, chats, JSON, prefill",
