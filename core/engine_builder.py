@@ -75,11 +75,14 @@ def build_local(
     """Load `model` and put an engine over it, with the loader and the kernels that the configuration names."""
     from graftlm.core.constraint import prepare_constraints
     from graftlm.core.engine import LocalEngine
+    from graftlm.core.execution.watched import WatchedRunner
     from graftlm.core.model.lease import ModelLease
+    from graftlm.kernels.cpu.cores import CoreContention, fit_threads
     from graftlm.plugins import manager
 
     registry = manager.load()
     prepare_constraints(tokenizer)
+    fit_threads()  # before weights are packed, in a layout that may depend on their number
     lease = ModelLease(model)
     try:
         loaded = registry.models[config.loader](model, config, tokenizer)
@@ -94,7 +97,10 @@ def build_local(
         finally:
             lease.release()
 
-    owned = replace(spec, close=close)
+    runner = spec.runner
+    if loaded.device.type == "cpu" and loaded.lane == "paged":
+        runner = WatchedRunner(runner, CoreContention())
+    owned = replace(spec, runner=runner, close=close)
     return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
 
 
