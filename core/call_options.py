@@ -167,18 +167,7 @@ def sampling_params(*given: Mapping[str, Any]) -> SamplingParams:
     if options.get("top_logprobs"):
         options["logprobs"] = True
     kept = {name: value for name, value in options.items() if value is not None or name == "max_tokens"}
-    if not all(type(value) in _PLAIN for value in kept.values()):
-        return SamplingParams.from_options(**kept)
-    return _checked_once(tuple((name, type(value), value) for name, value in kept.items()))
-
-
-_PLAIN = (int, float, str, bool, type(None))
-
-
-@functools.lru_cache(256)
-def _checked_once(options: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
-    """The parameters of these names and values; the types keep 1, 1.0 and True apart."""
-    return SamplingParams.from_options(**{name: value for name, _, value in options})
+    return SamplingParams.from_options(**kept)
 
 
 def answer_schema(response_format: Any, schema_of: Callable[[type], Any]) -> Any:

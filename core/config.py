@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -361,5 +362,23 @@ class SamplingParams:
     @classmethod
     def from_options(cls, base: SamplingParams | None = None, **options: Any) -> SamplingParams:
         """Build from keywords on top of `base`; an unknown one raises and names its nearest neighbour."""
-        reject_unknown(list(options), [f.name for f in fields(cls)], "sampling parameter")
+        if base is None and all(type(value) in _PLAIN for value in options.values()):
+            return _checked_once(tuple((name, type(value), value) for name, value in options.items()))
+        reject_unknown(list(options), _sampling_names(), "sampling parameter")
         return replace(base, **options) if base is not None else cls(**options)
+
+
+_PLAIN = (int, float, str, bool, type(None))
+
+
+@cache
+def _sampling_names() -> tuple[str, ...]:
+    return tuple(field.name for field in fields(SamplingParams))
+
+
+@lru_cache(256)
+def _checked_once(options: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
+    """The parameters of these names and values; the types keep 1, 1.0 and True apart."""
+    given = {name: value for name, _, value in options}
+    reject_unknown(list(given), _sampling_names(), "sampling parameter")
+    return SamplingParams(**given)

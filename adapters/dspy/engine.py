@@ -24,12 +24,13 @@ from graftlm.adapters.dspy.chain import Chain
 from graftlm.adapters.dspy.choosing import Choosing
 from graftlm.adapters.dspy.continuing import Reply, mended
 from graftlm.adapters.dspy.decisions import Decision, Measured, judgment_pieces, measure
-from graftlm.adapters.dspy.inflight import InFlight
+from graftlm.adapters.dspy.events import Events
+from graftlm.adapters.dspy.inflight import InFlight, InFlightCalls
 from graftlm.adapters.dspy.scaffold import Scaffold
 from graftlm.adapters.dspy.sharing import shared
 from graftlm.core.call_options import ToolRequest, tool_request
 from graftlm.core.chat.tool_format import ToolFormat
-from graftlm.core.chat.tool_parser import ToolParser, parse_answer
+from graftlm.core.chat.tool_parser import parse_answer
 from graftlm.core.chat.tools import Tool
 from graftlm.core.config import CacheConfig, SamplingParams, SchedulerConfig
 from graftlm.core.constraint import vocabulary_of
@@ -37,7 +38,7 @@ from graftlm.core.errors import GraftError, GrammarError
 from graftlm.core.grammar.cache import compile_cached
 from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema
-from graftlm.core.request import Chunk, Completion, Request, Usage
+from graftlm.core.request import Completion, Request, Usage
 from graftlm.core.runtime import Runtime
 
 
@@ -81,6 +82,7 @@ class _EngineBase:
         self.on_unsupported = on_unsupported
         self.max_retries = max_retries
         self._in_flight: InFlight[Completion] = InFlight()
+        self._calls: InFlightCalls[Completion] = InFlightCalls()
         self._grammars: WeakKeyDictionary[Scaffold, Any] = WeakKeyDictionary()
 
     @property
@@ -269,13 +271,20 @@ class Engine(_EngineBase):
             call = self._prepare(request, num)
             if call.pieces:
                 return self._measured(call)
-            return self._answer(call, self._submit(call).result(), request)
+            return self._answer(call, self._complete(call), request)
+
+    def _complete(self, call: _Call) -> Completion:
+        if call.reply is not None:
+            return self._submit(call).result()
+        if call.key is None:
+            return self.runtime.complete(call.request())
+        return self._calls.answer(call.key, lambda: self.runtime.complete(call.request()))
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         """Yield lm15's stream events. Closing the iterator frees the request's KV."""
         with _translated():
             call = self._prepare(request)
-            events = _Events(call)
+            events = Events(call.model, call.form)
             yield events.start()
             with self.runtime.submit_stream(call.request(stream=True)) as chunks:
                 for chunk in chunks:
@@ -303,7 +312,7 @@ class AsyncEngine(_EngineBase):
         with _translated():
             slow = self._must_compile(request)
             call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request)
-            events = _Events(call)
+            events = Events(call.model, call.form)
             yield events.start()
             async for chunk in self.runtime.submit_astream(call.request(stream=True)):
                 for event in events.of(chunk):
@@ -311,52 +320,6 @@ class AsyncEngine(_EngineBase):
 
     async def aclose(self) -> None:
         """The runtime belongs to whoever made it; nothing to release here."""
-
-
-class _Events:
-    """Chunks of an answer to lm15's stream events; tool calls are told apart from text."""
-
-    def __init__(self, call: _Call) -> None:
-        self._model = call.model
-        self._tools = ToolParser(call.form) if call.form is not None else None
-        self._others: dict[int, list[str]] = {}
-
-    def start(self) -> lm15.StreamStartEvent:
-        return lm15.StreamStartEvent(id=f"{wire.PROVIDER}-stream", model=self._model)
-
-    def of(self, chunk: Chunk) -> Iterator[Any]:
-        if chunk.index:
-            # DSPy's listeners follow the first of n answers; the others come whole, with the end
-            self._others.setdefault(chunk.index, []).append(chunk.text)
-        elif self._tools is None:
-            yield from self._text(chunk)
-        else:
-            yield from self._with_tools(self._tools, chunk)
-        if chunk.usage is not None:
-            yield self._end(chunk)
-
-    def _text(self, chunk: Chunk) -> Iterator[Any]:
-        logprobs = tuple(wire.token_logprobs(chunk.logprobs or ()))
-        for piece in wire.split_at_headers(chunk.text):
-            yield lm15.StreamDeltaEvent(lm15.TextDelta(piece, logprobs=logprobs))
-            logprobs = ()
-
-    def _with_tools(self, tools: ToolParser, chunk: Chunk) -> Iterator[Any]:
-        deltas = tools.push(chunk.text) + (tools.finish() if chunk.finish_reason else [])
-        for delta in deltas:
-            if delta.index is None:
-                yield lm15.StreamDeltaEvent(lm15.TextDelta(delta.text))
-            else:
-                part = lm15.ToolCallDelta(delta.text, part_index=delta.index + 1, id=delta.id, name=delta.name)
-                yield lm15.StreamDeltaEvent(part)
-
-    def _end(self, chunk: Chunk) -> lm15.StreamEndEvent:
-        called = self._tools is not None and bool(self._tools.calls)
-        assert chunk.usage is not None
-        return lm15.StreamEndEvent(
-            finish_reason="tool_call" if called else wire.finish_reason(chunk.finish_reason),
-            usage=wire.usage(chunk.usage),
-        )
 
 
 _CONFIGS = {"cache": CacheConfig, "schedule": SchedulerConfig}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -66,6 +67,51 @@ class InFlight(Generic[T]):
                 waiter.set_exception(error)
             else:
                 waiter.set_result(work.result())
+
+
+class InFlightCalls(Generic[T]):
+    """Answers calls of equal keys by one computation, on the thread that came first. The others wait for it.
+
+    If that thread is interrupted, one of the others computes instead. Nothing is remembered after the answer.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, list[Future[T]]] = {}
+
+    def answer(self, key: Hashable, compute: Callable[[], T]) -> T:
+        while True:
+            with self._lock:
+                waiting = self._waiting.get(key)
+                if waiting is None:
+                    self._waiting[key] = []
+                else:
+                    waiting.append(waiter := Future[T]())
+            if waiting is None:
+                return self._lead(key, compute)
+            with suppress(CancelledError):
+                return waiter.result()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def _lead(self, key: Hashable, compute: Callable[[], T]) -> T:
+        try:
+            result = compute()
+        except BaseException as error:
+            for waiter in self._end(key):
+                if isinstance(error, Exception):
+                    waiter.set_exception(error)
+                else:
+                    waiter.cancel()
+            raise
+        for waiter in self._end(key):
+            waiter.set_result(result)
+        return result
+
+    def _end(self, key: Hashable) -> list[Future[T]]:
+        with self._lock:
+            return self._waiting.pop(key)
 
 
 def work_cancelled() -> BaseException:

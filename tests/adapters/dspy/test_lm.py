@@ -320,7 +320,7 @@ def test_identical_deterministic_requests_in_flight_are_computed_once(runtime: R
         thread.join()
     assert runtime.stats().requests - before < 8
     assert len(answers) == 8 and all(answer == answers[0] for answer in answers)
-    assert len(lm.engine._in_flight) == 0
+    assert len(lm.engine._calls) == 0
 
 
 def test_a_shared_computation_ends_when_its_last_waiter_leaves() -> None:

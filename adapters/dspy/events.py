@@ -1,0 +1,58 @@
+"""Streamed answers as lm15's events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dspy import lm15
+from graftlm.adapters.dspy import wire as wire
+from graftlm.core.chat.tool_format import ToolFormat
+from graftlm.core.chat.tool_parser import ToolParser
+from graftlm.core.request import Chunk
+
+
+class Events:
+    """Chunks of an answer to lm15's stream events; tool calls are told apart from text."""
+
+    def __init__(self, model: str, form: ToolFormat | None) -> None:
+        self._model = model
+        self._tools = ToolParser(form) if form is not None else None
+        self._others: dict[int, list[str]] = {}
+
+    def start(self) -> lm15.StreamStartEvent:
+        return lm15.StreamStartEvent(id=f"{wire.PROVIDER}-stream", model=self._model)
+
+    def of(self, chunk: Chunk) -> Iterator[Any]:
+        if chunk.index:
+            # DSPy's listeners follow the first of n answers; the others come whole, with the end
+            self._others.setdefault(chunk.index, []).append(chunk.text)
+        elif self._tools is None:
+            yield from self._text(chunk)
+        else:
+            yield from self._with_tools(self._tools, chunk)
+        if chunk.usage is not None:
+            yield self._end(chunk)
+
+    def _text(self, chunk: Chunk) -> Iterator[Any]:
+        logprobs = tuple(wire.token_logprobs(chunk.logprobs or ()))
+        for piece in wire.split_at_headers(chunk.text):
+            yield lm15.StreamDeltaEvent(lm15.TextDelta(piece, logprobs=logprobs))
+            logprobs = ()
+
+    def _with_tools(self, tools: ToolParser, chunk: Chunk) -> Iterator[Any]:
+        deltas = tools.push(chunk.text) + (tools.finish() if chunk.finish_reason else [])
+        for delta in deltas:
+            if delta.index is None:
+                yield lm15.StreamDeltaEvent(lm15.TextDelta(delta.text))
+            else:
+                part = lm15.ToolCallDelta(delta.text, part_index=delta.index + 1, id=delta.id, name=delta.name)
+                yield lm15.StreamDeltaEvent(part)
+
+    def _end(self, chunk: Chunk) -> lm15.StreamEndEvent:
+        called = self._tools is not None and bool(self._tools.calls)
+        assert chunk.usage is not None
+        return lm15.StreamEndEvent(
+            finish_reason="tool_call" if called else wire.finish_reason(chunk.finish_reason),
+            usage=wire.usage(chunk.usage),
+        )
