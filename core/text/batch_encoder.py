@@ -35,6 +35,21 @@ class Block(NamedTuple):
     continues: bool
 
 
+class Encoded(NamedTuple):
+    """A text with its blocks and ids, which nobody changes.
+
+    cuts  the safe cuts at which its blocks end
+    ends  where each block ends, in characters of the text;  id_ends  in its ids, int32 [num_tokens]
+    """
+
+    cuts: SafeCuts
+    text: str
+    blocks: list[Block]
+    ends: list[int]
+    id_ends: list[int]
+    ids: NDArray[np.int32]
+
+
 class BlockCache:
     """The ids of blocks, least recently used ones dropped beyond `max_bytes`. Any thread may use it."""
 
@@ -93,6 +108,7 @@ class BatchEncoder:
         self._vocab_size = -1
         self._said_slow = False
         self._last: tuple[str, list[Block]] = "", []  # a text and its blocks, which nobody changes
+        self._last_alone: Encoded | None = None
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text as the tokenizer gives them without special tokens of its own: int32 [num_tokens].
@@ -104,22 +120,49 @@ class BatchEncoder:
             self._say_slow_once()
             return [np.asarray(self.tokenizer.encode_one(text), dtype=np.int32) for text in texts]
         cuts = self._safe_cuts(backend)
+        if len(texts) == 1:
+            return [self._encode_alone(texts[0], backend, cuts)]
         split: list[list[Block]] = [[]] * len(texts)
         wanted: dict[Block, None] = {}
-        before, blocks = self._last  # a caller alone often shares its prefix with the one before
+        before, blocks = self._last
         for i in sorted(range(len(texts)), key=texts.__getitem__):  # neighbours share the longest prefixes
-            num_shared = _num_shared(blocks, before, texts[i])
+            num_shared = _num_shared(_ends(blocks), before, texts[i])
             before, blocks = texts[i], self._blocks(texts[i], cuts, blocks[: num_shared + 1])
             split[i] = blocks
             wanted |= dict.fromkeys(blocks)
         self._last = before, blocks
-        known = self.cache.get_many(list(wanted))
-        new = [block for block in wanted if block not in known]
+        known = self._ids_of(list(wanted), backend)
+        return [_joined([known[block] for block in blocks]) for blocks in split]
+
+    def _encode_alone(self, text: str, backend: Any, cuts: SafeCuts) -> NDArray[np.int32]:
+        """`encode` of one text. A caller alone often shares its prefix with the one before: those ids are joined."""
+        last = self._last_alone
+        if last is None or last.cuts is not cuts:
+            last = Encoded(cuts, "", [], [], [], np.zeros(0, dtype=np.int32))
+        num_shared = _num_shared(last.ends, last.text, text)
+        blocks = self._blocks(text, cuts, last.blocks[: num_shared + 1])
+        if num_shared and (len(blocks) < num_shared or blocks[num_shared - 1] is not last.blocks[num_shared - 1]):
+            num_shared = 0  # some of them were taken back
+        ends, id_ends = last.ends[:num_shared], last.id_ends[:num_shared]
+        end, id_end = (ends[-1], id_ends[-1]) if num_shared else (0, 0)
+        parts = [last.ids[:id_end]]
+        known = self._ids_of(blocks[num_shared:], backend)
+        for block in blocks[num_shared:]:
+            parts.append(known[block])
+            ends.append(end := end + len(block.text))
+            id_ends.append(id_end := id_end + len(parts[-1]))
+        ids = _joined(parts)
+        self._last_alone = Encoded(cuts, text, blocks, ends, id_ends, ids)
+        return ids.copy()  # a caller may write to its own
+
+    def _ids_of(self, blocks: list[Block], backend: Any) -> dict[Block, NDArray[np.int32]]:
+        known = self.cache.get_many(blocks)
+        new = [block for block in dict.fromkeys(blocks) if block not in known]
         if new:
             encoded = self._encode_blocks(backend, new)
             self.cache.put_many(encoded)
             known |= encoded
-        return [_joined([known[block] for block in blocks]) for blocks in split]
+        return known
 
     def _blocks(self, text: str, cuts: SafeCuts, begun: list[Block]) -> list[Block]:
         """Cut a text into blocks. `begun` are the blocks of a text that begins alike; only its last may differ."""
@@ -186,10 +229,17 @@ class BatchEncoder:
         return [*named, *written]
 
 
-def _num_shared(blocks: list[Block], text: str, other: str) -> int:
-    """How many blocks of `text` `other` begins with: all but the last at most, as a cut looks two characters ahead."""
-    ends = list(accumulate(len(block.text) for block in blocks[:-1]))
-    return bisect_left(ends, True, key=lambda end: not other.startswith(text[: end + 2]))
+def _ends(blocks: list[Block]) -> list[int]:
+    return list(accumulate(len(block.text) for block in blocks))
+
+
+def _num_shared(ends: list[int], text: str, other: str) -> int:
+    """How many blocks of `text` `other` begins with: all but the last at most, as a cut looks two characters ahead.
+
+    ends  where the blocks end in `text`
+    """
+    last = max(len(ends) - 1, 0)
+    return bisect_left(ends, True, hi=last, key=lambda end: not other.startswith(text[: end + 2]))
 
 
 def _unsplit(blocks: list[Block], start: int) -> tuple[int, bool]:

@@ -50,6 +50,20 @@ def test_ids_by_blocks_are_those_of_the_whole_text(kind: str, texts: list[str], 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(shared=TEXTS, texts=st.lists(TEXTS, min_size=2, max_size=6), block_chars=st.integers(1, 12))
+def test_ids_of_texts_one_after_the_other_are_those_of_each(
+    kind: str, shared: str, texts: list[str], block_chars: int
+) -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind(kind))
+    encoder = BatchEncoder(tokenizer, block_chars=block_chars)
+    for text in [shared, *(shared + text for text in texts), shared]:
+        (ids,) = encoder.encode([text])
+        assert ids.tolist() == whole(tokenizer, text)
+        ids[:] = -1  # which is nobody else's
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_which_kinds_may_be_cut_behind_a_letter(kind: str) -> None:
     hf = tokenizer_kind(kind)
     puts_space = Tokenizer.from_hf(hf).continuation_backend is not None
