@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from graftlm import Completion, Runtime, Usage
 from graftlm.core.metrics import Stats
@@ -22,17 +23,23 @@ class InstantEngine:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._hello: list[int] = tokenizer.encode_continuation("hello")
+        self._endings: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # by grammar
 
     def add(self, submissions: Sequence[Submission]) -> None:
         for submission in submissions:
             ids = self._hello
             if submission.grammar is not None:
-                matcher = submission.grammar.result().matcher()
-                ids = matcher.ending(submission.prompt_ids)
-                matcher.advance(ids)
+                ids = self._ending(submission)
             assert submission.prompt_ids is not None
             usage = Usage(len(submission.prompt_ids), 0, len(ids), 0)
             submission.listener.on_finish(Completion(self._tokenizer.decode(ids), list(ids), "stop", usage))
+
+    def _ending(self, submission: Submission) -> list[int]:
+        assert submission.grammar is not None
+        grammar = submission.grammar.result()
+        if grammar not in self._endings:
+            self._endings[grammar] = list(grammar.matcher().ending(submission.prompt_ids))
+        return self._endings[grammar]
 
     def step(self) -> bool:
         return False

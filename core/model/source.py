@@ -105,7 +105,7 @@ class ModelSource:
         return [self._with_grammar(request, ids) for request, ids in zip(requests, encoded, strict=True)]
 
     def _with_grammar(self, request: Request, ids: np.ndarray | GraftError) -> Prepared | GraftError:
-        if isinstance(ids, GraftError) or not request.sampling.constrained or not self._engine("takes_constraints"):
+        if isinstance(ids, GraftError) or not request.sampling.constrained or not self._takes_constraints:
             return ids if isinstance(ids, GraftError) else Prepared(ids)
         from graftlm.core.constraint import compile_constraint
 
@@ -117,6 +117,10 @@ class ModelSource:
     @cached_property
     def _takes_ids(self) -> bool:
         return self._engine("takes_ids")
+
+    @cached_property
+    def _takes_constraints(self) -> bool:
+        return self._engine("takes_constraints")
 
     def _engine(self, attribute: str) -> bool:
         """Whether the engine's factory has an attribute that is true unless it says otherwise."""

@@ -339,7 +339,9 @@ def _checked_ids(ids: Any) -> NDArray[np.int32]:
     if checked.ndim != 1 or checked.dtype.kind not in "iu":
         other = next((one for one in ids if not isinstance(one, int | np.integer)), ids[0])
         raise ConfigError(f"the prompt's list holds {reprlib.repr(other)}; give token ids (integers) or messages")
-    if checked.min() < 0 or checked.max() > _LARGEST_ID:
+    # One look at each id: NumPy gives the GIL away for it, and other threads may take it.
+    unsigned = checked.view(np.uint32) if checked.dtype == np.int32 else checked
+    if unsigned.max() > _LARGEST_ID or (unsigned is checked and checked.min() < 0):
         wrong = checked.min() if checked.min() < 0 else checked.max()
         raise ConfigError(f"the prompt holds token id {wrong}; ids are 0 or more, and at most {_LARGEST_ID:,}")
     return checked.astype(np.int32)

@@ -69,5 +69,3 @@ def test_where_the_first_is_interrupted_another_computes() -> None:
 def test_other_keys_do_not_wait() -> None:
     calls: InFlightCalls[str] = InFlightCalls()
     assert calls.answer("a", lambda: calls.answer("b", lambda: "inner")) == "inner"
-
-
