@@ -2,7 +2,8 @@
 
 The server runs in a process of its own and answers at once. With a thousand calls under way it answers after eight
 seconds, and calls begin one after the other, so that the client is busy but not overrun: a latency is then its own work
-and not the wait for all others. Both sides take turns.
+and not the wait for all others. All sides take turns: a runtime, one SDK client, and an SDK client for each call in
+flight, of which a user would have to keep account.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import resource
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import openai
@@ -44,20 +46,26 @@ class Cost:
 def run(options: Options) -> Iterator[Row]:
     for num_in_flight, wait_s in WAITS_S.items():
         num_calls = max(options.choose(200, 1000), num_in_flight)
-        ours, bare = [], []
+        ours, bare, apart = [], [], []
         with instant_server(wait_s) as url:
             for _ in range(1 if options.quick or wait_s else options.repeats):
                 ours.append(asyncio.run(_ours(url, num_in_flight, num_calls, wait_s)))
                 bare.append(asyncio.run(_bare(url, num_in_flight, num_calls, wait_s)))
+                if num_in_flight == 64:
+                    apart.append(asyncio.run(_bare(url, num_in_flight, num_calls, wait_s, num_clients=64)))
         where = f"{num_in_flight:,} in flight"
         p50s = _p50_ms(ours) - 1000 * wait_s, _p50_ms(bare) - 1000 * wait_s
-        cpus = [statistics.median(cost.cpu_ms for cost in side) for side in (ours, bare)]
+        cpus = _cpu_ms(ours), _cpu_ms(bare)
         for what, (mine, theirs) in (
             (f"p50 of latency beyond the server's, {where}", p50s),
             (f"CPU of a call, {where}", cpus),
         ):
             yield Row("overhead", what, mine, "ms", theirs)
             yield Row("overhead", f"{what}, above the SDK's", mine - theirs, "ms", floor=BUDGET_MS, at_most=True)
+        if apart:
+            what = f"{where}, beside {num_in_flight} SDK clients"
+            yield Row("overhead", f"p50 of latency, {what}", _p50_ms(ours), "ms", _p50_ms(apart))
+            yield Row("overhead", f"CPU of a call, {what}", _cpu_ms(ours), "ms", _cpu_ms(apart))
     yield _most_in_flight(options.choose(200, 1000))
 
 
@@ -65,14 +73,30 @@ def _p50_ms(costs: list[Cost]) -> float:
     return 1000 * statistics.median(latency_s for cost in costs for latency_s in cost.latencies_s)
 
 
+def _cpu_ms(costs: list[Cost]) -> float:
+    return statistics.median(cost.cpu_ms for cost in costs)
+
+
 async def _ours(url: str, num_in_flight: int, num_calls: int, wait_s: float) -> Cost:
     with gl.Runtime("m", base_url=url, max_in_flight=num_in_flight) as rt:
         return await _cost(lambda i: rt.agenerate(f"{i} go", max_tokens=4), num_in_flight, num_calls, wait_s)
 
 
-async def _bare(url: str, num_in_flight: int, num_calls: int, wait_s: float) -> Cost:
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120.0) as sdk:
-        ask: Ask = lambda i: sdk.completions.create(model="m", prompt=f"{i} go", max_tokens=4)  # noqa: E731
+async def _bare(url: str, num_in_flight: int, num_calls: int, wait_s: float, num_clients: int = 1) -> Cost:
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(
+                openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+            )
+            for _ in range(num_clients)
+        ]
+
+        async def ask(i: int) -> None:
+            sdk = clients.pop() if num_clients > 1 else clients[0]
+            await sdk.completions.create(model="m", prompt=f"{i} go", max_tokens=4)
+            if num_clients > 1:
+                clients.append(sdk)
+
         return await _cost(ask, num_in_flight, num_calls, wait_s)
 
 
