@@ -115,7 +115,7 @@ class RemoteEngine:
             return await self._constrained(submission, prompt)
         ledger = Ledger()
         query = Query(prompt, sampling, ledger.count, deadline_s)
-        kind = constraint_kind(sampling)
+        kind = constraint_kind(sampling) if sampling.constrained else None
         if kind is not None:
             await self._endpoint.probes.constraint(kind, True, ledger.count)
         if request.stream:

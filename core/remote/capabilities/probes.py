@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _COUNTING = RemotePrompt("1 2 3 4 5 6 7 8")
-_ASKED_TO_COUNT = RemotePrompt(
+_TO_20 = " ".join(map(str, range(1, 21)))
+_ASKED_TO_COUNT = RemotePrompt(  # small models cannot count, but they can copy
     "1 2 3 4 5 6 7",
-    ({"role": "user", "content": "Count from 1 to 20, digits separated by single spaces."},),
+    ({"role": "user", "content": f"Repeat the numbers from 1 to 20: {_TO_20}"},),
 )
 _BEGUN = replace(_ASKED_TO_COUNT, text=f"So: {_ASKED_TO_COUNT.text}")
 _HELLO = ({"role": "user", "content": "Say hello."},)

@@ -141,3 +141,17 @@ def test_a_runtime_of_graftlm_at_this_server(server: Served) -> None:
         here = card.run(runtime=gl.Runtime.shared("sprout", dtype="float32"))
         assert state["age"].isdigit()
         assert (state["name"].strip(), state["age"]) == (here["name"].strip(), here["age"])
+
+
+def test_a_small_model_proves_that_its_turns_are_continued(server: Served) -> None:
+    @gl.program(num_api_spec_tokens=32, temperature=0)
+    def card(s: Any) -> None:
+        s += gl.user('Text: Ann is a cook from Oslo. As JSON, such as {"name": "Bob", "city": "Rome"}:')
+        with s.assistant():
+            s += '{"name": "' + gl.gen("name", stop='"', max_tokens=8)
+            s += '", "city": "' + gl.gen("city", stop='"', max_tokens=8) + '"}'
+
+    with gl.Runtime("sprout", base_url=f"{server.url}/v1") as there:
+        card.run(runtime=there).wait()
+        assert there.endpoint is not None
+        assert there.endpoint.capabilities.continue_turn == "continue_final_message"  # it cannot count, but copy
