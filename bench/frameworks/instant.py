@@ -19,9 +19,8 @@ WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "w
 
 
 def run(options: Options) -> Sequence[Row]:
-    pick = random.Random(0)
     count = options.choose(64, 256)
-    work = Work(" ".join(pick.choices(WORDS, k=2190)), [" ".join(pick.choices(WORDS, k=40)) for _ in range(count)], 16)
+    work = prompts(count)
     rows = []
     with instant_runtime(options.model or "sprout") as runtime:
         runtime.load()
@@ -32,6 +31,13 @@ def run(options: Options) -> Sequence[Row]:
             floor = cpu_ms(stock(work), count) if stock is not None else None
             rows.append(Row("instant", f"{name}, a call", ours, "ms CPU", baseline=floor))
     return rows
+
+
+def prompts(count: int) -> Work:
+    """So many questions behind one system prompt."""
+    pick = random.Random(0)
+    system = " ".join(pick.choices(WORDS, k=2190))
+    return Work(system, [" ".join(pick.choices(WORDS, k=40)) for _ in range(count)], 16)
 
 
 def _fake(work: Work) -> tuple[Any, list[Any]]:
