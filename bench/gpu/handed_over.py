@@ -21,7 +21,6 @@ from bench.gpu.model import TEMPLATE
 from bench.gpu.workloads import Figures, Sizes
 from graftlm.core.config import SamplingParams
 from graftlm.core.request import Completion, Request
-from graftlm.core.text.batch_encoder import BlockCache
 from graftlm.plugins import manager
 from graftlm.plugins.hookspecs import hookimpl
 
@@ -111,8 +110,7 @@ def _sampling(request: Request, done: Completion) -> SamplingParams:
 def _cold(runtime: Any, job: Callable[[], Any]) -> Figures:
     runtime.clear_cache()
     runtime.reset_stats()
-    encoder = runtime.tokenizer._batch_encoder
-    encoder.cache = BlockCache(encoder.cache.max_bytes)
+    runtime.tokenizer._batch_encoder.clear()
     with observed(runtime) as seen:
         started = time.perf_counter()
         job()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 CACHE_BYTES = 64 << 20
+KEPT_CHARS = 1 << 18
+"""Texts up to so many characters are kept beside the cache, to find what the next one shares: 3 MB at most."""
 BLOCK_CHARS = 512
 """A block ends at the first safe cut behind so many characters. Prompts that share a prefix share its blocks."""
 
@@ -130,9 +132,15 @@ class BatchEncoder:
             before, blocks = texts[i], self._blocks(texts[i], cuts, blocks[: num_shared + 1])
             split[i] = blocks
             wanted |= dict.fromkeys(blocks)
-        self._last = before, blocks
+        if len(before) <= KEPT_CHARS:
+            self._last = before, blocks
         known = self._ids_of(list(wanted), backend)
         return [_joined([known[block] for block in blocks]) for blocks in split]
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        self.cache = BlockCache(self.cache.max_bytes)
+        self._last, self._last_alone = ("", []), None
 
     def _encode_alone(self, text: str, backend: Any, cuts: SafeCuts) -> NDArray[np.int32]:
         """`encode` of one text. A caller alone often shares its prefix with the one before: those ids are joined."""
@@ -152,7 +160,8 @@ class BatchEncoder:
             ends.append(end := end + len(block.text))
             id_ends.append(id_end := id_end + len(parts[-1]))
         ids = _joined(parts)
-        self._last_alone = Encoded(cuts, text, blocks, ends, id_ends, ids)
+        if len(text) <= KEPT_CHARS:
+            self._last_alone = Encoded(cuts, text, blocks, ends, id_ends, ids)
         return ids.copy()  # a caller may write to its own
 
     def _ids_of(self, blocks: list[Block], backend: Any) -> dict[Block, NDArray[np.int32]]:
@@ -213,11 +222,10 @@ class BatchEncoder:
         vocab_size = backend.get_vocab_size(with_added_tokens=True)
         with self._lock:
             if self._cuts is None or vocab_size != self._vocab_size:
-                self.cache = BlockCache(self.cache.max_bytes)
+                self.clear()
                 puts_space = self.tokenizer.continuation_backend is not None
                 self._cuts = read_safe_cuts(backend.to_str(), self._likely_specials(), puts_space=puts_space)
                 self._vocab_size = vocab_size
-                self._last = "", []
             return self._cuts
 
     def _likely_specials(self) -> list[str]:

@@ -117,6 +117,15 @@ def test_the_cache_keeps_to_its_bytes() -> None:
     assert len(encoder.cache) > 0
 
 
+def test_a_long_text_is_kept_nowhere_but_in_the_cache() -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind("gpt2"))
+    encoder = BatchEncoder(tokenizer, max_bytes=10_000)
+    for texts in (["word " * 60_000], ["word " * 60_000, "word " * 70_000]):
+        encoder.encode(texts)
+        assert encoder.cache.num_bytes <= 10_000
+        assert encoder._last_alone is None and encoder._last == ("", [])
+
+
 def test_what_was_used_last_stays_longest() -> None:
     ids = np.arange(100, dtype=np.int32)
     first, second, third = (Block(f"block {i}", False) for i in range(3))
