@@ -54,8 +54,9 @@ class Program:
         bound: Mapping[str, Any] | None = None,
     ) -> None:
         SamplingParams.from_options(**(sampling or {}))
-        if num_api_spec_tokens is not None and num_api_spec_tokens < 1:
-            raise ConfigError(f"num_api_spec_tokens is {num_api_spec_tokens}; it must be at least 1, or None")
+        num = num_api_spec_tokens
+        if num is not None and (not isinstance(num, int) or isinstance(num, bool) or num < 1):
+            raise ConfigError(f"num_api_spec_tokens is {num!r}; it must be a whole number, at least 1, or None")
         self.function = function
         self.num_api_spec_tokens = num_api_spec_tokens
         self.sampling = dict(sampling or {})

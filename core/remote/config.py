@@ -103,6 +103,9 @@ class EndpointConfig:
         for name, price in (self.prices or {}).items():
             reject_unknown([name], ["input", "cached", "output"], "price")
             _check_number(f"the price of {name}", price, whole=False)
+        for name, value in (self.headers or {}).items():
+            _check_header("a header's name", name)
+            _check_header(f"the header {name!r}", value)
         object.__setattr__(self, "budget", Budget.of(self.budget))
         object.__setattr__(self, "api_key", self._find_key())
 
@@ -151,6 +154,7 @@ class EndpointConfig:
                 f"no API key for {self.base_url}; give api_key=, or set {KEY_VARIABLE} "
                 '(api_key="" for an endpoint that takes none)'
             )
+        _check_header("api_key", key or "")
         return key or ""
 
 
@@ -168,6 +172,17 @@ def _check_url(url: Any) -> None:
         raise ConfigError("base_url holds a user name, a password or a query; give a key as api_key= or in headers=")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"base_url is {url!r}, without http:// or https:// and a host; {shape}")
+
+
+def _check_header(name: str, value: Any) -> None:
+    """Raise ConfigError for what no header can hold, without showing it."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is a {type(value).__name__}; it must be text")
+    if not (value.isascii() and value.isprintable()) or value != value.strip():
+        raise ConfigError(
+            f"{name} holds a line break, a blank at an end, or a character beyond ASCII, which no header takes; "
+            "a key that was read from a file may need strip()"
+        )
 
 
 def _check_number(name: str, value: Any, *, whole: bool, least: int = 0, optional: bool = False) -> None:

@@ -69,6 +69,11 @@ def failure_of(error: Exception, config: EndpointConfig, *, begun: bool = False)
     if isinstance(error, openai.APIError):  # an error inside of a stream
         message = words_of(error.body) or str(error)
         return Failure(RemoteError(_says(config, None, message, error.code), code=error.code), not begun)
+    if isinstance(error, UnicodeEncodeError):
+        text = f"the request holds a lone surrogate ({error.object[error.start]!r}), which UTF-8 cannot write"
+        return Failure(RemoteError(f"{text}; read its text with errors='replace', or remove it"), False)
+    if isinstance(error, TypeError) and "JSON serializable" in str(error):
+        return Failure(RemoteError(f"the request holds what JSON cannot write ({error}); leave it out"), False)
     if isinstance(error, ValueError):
         text = f"{config.base_url} sent what is no JSON: {_shorten(config.redact(str(error)))}"
         return Failure(RemoteError(f"{text}; check that it is an OpenAI-compatible API"), False)  # may have been paid

@@ -92,8 +92,10 @@ def test_a_function_that_can_be_no_program_is_refused(function: Any, reason: str
 def test_unknown_options_of_a_program_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'temperature'"):
         gl.program(temperatur=1)(ask.function)
-    with pytest.raises(ConfigError, match="num_api_spec_tokens is 0"):
-        gl.program(num_api_spec_tokens=0)(ask.function)
+    wrong: list[Any] = [0, "64", 2.5, True]
+    for value in wrong:
+        with pytest.raises(ConfigError, match=f"num_api_spec_tokens is {value!r}; it must be a whole number"):
+            gl.program(num_api_spec_tokens=value)(ask.function)
 
 
 def test_bound_arguments_and_options_stay_with_the_program() -> None:

@@ -181,6 +181,9 @@ def test_the_key_is_in_no_text_log_or_pickle(caplog: pytest.LogCaptureFixture, m
         ({"base_url": "http://localhost/v1", "prices": {"input": 1}}, "give both 'input' and 'output'"),
         ({"base_url": "http://localhost/v1", "capabilities": {"n": "yes"}}, "the capability n is 'yes'"),
         ({"base_url": "http://localhost/v1", "capabilities": {"steam": True}}, "unknown capability 'steam'"),
+        ({"base_url": "http://localhost/v1", "api_key": "k-1\n"}, "^api_key holds a line break, .* may need strip"),
+        ({"base_url": "http://localhost/v1", "headers": {"a": 1}}, "the header 'a' is a int; it must be text"),
+        ({"base_url": "http://localhost/v1", "headers": {"a": "ä"}}, "the header 'a' holds .* beyond ASCII"),
     ],
 )
 def test_wrong_options_are_told_at_once(
@@ -200,6 +203,15 @@ def test_what_only_a_model_in_this_process_can_do_is_an_error_that_says_so() -> 
             rt.score("a", "b")
         with pytest.raises(ConfigError, match="max_tokens is None"):
             rt.generate("a", max_tokens=None)
+        assert server.requests == []
+
+
+def test_what_no_request_can_hold_is_told_and_not_sent() -> None:
+    with Server(writes("x")) as server, runtime(server) as rt, runtime(server, extra_body={"a": object()}) as odd:
+        with pytest.raises(RemoteError, match="holds what JSON cannot write .*object is not JSON serializable"):
+            odd.generate("a")
+        with pytest.raises(RemoteError, match=r"holds a lone surrogate \('\\ud800'\), which UTF-8 cannot write; read"):
+            rt.generate("a\ud800")
         assert server.requests == []
 
 
