@@ -147,7 +147,9 @@ def test_weights_larger_than_a_machines_memory_are_refused_before_they_are_read(
     (tmp_path / "model.safetensors").write_bytes(b"not read")
     give(monkeypatch, 1)
     needed = sum(p.numel() for p in model.parameters()) * num_bytes / 1e6
-    with pytest.raises(ModelError, match=rf"take {needed:.1f} MB, 0\.0 MB are free in this machine's memory; use dtype="):
+    with pytest.raises(
+        ModelError, match=rf"take {needed:.1f} MB, 0\.0 MB are free in this machine's memory; use dtype="
+    ):
         load._read_weights(str(tmp_path), EngineConfig(dtype=dtype), torch.device("cpu"))
 
 
