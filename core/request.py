@@ -106,7 +106,8 @@ class Completion:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer: whole characters only. The last one has `finish_reason` and `usage`."""
+    """A piece of a streamed answer: whole characters only. The last one has `finish_reason` and `usage`, each one
+    `usage` where the request asks for it."""
 
     text: str
     token_ids: list[int]
@@ -141,7 +142,7 @@ class Request:
     prompt     text taken as is, token ids, or messages (rendered once with the chat template).
     namespace  requests of different namespaces never share KV.
     score_ids  tokens to score after the prompt instead of generating; None generates.
-    stream     whether the listener wants chunks.
+    stream     whether the listener wants chunks;  stream_usage: with the tokens counted so far in each.
     on_chunk   is given each chunk of a request with `stream` that is submitted for a future; on the engine's thread,
                must not block.
     want_logits  return the logits after the prompt instead of generating.
@@ -155,6 +156,7 @@ class Request:
     namespace: str = ""
     score_ids: list[int] | None = None
     stream: bool = False
+    stream_usage: bool = False
     on_chunk: Callable[[Chunk], None] | None = None
     want_logits: bool = False
     pin: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import fields
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 STATS_S = 10.0
+KNOCK_S = 10.0
 
 # Ray's own annotations leave out what it documents.
 _remote: Any = ray.remote
@@ -138,14 +140,11 @@ def _connect(num_replicas: int) -> None:
     common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     try:
         if address:
+            _knock(address)
             ray.init(address=address, **common)
         else:
             num_cpus = max(os.cpu_count() or 1, num_replicas)
-            local: dict[str, Any] = {
-                "include_dashboard": False,
-                "object_store_memory": 100 << 20,
-                "_node_ip_address": "127.0.0.1",
-            }
+            local: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 100 << 20}
             # "local": without an address, Ray would join a cluster that another process of this machine runs.
             ray.init(address="local", num_cpus=num_cpus, **local, **common)
     except Exception as error:
@@ -154,6 +153,13 @@ def _connect(num_replicas: int) -> None:
             f"{where} cannot be reached: {type(error).__name__}: {error}; it must run Ray {ray.__version__} and "
             "Python's version of this process, and a cluster with tokens needs its own in RAY_AUTH_TOKEN"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens at an address; Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
 
 
 def _resources(config: EngineConfig) -> dict[str, float]:

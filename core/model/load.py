@@ -286,9 +286,9 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
         from graftlm.core.model.quantization import quantization_config
 
         options["quantization_config"] = quantization_config(config.quantization)
-    if config.quantization is None and (device.type == "cuda" or may_be_too_large(source, device)):
-        if (described := _described(source, config, device)) is not None:
-            check_weights_fit(source, described, device)
+    may_not_fit = device.type == "cuda" or may_be_too_large(source, device)
+    if config.quantization is None and may_not_fit and (described := _described(source, config, device)) is not None:
+        check_weights_fit(source, described, device)
     try:
         with _progress_bars(shown=not config.quiet and sys.stderr.isatty()):
             read: Any = AutoModelForCausalLM.from_pretrained(

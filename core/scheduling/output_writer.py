@@ -123,7 +123,7 @@ class OutputWriter:
         logprobs = output.logprobs[output.num_streamed_tokens :] if sequence.sampling.logprobs else None
         output.num_streamed += len(text)
         output.num_streamed_tokens += len(ids)
-        usage = self.usage(sequence) if done else None
+        usage = self.usage(sequence) if done or sequence.request.stream_usage else None
         return Chunk(text, ids, logprobs, output.finish_reason, usage, sequence.index)
 
     def usage(self, sequence: Sequence) -> Usage:

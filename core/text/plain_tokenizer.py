@@ -101,6 +101,7 @@ class PlainTokenizer:
         self._known = known
         self.backend_tokenizer = tokenizers.Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
         self.bos_token_id, self.eos_token_id = known.bos_token_id, known.eos_token_id
+        self.special_tokens_map = known.special_tokens
         self.bos_token = known.special_tokens.get("bos_token")
         self.all_special_ids, self.all_special_tokens = known.all_special_ids, known.all_special_tokens
         self.chat_template = known.chat_template

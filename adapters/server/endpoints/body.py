@@ -12,12 +12,12 @@ from graftlm.core.request import Request
 
 
 class StreamOptions(BaseModel):
-    """`stream_options`: whether the last chunk counts tokens; padding of chunks does not exist here."""
+    """`stream_options`: whether the last chunk, or each one, counts tokens; padding of chunks does not exist here."""
 
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
-    continuous_usage_stats: Literal[False] = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -107,6 +107,11 @@ class Body(BaseModel):
     def with_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def counts_on(self) -> bool:
+        """Whether each chunk says how many tokens there are so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
     def sampling(self, max_tokens: int | None, *, logprobs: int | None, **constraint: Any) -> SamplingParams:
         """The sampling parameters.
 
@@ -119,7 +124,14 @@ class Body(BaseModel):
         return SamplingParams.from_options(**{**given, **constraint})
 
     def request(self, prompt: Any, sampling: SamplingParams, tools: list[dict[str, Any]] | None = None) -> Request:
-        return Request(prompt, sampling, namespace=self.cache_salt or "", stream=self.stream, tools=tools)
+        return Request(
+            prompt,
+            sampling,
+            namespace=self.cache_salt or "",
+            stream=self.stream,
+            stream_usage=self.counts_on,
+            tools=tools,
+        )
 
     def constraint(self) -> dict[str, Any]:
         """The constraint as keywords of SamplingParams; {} for free text. ConfigError if there are two."""

@@ -17,7 +17,7 @@ from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tool_parser import ParsedAnswer, ToolDelta, ToolParser, parse_answer
 from graftlm.core.chat.tools import Tool
 from graftlm.core.errors import ConfigError
-from graftlm.core.request import Chunk, Completion, Request, TokenLogprob
+from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
 from graftlm.core.runtime import Runtime
 
 
@@ -90,7 +90,8 @@ class ChatWriter:
     def __init__(self, body: ChatBody, envelope: Envelope, form: ToolFormat | None) -> None:
         self._form = form
         self._envelope = envelope
-        self._plain = form is None and not body.logprobs and not body.return_token_ids
+        self._plain = form is None and not body.logprobs and not body.return_token_ids and not body.counts_on
+        self._counts_on = body.counts_on
         self._with_ids = body.return_token_ids
         self._parsers: dict[int, ToolParser] = {}
         self._begun: set[int] = set()
@@ -102,10 +103,10 @@ class ChatWriter:
 
     def pieces(self, number: int, chunk: Chunk) -> Iterator[bytes]:
         """The chunks of OpenAI's stream that say what `chunk` says."""
-        index, envelope = chunk.index, self._envelope
+        index, envelope, usage = chunk.index, self._envelope, chunk.usage if self._counts_on else None
         if index not in self._begun:
             self._begun.add(index)
-            yield envelope.chunk(_delta(index, {"role": "assistant", "content": ""}))
+            yield envelope.chunk(_delta(index, {"role": "assistant", "content": ""}), usage)
         if self._plain:
             if chunk.text:
                 head, tail = envelope.around(index, b'"delta":{"content":', b'},"logprobs":null,"finish_reason":null')
@@ -113,9 +114,9 @@ class ChatWriter:
             if chunk.finish_reason is not None:
                 yield envelope.chunk(_delta(index, {}, finish_reason=chunk.finish_reason))
             return
-        yield from self._rich_pieces(index, chunk)
+        yield from self._rich_pieces(index, chunk, usage)
 
-    def _rich_pieces(self, index: int, chunk: Chunk) -> Iterator[bytes]:
+    def _rich_pieces(self, index: int, chunk: Chunk, usage: Usage | None) -> Iterator[bytes]:
         deltas, reason = [ToolDelta(chunk.text)] if chunk.text else [], chunk.finish_reason
         if self._form is not None:
             parser = self._parsers.setdefault(index, ToolParser(self._form))
@@ -129,10 +130,10 @@ class ChatWriter:
         if not deltas and (chunk.logprobs or (self._with_ids and chunk.token_ids)):
             deltas = [ToolDelta("")]
         for delta in deltas:
-            yield self._envelope.chunk(_delta(index, _fields_of(delta), **beside))
+            yield self._envelope.chunk(_delta(index, _fields_of(delta), **beside), usage)
             beside = {}
         if reason is not None:
-            yield self._envelope.chunk(_delta(index, {}, finish_reason=reason))
+            yield self._envelope.chunk(_delta(index, {}, finish_reason=reason), usage)
 
     def _choice(self, index: int, item: Completion) -> dict[str, Any]:
         parsed = parse_answer(self._form, item.text) if self._form is not None else ParsedAnswer(item.text)

@@ -91,7 +91,7 @@ class CompletionWriter:
         self._calls = calls
         self._tokenizer = runtime.tokenizer
         self._n = body.n or 1
-        self._plain = body.logprobs is None and not body.return_token_ids
+        self._plain = body.logprobs is None and not body.return_token_ids and not body.counts_on
         self._offsets: dict[int, int] = {}
 
     @property
@@ -128,7 +128,7 @@ class CompletionWriter:
             logprobs = logprobs_of(chunk.logprobs, self._offsets[index])
             self._offsets[index] += sum(len(one.token) for one in chunk.logprobs)
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
-        yield self._envelope.chunk({**choice, **beside})
+        yield self._envelope.chunk({**choice, **beside}, chunk.usage if self._body.counts_on else None)
 
     def _choice(
         self, index: int, call: Call, item: Completion | None, prompt: list[TokenLogprob] | None

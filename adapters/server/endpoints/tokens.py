@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,12 @@ class DetokenizeBody(BaseModel):
 
 
 def token_routes(server: Server) -> list[Route]:
-    """The routes of both."""
+    """The routes of all three."""
+
+    async def tokenizer_info(http: HttpRequest) -> Response:
+        hf = server.runtime.tokenizer.hf
+        special = {name: str(token) for name, token in hf.special_tokens_map.items() if not isinstance(token, list)}
+        return JSONResponse({**special, "chat_template": getattr(hf, "chat_template", None)})
 
     async def tokenize(http: HttpRequest) -> Response:
         body = await server.read(http, TokenizeBody)
@@ -75,4 +80,8 @@ def token_routes(server: Server) -> list[Route]:
         text = await asyncio.to_thread(server.runtime.tokenizer.decode, body.tokens, False)
         return JSONResponse({"prompt": text})
 
-    return [Route("/tokenize", tokenize, methods=["POST"]), Route("/detokenize", detokenize, methods=["POST"])]
+    return [
+        Route("/tokenizer_info", tokenizer_info),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]

@@ -39,9 +39,10 @@ class Envelope:
     def of(self, name: str) -> dict[str, Any]:
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
 
-    def chunk(self, *choices: dict[str, Any]) -> bytes:
-        beside = {"usage": None} if self.with_usage else {}
-        return event({**self.of(self.object), "choices": list(choices), **beside})
+    def chunk(self, choice: dict[str, Any], usage: Usage | None = None) -> bytes:
+        """A chunk with one choice; `usage` is what there is so far, where each chunk says it."""
+        beside = {"usage": usage_of([usage]) if usage is not None else None} if self.with_usage or usage else {}
+        return event({**self.of(self.object), "choices": [choice], **beside})
 
     def usage(self, usages: Iterable[Usage]) -> bytes:
         """The chunk that only counts tokens."""

@@ -1,4 +1,4 @@
-"""Replicas on a real Ray, started for this test on 127.0.0.1."""
+"""Replicas on a real Ray, started for this test on this machine."""
 
 from __future__ import annotations
 
@@ -67,5 +67,14 @@ def test_what_cannot_be_sent_to_replicas_is_named_before_ray_is_started() -> Non
         runtime.load()
     loaded = gl.Runtime(tiny_model(), tokenizer=byte_tokenizer(), engine="ray")
     with loaded as runtime, pytest.raises(gl.ConfigError, match="give its name or folder"):
+        runtime.load()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_where_nobody_listens_is_named_at_once(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    message = rf"the Ray cluster at {address} cannot be reached: ConnectionRefusedError.*RAY_AUTH_TOKEN"
+    with gl.Runtime("sprout", engine="ray", replicas=2) as runtime, pytest.raises(gl.ConfigError, match=message):
         runtime.load()
     assert not ray.is_initialized()

@@ -56,6 +56,16 @@ def test_a_stream_says_the_same_in_pieces_of_one_id(client: openai.OpenAI) -> No
     assert len(chunks) >= 4  # pieces that a busy loop has not sent yet go out together
 
 
+def test_each_chunk_counts_tokens_where_that_is_asked_as_guidellm_does(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    whole = ask(client).usage
+    *chunks, last = ask(client, stream=True, stream_options=options)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[-1], last.usage.completion_tokens) == (whole.completion_tokens, whole.completion_tokens)
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {whole.prompt_tokens}
+
+
 def test_a_repeated_prompt_comes_from_the_cache_and_usage_says_so(client: openai.OpenAI) -> None:
     ask(client)
     usage = ask(client).usage

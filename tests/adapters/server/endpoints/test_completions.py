@@ -47,6 +47,13 @@ def test_max_tokens_is_16_where_none_is_given(client: openai.OpenAI) -> None:
     assert complete(client, max_tokens=None, extra_body={"ignore_eos": True}).usage.completion_tokens == 16
 
 
+def test_each_chunk_counts_tokens_where_that_is_asked(client: openai.OpenAI) -> None:
+    options = {"continuous_usage_stats": True}
+    counts = [chunk.usage.completion_tokens for chunk in complete(client, stream=True, stream_options=options)]
+    assert counts == sorted(counts)
+    assert counts[-1] == complete(client).usage.completion_tokens
+
+
 @pytest.mark.parametrize("limit", [0, 1])
 def test_echo_scores_the_prompt_as_the_runtime_does(client: openai.OpenAI, runtime: gl.Runtime, limit: int) -> None:
     answer = complete(client, echo=True, logprobs=2, max_tokens=limit)

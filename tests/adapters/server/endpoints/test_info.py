@@ -78,6 +78,15 @@ def test_metrics_count_what_a_request_did(server: Served, client: openai.OpenAI)
     assert 0 < parts <= grown["vllm:e2e_request_latency_seconds_sum"]
 
 
+def test_lm_evals_remote_tokenizer_finds_the_special_tokens_and_the_template(server: Served) -> None:
+    told = httpx.get(f"{server.url}/tokenizer_info").json()
+    assert told["eos_token"] == "<|im_end|>"
+    asked = {"prompt": told["eos_token"], "add_special_tokens": False}
+    (eos,) = httpx.post(f"{server.url}/tokenize", json=asked).json()["tokens"]
+    assert eos in gl.Runtime.shared("sprout", dtype="float32").tokenizer.eos_token_ids
+    assert "<|im_start|>" in told["chat_template"]
+
+
 def test_tokens_go_there_and_back(server: Served) -> None:
     tokenizer = gl.Runtime.shared("sprout", dtype="float32").tokenizer
     asked = {"prompt": "Grüße aus Köln", "return_token_strs": True}
