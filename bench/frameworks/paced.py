@@ -1,8 +1,8 @@
 """256 requests by each way, on an engine whose steps take as long as a GPU's: of the time of the same prompts as ids.
 
-A system prompt of about 840 words that all share, 15 words of their own, 16 new tokens each; as cold texts 350 words that
-nothing is shared of; as chats a quarter as many, four turns long. The baseline submits the same requests at once, as
-token ids. The device is a clock (`_paced.py`): these are not a card's figures, but show what
+A system prompt of about 840 words that all share, 15 words of their own, 16 new tokens each; as cold texts 350 words
+that nothing is shared of; as chats a quarter as many, four turns long. The baseline submits the same requests at
+once, as token ids. The device is a clock (`_paced.py`): these are not a card's figures, but show what
 callers cost an engine between its steps, without a card.
 """
 
