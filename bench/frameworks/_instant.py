@@ -22,23 +22,22 @@ class InstantEngine:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._hello: list[int] = tokenizer.encode_continuation("hello")
-        self._endings: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # by grammar
+        self._hello = "hello", tokenizer.encode_continuation("hello")
+        self._endings: WeakKeyDictionary[Any, tuple[str, list[int]]] = WeakKeyDictionary()  # by grammar
 
     def add(self, submissions: Sequence[Submission]) -> None:
         for submission in submissions:
-            ids = self._hello
-            if submission.grammar is not None:
-                ids = self._ending(submission)
+            text, ids = self._hello if submission.grammar is None else self._ending(submission)
             assert submission.prompt_ids is not None
             usage = Usage(len(submission.prompt_ids), 0, len(ids), 0)
-            submission.listener.on_finish(Completion(self._tokenizer.decode(ids), list(ids), "stop", usage))
+            submission.listener.on_finish(Completion(text, list(ids), "stop", usage))
 
-    def _ending(self, submission: Submission) -> list[int]:
+    def _ending(self, submission: Submission) -> tuple[str, list[int]]:
         assert submission.grammar is not None
         grammar = submission.grammar.result()
         if grammar not in self._endings:
-            self._endings[grammar] = list(grammar.matcher().ending(submission.prompt_ids))
+            ids = list(grammar.matcher().ending(submission.prompt_ids))
+            self._endings[grammar] = self._tokenizer.decode(ids), ids
         return self._endings[grammar]
 
     def step(self) -> bool:
