@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
@@ -25,7 +26,7 @@ from graftlm.adapters.dspy.choosing import Choosing
 from graftlm.adapters.dspy.continuing import Reply, mended
 from graftlm.adapters.dspy.decisions import Decision, Measured, judgment_pieces, measure
 from graftlm.adapters.dspy.events import Events
-from graftlm.adapters.dspy.inflight import InFlight, InFlightCalls
+from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.adapters.dspy.scaffold import Scaffold
 from graftlm.adapters.dspy.sharing import shared
 from graftlm.core.call_options import ToolRequest, tool_request
@@ -40,6 +41,7 @@ from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema
 from graftlm.core.request import Completion, Request, Usage
 from graftlm.core.runtime import Runtime
+from graftlm.core.serving import loop_batching
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,6 @@ class _EngineBase:
         self.on_unsupported = on_unsupported
         self.max_retries = max_retries
         self._in_flight: InFlight[Completion] = InFlight()
-        self._calls: InFlightCalls[Completion] = InFlightCalls()
         self._grammars: WeakKeyDictionary[Scaffold, Any] = WeakKeyDictionary()
 
     @property
@@ -222,15 +223,12 @@ class _EngineBase:
         text = wire.native_extensions(request.config).get("scaffold")
         return text is not None and Scaffold.from_json(text) not in self._grammars
 
-    def _submit(self, call: _Call) -> Future[Completion]:
-        if call.key is None:
-            return self._send(call)
-        return self._in_flight.submit(call.key, lambda: self._send(call))
-
-    def _send(self, call: _Call) -> Future[Completion]:
-        asked, endpoint = self.runtime.submit(call.request()), self.runtime.endpoint
+    def _send_for_reply(self, call: _Call) -> Future[Completion] | None:
+        """The answer to be of an endpoint that has to hold a reply; None for any other call."""
+        endpoint = self.runtime.endpoint
         if call.reply is None or endpoint is None:
-            return asked
+            return None
+        asked = self.runtime.submit(call.request())
         return endpoint.start(mended(endpoint, call.reply, call.ids, call.sampling, asked))
 
     def _taken(self, request: lm15.Request) -> tuple[lm15.Response | None, int]:
@@ -271,14 +269,13 @@ class Engine(_EngineBase):
             call = self._prepare(request, num)
             if call.pieces:
                 return self._measured(call)
-            return self._answer(call, self._complete(call), request)
+            key, complete = call.key, partial(self._complete, call)
+            completion = complete() if key is None else self._in_flight.answer(key, complete)
+            return self._answer(call, completion, request)
 
     def _complete(self, call: _Call) -> Completion:
-        if call.reply is not None:
-            return self._submit(call).result()
-        if call.key is None:
-            return self.runtime.complete(call.request())
-        return self._calls.answer(call.key, lambda: self.runtime.complete(call.request()))
+        reply = self._send_for_reply(call)
+        return reply.result() if reply is not None else self.runtime.complete(call.request())
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         """Yield lm15's stream events. Closing the iterator frees the request's KV."""
@@ -306,7 +303,14 @@ class AsyncEngine(_EngineBase):
             call = await asyncio.to_thread(self._prepare, request) if slow else self._prepare(request, num)
             if call.pieces:
                 return await asyncio.to_thread(self._measured, call)
-            return self._answer(call, await asyncio.wrap_future(self._submit(call)), request)
+            key, complete = call.key, partial(self._complete, call)
+            completion = await (complete() if key is None else self._in_flight.aanswer(key, complete))
+            return self._answer(call, completion, request)
+
+    async def _complete(self, call: _Call) -> Completion:
+        if (reply := self._send_for_reply(call)) is not None:
+            return await asyncio.wrap_future(reply)
+        return await loop_batching.complete(self.runtime, call.request())
 
     async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:
         with _translated():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -12,67 +13,10 @@ T = TypeVar("T")
 
 
 class InFlight(Generic[T]):
-    """Shares the futures of equal keys until they are done; nothing is remembered after that.
+    """Answers calls of equal keys by one computation: that of the thread or task that came first. The others wait.
 
-    DSPy submits stragglers of an evaluation a second time after two minutes: the copy then waits for the first.
-    The computation is cancelled when its last waiter has cancelled.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: dict[Hashable, tuple[Future[T], list[Future[T]]]] = {}
-
-    def submit(self, key: Hashable, start: Callable[[], Future[T]]) -> Future[T]:
-        """Return a future of the answer to `key`, whose computation `start` begins unless one is on its way."""
-        waiter: Future[T] = Future()
-        with self._lock:
-            known = self._entries.get(key)
-            if known is not None:
-                known[1].append(waiter)
-            else:
-                self._entries[key] = (work := start(), [waiter])
-        waiter.add_done_callback(lambda one: self._leave(key, one))
-        if known is None:
-            work.add_done_callback(lambda done: self._finish(key, done))
-        return waiter
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def _leave(self, key: Hashable, waiter: Future[T]) -> None:
-        if not waiter.cancelled():
-            return
-        with self._lock:
-            work, waiters = self._entries.get(key, (None, []))
-            if waiter in waiters:
-                waiters.remove(waiter)
-            if work is None or waiters:
-                return
-            del self._entries[key]
-        work.cancel()
-
-    def _finish(self, key: Hashable, work: Future[T]) -> None:
-        with self._lock:
-            # the last waiter may have left and a new computation of the same key begun
-            known = self._entries.get(key)
-            if known is None or known[0] is not work:
-                return
-            del self._entries[key]
-        for waiter in known[1]:
-            if not waiter.set_running_or_notify_cancel():
-                continue
-            if work.cancelled():
-                waiter.set_exception(work_cancelled())
-            elif (error := work.exception()) is not None:
-                waiter.set_exception(error)
-            else:
-                waiter.set_result(work.result())
-
-
-class InFlightCalls(Generic[T]):
-    """Answers calls of equal keys by one computation, on the thread that came first. The others wait for it.
-
-    If that thread is interrupted, one of the others computes instead. Nothing is remembered after the answer.
+    DSPy submits stragglers of an evaluation a second time after two minutes: the copy then waits for the first. If the
+    first is interrupted or cancelled, one of the others computes instead. Nothing is remembered after the answer.
     """
 
     def __init__(self) -> None:
@@ -80,41 +24,62 @@ class InFlightCalls(Generic[T]):
         self._waiting: dict[Hashable, list[Future[T]]] = {}
 
     def answer(self, key: Hashable, compute: Callable[[], T]) -> T:
-        while True:
-            with self._lock:
-                waiting = self._waiting.get(key)
-                if waiting is None:
-                    self._waiting[key] = []
-                else:
-                    waiting.append(waiter := Future[T]())
-            if waiting is None:
-                return self._lead(key, compute)
+        """What `compute`, called here or for an equal key elsewhere, returns or raises."""
+        while (waiter := self._join(key)) is not None:
             with suppress(CancelledError):
                 return waiter.result()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def _lead(self, key: Hashable, compute: Callable[[], T]) -> T:
         try:
             result = compute()
         except BaseException as error:
-            for waiter in self._end(key):
-                if isinstance(error, Exception):
-                    waiter.set_exception(error)
-                else:
-                    waiter.cancel()
+            self._fail(key, error)
             raise
+        self._finish(key, result)
+        return result
+
+    async def aanswer(self, key: Hashable, compute: Callable[[], Awaitable[T]]) -> T:
+        """The same for a task. Calls of `answer` and of other event loops share with it."""
+        while (waiter := self._join(key)) is not None:
+            try:
+                return await asyncio.wrap_future(waiter)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+        try:
+            result = await compute()
+        except BaseException as error:
+            self._fail(key, error)
+            raise
+        self._finish(key, result)
+        return result
+
+    def __len__(self) -> int:
+        """How many keys are being computed."""
+        return len(self._waiting)
+
+    def _join(self, key: Hashable) -> Future[T] | None:
+        """Wait for who computes `key`; None for the first, who has to."""
+        with self._lock:
+            waiting = self._waiting.get(key)
+            if waiting is None:
+                self._waiting[key] = []
+                return None
+            waiting.append(waiter := Future[T]())
+            return waiter
+
+    def _finish(self, key: Hashable, result: T) -> None:
         for waiter in self._end(key):
             waiter.set_result(result)
-        return result
+
+    def _fail(self, key: Hashable, error: BaseException) -> None:
+        """Tell the others of an error; of an interrupt or a cancelled task they hear nothing but that it is over."""
+        for waiter in self._end(key):
+            if isinstance(error, Exception):
+                waiter.set_exception(error)
+            else:
+                waiter.set_exception(CancelledError())
 
     def _end(self, key: Hashable) -> list[Future[T]]:
         with self._lock:
-            return self._waiting.pop(key)
-
-
-def work_cancelled() -> BaseException:
-    from graftlm.core.errors import RequestCancelled
-
-    return RequestCancelled("the runtime cancelled the request, for example because it was closed")
+            waiting = self._waiting.pop(key)
+        return [waiter for waiter in waiting if waiter.set_running_or_notify_cancel()]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from graftlm.adapters.dspy.inflight import InFlightCalls
+from graftlm.adapters.dspy.inflight import InFlight
 
 
-def held(calls: InFlightCalls[str], outcome: Callable[[], str]) -> tuple[list[object], list[str]]:
+def held(calls: InFlight[str], outcome: Callable[[], str]) -> tuple[list[object], list[str]]:
     """What eight equal calls return or raise while the first of them computes, and who computed."""
     computed: list[str] = []
     gate = threading.Event()
@@ -34,14 +35,14 @@ def held(calls: InFlightCalls[str], outcome: Callable[[], str]) -> tuple[list[ob
 
 
 def test_equal_calls_are_computed_once() -> None:
-    calls: InFlightCalls[str] = InFlightCalls()
+    calls: InFlight[str] = InFlight()
     answers, computed = held(calls, lambda: "yes")
     assert answers == ["yes"] * 8
     assert len(computed) == 1 and len(calls) == 0
 
 
 def test_an_error_is_raised_in_all_of_them_and_remembered_by_none() -> None:
-    calls: InFlightCalls[str] = InFlightCalls()
+    calls: InFlight[str] = InFlight()
     error = ValueError("no")
 
     def fail() -> str:
@@ -53,7 +54,7 @@ def test_an_error_is_raised_in_all_of_them_and_remembered_by_none() -> None:
 
 
 def test_where_the_first_is_interrupted_another_computes() -> None:
-    calls: InFlightCalls[str] = InFlightCalls()
+    calls: InFlight[str] = InFlight()
     outcomes = iter([KeyboardInterrupt()])
 
     def interrupted_once() -> str:
@@ -67,5 +68,41 @@ def test_where_the_first_is_interrupted_another_computes() -> None:
 
 
 def test_other_keys_do_not_wait() -> None:
-    calls: InFlightCalls[str] = InFlightCalls()
+    calls: InFlight[str] = InFlight()
     assert calls.answer("a", lambda: calls.answer("b", lambda: "inner")) == "inner"
+
+
+async def test_equal_calls_of_tasks_are_computed_once() -> None:
+    calls: InFlight[str] = InFlight()
+    computed, gate = [], asyncio.Event()
+
+    async def compute() -> str:
+        computed.append(asyncio.current_task())
+        await gate.wait()
+        return "yes"
+
+    tasks = [asyncio.create_task(calls.aanswer("key", compute)) for _ in range(4)]
+    await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*tasks) == ["yes"] * 4
+    assert computed == tasks[:1] and len(calls) == 0
+
+
+async def test_where_the_first_task_is_cancelled_another_computes() -> None:
+    calls: InFlight[str] = InFlight()
+    computed, gate = [], asyncio.Event()
+
+    async def compute() -> str:
+        computed.append(asyncio.current_task())
+        await gate.wait()
+        return "yes"
+
+    first, second, third = (asyncio.create_task(calls.aanswer("key", compute)) for _ in range(3))
+    await asyncio.sleep(0)
+    third.cancel()  # who only waits
+    await asyncio.sleep(0)
+    first.cancel()
+    gate.set()
+    assert await second == "yes"
+    assert computed == [first, second] and first.cancelled() and third.cancelled()
+    assert len(calls) == 0

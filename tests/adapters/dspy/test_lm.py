@@ -24,7 +24,6 @@ from dspy.utils.exceptions import (
 )
 
 from graftlm.adapters.dspy import AsyncEngine, Engine, GraftAdapter, GraftLM
-from graftlm.adapters.dspy.inflight import InFlight
 from graftlm.core.errors import ConfigError
 from graftlm.core.runtime import Runtime
 from tests.models import byte_tokenizer, greedy_reference, tiny_model
@@ -320,19 +319,7 @@ def test_identical_deterministic_requests_in_flight_are_computed_once(runtime: R
         thread.join()
     assert runtime.stats().requests - before < 8
     assert len(answers) == 8 and all(answer == answers[0] for answer in answers)
-    assert len(lm.engine._calls) == 0
-
-
-def test_a_shared_computation_ends_when_its_last_waiter_leaves() -> None:
-    from concurrent.futures import Future
-
-    work: Future[str] = Future()
-    shared: InFlight[str] = InFlight()
-    first, second = (shared.submit("key", lambda: work) for _ in range(2))
-    first.cancel()
-    assert not work.cancelled()
-    second.cancel()
-    assert work.cancelled() and len(shared) == 0
+    assert len(lm.engine._in_flight) == 0
 
 
 def test_the_engines_are_what_dspy_takes() -> None:
