@@ -103,11 +103,13 @@ class Neighbours:
     def documents(self, schema: Any) -> dict[str, Any]:
         """What `schema` refers to, directly or through others, as far as the folder has it."""
         found: dict[str, Any] = {}
+        own = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
+        known = {urldefrag(own)[0]} if isinstance(own, str) else set()
         work = [("", schema)]
         while work:
             base, document = work.pop()
             for uri in _references(document, base):
-                if uri in self._by_uri and uri not in found:
+                if uri in self._by_uri and uri not in found and uri not in known:
                     found[uri] = self._by_uri[uri]
                     work.append((uri, found[uri]))
         return found

@@ -66,7 +66,7 @@ class Grammar:
         costs more than its limits; ConfigError for an unknown option.
         """
         if documents is not None and isinstance(spec, JsonSchema):
-            spec = JsonSchema(spec.schema, documents={**spec.documents, **documents})
+            spec = spec.with_documents(documents)
         return compile_spec(spec, vocabulary, read_options(options))
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.grammar.collector import paused
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.ast import Node
@@ -82,11 +83,24 @@ class JsonSchema:
         text, parsed = _json_text(_as_schema(schema))
         if not isinstance(parsed, (dict, bool)):
             raise GrammarError(f"a JSON schema is an object or a boolean, not {text[:40]}", pointer="")
-        others, copies = _json_text({uri: _as_schema(other) for uri, other in (documents or {}).items()})
+        given = {uri: _as_schema(other) for uri, other in (documents or {}).items()}
+        others, copies = _json_text(given) if given else ("{}", {})
+        self._set(text, parsed, others, copies)
+
+    def _set(self, text: str, schema: Any, documents_text: str, documents: dict[str, Any]) -> None:
         object.__setattr__(self, "text", text)
-        object.__setattr__(self, "documents_text", others)
-        object.__setattr__(self, "schema", parsed)
-        object.__setattr__(self, "documents", copies)
+        object.__setattr__(self, "documents_text", documents_text)
+        object.__setattr__(self, "schema", schema)
+        object.__setattr__(self, "documents", documents)
+
+    def with_documents(self, documents: Mapping[str, Any]) -> JsonSchema:
+        """The same schema beside these documents and those that it has already."""
+        if not documents:
+            return self
+        found = object.__new__(JsonSchema)
+        others = {uri: _as_schema(other) for uri, other in documents.items()}
+        found._set(self.text, self.schema, *_json_text({**self.documents, **others}))
+        return found
 
     @property
     def key(self) -> tuple[str, str]:
@@ -217,11 +231,16 @@ def _as_schema(schema: Any) -> Any:
 
 def _json_text(schema: Any) -> tuple[str, Any]:
     """`schema` as JSON text, and a copy of it read from there."""
+    with paused():
+        return _encoded(schema)
+
+
+def _encoded(schema: Any) -> tuple[str, Any]:
     try:
         text = _encode(schema)
         copy = json.loads(text)
         # what comes back as it was has no keys but strings
-        if copy == schema and text.count("{") + text.count("[") <= _MAX_DEPTH:
+        if copy == schema and (text.count("{") + text.count("[") <= _MAX_DEPTH or _depth(copy) <= _MAX_DEPTH):
             return text, copy
     except (TypeError, ValueError, RecursionError):
         pass
@@ -231,6 +250,21 @@ def _json_text(schema: Any) -> tuple[str, Any]:
     except (TypeError, ValueError) as error:
         raise GrammarError(f"the schema is not plain JSON: {error}", pointer="") from error
     return text, json.loads(text)
+
+
+def _depth(value: Any) -> int:
+    """How many objects and arrays lie in one another."""
+    depth, level = 0, [value]
+    while level:
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                inner += item.values()
+            elif type(item) is list:
+                inner += item
+        level = [item for item in inner if type(item) is dict or type(item) is list]
+        depth += 1
+    return depth
 
 
 def _check_keys(value: Any, pointer: str, depth: int) -> None:

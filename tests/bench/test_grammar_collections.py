@@ -35,6 +35,12 @@ def test_a_reference_out_of_the_folder_stays_one(tmp_path: Path) -> None:
     assert Neighbours(folder).documents(schema) == {}
 
 
+def test_a_schema_that_refers_to_itself_by_its_uri_is_not_given_twice(tmp_path: Path) -> None:
+    folder = written(tmp_path, tree={"items": {"$ref": "#"}, "contains": {"$ref": "leaf.json"}}, leaf={"type": "null"})
+    schemas = {name: schema for name, schema, _ in groups(folder)}
+    assert list(Neighbours(folder).documents(schemas["tree.json"])) == [f"{BASE}leaf.json"]
+
+
 def test_a_schema_without_a_uri_finds_its_neighbours_by_their_file_names(tmp_path: Path) -> None:
     (tmp_path / "new.json").write_text('{"$ref": "old.json#/definitions/x"}')
     (tmp_path / "old.json").write_text('{"definitions": {"x": {"type": "null"}}}')

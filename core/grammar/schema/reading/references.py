@@ -158,8 +158,15 @@ def _metaschema(uri: str) -> Any:
 
 def _names_inside(text: str, schema: Any) -> bool:
     """Whether anything inside `schema` may be named, or written in another draft."""
-    names = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
-    return isinstance(schema, dict) and any(text.count(f'"{name}":') > (name in schema) for name in names)
+    if not isinstance(schema, dict):
+        return False
+    own = sum(isinstance(schema.get(name), str) for name in _NAMES)
+    return text.count('"$recursiveAnchor":true') > (schema.get("$recursiveAnchor") is True) or (
+        sum(text.count(f'"{name}":"') for name in _NAMES) > own
+    )
+
+
+_NAMES = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor")
 
 
 def draft_of(uri: str) -> int | None:
