@@ -76,7 +76,7 @@ def _first_of(lowering: Lowering, written: list[tuple[Node, bool]], others: Node
         skips = i + 1 < len(nodes) and not (needed and i + 2 == len(nodes))
         rows.append([*following, *([(EMPTY, 2 * i + 4)] if skips else []), *([(comma, 2 * i + 1)] if repeats else [])])
     ends = {last} if needed else {0, last}
-    if len(nodes) == 1:
+    if len(nodes) < 2:
         return ast.graph(rows, ends)
     return ast.Graph(tuple(map(tuple, rows)), frozenset(ends))  # it has nothing to simplify
 

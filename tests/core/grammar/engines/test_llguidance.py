@@ -206,6 +206,30 @@ def test_lark_text_holds_what_terminals_cannot_confuse() -> None:
     assert matcher.advance(list(b'abx,x"/\\')) == 8 and matcher.accepting
 
 
+def test_lark_text_writes_a_literal_where_it_is_met_and_names_what_comes_again() -> None:
+    pair = ast.concat(ast.Rule("a"), ast.Rule("b"), ast.Rule("a"), ast.Rule("a"))
+    assert to_lark(pair, {"a": ast.literal('"'), "b": ast.literal("é")}) == (
+        'start: "\\"" "\\u00e9" s1 s1\n'  # llguidance takes a symbol for each terminal that a rule holds
+        's1: "\\""\n'
+    )
+
+
+def test_lark_text_joins_a_place_that_leads_on_to_the_one_before() -> None:
+    walk = ast.Graph(
+        (((ast.Rule("a"), 1),), ((ast.Rule("b"), 2),), ((ast.Rule("a"), 2), (ast.EMPTY, 3)), ()), frozenset({3})
+    )
+    text = to_lark(walk, {"a": ast.graph([[(ast.Rule("b"), 1)], []], [1]), "b": ast.literal("x")})
+    assert text.splitlines()[2:4] == ['s1: r0 "x" s2', 's2: r0 s2 | ""']
+
+
+def test_lark_text_of_walks_in_walks_has_each_of_them_once() -> None:
+    node: ast.Node = ast.Rule("x")
+    for _ in range(12):  # the place of each inner walk is met from two sides, as that of a member is
+        inner = ast.concat(ast.Rule("x"), node, ast.Rule("x"))
+        node = ast.Graph((((ast.EMPTY, 1), (ast.Rule("x"), 1)), ((inner, 2),), ()), frozenset({2}))
+    assert to_lark(node, {"x": ast.literal("x")}).count("\n") < 40
+
+
 def test_an_automaton_beyond_ascii_inside_rules_is_refused() -> None:
     wide = ast.Automaton((((0xC3, 0xC3, 1),), ((0xA9, 0xA9, 2),), ()), frozenset({2}))
     with pytest.raises(GrammarError, match="beyond ASCII"):
