@@ -282,7 +282,9 @@ def map_children(function: Callable[[Node], Node], node: Node) -> Node:
             after = function(item)
             return node if after is item else replace(node, item=after)
         case Graph(rows, _):
-            return replace(node, rows=tuple(tuple((function(item), target) for item, target in row) for row in rows))
+            made = tuple(tuple((function(item), target) for item, target in row) for row in rows)
+            pairs = (pair for row, before in zip(made, rows, strict=True) for pair in zip(row, before, strict=True))
+            return node if all(new[0] is old[0] for new, old in pairs) else replace(node, rows=made)
         case Difference(item, minus):
             return Difference(function(item), function(minus))
         case _:

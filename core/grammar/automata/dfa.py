@@ -11,7 +11,8 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import determinize
-from graftlm.core.grammar.automata.jit import Int32Array, loop
+from graftlm.core.grammar.automata.distances import measure
+from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa import Loop, Nfa, NfaBuilder, Path
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.spec import Limits
@@ -151,7 +152,7 @@ class Dfa:
 
     def is_final(self, place: Place) -> bool:
         """Whether nothing can follow."""
-        return not self.degree[place[0]]
+        return not self.degree(place[0])
 
     def ending_bound(self, place: Place) -> int:
         """At least as many bytes as the shortest way to an accepting state has; without counters, exactly as many."""
@@ -212,25 +213,41 @@ class Dfa:
         return first
 
     @cached_property
-    def owner_rows(self) -> list[list[int]]:
-        """`owners` as lists, of which equal ones are one."""
-        shared: dict[tuple[int, ...], list[int]] = {}
-        return [shared.setdefault(tuple(row), row) for row in self.owners.tolist()]
+    def _owner_rows(self) -> dict[int, list[int]]:
+        return {}
+
+    def owners_at(self, state: int) -> list[int]:
+        """The row of `owners` for a state."""
+        found = self._owner_rows.get(state)
+        if found is None:
+            found = self._owner_rows[state] = self.owners[state].tolist()
+        return found
 
     @cached_property
-    def degree(self) -> list[int]:
-        """How many bytes each state has a transition on."""
-        sizes = np.bincount(self.classes, minlength=self.table.shape[1])
-        degree: list[int] = ((self.table != 0) @ sizes).tolist()
-        return degree
+    def _degrees(self) -> dict[int, int]:
+        return {}
+
+    @cached_property
+    def _class_sizes(self) -> npt.NDArray[np.intp]:
+        return np.bincount(self.classes, minlength=self.table.shape[1])
+
+    def degree(self, state: int) -> int:
+        """How many bytes a state has a transition on."""
+        found = self._degrees.get(state)
+        if found is None:
+            found = self._degrees[state] = int(self._class_sizes[self.table[state] != 0].sum())
+        return found
 
     @cached_property
     def _single(self) -> list[int]:
         """The one byte that each singular state allows, -1 for the others."""
-        singular = (np.array(self.degree) == 1) & ~self.accepting
-        byte = np.array(self.first_bytes)[np.argmax(self.table != 0, axis=1)]
-        single: list[int] = np.where(singular, byte, -1).tolist()
-        return single
+        one_class = np.flatnonzero((np.count_nonzero(self.table, axis=1) == 1) & ~self.accepting)
+        classes = np.argmax(self.table[one_class] != 0, axis=1)
+        one_byte = self._class_sizes[classes] == 1
+        single = np.full(len(self.table), -1)
+        single[one_class[one_byte]] = np.array(self.first_bytes)[classes[one_byte]]
+        found: list[int] = single.tolist()
+        return found
 
 
 _LONGEST_RUN = 1 << 16
@@ -309,8 +326,7 @@ class _Exploration:
             actions = _share_actions(table, actions)
         distance = np.full(n, UNREACHABLE, np.int32)
         distance[accepting] = 0
-        while _relax(table, actions, distance):
-            check()
+        measure(table, actions, distance)
         if distance[START] == UNREACHABLE:
             raise GrammarError("nothing can satisfy the constraint: no text matches it")
         if (distance[1:] == UNREACHABLE).any():
@@ -360,34 +376,3 @@ def _drop_dead_ends(table: Int32Array, actions: Int32Array, distance: Int32Array
     alive = (targets != 0).any(axis=1)
     table[(table > 0) & dead[np.maximum(table, 0)]] = 0
     table[(table < 0) & ~alive[np.maximum(-table, 0)]] = 0
-
-
-@loop("b1(i4[:,::1], i4[:,::1], i4[::1])")
-def _relax(table: Int32Array, actions: Int32Array, distance: Int32Array) -> bool:
-    """Lower `distance`, the fewest bytes to an accepting state, in one sweep. -> whether anything changed
-
-    Every target of an action counts as open.
-    """
-    far = 2147483647
-    changed = False
-    # states are numbered about in the order of reading: backwards, one sweep settles most of them
-    for state in range(len(table) - 1, 0, -1):
-        best = distance[state]
-        previous = 0
-        for c in range(table.shape[1]):
-            target = table[state, c]
-            if target == previous:
-                continue
-            previous = target
-            if target > 0:
-                if distance[target] != far and distance[target] + 1 < best:
-                    best = distance[target] + 1
-            elif target < 0:
-                for zone in range(3, 6):
-                    target = actions[-previous, zone]
-                    if target > 0 and distance[target] != far and distance[target] + 1 < best:
-                        best = distance[target] + 1
-        if best != distance[state]:
-            distance[state] = best
-            changed = True
-    return changed

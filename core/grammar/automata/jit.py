@@ -42,7 +42,7 @@ _GRAMMAR = "graftlm.core.grammar"
 _MODULES = tuple(
     f"{_GRAMMAR}.{name}"
     for name in (
-        *("automata.determinize", "automata.dfa"),
+        *("automata.determinize", "automata.distances"),
         *("masks.trie", "masks.trie_walk", "masks.slices", "masks.spelling"),
     )
 )

@@ -13,6 +13,7 @@ inside the same loop with different counts), building it reports a conflict and 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,21 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import (
-    Alternation,
-    Automaton,
-    CharSet,
-    Concat,
-    Difference,
-    Empty,
-    Graph,
-    Intersection,
-    Literal,
-    Node,
-    Repeat,
-    Rule,
-    nullable,
-)
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Graph, Node, Repeat
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.utf8 import ByteGraph, byte_graph
 from graftlm.core.grammar.budget import check
@@ -94,7 +82,7 @@ class Nfa:
         return 1 + max((loop.register for loop in self.loops), default=-1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Fragment:
     """What a node became where it was first met: its states, its edges of both kinds, and the state where it ends."""
 
@@ -102,6 +90,8 @@ class _Fragment:
     edges: slice
     epsilons: slice
     end: int
+    numbers: Int32Array | None = None  # once it is copied: what its edges come from and lead to
+    outer: npt.NDArray[np.intp] | None = None  # which of these are the state that it was added after
 
 
 class NfaBuilder:
@@ -112,11 +102,9 @@ class NfaBuilder:
         self._unrolled = unrolled
         self._counters = counters
         self._num_states = 0
-        self._sources: list[int] = []
-        self._lows: list[int] = []
-        self._highs: list[int] = []
-        self._targets: list[int] = []
-        self._epsilons: list[tuple[int, int]] = []
+        self._sources, self._targets = array("i"), array("i")
+        self._lows, self._highs = array("B"), array("B")
+        self._froms, self._tos = array("i"), array("i")  # epsilon edges
         self._marks: dict[int, int] = {}
         self._regions: list[tuple[int, int, int]] = []  # states [first, last) belong to a loop; inner ones come first
         self._loops: list[Loop] = []
@@ -146,58 +134,69 @@ class NfaBuilder:
 
     def _add(self, node: Node, source: int) -> int:
         """Put `node` after state `source`; return the state where it ends."""
-        if not isinstance(node, (Concat, Alternation, Repeat, Graph, Automaton)):
+        if not isinstance(node, (ast.Concat, ast.Alternation, Repeat, Graph, ast.Automaton)):
             return self._build(node, source)
         known = self._fragments.get(id(node))
         if known is not None:
             return self._copy(known, source)
-        states, edges, epsilons, counted = self._num_states, len(self._sources), len(self._epsilons), self._num_counted
+        states, edges, epsilons, counted = self._num_states, len(self._sources), len(self._froms), self._num_counted
         end = self._build(node, source)
         if counted == self._num_counted and end >= states:  # what is counted depends on its place
             self._fragments[id(node)] = _Fragment(
                 (states, self._num_states), slice(edges, len(self._sources)),
-                slice(epsilons, len(self._epsilons)), end,
+                slice(epsilons, len(self._froms)), end,
             )  # fmt: skip
         return end
 
     def _copy(self, known: _Fragment, source: int) -> int:
         first, last = known.states
         offset = self._new(last - first) - first
-        # a state before the fragment's own is the one that it was added after
-        self._sources += [s + offset if s >= first else source for s in self._sources[known.edges]]
-        self._targets += [t + offset for t in self._targets[known.edges]]
+        if known.numbers is None:
+            ends = self._sources[known.edges] + self._targets[known.edges]
+            known.numbers = np.array(ends + self._froms[known.epsilons] + self._tos[known.epsilons])
+            known.outer = np.flatnonzero(known.numbers < first)
+        moved = known.numbers + np.int32(offset)
+        moved[known.outer] = source
+        data = memoryview(moved.tobytes())
+        for states, part in ((self._sources, known.edges), (self._targets, known.edges),
+                             (self._froms, known.epsilons), (self._tos, known.epsilons)):  # fmt: skip
+            size = 4 * (part.stop - part.start)
+            states.frombytes(data[:size])
+            data = data[size:]
         self._lows += self._lows[known.edges]
         self._highs += self._highs[known.edges]
-        self._epsilons += [
-            (a + offset if a >= first else source, b + offset) for a, b in self._epsilons[known.epsilons]
-        ]
         return known.end + offset
+
+    def _skip(self, source: int, target: int) -> None:
+        """Add an epsilon edge."""
+        self._froms.append(source)
+        self._tos.append(target)
 
     def _build(self, node: Node, source: int) -> int:
         match node:
-            case Literal(data):
+            case ast.Literal(data):
                 return self._add_literal(data, source)
-            case CharSet(ranges):
+            case ast.CharSet(ranges):
                 return self._add_graph(byte_graph(ranges), source)
-            case Concat(items):
+            case ast.Concat(items):
                 for i, item in enumerate(items):
                     self._path.append(i)
                     source = self._add(item, source)
                     self._path.pop()
                 return source
-            case Alternation(items):
+            case ast.Alternation(items):
                 return self._add_alternation(items, source)
             case Repeat():
                 return self._add_repeat(node, source)
             case Graph():
                 return self._add_walk(node, source)
-            case Automaton():
+            case ast.Automaton():
                 return self._add_automaton(node, source)
-            case Intersection() | Difference():
+            case ast.Intersection() | ast.Difference():
                 raise AssertionError("product.without_products comes before building an automaton")
-            case Rule(name):
+            case ast.Rule(name):
                 raise GrammarError(f"rule {name!r} is context-free; an automaton holds regular constraints only")
-            case Empty():
+            case ast.Empty():
                 return source
 
     def _add_literal(self, data: bytes, source: int) -> int:
@@ -220,21 +219,23 @@ class NfaBuilder:
 
     def _add_walk(self, node: Graph, source: int) -> int:
         first, end = self._new(len(node.rows)), self._new()
-        self._epsilons.append((source, first))
-        self._epsilons.extend([(first + state, end) for state in node.accepting])
+        self._skip(source, first)
+        for state in node.accepting:
+            self._skip(first + state, end)
         for state, row in enumerate(node.rows):
             for i, (item, target) in enumerate(row):
                 self._path += (state, i)
                 start = self._new()
-                self._epsilons.append((first + state, start))
-                self._epsilons.append((self._add(item, start), first + target))
+                self._skip(first + state, start)
+                self._skip(self._add(item, start), first + target)
                 del self._path[-2:]
         return end
 
-    def _add_automaton(self, node: Automaton, source: int) -> int:
+    def _add_automaton(self, node: ast.Automaton, source: int) -> int:
         first, end = self._new(len(node.rows)), self._new()
-        self._epsilons.append((source, first))
-        self._epsilons.extend([(first + state, end) for state in node.accepting])
+        self._skip(source, first)
+        for state in node.accepting:
+            self._skip(first + state, end)
         for state, row in enumerate(node.rows, first):
             for low, high, target in row:
                 self._sources.append(state)
@@ -245,36 +246,31 @@ class NfaBuilder:
 
     def _add_alternation(self, items: tuple[Node, ...], source: int) -> int:
         end = self._new()
-        words = [item.data for item in items if isinstance(item, Literal)]
+        words = [item.data for item in items if isinstance(item, ast.Literal)]
         if len(words) > 2:
             self._add_words(sorted(set(words)), source, end)
-            items = tuple(item for item in items if not isinstance(item, Literal))
+            items = tuple(item for item in items if not isinstance(item, ast.Literal))
         for i, item in enumerate(items):
             self._path.append(i)
             start = self._new()
-            self._epsilons.append((source, start))
-            self._epsilons.append((self._add(item, start), end))
+            self._skip(source, start)
+            self._skip(self._add(item, start), end)
             self._path.pop()
         return end
 
     def _add_words(self, words: list[bytes], source: int, end: int) -> None:
         """Many literals share what they begin with, so that a long list costs no wide sets of states."""
         start = self._new()
-        self._epsilons.append((source, start))
+        self._skip(source, start)
         path, previous = [start], b""
         for word in words:
             shared = 0
             while shared < min(len(word), len(previous)) and word[shared] == previous[shared]:
                 shared += 1
             del path[shared + 1 :]
-            for byte in word[shared:]:
-                state = self._new()
-                self._sources.append(path[-1])
-                self._lows.append(byte)
-                self._highs.append(byte)
-                self._targets.append(state)
-                path.append(state)
-            self._epsilons.append((path[-1], end))
+            last = self._add_literal(word[shared:], path[-1])
+            path.extend(range(last - len(word) + shared + 1, last + 1))
+            self._skip(path[-1], end)
             previous = word
 
     def _add_repeat(self, node: Repeat, source: int) -> int:
@@ -287,21 +283,21 @@ class NfaBuilder:
         end = self._new()
         if node.max is None:
             hub = self._new()
-            self._epsilons.append((state, hub))
-            self._epsilons.append((self._add(node.item, hub), hub))
-            self._epsilons.append((hub, end))
+            self._skip(state, hub)
+            self._skip(self._add(node.item, hub), hub)
+            self._skip(hub, end)
         else:
             for _ in range(node.max - node.min):
-                self._epsilons.append((state, end))
+                self._skip(state, end)
                 state = self._add(node.item, state)
-            self._epsilons.append((state, end))
+            self._skip(state, end)
         self._path.pop()
         return end
 
     def _add_loop(self, node: Repeat, source: int) -> int:
         number = len(self._loops)
         enter, tick, leave = self._new(3), self._num_states - 2, self._num_states - 1
-        self._epsilons.append((source, enter))
+        self._skip(source, enter)
         outer, self._loop = self._loop, number
         first = body = self._new()
         self._loops.append(
@@ -318,7 +314,7 @@ class NfaBuilder:
         )
         self._depth += 1
         self._path.append(0)
-        self._epsilons.append((self._add(node.item, body), tick))
+        self._skip(self._add(node.item, body), tick)
         self._path.pop()
         self._depth -= 1
         self._regions.append((first, self._num_states, number))
@@ -332,7 +328,7 @@ class NfaBuilder:
             self._counters
             and count > UNROLL_COUNT
             and count * self._size(node.item) > UNROLL_EDGES
-            and not nullable(node.item)
+            and not ast.nullable(node.item)
         )
         self._num_counted += costs
         return costs and self._depth < MAX_REGISTERS and tuple(self._path) not in self._unrolled
@@ -342,17 +338,17 @@ class NfaBuilder:
         key = id(node)
         if key not in self._sizes:
             match node:
-                case Literal(data):
+                case ast.Literal(data):
                     size = len(data)
-                case CharSet(ranges):
+                case ast.CharSet(ranges):
                     size = len(byte_graph(ranges).sources)
-                case Concat(items) | Alternation(items):
+                case ast.Concat(items) | ast.Alternation(items):
                     size = sum(map(self._size, items))
                 case Repeat(item, minimum, maximum):
                     size = self._size(item) * (minimum + 1 if maximum is None else maximum)
                 case Graph(rows):
                     size = sum(self._size(item) for row in rows for item, _ in row)
-                case Automaton(edges):
+                case ast.Automaton(edges):
                     size = sum(map(len, edges))
                 case _:
                     size = 0
@@ -361,16 +357,19 @@ class NfaBuilder:
 
     def _finish(self, start: int, final: int) -> Nfa:
         n = self._num_states
-        sources = np.array(self._sources, np.int32)
-        lows, highs = np.array(self._lows, np.int64), np.array(self._highs, np.int64)
+        sources, froms = np.array(self._sources), np.array(self._froms)
+        lows, highs = np.array(self._lows).astype(np.int64), np.array(self._highs).astype(np.int64)
         cuts = np.zeros(257, bool)
         cuts[lows] = cuts[highs + 1] = True
         cuts[0] = False
         classes = np.cumsum(cuts[:256]).astype(np.uint8)
         order = np.argsort(sources, kind="stable")
-        edges = np.stack([classes[lows], classes[highs], np.array(self._targets, np.int64)], axis=1)[order]
-        pairs = np.array(self._epsilons, np.int32).reshape(-1, 2)
-        pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+        edges = np.empty((len(order), 3), np.int32)
+        edges[:, 0], edges[:, 1], edges[:, 2] = (
+            classes[lows[order]],
+            classes[highs[order]],
+            np.array(self._targets)[order],
+        )
         mark, region, relevant = np.zeros(n, np.int32), np.full(n, -1, np.int32), np.zeros(n, np.int32)
         for state, value in self._marks.items():
             mark[state] = value
@@ -384,9 +383,9 @@ class NfaBuilder:
             classes=classes,
             num_classes=int(classes[-1]) + 1,
             edge_ptr=_row_pointers(sources, n),
-            edges=np.ascontiguousarray(edges, np.int32).reshape(-1, 3),
-            epsilon_ptr=_row_pointers(pairs[:, 0], n),
-            epsilons=np.ascontiguousarray(pairs[:, 1]),
+            edges=edges,
+            epsilon_ptr=_row_pointers(froms, n),
+            epsilons=np.array(self._tos)[np.argsort(froms, kind="stable")],
             mark=mark,
             region=region,
             relevant=relevant,
