@@ -17,7 +17,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.schema.algebra import text_language
-from graftlm.core.grammar.schema.algebra.shape_algebra import KINDS
+from graftlm.core.grammar.schema.algebra.kinds import KINDS
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING as NO_SHAPE,
@@ -186,10 +186,10 @@ class Lowering:
         found = self._nodes.get(shape)
         if found is not None:
             return found
-        name = self._rule_name(shape)
         if shape in self._open:
             self._open[shape] = True
             self._needs_rules()
+            name = self._rule_name(shape)
             self.tokens.rules.setdefault(name, NOTHING)
             return Rule(name)
         check()
@@ -199,6 +199,7 @@ class Lowering:
         is_named = isinstance(shape, (Reference, Both, ExactlyOne)) or len(self._open) % MAX_NESTING == MAX_NESTING - 1
         if is_recursive or (node != NOTHING and (is_named and self._context_free or self._size(node) > MAX_NODES)):
             self._needs_rules()
+            name = self._rule_name(shape)
             self.tokens.rules[name] = node
             node = Rule(name)
         self._nodes[shape] = node
@@ -221,19 +222,25 @@ class Lowering:
 
     def _size(self, node: Node) -> int:
         """How many nodes there are below `node`, shared ones counted each time."""
-        key = id(node)
-        if key not in self._sizes:
+        kind = type(node)
+        if kind is ast.Literal:
+            return 1 + len(node.data) // 16  # type: ignore[union-attr]  # neighbours were merged, perhaps often
+        if kind is ast.Rule or kind is ast.CharSet or kind is ast.Empty:
+            return 1
+        found = self._sizes.get(id(node))
+        if found is None:
             size = 1
             if isinstance(node, ast.Concat | ast.Alternation):
-                size += sum(map(self._size, node.items))
-            elif isinstance(node, ast.Literal):
-                size += len(node.data) // 16  # neighbours were merged, perhaps again and again
+                for item in node.items:
+                    size += self._size(item)
             elif isinstance(node, ast.Repeat):
                 size += self._size(node.item)
             elif isinstance(node, ast.Graph):
-                size += sum(self._size(item) for row in node.rows for item, _ in row)
-            self._sizes[key] = (node, size)  # with the node, so that its id stays its own
-        return self._sizes[key][1]
+                for row in node.rows:
+                    for item, _ in row:
+                        size += self._size(item)
+            found = self._sizes[id(node)] = (node, size)  # with the node, so that its id stays its own
+        return found[1]
 
     def close(self, parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """Strict mode: an object that declares members and says nothing of others has no others."""

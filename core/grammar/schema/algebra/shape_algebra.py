@@ -12,6 +12,7 @@ from typing import Any
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra import scalars, text_language
+from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, kind_of_text, plainly_apart, possible_kinds
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
@@ -45,16 +46,11 @@ from graftlm.core.grammar.schema.algebra.values import (
     same_value,
 )
 
-KINDS = ("null", "true", "false", "number", "string", "array", "object")
 MAX_CASES = 64
-_KINDS_OF: dict[type, tuple[str, ...]] = {
-    Null: ("null",),
-    Boolean: ("true", "false"),
-    Number: ("number",),
-    Text: ("string",),
-    Array: ("array",),
-    Object: ("object",),
-}
+_NEVER_EMPTY = frozenset({Anything, Null, Boolean, Literals, Unkept})
+_FOLLOWED = 8
+"""References to references that are followed for a first look."""
+
 _FREE: dict[str, Number | Text] = {"number": Number(), "string": Text()}
 
 
@@ -122,10 +118,10 @@ class ShapeAlgebra:
                 return _narrow_literals(texts, kind, positive)
             case Implied(inner):
                 self._implied = True
-                if kind in _KINDS_OF[type(inner)]:
+                if kind in KINDS_OF[type(inner)]:
                     return self.narrow(inner, kind, positive)
                 return ANYTHING if positive and self._standard else NOTHING
-        if kind not in _KINDS_OF[type(shape)]:
+        if kind not in KINDS_OF[type(shape)]:
             return NOTHING if positive else ANYTHING
         if kind in ("null", "true", "false"):
             return ANYTHING if positive else NOTHING
@@ -209,7 +205,11 @@ class ShapeAlgebra:
         return self._expanded[shape]
 
     def _apart(self, a: Shape, b: Shape) -> bool:
-        if a == b or not self.is_nothing(both(a, b)):
+        if a == b:
+            return False
+        if plainly_apart(self._resolved(a), self._resolved(b)):
+            return True
+        if not self.is_nothing(both(a, b)):
             return False
         if not self._implied:
             return True
@@ -217,18 +217,26 @@ class ShapeAlgebra:
         written = [kind for kind in KINDS if any(self.narrow(shape, kind) != NOTHING for shape in (a, b))]
         return all(self._by_the_standard._none_of(both(a, b), kind) for kind in written)
 
+    def _resolved(self, shape: Shape) -> Shape:
+        for _ in range(_FOLLOWED):
+            if not isinstance(shape, Reference):
+                break
+            shape = self.resolve(shape.target)
+        return shape
+
     def is_nothing(self, shape: Shape) -> bool:
         """Whether it is certain that no value has this shape."""
-        if shape not in self._empty:
+        if type(shape) in _NEVER_EMPTY:
+            return False
+        found = self._empty.get(shape)
+        if found is None:
             self._empty[shape] = False  # what contains itself: not certain
-            self._empty[shape] = self._is_nothing(shape)
-        return self._empty[shape]
+            found = self._empty[shape] = self._is_nothing(shape)
+        return found
 
     def _is_nothing(self, shape: Shape) -> bool:
         check()
         match shape:
-            case Anything() | Null() | Boolean() | Literals() | Unkept():
-                return False
             case Reference(target):
                 return self.is_nothing(self.resolve(target))
             case Union(parts):
@@ -238,15 +246,15 @@ class ShapeAlgebra:
             case Array():
                 return self._no_array((shape,))
             case Number() | Text():
-                return not scalars.meet([shape], type(shape)())
+                return scalars.certainly_empty(shape)
             case _:
-                return all(self._none_of(shape, kind) for kind in _possible_kinds(shape))
+                return all(self._none_of(shape, kind) for kind in possible_kinds(shape))
 
     def reduced(self, shape: Shape) -> Shape:
         """`shape`, as pieces where it is of one scalar kind; NOTHING where it is certain that no value has it."""
         if self.is_nothing(shape):
             return NOTHING
-        kinds = _possible_kinds(shape) if isinstance(shape, Both) else ()
+        kinds = possible_kinds(shape) if isinstance(shape, Both) else ()
         if len(kinds) == 1 and kinds[0] in _FREE:
             return union(*self.pieces(shape, kinds[0]))
         return shape
@@ -318,7 +326,7 @@ class ShapeAlgebra:
             case Literals(texts):
                 return any(same_value(parse_value(text), value) for text in texts)
             case Implied(inner):
-                return self._truth(inner, value) if _KINDS_OF[type(inner)] == (kind_of(value),) else True
+                return self._truth(inner, value) if KINDS_OF[type(inner)] == (kind_of(value),) else True
             case Null():
                 return value is None
             case Boolean():
@@ -359,7 +367,7 @@ def item_at(shape: Array, index: int) -> Shape:
 
 
 def _narrow_literals(texts: tuple[str, ...], kind: str, positive: bool) -> Shape:
-    mine = tuple(text for text in texts if _kind_of(text) == kind)
+    mine = tuple(text for text in texts if kind_of_text(text) == kind)
     if not mine:
         found: Shape = NOTHING
     elif kind in ("null", "true", "false"):
@@ -370,25 +378,6 @@ def _narrow_literals(texts: tuple[str, ...], kind: str, positive: bool) -> Shape
         constants = [constant(text) for text in mine]
         return union(*constants) if positive else both(*map(Not, constants))
     return found if positive else negation(found)
-
-
-def _kind_of(text: str) -> str:
-    return {'"': "string", "[": "array", "{": "object", "n": "null", "t": "true", "f": "false"}.get(text[0], "number")
-
-
-@lru_cache(maxsize=1 << 14)
-def _possible_kinds(shape: Shape) -> tuple[str, ...]:
-    match shape:
-        case Both(parts):
-            found = [_possible_kinds(part) for part in parts]
-            return tuple(kind for kind in KINDS if all(kind in kinds for kinds in found))
-        case Union(parts):
-            joined = {kind for part in parts for kind in _possible_kinds(part)}
-            return tuple(kind for kind in KINDS if kind in joined)
-        case Literals(texts):
-            return tuple({_kind_of(text) for text in texts})
-        case _:
-            return _KINDS_OF.get(type(shape), KINDS)
 
 
 @lru_cache(maxsize=4096)

@@ -151,7 +151,7 @@ class SchemaReader:
 
     def _of_its_draft(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
         """`schema` without keywords that are newer than the draft which it names: notes, to that draft."""
-        draft = self.references.draft(pointer) if keywords.SINCE.keys() & schema.keys() else None
+        draft = None if keywords.NEWER.isdisjoint(schema) else self.references.draft(pointer)
         later = [keyword for keyword in schema if draft is not None and keywords.SINCE.get(keyword, 0) > draft]
         for keyword in later:
             message = f"{keyword!r} is newer than draft {draft}: it restricts nothing"

@@ -54,6 +54,7 @@ SINCE = {
     **dict.fromkeys(("prefixItems", "$dynamicRef"), 2020),
 }
 """The draft that brought a keyword, of those that draft 4 lacks."""
+NEWER = frozenset(SINCE)
 
 KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for word in words)})
 

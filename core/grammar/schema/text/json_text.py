@@ -97,19 +97,45 @@ def inside(text: str) -> Node:
 
 def other_names(names: Iterable[str]) -> Node:
     """Any spelled text but `names`: follows their trie and leaves it somewhere."""
-    tails = {tuple(name) for name in names}
-    return _other(tails) if tails else ast.star(TEXT_CHAR)
+    trie: list[dict[str, int]] = [{}]
+    ends: set[int] = set()
+    for name in names:
+        state = 0
+        for char in name:
+            after = trie[state].get(char)
+            if after is None:
+                after = trie[state][char] = len(trie)
+                trie.append({})
+            state = after
+        ends.add(state)
+    if not ends:
+        return ast.star(TEXT_CHAR)
+    free, rest = len(trie), len(trie) + 1
+    rows: list[tuple[tuple[Node, int], ...]] = []
+    for row in trie:
+        children = [(_char(char), after) for char, after in row.items()]
+        if all(char in _PLAIN for char in row):  # what takes several bytes, to leave the trie, has its states once
+            rows.append((*children, (_but(frozenset(row), _PLAIN_RANGES), free), (ast.EMPTY, rest)))
+        else:
+            rows.append((*children, (_but(frozenset(row), ast.ANY_CHAR.ranges), free)))
+    others = spelling(ast.complement(_PLAIN_RANGES))
+    accepting = frozenset(range(free + 1)) - ends
+    return ast.Graph((*rows, ((TEXT_CHAR, free),), ((others, free),)), accepting)
 
 
-def _other(tails: set[tuple[str, ...]]) -> Node:
-    heads: dict[str, set[tuple[str, ...]]] = {}
-    for tail in tails:
-        if tail:
-            heads.setdefault(tail[0], set()).add(tail[1:])
-    away = spelling(ast.complement((ord(head), ord(head)) for head in heads))
-    ways = [ast.concat(away, ast.star(TEXT_CHAR))]
-    ways += [ast.concat(spelling([(ord(head), ord(head))]), _other(rest)) for head, rest in heads.items()]
-    return ast.alternation(*ways, *([] if () in tails else [ast.EMPTY]))
+_PLAIN = frozenset(map(chr, range(0x20, 0x7F))) - {'"', "\\"}
+_PLAIN_RANGES = ast.normalise((ord(char), ord(char)) for char in _PLAIN)
+
+
+@lru_cache(maxsize=1024)
+def _char(char: str) -> Node:
+    return spelling([(ord(char), ord(char))])
+
+
+@lru_cache(maxsize=4096)
+def _but(chars: frozenset[str], ranges: tuple[Range, ...]) -> Node:
+    """One character of `ranges` but these, as it is written."""
+    return spelling(ast.intersect(ranges, ast.complement((ord(char), ord(char)) for char in chars)))
 
 
 def _spell_bytes(data: bytes) -> Node:

@@ -34,6 +34,7 @@ class JsonTokens:
         self._tokens: dict[Node, Node] = {}
         self._blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
         after = ast.literal(" ") if options.whitespace == "single" else self._blanks
+        self._names: dict[str, Node] = {}
         self.comma = self.token(ast.concat(self._blanks, ast.literal(","), after))
         self._colon = ast.concat(self._blanks, ast.literal(":"), after)
 
@@ -77,7 +78,10 @@ class JsonTokens:
 
     def name(self, name: str) -> Node:
         """The name of a member and the colon."""
-        return self.token(ast.concat(json_text.string(name), self._colon))
+        found = self._names.get(name)
+        if found is None:
+            found = self._names[name] = self.token(ast.concat(json_text.string(name), self._colon))
+        return found
 
     def key(self, name: Node) -> Node:
         """The same of any name in `name`, a language of names as they are written."""

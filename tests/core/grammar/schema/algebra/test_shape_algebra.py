@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema.algebra.shape_algebra import KINDS, ShapeAlgebra
+from graftlm.core.grammar.schema.algebra.kinds import KINDS
+from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
@@ -149,3 +150,20 @@ def test_too_many_pieces_are_refused() -> None:
         ShapeAlgebra(unreachable).pieces(
             both(many, Union(tuple(Text(patterns=(f"{i}$",)) for i in range(60)))), "string"
         )
+
+
+def test_alternatives_of_other_constants_are_told_apart_at_a_glance() -> None:
+    algebra = ShapeAlgebra({}.__getitem__)
+    members = [Object(properties=(("kind", Literals((f'"{i}"',))),), required=("kind",)) for i in range(60)]
+    constants = [Literals((f'"{i}"',)) for i in range(60)]
+    for parts in (members, constants):
+        assert algebra.expanded(ExactlyOne(tuple(parts))) == Union(tuple(parts))
+    assert len(algebra._narrowed) == 0
+
+
+def test_alternatives_of_one_constant_are_not_apart() -> None:
+    algebra = ShapeAlgebra({}.__getitem__)
+    first, second = (
+        Object(properties=(("kind", Literals(('"a"',))), (other, Null())), required=("kind",)) for other in "xy"
+    )
+    assert algebra.expanded(ExactlyOne((first, second))) != Union((first, second))

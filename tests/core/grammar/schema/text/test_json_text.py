@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.schema.text import json_text
 
@@ -25,6 +26,11 @@ def test_other_names_are_all_but_the_given_ones(names: list[str], texts: list[st
     node = json_text.other_names(names)
     for text in [*texts, *names, *(name + "a" for name in names), *(name[:-1] for name in names)]:
         assert product.matches(node, spelled(text)) == (text not in names), (names, text)
+
+
+def test_other_names_take_one_state_for_all_that_left_the_given_ones() -> None:
+    few, more = (Dfa.compile(json_text.other_names(names)).num_states for names in (["ab"], ["ab", "cd", "ef"]))
+    assert more - few == 2 * 2  # a state for each letter of the two names
 
 
 @pytest.mark.parametrize("names", [["/"], ["a/b", "a"], ["a/"]])

@@ -1,0 +1,63 @@
+"""The kinds of JSON values, with true and false apart, and which of them a shape may have."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from graftlm.core.grammar.schema.algebra.shapes import (
+    Array,
+    Boolean,
+    Both,
+    Literals,
+    Null,
+    Number,
+    Object,
+    Shape,
+    Text,
+    Union,
+)
+
+KINDS = ("null", "true", "false", "number", "string", "array", "object")
+KINDS_OF: dict[type, tuple[str, ...]] = {
+    Null: ("null",),
+    Boolean: ("true", "false"),
+    Number: ("number",),
+    Text: ("string",),
+    Array: ("array",),
+    Object: ("object",),
+}
+
+
+def kind_of_text(text: str) -> str:
+    """The kind of the value with this JSON text."""
+    return {'"': "string", "[": "array", "{": "object", "n": "null", "t": "true", "f": "false"}.get(text[0], "number")
+
+
+@lru_cache(maxsize=1 << 14)
+def possible_kinds(shape: Shape) -> tuple[str, ...]:
+    """The kinds that values of a shape may have, at a first look."""
+    match shape:
+        case Both(parts):
+            found = [possible_kinds(part) for part in parts]
+            return tuple(kind for kind in KINDS if all(kind in kinds for kinds in found))
+        case Union(parts):
+            joined = {kind for part in parts for kind in possible_kinds(part)}
+            return tuple(kind for kind in KINDS if kind in joined)
+        case Literals(texts):
+            return tuple({kind_of_text(text) for text in texts})
+        case _:
+            return KINDS_OF.get(type(shape), KINDS)
+
+
+def plainly_apart(a: Shape, b: Shape) -> bool:
+    """Whether it shows at a glance that no value has both shapes: other kinds, strings or constants inside."""
+    match a, b:
+        case Literals(texts), Literals(others) if all(text[0] == '"' for text in texts):
+            return not set(texts) & set(others)
+        case Object(), Object():
+            for name in a.required:
+                one, other = a.property(name), b.property(name) if name in b.required else None
+                if isinstance(one, Literals) and isinstance(other, Literals) and plainly_apart(one, other):
+                    return True
+            return False
+    return not set(possible_kinds(a)) & set(possible_kinds(b))
