@@ -30,7 +30,8 @@ def write_random(size: Size, folder: Path) -> Path:
     if not (target / "config.json").exists():
         target.mkdir(parents=True, exist_ok=True)
         byte_tokenizer().save_pretrained(target)
-        tiny_model("llama", **SHAPES[size]).to(torch.float32).save_pretrained(target)
+        shape = SHAPES[size] | {"max_position_embeddings": 16_384}  # for prompts of 8,000 tokens
+        tiny_model("llama", **shape).to(torch.float32).save_pretrained(target)
     return target
 
 

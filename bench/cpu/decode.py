@@ -31,11 +31,16 @@ def run(options: Options) -> Sequence[Row]:
     return rows
 
 
-def rates_of(engines: Engines, batch: int, num_new: int, repeats: int) -> dict[str, list[float]]:
-    """Tokens a second of each engine, round by round; the first token's time is taken off."""
+def rates_of(
+    engines: Engines, batch: int, num_new: int, repeats: int, *, prompt: int = PROMPT
+) -> dict[str, list[float]]:
+    """Tokens a second of each engine, round by round; the first token's time is taken off.
+
+    prompt  tokens of each prompt
+    """
     rates: dict[str, list[float]] = {name: [] for name in engines.workers}
     for repeat in range(-1, repeats):  # one round that is not counted
-        prompts = [random_ids(PROMPT, seed=1000 * (repeat + 2) + i) for i in range(batch)]
+        prompts = [random_ids(prompt, seed=1000 * (repeat + 2) + i) for i in range(batch)]
         for name, worker in engines.workers.items():
             first = worker.ask(prompts, 1)["seconds"]
             seconds = worker.ask(prompts, num_new + 1)["seconds"] - first

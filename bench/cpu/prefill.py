@@ -22,12 +22,18 @@ def run(options: Options) -> Sequence[Row]:
     folder = model_folder()
     for (size, precision), floor in chosen(FLOORS, options):
         with Engines(size, precision, folder) as engines:
-            rates: dict[str, list[float]] = {name: [] for name in engines.workers}
-            for repeat in range(-1, options.repeats):
-                prompts = [random_ids(LENGTH, seed=repeat + 2)]
-                for name, worker in engines.workers.items():
-                    seconds = worker.ask(prompts, 1)["seconds"]
-                    if repeat >= 0:
-                        rates[name].append(LENGTH / seconds)
+            rates = rates_of(engines, LENGTH, options.repeats)
             rows += compared("prefill", f"{engines.label}, {LENGTH:,} tokens", rates, floor, "tok/s")
     return rows
+
+
+def rates_of(engines: Engines, length: int, repeats: int) -> dict[str, list[float]]:
+    """Tokens of a prompt a second of each engine, round by round."""
+    rates: dict[str, list[float]] = {name: [] for name in engines.workers}
+    for repeat in range(-1, repeats):  # one round that is not counted
+        prompts = [random_ids(length, seed=repeat + 2)]
+        for name, worker in engines.workers.items():
+            seconds = worker.ask(prompts, 1)["seconds"]
+            if repeat >= 0:
+                rates[name].append(length / seconds)
+    return rates
