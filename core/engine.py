@@ -393,3 +393,4 @@ class LocalEngine:
         if self.drafter is not None:
             self.drafter.timed(plan, launch_s)
         counters.forward_s += launch_s
+        self.spec.count_step(launch_s)

@@ -48,6 +48,7 @@ class RunnerSpec:
     drafts          whether rows may carry draft tokens
     device_sampler  samples tokens on the device, so that a step may be launched before the last step's tokens are
                     known to the host; None where the host samples every step before the next one
+    count_step      is told of each step's seconds
     check_device    raises if the device can no longer be used at all
     close           gives the model back in the state in which it was handed over
     """
@@ -65,6 +66,7 @@ class RunnerSpec:
     min_forced: int = 1
     drafts: bool = False
     device_sampler: DeviceSampler | None = None
+    count_step: Callable[[float], object] = lambda step_s: None
     check_device: Callable[[], object] = lambda: None
     close: Callable[[], None] = lambda: None
 
@@ -75,7 +77,6 @@ def build_local(
     """Load `model` and put an engine over it, with the loader and the kernels that the configuration names."""
     from graftlm.core.constraint import prepare_constraints
     from graftlm.core.engine import LocalEngine
-    from graftlm.core.execution.watched import WatchedRunner
     from graftlm.core.model.lease import ModelLease
     from graftlm.kernels.cpu.cores import CoreContention, fit_threads
     from graftlm.plugins import manager
@@ -97,10 +98,9 @@ def build_local(
         finally:
             lease.release()
 
-    runner = spec.runner
-    if loaded.device.type == "cpu" and loaded.lane == "paged":
-        runner = WatchedRunner(runner, CoreContention())
-    owned = replace(spec, runner=runner, close=close)
+    owned = replace(spec, close=close)
+    if loaded.device.type == "cpu":
+        owned = replace(owned, count_step=CoreContention().add)
     return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
 
 

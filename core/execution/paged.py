@@ -34,13 +34,17 @@ _HARMLESS = frozenset({"position_ids", "use_cache", "dropout", "cache_position"}
 
 
 class AttentionCall(NamedTuple):
-    """One call of a model's attention. q, k [1, heads, num_tokens, k_dim], v [1, num_kv_heads, num_tokens, v_dim]."""
+    """One call of a model's attention. q, k [1, heads, num_tokens, k_dim], v [1, num_kv_heads, num_tokens, v_dim].
+
+    tokens  int64 [num_wanted], the only ones whose output is looked at, in order; None for all
+    """
 
     module: nn.Module
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     params: AttentionParams
+    tokens: torch.Tensor | None = None
 
 
 class PackedCall(NamedTuple):
@@ -69,7 +73,7 @@ class OutputTokens(NamedTuple):
 
 
 Step = Callable[[AttentionCall], torch.Tensor]
-"""Answers a call with [num_tokens, num_heads, v_dim]."""
+"""Answers a call with [num_tokens, num_heads, v_dim], or [num_wanted, num_heads, v_dim]."""
 
 PackedStep = Callable[[PackedCall], torch.Tensor]
 
@@ -257,14 +261,13 @@ class PagedRunner:
         attention, layer_of = self.attention, self._layer_of
 
         def step(call: AttentionCall) -> torch.Tensor:
-            return attention.forward(
-                layer_of[call.module],
-                call.q[0].transpose(0, 1),
-                call.k[0].transpose(0, 1),
-                call.v[0].transpose(0, 1),
-                plan,
-                call.params,
-            )
+            q, k, v = (x[0].transpose(0, 1) for x in (call.q, call.k, call.v))
+            layer, tokens = layer_of[call.module], call.tokens
+            if tokens is None:
+                return attention.forward(layer, q, k, v, plan, call.params)
+            if isinstance(attention, TorchAttention):
+                return attention.forward_some(layer, q, k, v, plan, call.params, tokens)
+            return attention.forward(layer, q, k, v, plan, call.params).index_select(0, tokens)
 
         def packed(call: PackedCall) -> torch.Tensor:
             assert isinstance(attention, PackedAttention)

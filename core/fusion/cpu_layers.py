@@ -77,12 +77,13 @@ class FusedCpuLayer(NamedTuple):
     ) -> torch.Tensor:
         """Run the layer on x [num_rows, hidden_size], in place. -> x; only the `wanted` rows are valid, if given"""
         q, k, v = (part.transpose(0, 1)[None] for part in self._half(x).before(x, cos, sin))
-        attended = step(AttentionCall(self.attention, q, k, v, self.params)).contiguous()
+        tokens = wanted.tokens if wanted is not None else None
+        attended = step(AttentionCall(self.attention, q, k, v, self.params, tokens)).contiguous()
         if wanted is None:
             self._finish(x, attended)
             return x
         part = x.index_select(0, wanted.tokens)
-        self._finish(part, attended.index_select(0, wanted.tokens))
+        self._finish(part, attended)
         return x.index_copy_(0, wanted.tokens, part)
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> None:
@@ -207,7 +208,8 @@ def _same(probe: LayerProbe, fused: FusedCpuLayer) -> bool:
 
     def step(call: AttentionCall) -> torch.Tensor:
         calls.append(call._replace(q=call.q.clone(), k=call.k.clone(), v=call.v.clone()))
-        return causal(call.q, call.k, call.v, call.params.scale)
+        attended = causal(call.q, call.k, call.v, call.params.scale)
+        return attended if call.tokens is None else attended.index_select(0, call.tokens)
 
     out = fused.run(probe.hidden[0].clone(), probe.cos[0], probe.sin[0], step)
     (call,) = calls

@@ -23,6 +23,7 @@ from graftlm.kernels.cpu.attention.metadata import (
     SharedPrefix,
     Span,
     build_metadata,
+    metadata_of,
     spans_of,
 )
 from graftlm.kernels.kv_store import KVStore
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _QUERY_BLOCK = 512
 """Queries of a chunk with a sliding window that are attended at once: it bounds the size of their mask."""
+
+
+_MIN_TOKENS = 16
+"""Tokens of a step for each one that is read by itself: reading its keys for one query takes as long as for a block."""
 
 
 class Partial(NamedTuple):
@@ -126,7 +131,38 @@ class TorchAttention:
             self.prepare(plan)
         loops = self._loops_for(q, k, v, params.softcap)
         block_size = loops.block_size if loops is not None else None
-        metadata = self.metadata(plan, params.window, block_size)
+        return self._run(layer, q, k, v, params, loops, self.metadata(plan, params.window, block_size))
+
+    def forward_some(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: Plan | None,
+        params: AttentionParams,
+        tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        """`forward`, but for the output of some `tokens` [num_wanted] of the step alone. -> [num_wanted, Hq, Dv]"""
+        assert plan is not None
+        if len(tokens) * _MIN_TOKENS > len(q) or plan.shared:
+            return self.forward(layer, q, k, v, plan, params).index_select(0, tokens)
+        if plan is not self._plan:
+            self.prepare(plan)
+        metadata = metadata_of(plan, params.window, tokens.tolist())
+        loops = self._loops_for(q, k, v, params.softcap)
+        return self._run(layer, q.index_select(0, tokens), k, v, params, loops, metadata)
+
+    def _run(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        params: AttentionParams,
+        loops: CompiledLoops | None,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
         k_store, v_store = self.store.k[layer], self.store.v[layer]
         if loops is None or not metadata.decode:
             k_store.index_copy_(0, self._out_slots, k)

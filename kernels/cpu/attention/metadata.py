@@ -179,6 +179,17 @@ def _blocks(queries: list[int], visible: list[int], spans: list[Span], block_siz
     return [(queries[i : i + block_size], visible[i : i + block_size], spans) for i in starts]
 
 
+def metadata_of(plan: Plan, window: int | None, tokens: Sequence[int]) -> AttentionMetadata:
+    """A step's metadata for some tokens' queries alone, each read by itself: the i-th query is that of tokens[i]."""
+    rows = {t: row for row in plan.rows for t in range(row.start, row.start + row.num_new)}
+    singles: list[tuple[int, list[Span]]] = []
+    for query, token in enumerate(tokens):
+        row = rows[token]
+        seen = row.past + token - row.start + 1
+        singles.append((query, spans_of(row.extents, 0 if window is None else max(0, seen - window), seen)))
+    return AttentionMetadata(DecodeQueries.of(singles), False, None, [], [])
+
+
 def build_metadata(plan: Plan, window: int | None, block_size: int | None, device: torch.device) -> AttentionMetadata:
     """Sort a step's rows into single queries, blocks and chunks for layers with this window, and find shared prefixes.
 
