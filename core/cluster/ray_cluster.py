@@ -151,7 +151,8 @@ def _connect(num_replicas: int) -> None:
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
         raise ConfigError(
             f"{where} cannot be reached: {type(error).__name__}: {error}; it must run Ray {ray.__version__} and "
-            "Python's version of this process, and a cluster with tokens needs its own in RAY_AUTH_TOKEN"
+            "Python's version of this process, and a cluster with tokens needs RAY_AUTH_MODE=token and "
+            "its own token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
         ) from error
 
 

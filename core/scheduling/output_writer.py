@@ -119,7 +119,7 @@ class OutputWriter:
         text = output.text[output.num_streamed :]
         if not text and not done:
             return None
-        ids = sequence.output_ids[output.num_streamed_tokens :]
+        ids = sequence.tokens[sequence.num_prompt_tokens + output.num_streamed_tokens :].tolist()
         logprobs = output.logprobs[output.num_streamed_tokens :] if sequence.sampling.logprobs else None
         output.num_streamed += len(text)
         output.num_streamed_tokens += len(ids)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graftlm.core.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _WINDOW = 6  # ids of context that decide how a tokenizer without exact bytes joins the next one
+
+
+class _Utf8(codecs.BufferedIncrementalDecoder):
+    """Python's decoder of UTF-8, whose `buffer` holds the bytes of a character that is not whole yet."""
+
+    def _buffer_decode(self, input: Any, errors: str, final: bool) -> tuple[str, int]:
+        return codecs.utf_8_decode(input, errors, final)
 
 
 class Detokenizer:
@@ -23,7 +30,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._pieces: list[str] = []
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.exact_bytes else None
+        self._decoder = _Utf8("replace") if tokenizer.exact_bytes else None
         self._window: list[int] = []  # without exact bytes: recent ids, of which the first _num_shown are in the text
         self._num_shown = 0
 
@@ -39,7 +46,10 @@ class Detokenizer:
         if self._decoder is None:
             return self._push_window(ids)
         table = self._tokenizer.token_bytes
-        return self._add(self._decoder.decode(b"".join([table[i] for i in ids if i < len(table)])))
+        data = b"".join([table[i] for i in ids if i < len(table)])
+        if data.isascii() and not self._decoder.buffer:  # as most text is
+            return self._add(data.decode("ascii"))
+        return self._add(self._decoder.decode(data))
 
     def flush(self) -> str:
         """Return what is still held back, at the end of the text: bytes of a broken character become U+FFFD."""
