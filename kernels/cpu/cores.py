@@ -1,4 +1,4 @@
-"""The cores that this process has, as many threads for torch, and a line where others take them."""
+"""The cores that this process has, as many threads for torch, and what is done where others take them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from graftlm.kernels.cpu.compiled import loop_cache
+from graftlm.kernels.cpu.compiled.spinning import SpinControl
 
 log = logging.getLogger("graftlm.engine")
 
@@ -77,7 +78,7 @@ def fit_threads() -> None:
 
 
 class CoreContention:
-    """Says so, once, where threads of this process wait for cores that others use.
+    """Says so, once, where threads of this process wait for cores that others use; meanwhile they sleep, not spin.
 
     Linux counts how long each thread was ready and did not run. What our own compiler processes take is not judged.
     """
@@ -86,13 +87,15 @@ class CoreContention:
         from torch import get_num_threads
 
         self._num_threads = get_num_threads()
+        self._spin_control = SpinControl()
         self._tasks = tasks
         self._told = not tasks.is_dir()
         self._computed_s = 0.0
         self._waited_s = self._waiting_s()
 
     def add(self, step_s: float) -> None:
-        """Count a step that took so long."""
+        """Count a step that took so long. Called on the thread of the engine."""
+        self._spin_control.look()
         self._computed_s += step_s
         if self._told or self._computed_s < _WINDOW_S:
             return
