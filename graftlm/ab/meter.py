@@ -19,7 +19,6 @@ from graftlm.core.metrics import Stats
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.utils.hooks import RemovableHandle
 
     from graftlm.core.runtime import Runtime
 
@@ -69,8 +68,9 @@ class Meter:
 
     GraftLM's runtimes count for themselves. Without any, the transformers models of the process are counted by their
     forward passes: a pass over several tokens is a prompt, whose tokens before that pass came from a KV cache; a pass
-    over one token after cached ones is a decode step. Requests of HTTP clients to an OpenAI-compatible API are counted
-    by the usage that their answers tell.
+    over one token after cached ones is a decode step. Models that are no torch modules, such as optimum's, are counted
+    by their calls of `generate`, which are taken to compute the whole prompt. Requests of HTTP clients to an
+    OpenAI-compatible API are counted by the usage that their answers tell.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Meter:
         self.runtimes: list[Runtime] = []
         self._before: dict[int, Stats] = {}  # of endpoints, when the round began
         self.models: list[Any] = []
-        self._hooks: list[RemovableHandle] = []
+        self._generating: list[Any] = []  # transformers models, and those of its kin that run elsewhere
         self._llamas: list[Any] = []
         self._http = HttpCalls(self._span)
         self._http.hook()
@@ -97,16 +97,17 @@ class Meter:
                 if id(runtime) not in known and not runtime.closed:
                     self.runtimes.append(runtime)
                     self._time_runtime(runtime)
-        if "transformers" in sys.modules and not self.runtimes and not self._hooks:
+        if "transformers" in sys.modules and not self.runtimes and not self._generating:
             from torch import nn
             from transformers import GenerationMixin
 
-            models: list[Any] = alive(GenerationMixin)
-            torch_models: list[Any] = [model for model in models if isinstance(model, nn.Module)]
-            for model in torch_models:
-                self.models.append(model)
-                self._hooks.append(model.register_forward_pre_hook(self._count_forward, with_kwargs=True))
-                model.generate = self._timed(model.generate, model)
+            self._generating = alive(GenerationMixin)
+            for model in self._generating:
+                by_forward = isinstance(model, nn.Module)
+                if by_forward:
+                    self.models.append(model)
+                    model.register_forward_pre_hook(self._count_forward, with_kwargs=True)
+                model.generate = self._timed(model.generate, model, by_forward)
         if "llama_cpp" in sys.modules and not self._llamas:
             self._llamas = alive(sys.modules["llama_cpp"].Llama)
             for llama in self._llamas:
@@ -128,7 +129,7 @@ class Meter:
         forget()
         kept += [server.name for server in Server.open if not server.reset()]
         with self._lock:
-            self._counted = Work(0, 0, 0, 0, 0) if self._hooks else Work()
+            self._counted = Work(0, 0, 0, 0, 0) if self._generating else Work()
             self._spans, self._ahead = [], (0, 0)
         self._http.reset()
         return kept
@@ -175,7 +176,9 @@ class Meter:
                 calls, tokens = self._ahead
                 self._ahead = calls + 1, tokens + num
 
-    def _timed(self, generate: Callable[..., T], model: Any) -> Callable[..., T]:
+    def _timed(self, generate: Callable[..., T], model: Any, by_forward: bool) -> Callable[..., T]:
+        """`generate` with its time and its tokens; those of the prompt too, unless forward passes are counted."""
+
         @wraps(generate)
         def timed(*args: Any, **kwargs: Any) -> T:
             begin = time.perf_counter()
@@ -184,8 +187,13 @@ class Meter:
             finally:
                 self._span(begin)
             given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+            work = Work(completion_tokens=_num_generated(model, given, output))
+            if not by_forward and given is not None:
+                mask = kwargs.get("attention_mask")
+                num_tokens = int(mask.sum()) if mask is not None else given.numel()
+                work += Work(len(given), num_tokens, num_tokens, None, len(given))
             with self._lock:
-                self._counted += Work(completion_tokens=_num_generated(model, given, output))
+                self._counted += work
             return output
 
         return timed

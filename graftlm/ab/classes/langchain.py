@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from graftlm.ab.classes.client import Constructor, key, load, served
+from graftlm.ab.classes.openvino import one_call_at_a_time
 from graftlm.ab.classes.server import gguf
 from graftlm.core.errors import EngineError
 
@@ -24,6 +25,11 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
             model, task="text-generation", pipeline_kwargs=generation, **options
         )
         return huggingface.ChatHuggingFace(llm=pipeline)
+
+    def openvino(model: str) -> Any:
+        chat = hf(model, backend="openvino")
+        one_call_at_a_time(chat.llm.pipeline.model)
+        return chat
 
     def llama_cpp(model: str, own: str = "") -> Any:
         chat = load("langchain_community.chat_models").ChatLlamaCpp
@@ -44,7 +50,7 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
         "openai": openai,
         **served(openai),
         "llama-cpp": llama_cpp,
-        "openvino": lambda model: hf(model, backend="openvino"),
+        "openvino": openvino,
         "outlines": outlines,
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graftlm.ab.classes.client import Constructor, key, load, served
+from graftlm.ab.classes.openvino import one_call_at_a_time
 from graftlm.ab.classes.server import gguf
 
 
@@ -16,30 +17,30 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
         like = load("llama_index.llms.openai_like").OpenAILike
         return like(model=model, api_base=url, api_key=key(), is_chat_model=True, **greedy)
 
-    def local(module: str, name: str, model: str, tokenizer: str, **options: Any) -> Any:
-        return getattr(load(module), name)(
-            **{tokenizer: model},
-            tokenizer_name=model,
-            is_chat_model=True,
-            max_new_tokens=max_tokens,
-            generate_kwargs={"do_sample": False},
-            **options,
-        )
+    local = {"is_chat_model": True, "max_new_tokens": max_tokens, "generate_kwargs": {"do_sample": False}}
+
+    def hf(model: str) -> Any:
+        kind = load("llama_index.llms.huggingface").HuggingFaceLLM
+        return kind(model_name=model, tokenizer_name=model, **local)
 
     def llama_cpp(model: str, own: str = "") -> Any:
         return load("llama_index.llms.llama_cpp").LlamaCPP(
             model_path=gguf(own or model), temperature=0.0, max_new_tokens=max_tokens, verbose=False
         )
 
+    def openvino(model: str) -> Any:
+        kind = load("llama_index.llms.openvino").OpenVINOLLM
+        llm = kind(model_id_or_path=model, device_map="cpu", **local)
+        one_call_at_a_time(llm._model)
+        return llm
+
     return {
-        "hf": lambda model: local("llama_index.llms.huggingface", "HuggingFaceLLM", model, "model_name"),
+        "hf": hf,
         "graftlm": lambda model: load("graftlm.adapters.llama_index").GraftLLM(model=model, **greedy),
         "openai": openai,
         **served(openai),
         "llama-cpp": llama_cpp,
-        "openvino": lambda model: local(
-            "llama_index.llms.openvino", "OpenVINOLLM", model, "model_id_or_path", device_map="cpu"
-        ),
+        "openvino": openvino,
     }
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,25 @@ def test_generated_tokens_are_counted_up_to_each_rows_end_token() -> None:
     given = torch.tensor([[1, 2], [1, 2]])
     output = torch.tensor([[1, 2, 5, 7, 0, 0], [1, 2, 5, 5, 5, 5]])
     assert _num_generated(model, given, output) == 2 + 4
+
+
+def test_a_model_that_is_no_torch_module_counts_by_its_calls() -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import GenerationConfig, GenerationMixin
+
+    class Elsewhere(GenerationMixin):  # type: ignore[misc]
+        config, generation_config = None, GenerationConfig(eos_token_id=9)
+
+        def generate(self, input_ids: Any, **options: Any) -> Any:
+            return torch.cat([input_ids, torch.tensor([[1, 9, 9], [1, 2, 3]])], 1)
+
+    model, meter = Elsewhere(), Meter()
+    meter.attach()
+    meter.start()
+    padded = torch.tensor([[0, 5, 5, 5], [5, 5, 5, 5]])
+    model.generate(input_ids=padded, attention_mask=(padded > 0).long())
+    assert meter.work() == Work(2, 7, 7, 5, 2)
+    assert len(meter.spans(0.0)) == 1
 
 
 def test_a_call_of_llama_cpp_counts_by_the_usage_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
