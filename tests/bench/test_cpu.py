@@ -43,7 +43,7 @@ def test_a_worker_that_dies_says_what_it_printed_last(tmp_path: Path) -> None:
         Engines("tiny", "float32", tmp_path) as engines,
         pytest.raises(RuntimeError, match=r"(?s)GraftLM ended: .*RequestTooLong"),
     ):
-        engines.workers[OURS].ask([random_ids(5000, seed=0)], 1)
+        engines.workers[OURS].ask([random_ids(20_000, seed=0)], 1)
 
 
 def test_graftlm_stands_beside_the_faster_rival_round_by_round() -> None:
