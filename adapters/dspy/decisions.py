@@ -109,7 +109,7 @@ def _append(runtime: Runtime, reply: Measured, text: str) -> None:
 
 def _generate(runtime: Runtime, reply: Measured, constraint: Composite, sampling: SamplingParams) -> None:
     constrained = SamplingParams.from_options(sampling, constraint=constraint, close_on_length=True, n=1)
-    completion = runtime.submit(Request(reply.ids, constrained)).result()
+    completion = runtime.complete(Request(reply.ids, constrained))
     reply.text += completion.text
     reply.ids += runtime.tokenizer.encode_continuation(completion.text)
     reply.usage += completion.usage

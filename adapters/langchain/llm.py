@@ -17,7 +17,7 @@ from langchain_core.runnables.config import get_config_list
 from graftlm.adapters.langchain.base import CALL_OPTIONS, GraftSettings, token_usage
 from graftlm.adapters.langchain.batch import MAX_THREADS
 from graftlm.adapters.langchain.errors import langchain_errors
-from graftlm.adapters.langchain.group import Call, Group, laid_out, submit_all
+from graftlm.adapters.langchain.group import Call, Group, complete, laid_out, submit_all
 from graftlm.adapters.langchain.messages import logprobs_content
 from graftlm.core.request import Chunk, Completion, Request
 
@@ -99,6 +99,8 @@ class GraftLLM(GraftSettings, BaseLLM):
     ) -> LLMResult:
         with langchain_errors():
             calls = self._prepare(prompts, stop, kwargs)
+            if len(calls) == 1:
+                return self._result(calls, [complete(calls[0])])
             futures = submit_all(calls)
             try:
                 completions = [future.result() for future in futures]

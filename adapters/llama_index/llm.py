@@ -183,7 +183,7 @@ class GraftLLM(StructuredPrediction):
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         with call_errors():
             request, form = self._chat_request(messages, kwargs)
-            return chat_response(self.model, _wait(self.runtime_for(), request), form)
+            return chat_response(self.model, self.runtime_for().complete(request), form)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -222,7 +222,7 @@ class GraftLLM(StructuredPrediction):
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         with call_errors():
             request = self._text_request(prompt, formatted, kwargs)
-            return completion_response(self.model, _wait(self.runtime_for(), request))
+            return completion_response(self.model, self.runtime_for().complete(request))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -297,14 +297,6 @@ def _context_window(runtime: Runtime) -> int:
         return runtime.max_model_len
     except GraftError:
         return DEFAULT_CONTEXT_WINDOW
-
-
-def _wait(runtime: Runtime, request: Request) -> Any:
-    future = runtime.submit(request)
-    try:
-        return future.result()
-    finally:
-        future.cancel()  # of use only when the wait was interrupted
 
 
 def _openai_tool(tool: Any) -> dict[str, Any]:
