@@ -1,7 +1,8 @@
-"""What a streamed chunk costs the server's process: CPU time beside the same answers sent whole.
+"""What streaming costs the server's process: 256 clients at an engine whose steps take as long as an H200's.
 
-A model so small that its forward pass hardly counts writes for 256 clients at a time, as a GPU does. The CPU time of
-the whole process is counted, since its event loop and the engine's thread share one interpreter lock.
+The device is a clock (`bench/frameworks/_paced.py`). The server's event loop and the engine's thread share one process
+and one interpreter lock, as in `graftlm serve`; the clients are a process of their own. The baseline is the same
+requests in process, not streamed.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-import psutil
-
+import graftlm as gl
+from bench.frameworks._paced import paced_runtime
 from bench.harness import Options, Row
-from tests.models import byte_tokenizer, tiny_model
-from tests.served import Served, started
+from graftlm.adapters.server import Server, ServerSettings
+from graftlm.adapters.server.process import Process, listen
+from graftlm.core.request import Request
 
 CLIENTS = 256
-SAMPLING = {"temperature": 0, "ignore_eos": True}
 BODIES = {
     "/v1/completions": {"prompt": "Once upon a time"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Once upon a time"}]},
@@ -28,46 +32,85 @@ BODIES = {
 
 
 def run(options: Options) -> Sequence[Row]:
-    rows = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tiny_model(num_hidden_layers=1).save_pretrained(folder)
-        byte_tokenizer().save_pretrained(folder)
-        settings = ["--option", f"max_batch={CLIENTS}", "--option", "dtype=float32", "--option", "device=cpu"]
-        with started(folder, str(folder), *settings, OMP_NUM_THREADS="1") as served:
-            served.wait_ready()
-            for path in BODIES:
-                _, *costs = (_cost_us(served, path, options.choose(128, 256)) for _ in range(options.repeats + 1))
-                costs.sort()
-                what = f"{path}, {CLIENTS} clients: CPU time of the process per chunk"
-                middle = statistics.median(costs)
-                rows.append(Row("chunks", what, middle, "us", floor=40, at_most=True, low=costs[0], high=costs[-1]))
+    rows, num_tokens = [], options.choose(64, 256)
+    with paced_runtime() as (runtime, _), serving(runtime) as (port, loop_thread):
+        for path in BODIES:
+            loop_us, process_us, token_ms, step_ms = [], [], [], []
+            for _ in range(options.repeats + 1):
+                plain_s, process_s = _in_process(runtime, num_tokens)
+                loop_s, served_process_s, served_s, chunks = _over_http(port, loop_thread, path, num_tokens)
+                loop_us.append(1e6 * loop_s / chunks)
+                process_us.append(1e6 * (served_process_s - process_s) / chunks)
+                token_ms.append(1e3 * served_s / num_tokens)
+                step_ms.append(1e3 * plain_s / num_tokens)
+            what = f"{path}, {CLIENTS} clients"
+            rows.append(_row(f"{what}: CPU time of the loop per chunk", loop_us[1:], "us", floor=60))
+            rows.append(_row(f"{what}: CPU time of the process per chunk", process_us[1:], "us", floor=60))
+            ratio = statistics.median(a / b for a, b in zip(token_ms[1:], step_ms[1:], strict=True))
+            middle = statistics.median(token_ms[1:])
+            base = statistics.median(step_ms[1:])
+            rows.append(Row("chunks", f"{what}: wall time per token", middle, "ms", baseline=base, ratio=ratio))
     return rows
 
 
-def _cost_us(served: Served, path: str, num_tokens: int) -> float:
-    """CPU time of a chunk, in microseconds: what streaming adds to the same answers sent whole."""
-    whole_s, _ = asyncio.run(_ask(served, path, num_tokens, stream=False))
-    streamed_s, num_chunks = asyncio.run(_ask(served, path, num_tokens, stream=True))
-    return 1e6 * (streamed_s - whole_s) / num_chunks
+def _row(what: str, samples: list[float], unit: str, floor: float) -> Row:
+    middle = statistics.median(samples)
+    return Row("chunks", what, middle, unit, floor=floor, at_most=True, low=min(samples), high=max(samples))
 
 
-async def _ask(served: Served, path: str, num_tokens: int, *, stream: bool) -> tuple[float, int]:
-    """CPU seconds of the server while it answers all clients once, and the chunks that came."""
-    host, port = served.url.removeprefix("http://").rsplit(":", 1)
-    body = json.dumps(BODIES[path] | SAMPLING | {"max_tokens": num_tokens, "stream": stream}).encode()
+@contextmanager
+def serving(runtime: gl.Runtime) -> Iterator[tuple[int, int]]:
+    """A server in this process, on a thread of its own. -> its port, and the thread's id"""
+    listener = listen("127.0.0.1", 0)
+    process = Process(Server(runtime, ServerSettings(port=0)), listener)
+    thread = threading.Thread(target=process.run, name="bench server")
+    thread.start()
+    try:
+        runtime.load()
+        while not process.started:
+            time.sleep(0.01)
+        assert thread.ident is not None
+        yield listener.getsockname()[1], thread.ident
+    finally:
+        process.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def _in_process(runtime: gl.Runtime, num_tokens: int) -> tuple[float, float]:
+    """Wall and CPU seconds of the requests, without a server."""
+    sampling = gl.SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    started, cpu = time.perf_counter(), time.process_time()
+    for future in runtime.submit_many([Request("Once upon a time", sampling) for _ in range(CLIENTS)]):
+        future.result()
+    return time.perf_counter() - started, time.process_time() - cpu
+
+
+def _over_http(port: int, loop_thread: int, path: str, num_tokens: int) -> tuple[float, float, float, int]:
+    """CPU seconds of the loop and of the process, wall seconds, and chunks, of the requests streamed."""
+    body = {**BODIES[path], "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+    clock = time.pthread_getcpuclockid(loop_thread)
+    loop, cpu = time.clock_gettime(clock), time.process_time()
+    command = [sys.executable, "-c", f"from bench.serve.chunks import ask; ask({port}, {path!r}, {json.dumps(body)!r})"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    chunks, seconds = done.stdout.split()
+    return time.clock_gettime(clock) - loop, time.process_time() - cpu, float(seconds), int(chunks)
+
+
+def ask(port: int, path: str, body: str) -> None:
+    """The clients: prints the chunks that came and the seconds from the first request to the last chunk."""
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
 
     async def client() -> int:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(head.encode() + body)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((head + body).encode())
         answer = await reader.read(-1)
         writer.close()
         assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
         return answer.count(b"data: {")
 
-    process = psutil.Process(served.process.pid)
-    before = process.cpu_times()
-    counts = await asyncio.gather(*(client() for _ in range(CLIENTS)))
-    after = process.cpu_times()
-    return after.user + after.system - before.user - before.system, sum(counts)
+    async def clients() -> int:
+        return sum(await asyncio.gather(*(client() for _ in range(CLIENTS))))
+
+    started = time.perf_counter()
+    print(asyncio.run(clients()), time.perf_counter() - started)
