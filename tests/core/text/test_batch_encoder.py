@@ -63,6 +63,15 @@ def test_ids_of_texts_one_after_the_other_are_those_of_each(
         ids[:] = -1  # which is nobody else's
 
 
+def test_a_token_that_joins_a_text_with_what_it_shared_with_the_one_before() -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind("llama 2, a token that is no cut"))
+    encoder = BatchEncoder(tokenizer, block_chars=1)
+    head = "the fox brown fox it"
+    for text in (head, f"{head} is <mask> x", f"{head} is <mask> x y", f"{head} is", f"{head} is<mask>"):
+        (ids,) = encoder.encode([text])
+        assert ids.tolist() == whole(tokenizer, text)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_which_kinds_may_be_cut_behind_a_letter(kind: str) -> None:
     hf = tokenizer_kind(kind)
