@@ -11,6 +11,7 @@ from torch import nn
 
 from graftlm.core.fusion.cpu_layers import FusedCpuLayer, skinny_head
 from graftlm.core.fusion.layer_parts import decoder_stacks
+from graftlm.kernels.cpu.huge_pages import move_later
 from graftlm.kernels.norm import Norm
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def stack_layers(loaded: LoadedModel, difference: Callable[[], str | None]) -> N
     if reason is not None:
         loaded.stack = None
         loaded.fusions.reasons[type(loaded.model).__name__] = reason
+    if loaded.stack is not None:
+        move_later(loaded.stack.memory)
 
 
 def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | None:

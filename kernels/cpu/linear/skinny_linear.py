@@ -42,6 +42,14 @@ class SkinnyLinear:
         call.num_tasks, call.depth, call.x_row = -(-self.num_out // PANEL), depth, depth
         call.segments, call.num_segments, call.out_row = self._segments.ctypes.data, 1, self.num_out
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Where the weight lies: first address, and the one after the last."""
+        weight = self._weights[0]
+        if isinstance(weight, Panels):
+            return weight.address, weight.address + weight.num_bytes
+        return weight.data_ptr(), weight.data_ptr() + weight.nbytes
+
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:
         """Whether the loop can read this weight [n, k] as it is."""

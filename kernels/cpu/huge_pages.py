@@ -1,0 +1,87 @@
+"""Weights in huge pages: a step reads all of them, and with pages of 4 KiB it waits for the processor's page tables.
+
+oneDNN takes the memory of packed weights from malloc, piece by piece, so it cannot lie in huge pages from the start.
+Linux can move it there afterwards, while others read it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+HUGE = 2 << 20
+"""Bytes of a huge page of x86, and of ARM with pages of 4 KiB."""
+_PIECE = 4 * HUGE
+"""What is moved at once: milliseconds."""
+_WORTH = 8 * HUGE
+_HUGE_PAGE, _COLLAPSE = 14, 25
+"""What Linux calls MADV_HUGEPAGE, which is a wish for later, and MADV_COLLAPSE (6.1), which moves memory at once."""
+
+Range = tuple[int, int]
+"""First address, and the address after the last."""
+
+
+def move_later(memory: Iterable[Range], delay_s: float = 0.5) -> None:
+    """Move memory into huge pages after a while, in a thread that leaves every other moment to the others.
+
+    Memory that the processor's caches hold is left alone.
+    """
+    memory = list(memory)
+    pieces = pieces_of(blocks_of(memory)) if sum(end - start for start, end in memory) >= _WORTH else []
+    if pieces:
+        timer = threading.Timer(delay_s, _move_all, [pieces])
+        timer.name, timer.daemon = "graftlm huge pages", True
+        timer.start()
+
+
+def blocks_of(memory: Iterable[Range]) -> list[Range]:
+    """The ranges of whole huge pages that contain any of `memory`, as far as nothing else is mapped there; joined."""
+    mapped = _anonymous()
+    numbers = {n for start, end in memory for n in range(start // HUGE, -(-end // HUGE))}
+    blocks: list[Range] = []
+    for start, end in ((n * HUGE, (n + 1) * HUGE) for n in sorted(numbers)):
+        if not any(low <= start and end <= high for low, high in mapped):
+            continue
+        if blocks and blocks[-1][1] == start and not any(low == start for low, _ in mapped):
+            blocks[-1] = blocks[-1][0], end
+        else:
+            blocks.append((start, end))
+    return blocks
+
+
+def pieces_of(blocks: Iterable[Range]) -> list[Range]:
+    """`blocks` in pieces that are moved at once."""
+    return [(at, min(at + _PIECE, end)) for start, end in blocks for at in range(start, end, _PIECE)]
+
+
+def move(start: int, end: int) -> bool:
+    """Move a range of huge pages' size, whose content stays; False where the system cannot, or it is not mapped."""
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return all(advise(start, end - start, how) == 0 for how in (_HUGE_PAGE, _COLLAPSE))
+
+
+def _move_all(pieces: list[Range]) -> None:
+    for start, end in pieces:
+        began_s = time.monotonic()
+        if not move(start, end):
+            return
+        time.sleep(time.monotonic() - began_s)
+
+
+def _anonymous() -> list[Range]:
+    """The writable memory of this process that lies in no file; on Linux, none elsewhere."""
+    found: list[Range] = []
+    if sys.platform.startswith("linux"):
+        with suppress(OSError, ValueError):
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                addresses, rights, _, _, inode, *_ = line.split()
+                if inode == "0" and rights.startswith("rw"):
+                    start, end = addresses.split("-")
+                    found.append((int(start, 16), int(end, 16)))
+    return found
