@@ -1,4 +1,7 @@
-"""The arguments of the compiled loops: one ctypes structure for each, whose first field counts tasks."""
+"""The arguments of the compiled loops: one ctypes structure for each, whose first field counts tasks.
+
+A structure that begins with _SHARED can be one phase among others: its loop counts how many of its tasks are done.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,18 @@ def int_fields(*names: str) -> tuple[tuple[str, Any], ...]:
     return tuple((name, ctypes.c_int64) for name in names)
 
 
+_SHARED = int_fields("next_task", "num_done", "num_tasks")
+
+
 class DecodeCall(ctypes.Structure):
-    """Addresses, counts, and strides in elements. `new_k` is 0 if this step's K and V are stored already."""
+    """Addresses, counts, and strides in elements. `new_k` is 0 if this step's K and V are stored already.
+
+    num_tasks  num_runs * num_kv_heads
+    """
 
     _fields_ = (
-        *int_fields("next_task", "num_queries", "num_runs", "num_kv_heads", "num_slots"),
+        *_SHARED,
+        *int_fields("num_queries", "num_runs", "num_kv_heads", "num_slots"),
         *int_fields("q", "q_token", "q_head", "new_k", "k_token", "k_head", "new_v", "v_token", "v_head"),
         *int_fields("k", "v", "query", "indptr", "spans", "runs", "out", "lse", "float32_out"),
         ("scale", ctypes.c_float),
@@ -29,10 +39,11 @@ class DecodeCall(ctypes.Structure):
 
 
 class PrefillCall(ctypes.Structure):
-    """Addresses, counts, and strides in elements."""
+    """Addresses, counts, and strides in elements. `num_tasks` is num_blocks * num_kv_heads."""
 
     _fields_ = (
-        *int_fields("next_task", "num_blocks", "num_kv_heads", "num_slots", "q", "q_token", "q_head", "k", "v"),
+        *_SHARED,
+        *int_fields("num_blocks", "num_kv_heads", "num_slots", "q", "q_token", "q_head", "k", "v"),
         *int_fields("query", "visible", "query_ptr", "spans", "span_ptr", "out", "lse"),
         ("scale", ctypes.c_float),
     )
@@ -50,9 +61,9 @@ class MatmulCall(ctypes.Structure):
     A weight is packed in panels, or row-major: then depth is a multiple of 16, and it has at least 4 outputs.
     """
 
-    _fields_ = int_fields(
-        *("next_task", "num_tasks", "num_rows", "depth", "x", "x_row"),
-        *("segments", "num_segments", "out", "out_row", "add"),
+    _fields_ = (
+        *_SHARED,
+        *int_fields("num_rows", "depth", "x", "x_row", "segments", "num_segments", "out", "out_row", "add"),
     )
 
 
@@ -79,11 +90,11 @@ BEFORE, ATTEND, AFTER = 1, 2, 4
 """Parts of a layer: norm, projections to queries, keys and values with their rotation; attention; what follows it."""
 
 PHASES = 5
-"""Phases of a layer whose tasks are rows."""
+"""Phases of a layer whose tasks are rows; two more, after the last layer, are those of the head."""
 
 
 class LayerCall(ctypes.Structure):
-    """One layer. `qkv`, `o`, `gate_up` and `down` are addresses of MatmulCalls, whose next_task is 0.
+    """One layer. `qkv`, `o`, `gate_up` and `down` are addresses of MatmulCalls, of which no task was taken yet.
 
     qkv_out  elements [num_rows, num_heads + 2 * num_kv_heads, head_dim], where the product puts them
     gate     elements [num_rows, gate_size], likewise
@@ -104,9 +115,9 @@ class LayerCall(ctypes.Structure):
 
 
 class LayersCall(ctypes.Structure):
-    """A step through layers.
+    """Steps through layers: one, or several of which each computes the tokens that the one before has chosen.
 
-    counters   int64 [PHASES * num_layers + 1], 0
+    counters   int64 [PHASES * num_layers + 2, 2], tasks taken and done of phases, 0 before and after
     barrier    address of a function at which all threads wait for one another
     matmul     address of the loop of products with panels
     x          elements [num_rows, hidden_size], the residual stream
@@ -116,6 +127,13 @@ class LayersCall(ctypes.Structure):
     attended   float32 [num_rows, num_heads * head_dim], what attention gives; lse of it [num_rows, num_heads]
     prefix_out, prefix_lse  the same of attention to prefixes
     head       MatmulCall of the head by the loop `head_matmul`, for the rows `wanted` int64 [num_wanted], or 0
+    num_steps  of which `steps_done` were run when the call returns
+    tokens     int64 [num_steps, num_rows], the likeliest token of each row, -1 where logits are not finite; 0 chooses
+               none, then there is one step. All rows are wanted. A step after which a row has ended is the last
+    ends       token ids that end a row, int64 [end_ptr[num_rows]]; those of row i from end_ptr[i] to end_ptr[i + 1]
+    grow       int64 [num_grow], addresses of what is one more in the next step: positions, slots, ends of spans
+    interrupt  address of an int64 that is not 0 if the step under way is to be the last
+    steps_left 0 after the last step; turn, the address of an int64, counts the steps that were ended, from 0
     """
 
     _fields_ = (
@@ -123,5 +141,7 @@ class LayersCall(ctypes.Structure):
         *int_fields("hidden_size", "x", "ids", "embedding", "positions", "cos", "sin", "table_row", "rotary_dim"),
         *int_fields("slots", "attended", "lse", "prefix_out", "prefix_lse"),
         *int_fields("head", "head_matmul", "norm", "wanted", "num_wanted"),
+        *int_fields("num_steps", "steps_done", "tokens", "ends", "end_ptr", "grow", "num_grow", "interrupt"),
+        *int_fields("turn", "steps_left"),
         ("eps", ctypes.c_float),
     )

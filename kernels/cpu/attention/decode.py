@@ -52,6 +52,7 @@ class CompiledDecode:
         call = self._loop.call
         call.num_queries, call.num_runs = len(queries.query), len(queries.runs) - 1
         call.num_slots, call.num_kv_heads = k_store.shape[:2]
+        call.num_tasks = call.num_runs * call.num_kv_heads
         call.q, call.q_token, call.q_head = row_address(q)
         if new is None:
             call.new_k = 0

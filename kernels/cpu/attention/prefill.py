@@ -38,6 +38,7 @@ class CompiledPrefill:
         call = self._loop.call
         call.num_blocks = len(blocks.query_ptr) - 1
         call.num_slots, call.num_kv_heads = k_store.shape[:2]
+        call.num_tasks = call.num_blocks * call.num_kv_heads
         call.q, call.q_token, call.q_head = row_address(q)
         call.k, call.v = k_store.data_ptr(), v_store.data_ptr()
         call.query, call.visible, call.query_ptr, call.spans, call.span_ptr = blocks.addresses

@@ -116,13 +116,15 @@ class CompiledLayers:
         self.space = Workspace(weights)
         self.layers = np.zeros(len(weights), np.dtype(LayerCall))
         self.products = np.zeros((len(weights), 4), np.dtype(MatmulCall))
-        self._counters = np.zeros(PHASES * len(weights) + 1, np.int64)
+        self._counters = np.zeros((PHASES * len(weights) + 2, 2), np.int64)
+        self._turn = np.zeros(1, np.int64)
         self._positions = torch.arange(self.space.num_rows)
         self._segments: list[object] = []  # what the products have addresses of
         half = self.dtype is torch.bfloat16
         self._loop = Loop(LayersCall(), loop_address("decoder_layers", half))
         self.call = self._loop.call
         self.call.counters, self.call.barrier = self._counters.ctypes.data, barrier()
+        self.call.turn = self._turn.ctypes.data
         self.call.matmul = loop_address("matmul", half, False)
         self.is_small = max(sum(p.num_bytes for p in w.all_panels) for w in weights) < SMALL_BYTES
         for layer, products, w in zip(self.layers, self.products, weights, strict=True):
@@ -181,15 +183,16 @@ class CompiledLayers:
         product["out"], product["out_row"] = out if out is not None else (0, column)
         product["add"] = out is None
 
-    def run(self, x: torch.Tensor, layers: slice, parts: int, *, alone: bool) -> None:
+    def run(self, x: torch.Tensor, layers: slice, parts: int, *, alone: bool, num_steps: int = 1) -> None:
         """Run parts of the layers on x [num_rows, hidden_size], in place; the call's other fields are set.
 
         alone  whether one thread does all
         """
         call, products = self.call, self.products[layers]
-        products["next_task"], products["num_rows"] = 0, x.shape[0]
+        products["num_rows"] = x.shape[0]
         products["out"][:, [OUT_PRODUCT, DOWN_PRODUCT]] = call.x = x.data_ptr()
-        self._counters[:] = 0
+        self._turn[0] = call.steps_done = 0
+        call.num_steps = num_steps
         call.num_rows, call.hidden_size = x.shape
         call.layers, call.num_layers = self.layers[layers].ctypes.data, len(products)
         call.parts = parts
@@ -198,7 +201,7 @@ class CompiledLayers:
     def run_half(self, x: torch.Tensor, index: int, part: int) -> None:
         """Run a part of one layer that neither stores nor reads keys and values."""
         call, layer = self.call, self.layers[index]
-        call.ids = call.head = layer["k_store"] = layer["shared"] = 0
+        call.ids = call.head = call.tokens = layer["k_store"] = layer["shared"] = 0
         call.positions = self._positions.data_ptr()
         self.run(x, slice(index, index + 1), part, alone=self.is_small)
 

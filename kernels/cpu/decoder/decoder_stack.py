@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from graftlm.kernels.attention import Plan
 from graftlm.kernels.attention_params import AttentionParams
@@ -16,6 +17,7 @@ from graftlm.kernels.cpu.attention.metadata import AttentionMetadata, QueryBlock
 from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, COLUMNS, DecodeCall, MatmulCall, PrefillCall
 from graftlm.kernels.cpu.compiled.loop_runtime import loop_address
 from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers, LayerWeights
+from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, SkinnyLinear
 from graftlm.kernels.norm import Norm
 
@@ -72,7 +74,14 @@ class DecoderStack:
         self._prefix_out = torch.empty_like(layers.space.attended)
         self._kinds = [_KindOfLayers(self, kind, np.array(found)) for kind, found in by_kind.items()]
         self._head: Any = MatmulCall.from_buffer_copy(head.call)
+        self._head.next_task = self._head.num_done = 0
         self._head.x, self._head.x_row = layers.space.inputs.data_ptr(), layers.space.inputs.shape[1]
+
+    @property
+    def memory(self) -> list[tuple[int, int]]:
+        """Where the weights lie that every step reads: first address, and the one after the last."""
+        panels = [p for w in self.layers.weights for p in w.all_panels]
+        return [*((p.address, p.address + p.num_bytes) for p in panels), self.head.memory]
 
     def run(
         self, plan: Plan, ids: torch.Tensor, wanted: torch.Tensor, attention: TorchAttention
@@ -84,6 +93,34 @@ class DecoderStack:
         -> logits [num_wanted, vocab_size]; None, with nothing done, for a step that this cannot compute
         Raises IndexError for an id that is no row of the embedding.
         """
+        self.layers.call.tokens = 0
+        return self._run(plan, ids, wanted, attention, 1)
+
+    def decode(
+        self, plan: Plan, ids: torch.Tensor, wanted: torch.Tensor, attention: TorchAttention, steps: GreedySteps
+    ) -> NDArray[np.int64] | None:
+        """Compute a step of one new token for each row, as `run` does, and further ones with the likeliest tokens.
+
+        Changes what it is given into the ids, positions and slots of the step after the last.
+        ids     int64 [num_rows], all of which are wanted
+        -> int64 [1 to num_steps, num_rows], the tokens that each step chose, -1 where the logits are not finite
+        """
+        num_rows = ids.shape[0]
+        if num_rows > self.max_rows or any(not kind.sees_all(plan, steps.num_steps) for kind in self._kinds):
+            return None
+        tokens = np.empty((steps.num_steps, num_rows), np.int64)
+        end_ptr = np.cumsum([0, *map(len, steps.ends)], dtype=np.int64)
+        ends = np.array([token for of_row in steps.ends for token in of_row], np.int64)
+        call = self.layers.call
+        call.tokens, call.ends, call.end_ptr = (x.ctypes.data for x in (tokens, ends, end_ptr))
+        call.interrupt = steps.interrupt.ctypes.data
+        if self._run(plan, ids, wanted, attention, steps.num_steps) is None:
+            return None
+        return tokens[: call.steps_done]
+
+    def _run(
+        self, plan: Plan, ids: torch.Tensor, wanted: torch.Tensor, attention: TorchAttention, num_steps: int
+    ) -> torch.Tensor | None:
         num_rows, num_wanted = ids.shape[0], wanted.shape[0]  # `len` of a tensor takes microseconds
         lowest, highest = ids.min().item(), ids.max().item()
         if not 0 <= lowest <= highest < self.embedding.shape[0]:  # the compiled code would read what lies beside it
@@ -93,11 +130,10 @@ class DecoderStack:
             return None
         if attention.store is not self._store:
             self._bind(attention)
-        steps = [kind.read(plan, attention) for kind in self._kinds]
-        if not all(steps):
+        if not all([kind.read(plan, attention) for kind in self._kinds]):
             return None
         layers, call = self.layers, self.layers.call
-        self._place(plan)
+        self._place(plan, num_steps)
         records = layers.layers
         records["k_store"], records["v_store"], records["num_slots"] = self._k, self._v, attention.store.num_slots
         logits = torch.empty(num_wanted, self.head.num_out, dtype=layers.dtype)
@@ -107,11 +143,15 @@ class DecoderStack:
         call.prefix_out = self._prefix_out.data_ptr()
         call.norm, call.eps = self.norm.weight.data_ptr(), self.norm.eps
         head = self._head
-        head.next_task, head.num_rows, head.out = 0, num_wanted, logits.data_ptr()
+        head.num_rows, head.out = num_wanted, logits.data_ptr()
         call.head, call.head_matmul = ctypes.addressof(head) if num_wanted else 0, self.head.function
         call.wanted, call.num_wanted = wanted.data_ptr(), num_wanted
+        if call.tokens:
+            firsts = [call.positions, call.slots]
+            grow = np.concatenate([_words(firsts, num_rows), *(kind.last_ends for kind in self._kinds)])
+            call.grow, call.num_grow = grow.ctypes.data, len(grow)
         alone = layers.is_small and max(kind.num_bytes for kind in self._kinds) < SMALL_BYTES
-        layers.run(self._x[:num_rows], slice(None), BEFORE | ATTEND | AFTER, alone=alone)
+        layers.run(self._x[:num_rows], slice(None), BEFORE | ATTEND | AFTER, alone=alone, num_steps=num_steps)
         return logits
 
     def _bind(self, attention: TorchAttention) -> None:
@@ -121,9 +161,9 @@ class DecoderStack:
         for kind in self._kinds:
             kind.bind(self._k[kind.index], self._v[kind.index], store.num_slots)
 
-    def _place(self, plan: Plan) -> None:
-        """Point the call at cos and sin of the step's positions; compute more of them if need be."""
-        last = max(row.past + row.num_new for row in plan.rows)
+    def _place(self, plan: Plan, num_steps: int) -> None:
+        """Point the call at cos and sin of the steps' positions; compute more of them if need be."""
+        last = max(row.past + row.num_new for row in plan.rows) + num_steps - 1
         if last > self._num_positions:
             self._num_positions = max(last, min(max(256, 1 << (last - 1).bit_length()), self._max_positions))
             tables = self._rotations(self._num_positions)
@@ -182,21 +222,39 @@ class _KindOfLayers:
             return False
         joined = QueryBlocks.joined([blocks for blocks in prefixes if blocks is not None])
         singles, records, index = metadata.singles, self._records, self.index
-        self._held = metadata, joined, shared
+        self._held, self._singles_read = (metadata, joined, shared), singles
         calls = self._singles
-        calls["next_task"], calls["num_queries"], calls["num_runs"] = 0, len(singles.query), len(singles.runs) - 1
+        calls["num_queries"], calls["num_runs"] = len(singles.query), len(singles.runs) - 1
+        calls["num_tasks"] = calls["num_runs"] * self.kind.num_kv_heads
         calls["query"], calls["indptr"], calls["spans"], calls["runs"] = singles.addresses
         records["singles"][index] = self._addresses["singles"] if len(singles.query) else 0
         records["shared"][index] = shared.ctypes.data if shared is not None else 0
         for name, calls, blocks in (("blocks", self._blocks, metadata.blocks), ("prefixes", self._prefixes, joined)):
             records[name][index] = self._addresses[name] if blocks is not None else 0
             if blocks is not None:
-                calls["next_task"], calls["num_blocks"] = 0, len(blocks.query_ptr) - 1
+                calls["num_blocks"] = len(blocks.query_ptr) - 1
+                calls["num_tasks"] = calls["num_blocks"] * self.kind.num_kv_heads
                 places = blocks.addresses
                 calls["query"], calls["visible"], calls["query_ptr"], calls["spans"], calls["span_ptr"] = places
         row_bytes = self.kind.num_kv_heads * self.kind.head_dim * attention.store.dtype.itemsize
         self.num_bytes = SMALL_BYTES if joined or metadata.blocks else singles.num_keys * row_bytes
         return True
+
+    def sees_all(self, plan: Plan, num_steps: int) -> bool:
+        """Whether each row of one new token sees all of its tokens in so many steps."""
+        window = self.kind.window
+        return window is None or max(row.past for row in plan.rows) + num_steps <= window
+
+    @property
+    def last_ends(self) -> NDArray[np.int64]:
+        """Addresses of the ends of all queries' last spans, in the step that was laid out."""
+        singles = self._singles_read
+        return singles.spans.ctypes.data + 16 * (singles.indptr[1:] - 1) + 8
+
+
+def _words(firsts: Sequence[int], num: int) -> NDArray[np.int64]:
+    """Addresses of `num` int64 from each of these on."""
+    return np.add.outer(np.array(firsts, np.int64), 8 * np.arange(num)).ravel()
 
 
 def _addresses(calls: Any) -> Any:

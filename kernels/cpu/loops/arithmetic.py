@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
@@ -33,6 +34,83 @@ def next_task(typingctx: Any, call: Any) -> tuple[Any, Callable[..., Any]]:
         return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
 
     return types.int64(call), generate
+
+
+@intrinsic
+def add_done(typingctx: Any, call: Any, num: Any) -> tuple[Any, Callable[..., Any]]:
+    """Count tasks as done, in the word after that of `next_task`; see `wait_until_done`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        counter = builder.gep(builder.bitcast(arguments[0], word.as_pointer()), [ir.Constant(word, 1)])
+        builder.atomic_rmw("add", counter, arguments[1], "acq_rel")
+        return context.get_dummy_value()
+
+    return types.void(call, types.int64), generate
+
+
+@intrinsic
+def _count(typingctx: Any, address: Any) -> tuple[Any, Callable[..., Any]]:
+    """The counter at an address, as another thread may have left it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def is_first(typingctx: Any, address: Any, turn: Any) -> tuple[Any, Callable[..., Any]]:
+    """Whether this is the first thread that counts `turn` at an address, whose number goes from it to the next."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        following = builder.add(arguments[1], ir.Constant(ir.IntType(64), 1))
+        pair = builder.cmpxchg(counter, arguments[1], following, "acq_rel", "acquire")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(types.int64, types.int64), generate
+
+
+@intrinsic
+def _pause(typingctx: Any) -> tuple[Any, Callable[..., Any]]:
+    """Tell the processor that this thread waits in a loop."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        machine = llvm.get_process_triple().partition("-")[0]
+        code = {"x86_64": "pause", "aarch64": "yield", "arm64": "yield"}.get(machine, "")
+        builder.asm(ir.FunctionType(ir.VoidType(), []), code, "~{memory}", [], True)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def _give_way(typingctx: Any) -> tuple[Any, Callable[..., Any]]:
+    """Let another thread run on this core."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+_SPINS = 4000
+"""Looks at a counter, a tenth of a millisecond, before a thread gives way: perhaps the one it waits for has no core."""
+
+
+@njit(forceinline=True, **FLAGS)
+def wait_until_done(address, num):
+    """Wait until `num` tasks of the counters at an address were counted as done, and see what they wrote."""
+    looks = 0
+    while _count(address + 8) < num:
+        looks += 1
+        if looks < _SPINS:
+            _pause()
+        else:
+            _give_way()
 
 
 @intrinsic
@@ -158,6 +236,50 @@ def exp(x):
     rest = x - _F(whole) * _LN_2 - _F(whole) * _LN_2_REST
     series = ((((_C0 * rest + _C1) * rest + _C2) * rest + _C3) * rest + _C4) * rest * rest + rest + _F(1)
     return series * from_bits((whole + np.int32(127)) << np.int32(23))
+
+
+@intrinsic
+def _bits(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
+    """The bits of an element, widened to those of a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (value,) = arguments
+        word = ir.IntType(32)
+        if x == types.float32:
+            return builder.bitcast(value, word)
+        return builder.shl(builder.zext(value, word), ir.Constant(word, 16))
+
+    return types.int32(x), generate
+
+
+_MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
+
+
+@njit(forceinline=True, **FLAGS)
+def _order(x):
+    """A whole number that is larger for larger x, equal for both zeros, and the largest where x is no number.
+
+    It compares bits: arithmetic is compiled as if all numbers were finite.
+    """
+    bits = _bits(x)
+    size = bits & _MAGNITUDE
+    if size > _INFINITY:
+        return _MAGNITUDE
+    return -size if bits < 0 else size
+
+
+@njit(forceinline=True, **FLAGS)
+def likeliest(x):
+    """The first index of the largest element of x; -1 if that is not finite, or an element is no number."""
+    most = -_MAGNITUDE
+    for d in range(len(x)):
+        most = max(most, _order(x[d]))
+    if most >= _INFINITY or most <= -_INFINITY:
+        return -1
+    index = 0
+    while _order(x[index]) != most:
+        index += 1
+    return index
 
 
 @njit(forceinline=True, **FLAGS)

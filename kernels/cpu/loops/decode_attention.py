@@ -15,6 +15,7 @@ from graftlm.kernels.cpu.calls import DecodeCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
+    add_done,
     allocate,
     at,
     element_of,
@@ -106,10 +107,12 @@ def compile_decode_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool,
         peak, place = float_array(place, (MAX_RUN, group))
         weight, place = float_array(place, (MAX_RUN, group))
         kept, place = float_array(place, (group,))
+        taken = 0
         while True:
             task = next_task(pointer)
-            if task >= num_runs * num_kv_heads:
+            if task >= call.num_tasks:
                 break
+            taken += 1
             # head by head, so that queries with a common prefix find this head of it in their core's cache
             head, run = task // num_runs, task % num_runs
             begin, longest = runs[run], runs[run + 1] - 1
@@ -179,6 +182,7 @@ def compile_decode_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool,
                         for d in range(v_dim):
                             row[d] = narrow(total[i, g, d] / weight[i, g], row)
                     carray(at(call.lse + offset * 4), 1, np.float32)[0] = peak[i, g] + np.log(weight[i, g])
+        add_done(pointer, taken)
         release(memory)
 
     return compile_loop(DecodeCall, work)

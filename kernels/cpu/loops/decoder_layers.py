@@ -1,8 +1,9 @@
-"""Compiled code of decoder layers in steps of few tokens: any number of layers, or half of one, in one call.
+"""Compiled code of decoder layers in steps of few tokens: any number of layers, or half of one, or several whole steps.
 
 Decoding is bound by reading weights, so all else has to be nearly free. Every thread runs the whole call. A layer is a
-row of phases with barriers between them; in each phase a thread takes the next task until none is left. Products and
-attention are loops of their own, called by their addresses.
+row of phases; in each a thread takes the next task until none is left, and goes on once all of them are done. So a
+thread that the system has put aside holds up the others only by the task it has. At the end of a step all threads meet,
+and one of them lays out the next. Products and attention are loops of their own, called by their addresses.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, PHASES, LayerCall, 
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
+    add_done,
     allocate,
     at,
     copy_row,
     element_of,
     exp,
     float_array,
+    is_first,
+    likeliest,
     next_task,
     release,
     rms_norm,
     rotate,
     rounded,
     store_row,
+    wait_until_done,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
 
@@ -49,9 +54,24 @@ def _call(typingctx: Any, function: Any, argument: Any) -> tuple[Any, Callable[.
 
 
 @njit(forceinline=True, **FLAGS)
-def _wait(barrier):
+def _meet(barrier):
     if barrier != 0:
         _call(barrier, 0)
+
+
+@njit(forceinline=True, **FLAGS)
+def _finish(call):
+    """Wait until all tasks of the call at an address are done; 0 is none."""
+    if call != 0:
+        wait_until_done(call, carray(at(call), 3, np.int64)[2])
+
+
+@njit(forceinline=True, **FLAGS)
+def _reset(counters):
+    """No task was taken yet, of the counters at an address; 0 is none."""
+    if counters != 0:
+        pair = carray(at(counters), 2, np.int64)
+        pair[0] = pair[1] = 0
 
 
 @njit(forceinline=True, **FLAGS)
@@ -64,15 +84,55 @@ def _join(to, prefix, lse, prefix_lse):
         to[d] = to[d] * own + prefix[d] * other
 
 
+_layer_call, _matmul_call = np.dtype(LayerCall), np.dtype(MatmulCall)
+
+
+@njit(forceinline=True, **FLAGS)
+def _end_step(call, num_phases):
+    """Make the call one of the next step, and say whether there is one."""
+    for i in range(num_phases):
+        _reset(call.counters + 16 * i)
+    layers = carray(at(call.layers), call.num_layers, _layer_call)
+    for index in range(call.num_layers):
+        layer = layers[index]
+        _reset(layer.qkv)
+        _reset(layer.prefixes)
+        _reset(layer.blocks)
+        _reset(layer.singles)
+        _reset(layer.o)
+        _reset(layer.gate_up)
+        _reset(layer.down)
+    _reset(call.head)
+    left = call.num_steps - call.steps_done - 1
+    if call.tokens != 0:
+        num_rows = call.num_rows
+        tokens = carray(at(call.tokens + call.steps_done * num_rows * 8), num_rows, np.int64)
+        ids, end_ptr = carray(at(call.ids), num_rows, np.int64), carray(at(call.end_ptr), num_rows + 1, np.int64)
+        ends = carray(at(call.ends), end_ptr[num_rows], np.int64)
+        for row in range(num_rows):
+            ids[row] = tokens[row]
+            if tokens[row] < 0:
+                left = 0
+            for i in range(end_ptr[row], end_ptr[row + 1]):
+                if ends[i] == tokens[row]:
+                    left = 0
+        if carray(at(call.interrupt), 1, np.int64)[0] != 0:
+            left = 0
+        grow = carray(at(call.grow), call.num_grow, np.int64)
+        for i in range(call.num_grow):
+            carray(at(grow[i]), 1, np.int64)[0] += 1
+    call.steps_done += 1
+    call.steps_left = left
+
+
 def compile_decoder_layers(bfloat16: bool) -> MachineCode:
     """Compile `void (LayersCall *)`."""
     element, size = element_of(bfloat16)
-    matmul, layer_call = np.dtype(MatmulCall), np.dtype(LayerCall)
 
-    def work(pointer):
-        call = carray(pointer, 1)[0]
-        num_rows, hidden, barrier = call.num_rows, call.hidden_size, call.barrier
-        layers = carray(at(call.layers), call.num_layers, layer_call)
+    @njit(forceinline=True, **FLAGS)
+    def run_step(call):
+        num_rows, hidden = call.num_rows, call.hidden_size
+        layers = carray(at(call.layers), call.num_layers, _layer_call)
         like = carray(at(call.x), hidden, element)
         counter = call.counters
         for index in range(call.num_layers):
@@ -80,11 +140,12 @@ def compile_decoder_layers(bfloat16: bool) -> MachineCode:
             dim, num_heads, num_kv_heads = layer.head_dim, layer.num_heads, layer.num_kv_heads
             width, attended_size = num_heads + 2 * num_kv_heads, num_heads * dim
             if call.parts & BEFORE:
-                qkv = carray(at(layer.qkv), 1, matmul)[0]
+                qkv, taken = carray(at(layer.qkv), 1, _matmul_call)[0], 0
                 while True:
                     row = next_task(at(counter))
                     if row >= num_rows:
                         break
+                    taken += 1
                     x = carray(at(call.x + row * hidden * size), hidden, element)
                     if index == 0 and call.ids != 0:
                         token = carray(at(call.ids), num_rows, np.int64)[row]
@@ -93,15 +154,17 @@ def compile_decoder_layers(bfloat16: bool) -> MachineCode:
                             x[d] = embedded[d]
                     to = carray(at(qkv.x + row * qkv.x_row * 4), qkv.depth, np.float32)
                     rms_norm(to, x, carray(at(layer.norm), hidden, element), hidden, layer.eps)
-                _wait(barrier)
+                add_done(at(counter), taken)
+                wait_until_done(counter, num_rows)
                 _call(call.matmul, layer.qkv)
-                _wait(barrier)
-                memory = allocate(4 * dim)
+                _finish(layer.qkv)
+                memory, taken = allocate(4 * dim), 0
                 wide, _ = float_array(memory, (dim,))
                 while True:
-                    row = next_task(at(counter + 8))
+                    row = next_task(at(counter + 16))
                     if row >= num_rows:
                         break
+                    taken += 1
                     place = carray(at(call.positions), num_rows, np.int64)[row] * call.table_row * size
                     cos = carray(at(call.cos + place), call.rotary_dim, element)
                     sin = carray(at(call.sin + place), call.rotary_dim, element)
@@ -123,7 +186,8 @@ def compile_decoder_layers(bfloat16: bool) -> MachineCode:
                             for d in range(dim):
                                 stored[d] = x[d]
                 release(memory)
-                _wait(barrier)
+                add_done(at(counter + 16), taken)
+                wait_until_done(counter + 16, num_rows)
             if call.parts & ATTEND:
                 if layer.prefixes != 0:
                     _call(layer.prefill, layer.prefixes)
@@ -131,14 +195,18 @@ def compile_decoder_layers(bfloat16: bool) -> MachineCode:
                     _call(layer.prefill, layer.blocks)
                 if layer.singles != 0:
                     _call(layer.decode, layer.singles)
-                _wait(barrier)
+                _finish(layer.prefixes)
+                _finish(layer.blocks)
+                _finish(layer.singles)
             if call.parts & AFTER:
-                o = carray(at(layer.o), 1, matmul)[0]
+                o = carray(at(layer.o), 1, _matmul_call)[0]
                 if o.x != call.attended or layer.shared != 0:
+                    taken = 0
                     while True:
-                        row = next_task(at(counter + 16))
+                        row = next_task(at(counter + 32))
                         if row >= num_rows:
                             break
+                        taken += 1
                         attended = carray(at(call.attended + row * attended_size * 4), attended_size, np.float32)
                         if layer.shared != 0 and carray(at(layer.shared), num_rows, np.uint8)[row] != 0:
                             for head in range(num_heads):
@@ -152,42 +220,77 @@ def compile_decoder_layers(bfloat16: bool) -> MachineCode:
                             to[d] = rounded(attended[d], like)
                         for d in range(attended_size, o.depth):
                             to[d] = np.float32(0)
-                    _wait(barrier)
+                    add_done(at(counter + 32), taken)
+                    wait_until_done(counter + 32, num_rows)
                 _call(call.matmul, layer.o)
-                _wait(barrier)
-                gate_up, down = carray(at(layer.gate_up), 1, matmul)[0], carray(at(layer.down), 1, matmul)[0]
+                _finish(layer.o)
+                gate_up, down = (
+                    carray(at(layer.gate_up), 1, _matmul_call)[0],
+                    carray(at(layer.down), 1, _matmul_call)[0],
+                )
+                taken = 0
                 while True:
-                    row = next_task(at(counter + 24))
+                    row = next_task(at(counter + 48))
                     if row >= num_rows:
                         break
+                    taken += 1
                     x = carray(at(call.x + row * hidden * size), hidden, element)
                     to = carray(at(gate_up.x + row * gate_up.x_row * 4), gate_up.depth, np.float32)
                     rms_norm(to, x, carray(at(layer.mlp_norm), hidden, element), hidden, layer.mlp_eps)
-                _wait(barrier)
+                add_done(at(counter + 48), taken)
+                wait_until_done(counter + 48, num_rows)
                 _call(call.matmul, layer.gate_up)
-                _wait(barrier)
+                _finish(layer.gate_up)
                 if down.x != layer.gate:
+                    taken = 0
                     while True:
-                        row = next_task(at(counter + 32))
+                        row = next_task(at(counter + 64))
                         if row >= num_rows:
                             break
+                        taken += 1
                         gate = carray(at(layer.gate + row * layer.gate_size * size), layer.gate_size, element)
                         copy_row(carray(at(down.x + row * down.x_row * 4), down.depth, np.float32), gate)
-                    _wait(barrier)
+                    add_done(at(counter + 64), taken)
+                    wait_until_done(counter + 64, num_rows)
                 _call(call.matmul, layer.down)
-                _wait(barrier)
-            counter += PHASES * 8
+                _finish(layer.down)
+            counter += PHASES * 16
         if call.head != 0:
-            head = carray(at(call.head), 1, matmul)[0]
+            head, taken = carray(at(call.head), 1, _matmul_call)[0], 0
             while True:
                 index = next_task(at(counter))
                 if index >= call.num_wanted:
                     break
+                taken += 1
                 row = carray(at(call.wanted), call.num_wanted, np.int64)[index]
                 x = carray(at(call.x + row * hidden * size), hidden, element)
                 to = carray(at(head.x + index * head.x_row * 4), head.depth, np.float32)
                 rms_norm(to, x, carray(at(call.norm), hidden, element), hidden, call.eps)
-            _wait(barrier)
+            add_done(at(counter), taken)
+            wait_until_done(counter, call.num_wanted)
             _call(call.head_matmul, call.head)
+            if call.tokens != 0:
+                _finish(call.head)
+                while True:
+                    row = next_task(at(counter + 16))
+                    if row >= num_rows:
+                        break
+                    logits = carray(at(head.out + row * head.out_row * size), head.out_row, element)
+                    place = call.tokens + (call.steps_done * num_rows + row) * 8
+                    carray(at(place), 1, np.int64)[0] = likeliest(logits)
+
+    def work(pointer):
+        call, turn = carray(pointer, 1)[0], 0
+        while True:
+            run_step(call)
+            _meet(call.barrier)
+            if is_first(call.turn, turn):
+                _end_step(call, PHASES * call.num_layers + 2)
+            turn += 1
+            if turn == call.num_steps:
+                break
+            _meet(call.barrier)
+            if call.steps_left == 0:
+                break
 
     return compile_loop(LayersCall, work)

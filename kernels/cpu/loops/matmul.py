@@ -16,6 +16,7 @@ from graftlm.kernels.cpu.calls import MatmulCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
+    add_done,
     allocate,
     at,
     element_of,
@@ -164,10 +165,12 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
             for row in range(num_rows):
                 half_row = carray(at(halves + 2 * row * depth), depth, element)
                 store_row(half_row, carray(at(x + row * x_row), depth, np.float32))
+        taken = 0
         while True:
             task = next_task(pointer)
             if task >= call.num_tasks:
                 break
+            taken += 1
             index = 0
             while index + 1 < call.num_segments and task >= segments[index + 1, 0]:
                 index += 1
@@ -211,6 +214,7 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
                         out[j] = narrow(rounded(sums[row, j], out) + widen(out[j]), out)
                 else:
                     store_row(out, sums[row])
+        add_done(pointer, taken)
         release(memory)
 
     return compile_loop(MatmulCall, work)

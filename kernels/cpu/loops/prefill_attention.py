@@ -15,6 +15,7 @@ from graftlm.kernels.cpu.calls import COLUMNS, PrefillCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
     FLAGS,
+    add_done,
     allocate,
     at,
     element_of,
@@ -100,10 +101,12 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool
         kept, place = float_array(place, (COLUMNS,))
         gained, place = float_array(place, (COLUMNS,))
         last_seen = carray(at(place), COLUMNS, np.int64)
+        taken = 0
         while True:
             task = next_task(pointer)
-            if task >= num_blocks * num_kv_heads:
+            if task >= call.num_tasks:
                 break
+            taken += 1
             # a sequence's last blocks see most keys: they go first, so that threads end at about the same time
             block, head = num_blocks - 1 - task // num_kv_heads, task % num_kv_heads
             first_query = query_ptr[block]
@@ -176,6 +179,7 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool
                 for d in range(v_dim):
                     row[d] = total[d, column] / weight[column]
                 carray(at(call.lse + offset * 4), 1, np.float32)[0] = peak[column] + np.log(weight[column])
+        add_done(pointer, taken)
         release(memory)
 
     return compile_loop(PrefillCall, work)
