@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import EngineError, GraftError
@@ -21,6 +21,7 @@ from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
 from graftlm.core.scheduling.speculation import Drafter, DraftVerifier
 from graftlm.core.scheduling.step_retry import goal_of, step_error
+from graftlm.core.scheduling.steps_ahead import StepsAhead
 from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan, build_plan
 
 if TYPE_CHECKING:
@@ -28,27 +29,6 @@ if TYPE_CHECKING:
 
     from graftlm.core.engine_builder import Runner, RunnerSpec
     from graftlm.core.text.tokenizer import Tokenizer
-
-
-class Engine(Protocol):
-    """What a Runtime drives: it answers requests, in this process or elsewhere. All calls come from one thread.
-
-    add     takes the requests of one hand-over, so that their prompts can be ordered together
-    cancel  takes `Submission.id`; unknown or finished ones are ignored
-    unpin   takes `Completion.pin`
-    """
-
-    @property
-    def idle(self) -> bool: ...
-    def add(self, submissions: Seq[Submission]) -> None: ...
-    def step(self) -> bool: ...
-    def cancel(self, submission_id: int) -> None: ...
-    def fail_all(self, error: BaseException) -> None: ...
-    def stats(self) -> Stats: ...
-    def reset_stats(self) -> None: ...
-    def clear_cache(self) -> None: ...
-    def unpin(self, pin: int) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -126,6 +106,8 @@ class LocalEngine:
             clock=clock,
             finished=finished,
         )
+        steps = spec.steps if self.drafter is None else None
+        self.ahead = StepsAhead(steps, self.scheduler, tokenizer.eos_token_ids) if steps is not None else None
         self._in_flight: InFlightStep | None = None
         self._num_tokens_run = 0  # tokens, since memory was given back
         self._jump_share = 1.0  # the share of constrained rows that get forced tokens, over the last steps
@@ -150,12 +132,13 @@ class LocalEngine:
         plan = self._plan()
         if plan is None:
             return self._complete_step() or self.counters.failed_steps > num_failed
-        launched, num_failed = self._launch(plan), self.counters.failed_steps
-        self._complete_step()
-        if self.counters.failed_steps > num_failed:
-            launched = None  # its sequences wait again
-        if launched is not None and (launched.pending is not None or self._draw(launched)):
-            self._in_flight = launched
+        if not self._run_ahead(plan):
+            launched, num_failed = self._launch(plan), self.counters.failed_steps
+            self._complete_step()
+            if self.counters.failed_steps > num_failed:
+                launched = None  # its sequences wait again
+            if launched is not None and (launched.pending is not None or self._draw(launched)):
+                self._in_flight = launched
         if self.idle:
             self._give_back_memory()
         # free + cached + in use == all slots, and nobody uses any now
@@ -165,6 +148,11 @@ class LocalEngine:
     def cancel(self, submission_id: int) -> None:
         """Drop a request and free its slots; unknown or finished ids are ignored."""
         self.requests.cancel(submission_id)
+
+    def interrupt(self, wanted: bool) -> None:
+        """Say whether steps that are run at once shall end with the one under way. From any thread."""
+        if self.ahead is not None:
+            self.ahead.runner.interrupt[0] = wanted
 
     def fail_all(self, error: BaseException) -> None:
         """End every request with `error`."""
@@ -255,6 +243,24 @@ class LocalEngine:
         self._await_tokens(plan, pending)
         self._count_step(plan, time.perf_counter() - started)
         return InFlightStep(plan, logits, pending)
+
+    def _run_ahead(self, plan: StepPlan) -> bool:
+        """Run a step and those after it at once, as far as nobody is needed between; False if that is one step."""
+        if self.ahead is None:
+            return False
+        started = time.perf_counter()
+        try:
+            tokens = self.ahead.run(plan)
+        except BaseException as error:
+            self._fail_step(plan.rows, error)
+            return True
+        if tokens is None:
+            return False
+        ran = time.perf_counter()
+        self._count_step(plan, ran - started, len(tokens))
+        self.ahead.commit(plan, tokens, self.requests)
+        self.counters.commit_s += time.perf_counter() - ran
+        return True
 
     def _draw(self, launched: InFlightStep) -> bool:
         """Sample a step whose predecessors have completed; False if that completes it, or fails."""
@@ -383,14 +389,11 @@ class LocalEngine:
         else:
             log.warning("a step of %d sequences failed; they run again in parts", len(goals), exc_info=error)
 
-    def _count_step(self, plan: StepPlan, launch_s: float) -> None:
-        counters = self.counters
-        self._num_tokens_run += plan.num_tokens
-        counters.steps += 1
-        counters.largest_batch = max(counters.largest_batch, len(plan.rows))
-        counters.shared_prefix_steps += bool(plan.shared)
-        counters.drafted_tokens += plan.num_drafts
-        if self.drafter is not None:
+    def _count_step(self, plan: StepPlan, launch_s: float, num_steps: int = 1) -> None:
+        self._num_tokens_run += num_steps * plan.num_tokens
+        self.counters.ran(plan, num_steps, launch_s)
+        if self.drafter is not None and num_steps == 1:
             self.drafter.timed(plan, launch_s)
-        counters.forward_s += launch_s
+        if self.ahead is not None and num_steps == 1:
+            self.ahead.timed(plan, launch_s)
         self.spec.count_step(launch_s)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.core.model.qualify import AttentionFactory
     from graftlm.core.sampling.device_sampler import DeviceSampler
+    from graftlm.core.scheduling.steps_ahead import StepRunner
     from graftlm.core.text.tokenizer import Tokenizer
     from graftlm.kernels.attention import Attention
     from graftlm.kernels.kv_store import KVStore
@@ -49,6 +50,7 @@ class RunnerSpec:
     device_sampler  samples tokens on the device, so that a step may be launched before the last step's tokens are
                     known to the host; None where the host samples every step before the next one
     count_step      is told of each step's seconds
+    steps           runs several decode steps at once; None where each is run by itself
     check_device    raises if the device can no longer be used at all
     close           gives the model back in the state in which it was handed over
     """
@@ -67,6 +69,7 @@ class RunnerSpec:
     drafts: bool = False
     device_sampler: DeviceSampler | None = None
     count_step: Callable[[float], object] = lambda step_s: None
+    steps: StepRunner | None = None
     check_device: Callable[[], object] = lambda: None
     close: Callable[[], None] = lambda: None
 
@@ -148,6 +151,7 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
         *words,
         drafts=config.speculation == "auto" and loaded.device.type == "cpu" and device_sampler is None,
         device_sampler=device_sampler,
+        steps=paged if paged.runs_steps and device_sampler is None else None,
         check_device=partial(_synchronize, loaded.device),
         close=loaded.release,
     )

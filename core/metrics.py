@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from graftlm.core.request import OpenRequest
+    from graftlm.core.step_plan import StepPlan
 
 
 @dataclass
@@ -38,6 +39,14 @@ class Counters:
     forward_s: float = 0.0
     sample_s: float = 0.0
     commit_s: float = 0.0
+
+    def ran(self, plan: StepPlan, num_steps: int, seconds: float) -> None:
+        """Count the step of `plan`, or several of the same rows that took so long together."""
+        self.steps += num_steps
+        self.largest_batch = max(self.largest_batch, len(plan.rows))
+        self.shared_prefix_steps += num_steps * bool(plan.shared)
+        self.drafted_tokens += plan.num_drafts
+        self.forward_s += seconds
 
     def reset(self) -> None:
         for f in fields(Counters):

@@ -48,7 +48,7 @@ class Register(Protocol):
 def graftlm_register_engines(register: Register) -> None:
     """Offer engines: what turns requests into completions.
 
-    factory(model, config, *, tokenizer, wake) -> graftlm.core.engine.Engine
+    factory(model, config, *, tokenizer, wake) -> graftlm.core.engine_protocol.Engine
 
     Chosen by `Runtime(engine=...)`. Called on the thread that will own the engine; `wake()` rouses that thread from any
     other. A factory with the attribute `takes_ids = False` makes an engine that takes prompts and constraints as the

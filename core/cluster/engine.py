@@ -69,7 +69,7 @@ class Open:
 
 
 class ReplicaEngine:
-    """`graftlm.core.engine.Engine` over the replicas of a cluster.
+    """`graftlm.core.engine_protocol.Engine` over the replicas of a cluster.
 
     A request is a pure function of its prompt, its parameters and its seed, which is settled here. So a request whose
     replica dies runs again on another one, and a stream goes on after what was delivered.
@@ -107,7 +107,7 @@ class ReplicaEngine:
         self._cause: BaseException | None = None
         self._start_all(num_replicas)
 
-    # -- graftlm.core.engine.Engine --------------------------------------------------------------------------------
+    # -- graftlm.core.engine_protocol.Engine -----------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:

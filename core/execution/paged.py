@@ -10,17 +10,20 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from graftlm.core.errors import EngineError, ModelError
 from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention.backend import TorchAttention
+from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
@@ -202,6 +205,7 @@ class PagedRunner:
             isinstance(attention, TorchAttention) and attention.compiles and attention.store.dtype is loaded.dtype
         )
         self._stack = loaded.stack if of_store else None
+        self.interrupt = np.zeros(1, np.int64)
         self._last = max(loaded.layer_of, key=loaded.layer_of.__getitem__, default=None)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -223,6 +227,21 @@ class PagedRunner:
             wanted = self._wanted(plan, rows)
             logits = self.run(input_ids, send(plan.positions, device), plan, send(rows, device), wanted)
             return logits[:num_logits]
+
+    @property
+    def runs_steps(self) -> bool:
+        """Whether `decode` may run steps."""
+        return self._stack is not None
+
+    def decode(self, plan: StepPlan, ends: Seq[Seq[int]], num_steps: int) -> NDArray[np.int64] | None:
+        """As StepRunner.decode (core/scheduling/steps_ahead.py)."""
+        if self._stack is None:
+            return None
+        with torch.inference_mode():
+            self.attention.prepare(plan)
+            steps = GreedySteps(num_steps, ends, self.interrupt)
+            attention = cast(TorchAttention, self.attention)
+            return self._stack.decode(plan, plan.input_ids, plan.logits_rows, attention, steps)
 
     def _wanted(self, plan: StepPlan, rows: torch.Tensor) -> OutputTokens | None:
         """What the last layer is to compute for logits of these rows; None for all."""

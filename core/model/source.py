@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from graftlm.core.engine import Engine
+    from graftlm.core.engine_protocol import Engine
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.request import Request
     from graftlm.core.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from graftlm.core.remote.endpoint import Endpoint
 from graftlm.core.remote.transport import loop
 
 if TYPE_CHECKING:
-    from graftlm.core.engine import Engine
+    from graftlm.core.engine_protocol import Engine
     from graftlm.core.request import Request
     from graftlm.core.text.tokenizer import Tokenizer
 

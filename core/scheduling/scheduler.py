@@ -21,6 +21,7 @@ from graftlm.core.step_plan import ScheduledRow, StepPlan
 
 WINDOW = 256  # waiting sequences that are considered in one step
 HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room for
+AHEAD = 16  # tokens that a row may decode before it is scheduled again
 WORTH_WAITING = 16  # tokens a sibling must share with a running prefill to wait for it
 SPARE = 16  # the end of a prompt may exceed the step's token budget by 1/16 of `step_tokens`
 
@@ -149,10 +150,13 @@ class Scheduler:
 
     # -- what has become of the rows ---------------------------------------------------------------------------
 
-    def launched(self, plan: StepPlan) -> None:
-        """Count a step's tokens as computed and publish its prompts: steps that read them are launched later."""
+    def launched(self, plan: StepPlan, num_steps: int = 1) -> None:
+        """Count a step's tokens as computed and publish its prompts: steps that read them are launched later.
+
+        num_steps  of one token for each row, of which this is the first
+        """
         for row in plan.rows:
-            sequence, past, kv_len = row.sequence, row.past, row.kv_len - len(row.drafts)
+            sequence, past, kv_len = row.sequence, row.past, row.kv_len - len(row.drafts) + num_steps - 1
             num_prompt, progress = sequence.num_prompt_tokens, sequence.progress
             progress.num_computed = kv_len
             if progress.num_cached is None:
@@ -229,11 +233,14 @@ class Scheduler:
         return ScheduledRow(sequence, num_new, num_logits)
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Hold slots for the first `num_tokens` tokens, retracting the youngest if need be."""
-        if sequence.kv.capacity >= num_tokens:
+        """Hold slots for the first `num_tokens` tokens, retracting the youngest if need be; for some more if it can."""
+        capacity = sequence.kv.capacity
+        if capacity >= num_tokens + min(AHEAD, max(sequence.remaining, 0)):
             return True
         generous = num_tokens + min(GROWTH, max(sequence.remaining, 0))
-        if self.cache.pool.num_free >= generous - sequence.kv.capacity and self.cache.reserve(sequence, generous):
+        if self.cache.pool.num_free >= generous - capacity and self.cache.reserve(sequence, generous):
+            return True
+        if capacity >= num_tokens:
             return True
         while not self.cache.reserve(sequence, num_tokens):
             victim = max(self.running, key=lambda s: (s.arrived_s, s.request.id, s.index))

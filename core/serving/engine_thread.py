@@ -20,7 +20,7 @@ from graftlm.core.metrics import Stats
 from graftlm.core.serving.caller_waves import CallerWaves
 
 if TYPE_CHECKING:
-    from graftlm.core.engine import Engine
+    from graftlm.core.engine_protocol import Engine
     from graftlm.core.request import Chunk, Completion, Listener, Submission
 
 Task = Callable[["Engine"], object]
@@ -119,6 +119,7 @@ class EngineThread:
         with self._changed:
             if not self.closed:
                 self._tasks.append(task)
+                self._interrupt(True)
                 if not (asks and self._may_sleep_on()):
                     self._changed.notify()
                 return
@@ -197,10 +198,17 @@ class EngineThread:
         with self._changed:
             self._changed.notify()
 
+    def _interrupt(self, wanted: bool) -> None:
+        """Tell an engine that runs several steps at once whether a task waits for the end of one."""
+        interrupt = getattr(self.engine, "interrupt", None)
+        if interrupt is not None:
+            interrupt(wanted)
+
     def stop(self) -> None:
         """End after the current step, without waiting."""
         with self._changed:
             self.closed = True
+            self._interrupt(True)
             self._changed.notify()
 
     def join(self, timeout: float | None = None) -> None:
@@ -235,6 +243,7 @@ class EngineThread:
                     self._changed.wait(pause_s)
                 self._gathering = False
                 num_tasks = len(self._tasks)
+                self._interrupt(False)
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):
                     self._tasks.popleft()(engine)

@@ -1,0 +1,125 @@
+"""StepsAhead: decode steps that are run at once, because nobody is needed between them.
+
+A small model's step on a CPU takes a millisecond or two, and half as long again goes by before the next: tokens are
+read, committed, and laid out for it. Where every row takes the likeliest token and its text decides nothing, the
+compiled code that runs a step can choose the tokens itself and go on. Answers are those of single steps.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.core.sampling.sampler import is_unedited, not_finite
+from graftlm.core.scheduling.scheduler import AHEAD, Scheduler
+from graftlm.core.scheduling.step_times import StepTimes
+from graftlm.core.step_plan import PlanRow, StepPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from graftlm.core.scheduling.request_tracker import RequestTracker
+    from graftlm.core.sequence import Sequence
+
+MAX_S = 0.02
+"""About the longest time of steps that are run at once: deadlines are looked at after it."""
+
+
+class StepRunner(Protocol):
+    """Runs several steps of rows that take the likeliest token each.
+
+    interrupt  int64 [1], which any thread may set: if it is not 0, the step under way is the last
+    """
+
+    interrupt: NDArray[np.int64]
+
+    def decode(self, plan: StepPlan, ends: Seq[Seq[int]], num_steps: int) -> NDArray[np.int64] | None:
+        """Run the step of `plan`, in which each row has one new token and one row of logits, and those after it.
+
+        ends  for each row the tokens that end it; the step after which one has ended is the last
+        -> int64 [1 to num_steps, num_rows], the tokens of each step, -1 where logits are not finite; None, with
+        nothing done, for a plan that this cannot run
+        """
+        ...
+
+
+class StepsAhead:
+    """Runs as many steps at once as nobody is needed between, of at most AHEAD tokens and MAX_S seconds.
+
+    That is while no request waits, each running one decodes greedily, and nothing but a token can end one: no stop
+    string, no grammar, no reader of a stream. A task for the engine's thread interrupts them.
+    """
+
+    def __init__(self, runner: StepRunner, scheduler: Scheduler, eos_token_ids: Seq[int]) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self._eos = tuple(eos_token_ids)
+        self._times = StepTimes()
+
+    def timed(self, plan: StepPlan, seconds: float) -> None:
+        """Note how long a step took."""
+        if plan.kind == "decode":
+            self._times.add(len(plan.rows), seconds)
+
+    def run(self, plan: StepPlan) -> NDArray[np.int64] | None:
+        """Run `plan` and the steps after it. -> tokens, as of StepRunner.decode; None, with nothing done, for a step
+        that is one by itself"""
+        num_steps = self._num_steps(plan)
+        if num_steps < 2:
+            return None
+        started = time.perf_counter()
+        tokens = self.runner.decode(plan, [self._ends(row.sequence) for row in plan.rows], num_steps)
+        if tokens is not None:
+            self.timed(plan, (time.perf_counter() - started) / len(tokens))
+        return tokens
+
+    def commit(self, plan: StepPlan, tokens: NDArray[np.int64], requests: RequestTracker) -> None:
+        """Append what the steps have chosen."""
+        self.scheduler.launched(plan, len(tokens))
+        for of_step in tokens.tolist():
+            for row, token_id in zip(plan.rows, of_step, strict=True):
+                if row.sequence.progress.status != "running":
+                    continue  # it failed
+                if token_id < 0:
+                    requests.fail(row.sequence, not_finite())
+                else:
+                    requests.append(row.sequence, token_id)
+
+    def _num_steps(self, plan: StepPlan) -> int:
+        scheduler, num_rows = self.scheduler, len(plan.rows)
+        if plan.kind != "decode" or scheduler.waiting or scheduler.retry.active or len(plan.logits_rows) < num_rows:
+            return 1
+        if not self._times.known or not all(_is_plain(row.sequence) for row in plan.rows):
+            return 1
+        in_time = int(MAX_S / max(self._times.of(num_rows), MAX_S / AHEAD))
+        return min(in_time, *(min(row.sequence.remaining, _num_slots(row)) for row in plan.rows))
+
+    def _ends(self, sequence: Sequence) -> tuple[int, ...]:
+        stops = sequence.sampling.stop_token_ids
+        return (*stops,) if sequence.sampling.ignore_eos else (*self._eos, *stops)
+
+
+def _is_plain(sequence: Sequence) -> bool:
+    """Whether the sequence takes the likeliest token, and the host has nothing to do until a token ends it."""
+    request = sequence.request
+    return (
+        request.sampling.temperature == 0
+        and is_unedited(sequence)
+        and not (sequence.constrained or sequence.scoring or request.want_logits or sequence.forks)
+        and not (request.stream or request.sampling.stop)
+        and sequence.output.detokenizer is not None
+        and sequence.num_pending == 1
+    )
+
+
+def _num_slots(row: PlanRow) -> int:
+    """The slots from that of the row's new token on that follow one another."""
+    position = row.past
+    for start, stop in row.extents:
+        if position < stop - start:
+            return stop - start - position
+        position -= stop - start
+    return 0
