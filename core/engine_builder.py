@@ -95,15 +95,19 @@ def build_local(
         lease.release()
         raise
 
+    contention = CoreContention() if loaded.device.type == "cpu" else None
+
     def close() -> None:
         try:
             spec.close()
         finally:
             lease.release()
+            if contention is not None:
+                contention.close()
 
     owned = replace(spec, close=close)
-    if loaded.device.type == "cpu":
-        owned = replace(owned, count_step=CoreContention().add)
+    if contention is not None:
+        owned = replace(owned, count_step=contention.add)
     return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
 
 

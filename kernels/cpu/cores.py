@@ -113,6 +113,10 @@ class CoreContention:
             self._num_threads,
         )
 
+    def close(self) -> None:
+        """End what was started for the time of contention."""
+        self._spin_control.close()
+
     def _waiting_s(self) -> float:
         """How long the threads of this process have waited for a core so far."""
         total = 0

@@ -31,7 +31,8 @@ class SpinControl:
         self._file: FileIO | None = None
         self._thread = 0
         self._run = self._waited = 0
-        self._sleepers: threading.Event | None = None
+        self._team: threading.Thread | None = None
+        self._ended = threading.Event()
 
     def look(self) -> None:
         """Compare how long this thread ran with how long it waited for a core; a few microseconds, every LOOK_S."""
@@ -80,19 +81,24 @@ class SpinControl:
         region = parallel_region()
         if region is None:
             return
-        self._sleepers = threading.Event()
-        weakref.finalize(self, self._sleepers.set)
+        self._ended = threading.Event()
+        weakref.finalize(self, self._ended.set)
         function = ctypes.cast(torch_library().omp_get_max_threads, ctypes.c_void_p).value or 0
-        threading.Thread(
-            target=_keep_team, args=(function, self._sleepers), name="graftlm idle team", daemon=True
-        ).start()
+        self._team = threading.Thread(
+            target=_keep_team, args=(function, self._ended), name="graftlm idle team", daemon=True
+        )
+        self._team.start()
 
     def _end(self) -> None:
         """The team ends with its thread."""
         self.sleeps = False
-        if self._sleepers is not None:
-            self._sleepers.set()
-            self._sleepers = None
+        self._ended.set()
+
+    def close(self) -> None:
+        """End the team, and wait until it has ended."""
+        self._end()
+        if self._team is not None:
+            self._team.join()
 
 
 def _keep_team(function: int, ended: threading.Event) -> None:

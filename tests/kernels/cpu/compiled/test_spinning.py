@@ -76,6 +76,16 @@ def test_an_idle_team_lives_as_long_as_threads_sleep() -> None:
     assert not team.is_alive()
     watch.tell(1, 1)
     (team,) = idle_teams() - others
+    watch.close()
+    assert not team.is_alive()
+
+
+@pytest.mark.skipif(parallel_region() is None, reason="torch has no OpenMP here")
+def test_an_idle_team_ends_with_its_owner() -> None:
+    others = idle_teams()
+    watch = Told()
+    watch.tell(1, 1)
+    (team,) = idle_teams() - others
     del watch
     team.join(60)
     assert not team.is_alive()
