@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 _EPS = ("variance_epsilon", "eps")
-_PROBED = 3
+_PROBED = (0.2, 1.0, 5.0)
 _SAME = 5e-2
 """Relative error up to which a module may be one of the norms here; fusing it asks for more."""
 
@@ -40,7 +40,8 @@ class Norm(NamedTuple):
             return None
         if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not weight.is_floating_point():
             return None
-        x = torch.randn(_PROBED, len(weight), device=weight.device).to(weight.dtype)
+        x = torch.tensor(_PROBED)[:, None] * torch.randn(len(_PROBED), len(weight))
+        x = x.to(weight.device, weight.dtype)
         try:
             with torch.no_grad():
                 expected = module(x)
