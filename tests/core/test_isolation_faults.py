@@ -34,8 +34,9 @@ def at_once(
     rt: Runtime, requests: list[Request], each: Callable[[int, int], None] = lambda i, steps: None
 ) -> list[Any]:
     """Answer requests that the engine meets in one step. -> completions and errors; each: told the step of each end"""
-    gate = threading.Event()
-    rt._thread.post(lambda engine: gate.wait(300))
+    entered, gate = threading.Event(), threading.Event()
+    rt._thread.post(lambda engine: (entered.set(), gate.wait(300)))
+    entered.wait(300)  # what the engine's thread finds here it runs before the next step; of later ones, all
     rt._thread.post(lambda engine: (engine.clear_cache(), engine.reset_stats()))
     futures = [rt.submit(request) for request in requests]
     for i, future in enumerate(futures):

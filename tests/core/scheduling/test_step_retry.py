@@ -16,6 +16,7 @@ from graftlm.core.errors import EngineError
 from graftlm.core.request import Chunk, Request
 from graftlm.core.runtime import Runtime
 from graftlm.core.scheduling.step_retry import StepRetry
+from graftlm.core.scheduling.steps_ahead import StepsAhead
 from graftlm.core.sequence import Sequence
 from graftlm.testing import byte_tokenizer
 from tests.core.test_isolation import check_idle
@@ -85,7 +86,10 @@ def rt(request: pytest.FixtureRequest) -> Iterator[Runtime]:
 
 @pytest.mark.parametrize("at_token", [1, 24], ids=["prompt", "decode"])
 @pytest.mark.parametrize("part", PARTS)
-def test_only_the_request_that_a_step_fails_at_ends(rt: Runtime, part: str, at_token: int) -> None:
+def test_only_the_request_that_a_step_fails_at_ends(
+    rt: Runtime, part: str, at_token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepsAhead, "run", lambda ahead, plan: None)
     with poison(*PARTS[part](rt._thread.engine), at_token):
         *done, culprit = at_once(rt, [*map(request, range(6)), poisoned()])
     assert isinstance(culprit, EngineError) and isinstance(culprit.__cause__, Poisoned)
@@ -95,6 +99,22 @@ def test_only_the_request_that_a_step_fails_at_ends(rt: Runtime, part: str, at_t
     ]
     check_idle(rt)
     assert not rt._thread.engine.scheduler.retry.active  # type: ignore[union-attr]
+
+
+def test_of_steps_that_are_run_at_once_too_only_that_request_ends() -> None:
+    options: dict[str, Any] = {"speculation": "off", "dtype": "float32", "overlap": False}
+    with Runtime(tiny_model(), tokenizer=byte_tokenizer(), **options) as rt:
+        at_once(rt, [*map(request, range(7))])  # how long a step takes is known then
+        engine: Any = rt._thread.engine
+        if engine.ahead is None:
+            pytest.skip("no compiled steps on this CPU")
+        with poison(engine.ahead.runner, "decode", 21) as failed, poison(engine.runner, "forward", 21):
+            *done, culprit = at_once(rt, [*map(request, range(6)), poisoned()])
+        assert failed and isinstance(culprit, EngineError) and isinstance(culprit.__cause__, Poisoned)
+        assert [one.token_ids for one in done] == [
+            greedy_reference(MODEL, random_prompt(20, seed=i), NEW) for i in range(6)
+        ]
+        check_idle(rt)
 
 
 @pytest.mark.parametrize(("num_others", "most"), [(3, 1), (15, 2), (63, 3)])
