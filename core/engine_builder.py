@@ -81,7 +81,8 @@ def build_local(
     from graftlm.core.constraint import prepare_constraints
     from graftlm.core.engine import LocalEngine
     from graftlm.core.model.lease import ModelLease
-    from graftlm.kernels.cpu.cores import CoreContention, fit_threads
+    from graftlm.kernels.cpu.contention import CoreContention
+    from graftlm.kernels.cpu.cores import fit_threads
     from graftlm.plugins import manager
 
     registry = manager.load()

@@ -31,7 +31,7 @@ LARGE_STEP_FREE = 4_000_000_000
 """Bytes that are room enough for a large step, which holds one gigabyte of tensors with an 8B model, and for graphs."""
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Where Linux says what a container may use."""
+"""The folder of the control group that limits a container's memory."""
 
 
 def free_bytes(device: torch.device) -> int:

@@ -79,7 +79,7 @@ class DecoderStack:
 
     @property
     def memory(self) -> list[tuple[int, int]]:
-        """Where the weights lie that every step reads: first address, and the one after the last."""
+        """Address ranges [first, end) in bytes of the weights that every step reads."""
         panels = [p for w in self.layers.weights for p in w.all_panels]
         return [*((p.address, p.address + p.num_bytes) for p in panels), self.head.memory]
 

@@ -44,7 +44,7 @@ class SkinnyLinear:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Where the weight lies: first address, and the one after the last."""
+        """The address range [first, end) in bytes of the weight."""
         weight = self._weights[0]
         if isinstance(weight, Panels):
             return weight.address, weight.address + weight.num_bytes

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -8,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.kernels.cpu.cores import CoreContention, usable_cores
-
-ALLOWED = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-needs_linux = pytest.mark.skipif(not ALLOWED, reason="reads what Linux says of its cores")
+from graftlm.kernels.cpu.cores import usable_cores
 
 
 def write(path: Path, text: str) -> None:
@@ -77,43 +73,3 @@ def test_torch_gets_no_more_threads_than_cores_unless_the_user_chose(chosen: dic
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **chosen}
     done = subprocess.run([sys.executable, "-c", FIT], env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == expected
-
-
-def test_threads_that_wait_for_cores_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path / "1/schedstat", "0 0 0\n")
-    contention = CoreContention(tmp_path)
-    for waited_s in (60, 120):
-        write(tmp_path / "1/schedstat", f"7 {waited_s}000000000 3\n")
-        for _ in range(6):
-            contention.add(1.0)
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "waited 60 s" in caplog.text
-
-
-def test_threads_that_hardly_wait_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path / "1/schedstat", "0 0 0\n")
-    contention = CoreContention(tmp_path)
-    write(tmp_path / "1/schedstat", "7 100000000 3\n")
-    for _ in range(30):
-        contention.add(1.0)
-    assert not caplog.records
-
-
-@needs_linux
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waiting")
-def test_two_processes_on_one_core_are_found_out() -> None:
-    code = """
-import os, time
-from graftlm.kernels.cpu.cores import CoreContention
-os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
-contention = CoreContention()
-before_s, end = contention._waiting_s(), time.monotonic() + 1.0
-if os.fork() == 0:
-    while time.monotonic() < end: pass
-    os._exit(0)
-while time.monotonic() < end: pass
-print(contention._waiting_s() - before_s)
-"""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
-    assert 0.3 < float(done.stdout) < 1.0
