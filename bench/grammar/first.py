@@ -23,10 +23,10 @@ from bench.harness import ROOT, Options, Row
 CHILD = """
 import json, sys, time
 import graftlm as gl
-import graftlm.core.engine as engine  # not timed, in neither process
+import torch, graftlm.core.constraint as constraint  # not timed, in neither process
 model, prepared = sys.argv[1], sys.argv[2] == "prepared"
 if not prepared:
-    engine.prepare_constraints = lambda tokenizer: None
+    constraint.prepare_constraints = lambda tokenizer: None
 started = time.perf_counter()
 runtime = gl.Runtime(model, device="cpu")
 runtime.load()
