@@ -47,17 +47,14 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 def prepare_constraints(tokenizer: Tokenizer) -> None:
     """Prepare what the first constraint needs, in threads, while a model is loaded. Returns at once.
 
-    These are the grammar modules, their compiled loops and the trie over the vocabulary. Nothing depends on it but the
-    time that the first constrained request takes.
+    These are the grammar modules and the trie over the vocabulary; the compiled loops follow the first constraint.
+    Nothing depends on it but the time that the first constrained request takes.
     """
     threading.Thread(target=_prepare, args=(tokenizer,), name="graftlm grammar", daemon=True).start()
 
 
 def _prepare(tokenizer: Tokenizer) -> None:
     with suppress(Exception):  # the request that needs it meets the error
-        from graftlm.core.grammar.automata import jit
-
-        jit.prepare()
         for name in ("compile", "cache", "regex.regex", "schema.lowering"):
             importlib.import_module(f"graftlm.core.grammar.{name}")
         vocabulary_of(tokenizer).prepare()

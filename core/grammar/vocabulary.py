@@ -102,6 +102,7 @@ class Vocabulary:
     def prepare(self) -> None:
         """Build now what every grammar needs: about a second for 128k tokens, at the first time on a machine."""
         self.slices.prepare()
+        _ = self.single_bytes, self.trie.levels  # the first masks are computed without compiled loops
 
     def _indexed(self) -> TokenIndex:
         if self._index is None:

@@ -17,6 +17,9 @@ LOADED_RUNTIME = """
 import sys, threading
 import graftlm as gl
 
+def no_numba():
+    return not any(name.split(".")[0] == "numba" for name in sys.modules)
+
 with gl.Runtime("sprout", device="cpu") as runtime:
     runtime.load()
     for thread in threading.enumerate():
@@ -25,9 +28,13 @@ with gl.Runtime("sprout", device="cpu") as runtime:
     from graftlm.core.constraint import _vocabularies
     from graftlm.core.grammar.automata import jit
     assert "graftlm.core.grammar.schema.lowering" in sys.modules
-    assert all(loop.machine_code is not None for loop in jit._loops)
     assert _vocabularies[runtime.tokenizer]._index is not None
+    runtime.generate("Mara is", max_tokens=2)
+    assert jit._thread is None and no_numba()
     assert runtime.generate("Mara is", regex="yes", max_tokens=4).text == "yes"
+    assert jit._thread is not None and no_numba()
+    jit._thread.join()
+    assert all(loop.machine_code is not None for loop in jit._loops)
 """
 
 
@@ -38,7 +45,7 @@ def prepared(tokenizer: Tokenizer) -> None:
         thread.join()
 
 
-def test_a_loaded_runtime_has_compiled_loops_and_the_trie_of_its_vocabulary() -> None:
+def test_a_loaded_runtime_has_the_trie_of_its_vocabulary_and_loads_compiled_loops_after_the_first_constraint() -> None:
     subprocess.run([sys.executable, "-c", LOADED_RUNTIME], check=True, cwd=ROOT)
 
 

@@ -1,8 +1,9 @@
 """The hot loops: machine code by numba as soon as it is there, the same functions in Python until then.
 
-Compiling takes many seconds, which no request waits for. At the first use in a process, or earlier when `prepare` is
-called, a thread loads the machine code that this machine keeps on disk. Where there is none, a process of its own
-compiles all loops and keeps them there; meanwhile, and where numba is not installed, the functions run as Python.
+Compiling takes many seconds, which no request waits for. Soon after the first use in a process a thread loads the
+machine code that this machine keeps on disk. Where there is none, a process of its own compiles all loops and keeps
+them there; meanwhile, and where numba is not installed, the functions run as Python. A process without constraints
+never imports numba, which takes half a second and 60 MiB.
 
     @inner            a function that loops call
     @loop("signature")   a loop that Python calls
@@ -49,12 +50,16 @@ _MODULES = tuple(
 _KEPT_VERSIONS = 16
 """Versions of the loops that are kept, because several environments may share a cache; each takes less than 1 MB."""
 _COMPILE_S = 300.0
+_PAUSE_S = 0.2
+"""Seconds from the first use to the import of numba, which would take Python's lock from the first constraint."""
 
 log = logging.getLogger("graftlm.grammar")
 
 _loops: list[Loop[..., Any]] = []
 _inner: list[Callable[..., object]] = []
 _lock = threading.Lock()
+_awaited = threading.Event()
+"""Set by whoever waits for the loops: then there is no pause."""
 _thread: threading.Thread | None = None
 _at_work = threading.Lock()
 """Held while modules are imported and loops compiled, which neither a fork nor the interpreter's exit may cut short."""
@@ -100,7 +105,7 @@ def loop(signature: str) -> Callable[[Callable[P, T]], Loop[P, T]]:
 
 
 def prepare() -> None:
-    """Start to load the machine code, and to compile it where it is missing; returns at once."""
+    """Load the machine code after a pause, and compile it where it is missing; returns at once."""
     global _thread
     if _thread is None:
         with _lock:
@@ -111,6 +116,7 @@ def prepare() -> None:
 
 def wait() -> None:
     """Wait until the loops are machine code, or will not be."""
+    _awaited.set()
     prepare()
     assert _thread is not None
     _thread.join()
@@ -136,8 +142,8 @@ def _after_fork() -> None:
 
 def _forget() -> None:
     """In a forked child the thread does not run; what it had not loaded is loaded by another one."""
-    global _at_work, _lock, _thread
-    _at_work, _lock = threading.Lock(), threading.Lock()
+    global _at_work, _awaited, _lock, _thread
+    _at_work, _awaited, _lock = threading.Lock(), threading.Event(), threading.Lock()
     if any(one.machine_code is None for one in _loops):
         _thread = None
 
@@ -149,6 +155,7 @@ if hasattr(os, "register_at_fork"):
 def _load() -> None:
     if not _has_numba():
         return
+    _awaited.wait(_PAUSE_S)
     try:
         folder = _folder()
         if folder is not None and not disk_cache.is_intact(folder) and not _compile_elsewhere(folder):
