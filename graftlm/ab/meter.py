@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graftlm.ab.classes.server import Server
@@ -15,7 +15,6 @@ from graftlm.ab.http_calls import HttpCalls
 from graftlm.ab.prefix_caches import alive, forget
 from graftlm.core.errors import RemoteError
 from graftlm.core.execution.cache_name import cache_in
-from graftlm.core.metrics import Stats
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,11 +65,11 @@ class Work:
 class Meter:
     """Counts the work of the one engine of this process. `attach` once the engine has loaded all it needs.
 
-    GraftLM's runtimes count for themselves. Without any, the transformers models of the process are counted by their
-    forward passes: a pass over several tokens is a prompt, whose tokens before that pass came from a KV cache; a pass
-    over one token after cached ones is a decode step. Models that are no torch modules, such as optimum's, are counted
-    by their calls of `generate`, which are taken to compute the whole prompt. Requests of HTTP clients to an
-    OpenAI-compatible API are counted by the usage that their answers tell.
+    GraftLM's runtimes count for themselves, unless they stand in front of an endpoint. Without any, the transformers
+    models of the process are counted by their forward passes: a pass over several tokens is a prompt, whose tokens
+    before that pass came from a KV cache; a pass over one token after cached ones is a decode step. Models that are no
+    torch modules, such as optimum's, are counted by their calls of `generate`, which are taken to compute the whole
+    prompt. Requests of HTTP clients to an OpenAI-compatible API are counted by the usage that their answers tell.
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class Meter:
         self._spans: list[tuple[float, float]] = []
         self._ahead = (0, 0)
         self.runtimes: list[Runtime] = []
-        self._before: dict[int, Stats] = {}  # of endpoints, when the round began
+        self._endpoints: set[int] = set()  # the ids of runtimes in front of one
         self.models: list[Any] = []
         self._generating: list[Any] = []  # transformers models, and those of its kin that run elsewhere
         self._llamas: list[Any] = []
@@ -123,9 +122,9 @@ class Meter:
             try:
                 runtime.clear_cache()
                 runtime.reset_stats()
-            except RemoteError:  # an endpoint's figures are its bill: they go on, and what was there is taken off
+            except RemoteError:
                 kept.append(repr(runtime))
-                self._before[id(runtime)] = runtime.stats()
+                self._endpoints.add(id(runtime))
         forget()
         kept += [server.name for server in Server.open if not server.reset()]
         with self._lock:
@@ -138,14 +137,9 @@ class Meter:
         """The counts since `start`; any thread may ask."""
         total = self._counted + self._asked()
         for runtime in self.runtimes:
-            s, old = runtime.stats(), self._before.get(id(runtime), Stats())
-            total += Work(
-                s.requests - old.requests,
-                s.prompt_tokens - old.prompt_tokens,
-                s.computed_tokens - old.computed_tokens,
-                s.completion_tokens - old.completion_tokens,
-                s.largest_batch,
-            )
+            if id(runtime) not in self._endpoints:  # whose requests are counted at the HTTP client, as they are paid
+                s = runtime.stats()
+                total += Work(s.requests, s.prompt_tokens, s.computed_tokens, s.completion_tokens, s.largest_batch)
         calls, tokens = self._ahead
         return total + Work(-calls, -tokens) if calls else total
 
@@ -165,6 +159,10 @@ class Meter:
     def _span(self, begin: float) -> None:
         with self._lock:
             self._spans.append((begin, time.perf_counter()))
+
+    def _answered(self, runtime: Any, begin: float, _: Any) -> None:
+        if id(runtime) not in self._endpoints:
+            self._span(begin)
 
     def _note_ahead(self, future: Any) -> None:
         """A prefix that a runtime has computed ahead of the calls: nobody called for it.
@@ -220,7 +218,7 @@ class Meter:
             begin = time.perf_counter()
             futures = submit_many(requests)
             for request, future in zip(requests, futures, strict=True):
-                future.add_done_callback(self._note_ahead if request.pin else lambda _: self._span(begin))
+                future.add_done_callback(self._note_ahead if request.pin else partial(self._answered, runtime, begin))
             return futures
 
         runtime.submit_many = timed

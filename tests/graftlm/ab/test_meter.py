@@ -11,6 +11,8 @@ import graftlm as gl
 from graftlm.ab.classes import native
 from graftlm.ab.meter import Meter, Work, _num_generated
 from graftlm.ab.prefix_caches import alive
+from tests.core.remote.models import answers
+from tests.core.remote.server import Server
 from tests.models import byte_tokenizer, tiny_model
 
 PROMPTS = ["The same beginning, and this", "The same beginning, and that"]
@@ -73,6 +75,29 @@ def test_an_endpoint_behind_a_runtime_is_named_because_its_cache_cannot_be_empti
         meter = Meter()
         meter.attach()
         assert meter.start() == [repr(endpoint)]
+
+
+def test_what_a_program_asks_an_endpoint_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the HTTP client alone: the runtime's own figures, added to it, made two calls of one."""
+    httpx = pytest.importorskip("httpx")
+    for client in (httpx.Client, httpx.AsyncClient):
+        monkeypatch.setattr(client, "send", client.send)  # hooked below
+    with (
+        Server(answers({"France": "Paris, of course."})) as server,
+        gl.Runtime("m", base_url=server.url, api_key="none").load() as endpoint,
+    ):
+        meter = Meter()
+        meter.attach()
+        endpoint.generate("The capital of France is", max_tokens=3, temperature=0)
+        before = len(server.calls)
+        meter.start()
+        endpoint.generate("The capital of France is", max_tokens=3, temperature=0)
+        served = server.calls[before:]
+        work = meter.work()
+        assert work.calls == len(served) > 0
+        assert work.prompt_tokens == sum(call.prompt_tokens for call in served)
+        assert work.completion_tokens == sum(call.completion_tokens for call in served)
+        assert len(meter.spans(0.0)) == len(served)
 
 
 def test_generated_tokens_are_counted_up_to_each_rows_end_token() -> None:
