@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -66,14 +67,13 @@ class LocalEngine:
     before: it reads that step's tokens and commits them.
 
     Overlapped scheduling: on a device that samples by itself the engine launches step n + 1 before it reads the tokens
-    of step n, which are fed to step n + 1 on the device. A row whose text turns out to have ended has then run once too
-    often; that token is dropped. Slots given back while a step still writes to them are written again only by later
-    launches, and a prompt is published as soon as its step was launched, for the same reason.
+    of step n, which it feeds to step n + 1 on the device. A row that has ended runs once more; that token is dropped.
+    Slots given back while a step still writes to them are written again only by later launches, and a prompt is
+    published as soon as its step was launched, for the same reason.
 
     Rows under a grammar are sampled when the step before theirs has completed, which decides their masks, while their
-    own forward runs. If the grammar forces tokens, the row drops its sample and takes them in the next step, a step
-    later than if it had waited; where that costs more than waiting, each step completes before the next is scheduled.
-    So it always is where the host must see the logits (penalties, log-probabilities).
+    own forward runs. If the grammar forces tokens, the row drops its sample and takes them a step later than if it had
+    waited. Where that costs more, and where the host must see the logits, each step completes before the next one.
     """
 
     def __init__(
@@ -108,6 +108,8 @@ class LocalEngine:
         )
         steps = spec.steps if self.drafter is None else None
         self.ahead = StepsAhead(steps, self.scheduler, tokenizer.eos_token_ids) if steps is not None else None
+        self.waits_for_device = spec.device_sampler is not None
+        self.device_wait: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it does
         self._in_flight: InFlightStep | None = None
         self._num_tokens_run = 0  # tokens, since memory was given back
         self._jump_share = 1.0  # the share of constrained rows that get forced tokens, over the last steps
@@ -292,9 +294,9 @@ class LocalEngine:
             self._prepare_last_tokens(plan, pending)
         started = time.perf_counter()
         try:
-            outcomes = (
-                self.sampler.sample(plan, launched.logits) if pending is None else self.sampler.results(plan, pending)
-            )
+            with self.device_wait():
+                sampler = self.sampler
+                outcomes = sampler.sample(plan, launched.logits) if pending is None else sampler.results(plan, pending)
         except BaseException as error:
             self._fail_step(plan.rows, error)
             return True
@@ -392,8 +394,7 @@ class LocalEngine:
     def _count_step(self, plan: StepPlan, launch_s: float, num_steps: int = 1) -> None:
         self._num_tokens_run += num_steps * plan.num_tokens
         self.counters.ran(plan, num_steps, launch_s)
-        if self.drafter is not None and num_steps == 1:
-            self.drafter.timed(plan, launch_s)
-        if self.ahead is not None and num_steps == 1:
-            self.ahead.timed(plan, launch_s)
+        for learner in (self.drafter, self.ahead):
+            if learner is not None and num_steps == 1:
+                learner.timed(plan, launch_s)
         self.spec.count_step(launch_s)

@@ -281,7 +281,7 @@ class Runtime:
     def complete(self, request: Request) -> Completion:
         """Queue one request and wait for its answer: `submit(request).result()` at a lower price."""
         self.check_may_wait("complete()")
-        answer = Answer(checked(request).on_chunk)
+        answer = Answer(checked(request).on_chunk, self._thread.wakes)
         given = self._prepare_one(request, answer)
         try:
             self._thread.add([given])

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import EngineError, GraftError, ModelError
 from graftlm.core.interpreter_exit import EXIT_WAIT_S, end_llvm, keep_interrupt
-from graftlm.core.metrics import Stats
 from graftlm.core.serving.caller_waves import CallerWaves
+from graftlm.core.serving.ended_engine import EndedEngine
+from graftlm.core.serving.wake_chain import WakeChain
 
 if TYPE_CHECKING:
     from graftlm.core.engine_protocol import Engine
@@ -64,7 +65,10 @@ class EngineThread:
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
         self._waves = CallerWaves()
+        self.wakes = WakeChain() if gathers else None
         self._gathering = False
+        self._pauses_callers = False  # whether callers wake up only while this thread waits
+        self._num_urgent = 0  # tasks that wait for no callers
         self._thread: threading.Thread | None = None
 
     @property
@@ -119,17 +123,18 @@ class EngineThread:
         with self._changed:
             if not self.closed:
                 self._tasks.append(task)
+                self._num_urgent += not asks
                 self._interrupt(True)
                 if not (asks and self._may_sleep_on()):
                     self._changed.notify()
                 return
-        task(_EndedEngine(self._end()))
+        task(EndedEngine(self._end()))
 
     def _may_sleep_on(self) -> bool:
         """Count a caller that has come back; whether the thread waits for more of them."""
         now = time.monotonic()
         self._waves.asked(now)
-        return self._gathering and self._waves.pause_s(now) > 0
+        return self._gathering and self._waves.hold_s(now) > 0
 
     def add(self, submissions: Sequence[Submission]) -> None:
         """Hand requests to the engine, all at once. If it fails to take them, each listener is told why.
@@ -219,9 +224,11 @@ class EngineThread:
         engine: Engine
         try:
             engine = self.engine = self.build(self.wake)
+            if getattr(engine, "waits_for_device", False):
+                self._pauses_callers, engine.device_wait = True, self._waiting  # type: ignore[attr-defined]
         except BaseException as error:
             self.failure = _as_model_error(self.name, error)
-            engine = _EndedEngine(self.failure)
+            engine = EndedEngine(self.failure)
         self._loaded.set()
         try:
             self._loop(engine)
@@ -234,15 +241,12 @@ class EngineThread:
     def _loop(self, engine: Engine) -> None:
         progressed = True
         while True:
+            self._wakes_callers()
             with self._changed:
                 self._await_work(engine, progressed)
                 if self.closed:
                     return
-                self._gathering = True
-                while not self.closed and (pause_s := self._waves.pause_s(time.monotonic())) > 0:
-                    self._changed.wait(pause_s)
-                self._gathering = False
-                num_tasks = len(self._tasks)
+                num_tasks = len(self._tasks) if self._gathered(engine) else 0
                 self._interrupt(False)
             for _ in range(num_tasks):
                 with _logged("a task between two steps"):
@@ -253,13 +257,45 @@ class EngineThread:
                 progressed = engine.step()
                 self._step_began_s = None
 
+    def _gathered(self, engine: Engine) -> bool:
+        """Whether to take the tasks: waits for callers that come back, unless the engine can run others meanwhile."""
+        while not (self.closed or self._num_urgent) and (hold_s := self._waves.hold_s(time.monotonic())) > 0:
+            if not engine.idle:
+                return False
+            self._gathering = True
+            self._wait(hold_s)
+        self._gathering = False
+        self._num_urgent = 0
+        self._waves.admitted()
+        return True
+
     def _await_work(self, engine: Engine, progressed: bool) -> None:
         while not self._tasks and not self.closed and (engine.idle or not progressed):
             if engine.idle:
-                self._changed.wait()
+                self._wait(POLL_S if self._wakes_callers() else None)
             else:
-                self._changed.wait(POLL_S)
+                self._wait(POLL_S)
                 return
+
+    def _wakes_callers(self) -> bool:
+        """Whether callers that were answered are still to be woken."""
+        return self.wakes is not None and self.wakes.check()
+
+    def _wait(self, timeout_s: float | None = None) -> None:
+        with self._waiting():
+            self._changed.wait(timeout_s)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Let callers wake up while this thread waits, for tasks or for the device."""
+        if not self._pauses_callers or self.wakes is None:
+            yield
+            return
+        self.wakes.pause(False)
+        try:
+            yield
+        finally:
+            self.wakes.pause(True)
 
     def _finish(self, engine: Engine) -> None:
         """End every request, queued ones included."""
@@ -273,12 +309,14 @@ class EngineThread:
             ends.callback(engine.close)
             ends.callback(self._answer, tasks, error)
             ends.callback(engine.fail_all, error)
+            if self.wakes is not None:
+                ends.callback(self.wakes.close)
 
     def _answer(self, tasks: Iterable[Task], error: BaseException) -> None:
         self.engine = None
         for task in tasks:
             with _logged("a task after the end"):
-                task(_EndedEngine(error))
+                task(EndedEngine(error))
 
     def _end(self) -> BaseException:
         return self.failure or EngineError("the runtime was closed before the request finished")
@@ -329,43 +367,6 @@ def _end_all() -> None:
         thread.join(EXIT_WAIT_S)
     end_llvm()
     keep_interrupt()
-
-
-class _EndedEngine:
-    """Stands in for an engine that could not start or has ended: every request gets the cause."""
-
-    idle = True
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def add(self, submissions: Sequence[Submission]) -> None:
-        for submission in submissions:
-            submission.listener.on_error(self._error)
-
-    def step(self) -> bool:
-        return False
-
-    def cancel(self, submission_id: int) -> None:
-        """Nothing runs."""
-
-    def fail_all(self, error: BaseException) -> None:
-        """Nothing runs."""
-
-    def stats(self) -> Stats:
-        return Stats()
-
-    def reset_stats(self) -> None:
-        """Nothing was counted."""
-
-    def clear_cache(self) -> None:
-        """Nothing is cached."""
-
-    def unpin(self, pin: int) -> None:
-        """Nothing is pinned."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _as_model_error(name: str, error: BaseException) -> GraftError:

@@ -17,6 +17,7 @@ import numpy as np
 from graftlm.core.errors import GraftError
 from graftlm.core.request import Chunk, Completion
 from graftlm.core.serving.loop_inbox import inbox_of
+from graftlm.core.serving.wake_chain import WakeChain
 
 if TYPE_CHECKING:
     from graftlm.core.serving.engine_thread import EngineThread
@@ -113,12 +114,15 @@ class Answer:
     """The answer to one request, for the one thread that waits for it. Cheaper than a future: a lock and nothing else.
 
     The lock is held from the beginning until the request has ended, and the waiting thread takes it then.
+
+    chain  wakes this thread in its turn among those that were answered together
     """
 
-    __slots__ = ("_completion", "_error", "_on_chunk", "_open")
+    __slots__ = ("_chain", "_completion", "_error", "_on_chunk", "_open")
 
-    def __init__(self, on_chunk: Callable[[Chunk], None] | None = None) -> None:
+    def __init__(self, on_chunk: Callable[[Chunk], None] | None = None, chain: WakeChain | None = None) -> None:
         self._on_chunk = on_chunk
+        self._chain = chain
         self._completion: Completion | None = None
         self._error: BaseException | None = None
         self._open = threading.Lock()
@@ -130,7 +134,15 @@ class Answer:
 
     def wait(self) -> Completion:
         """Wait for the completion, once; raises what ended the request instead."""
-        self._open.acquire()
+        chain = self._chain
+        try:
+            self._open.acquire()
+        except BaseException:
+            self._chain = None  # this thread will pass nothing on
+            raise
+        finally:
+            if chain is not None:
+                chain.awake()
         if self._completion is not None:
             return self._completion
         assert self._error is not None
@@ -146,12 +158,18 @@ class Answer:
     def on_finish(self, completion: Completion) -> None:
         if not self.ended:
             self._completion = completion
-            self._open.release()
+            self._wake()
 
     def on_error(self, error: BaseException) -> None:
         if not self.ended:
             self._error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._chain is None:
             self._open.release()
+        else:
+            self._chain.wake(self._open)
 
 
 class AsyncListener:

@@ -5,12 +5,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from graftlm.core.request import Completion, Request, Submission, Usage
+from graftlm.core.serving.caller_waves import GROUPS
 from graftlm.core.serving.engine_thread import EngineThread
 from graftlm.core.serving.stream import Answer
 
@@ -59,22 +61,105 @@ def test_callers_that_come_back_used_to_wake_the_engine_one_by_one(monkeypatch: 
     monkeypatch.setattr("graftlm.core.serving.caller_waves.LONGEST_S", 10.0)
     engine = Asked()
     thread = EngineThread("asked", lambda wake: engine, gathers=True)  # type: ignore[arg-type, return-value]
-    answers = [Answer() for _ in range(16)]
-    for answer in answers[:8]:
+    first, group = ([Answer() for _ in range(num)] for num in (4 * GROUPS, 4))
+    for answer in first:
         thread.add([Submission(Request("a"), answer)])
     engine.release.set()
-    for answer in answers[:8]:
+    for answer in first:
         answer.wait()
-    thread.add([Submission(Request("b"), answers[8])])
+    thread.add([Submission(Request("b"), group[0])])
     while not thread._gathering:
         time.sleep(0)
-    with thread._changed:  # it waits for seven more
+    with thread._changed:  # it waits for three more
         notify = Mock(wraps=thread._changed.notify)
         thread._changed.notify = notify  # type: ignore[method-assign]
-    for answer in answers[9:]:
+    for answer in group[1:]:
         thread.add([Submission(Request("b"), answer)])
-    for answer in answers[8:]:
+    for answer in group:
         answer.wait()
     assert notify.call_count == 1  # for the last
+    thread.stop()
+    thread.join()
+
+
+class Busy(Asked):
+    """An engine that always has something to run; it keeps what it is given."""
+
+    idle = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[Submission] = []
+
+    def add(self, submissions: Sequence[Submission]) -> None:
+        self.given += submissions
+
+    def step(self) -> bool:
+        time.sleep(0.001)
+        return True
+
+
+def test_an_engine_that_has_something_to_run_used_to_stop_for_callers_that_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("graftlm.core.serving.caller_waves.QUIET_S", 5.0)
+    monkeypatch.setattr("graftlm.core.serving.caller_waves.LONGEST_S", 10.0)
+    engine = Busy()
+    thread = EngineThread("busy", lambda wake: engine, gathers=True)  # type: ignore[arg-type, return-value]
+    answers = [Answer() for _ in range(4 * GROUPS)]
+    for answer in answers:
+        thread.add([Submission(Request("a"), answer)])
+    while len(engine.given) < len(answers):
+        time.sleep(0.001)
+    for submission in engine.given:
+        submission.listener.on_finish(Completion("", [], "stop", Usage()))
+    engine.given.clear()
+    engine.step = steps = Mock(wraps=engine.step)  # type: ignore[method-assign]
+    thread.add([Submission(Request("b"), Answer())])
+    while steps.call_count < 5:
+        time.sleep(0.001)
+    assert not engine.given  # it is held for three more
+    thread.call(lambda engine: None)  # what is no request waits for nobody
+    assert len(engine.given) == 1
+    thread.stop()
+    thread.join()
+
+
+class OnDevice(Asked):
+    """An engine that waits for a device in `step`, once, after it has answered all."""
+
+    waits_for_device = True
+    device_wait = nullcontext
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release.set()
+        self.seen: list[list[bool]] = []
+        self.answers: list[Answer] = []
+        self.idle = True
+
+    def add(self, submissions: Sequence[Submission]) -> None:
+        super().add(submissions)
+        self.idle = False
+
+    def step(self) -> bool:
+        self.seen.append([not answer._open.locked() for answer in self.answers])
+        with self.device_wait():
+            self.seen.append([not answer._open.locked() for answer in self.answers])
+        self.idle = True
+        return True
+
+
+def test_callers_are_woken_while_the_engine_waits_for_its_device() -> None:
+    engine = OnDevice()
+    thread = EngineThread("device", lambda wake: engine, gathers=True)  # type: ignore[arg-type, return-value]
+    thread.wait_loaded()
+    thread.call(lambda engine: None)  # it has waited for a task before
+    engine.answers = [Answer(chain=thread.wakes) for _ in range(2)]
+    thread.add([Submission(Request("a"), answer) for answer in engine.answers])
+    for answer in engine.answers:
+        answer.wait()
+    thread.call(lambda engine: None)
+    assert engine.seen == [[False, False], [True, False]]
     thread.stop()
     thread.join()
