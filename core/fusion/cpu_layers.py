@@ -125,7 +125,7 @@ def skinny_head(model: nn.Module) -> SkinnyLinear | None:
     from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    if type(head) not in (nn.Linear, PackedLinear) or head.weight.dtype not in TOLERANCE:
+    if type(head) not in (nn.Linear, PackedLinear) or _dtype_of(head) not in TOLERANCE:
         return None
     weight = head.panels() if isinstance(head, PackedLinear) else None
     if weight is None and isinstance(head, PackedLinear) and not head.in_place:
@@ -133,7 +133,11 @@ def skinny_head(model: nn.Module) -> SkinnyLinear | None:
     if weight is None and not SkinnyLinear.fits(head.weight):
         return None
     bias = head.bias.detach() if head.bias is not None else None
-    return SkinnyLinear(weight or head.weight.detach(), bias, head.weight.dtype)
+    return SkinnyLinear(weight or head.weight.detach(), bias, _dtype_of(head))
+
+
+def _dtype_of(linear: nn.Linear) -> torch.dtype:
+    return linear.dtype if isinstance(linear, PackedLinear) else linear.weight.dtype
 
 
 def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
@@ -143,7 +147,7 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
     if linear is None:
         return
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    dtype, original = head.weight.dtype, head.forward
+    dtype, original = _dtype_of(head), head.forward
     max_rows = MAX_DECODE_ROWS[dtype]
 
     def forward(x: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,10 @@ from graftlm.core.loaded_model import LoadedModel, text_config
 from graftlm.core.model.kernel_warmup import rehearse
 from graftlm.core.model.known_models import find, learn, read_known
 from graftlm.core.model.qualify import AttentionFactory, Reference, batch_dependence, difference, discover, qualify
+from graftlm.core.model.weight_files import converted_files, leave_files
 from graftlm.core.text.tokenizer import Tokenizer
 from graftlm.kernels.cpu.attention.backend import TorchAttention
+from graftlm.kernels.cpu.mapped_files import read_once
 from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.jit.compile_server import CompileServer
 
@@ -68,10 +70,12 @@ def load_model(
     hf_model = loaded.model
     ours = not isinstance(model, nn.Module)
     learned = None if isinstance(model, nn.Module) else learn(resolve(model), loaded, reference, config)
+    if device.type == "cpu":
+        give_back()  # the largest weight is in memory twice now
     loaded.fusions = _fuse(hf_model, device, strict=config.strict, compact=compact, unchanged=ours)
     loaded.rehearsed = rehearsal is not None and rehearsal.covers(hf_model)
     if ours:
-        _leave_files(hf_model, loaded.fusions)
+        leave_files(hf_model, loaded.fusions)
     if device.type == "cpu":
         fuse_cpu(hf_model, loaded.fusions)  # last: it takes addresses
     _choose_lane(loaded, reference, factory, config)
@@ -159,16 +163,6 @@ def default_attention(device: torch.device) -> AttentionFactory:
 
         return TritonAttention
     return TorchAttention
-
-
-def _leave_files(model: nn.Module, fusions: Fusions) -> None:
-    """Copy the weights that are still mapped from files, when most others have been repacked into memory.
-
-    One of them keeps the whole mapping, and with it every page that was read, counted as this process's memory.
-    """
-    if fusions.num_packed:
-        for parameter in model.parameters():
-            parameter.data = parameter.data.clone()
 
 
 def _choose_lane(
@@ -289,8 +283,12 @@ def _read_weights(source: str, config: EngineConfig, device: torch.device) -> nn
     may_not_fit = device.type == "cuda" or may_be_too_large(source, device)
     if config.quantization is None and may_not_fit and (described := _described(source, config, device)) is not None:
         check_weights_fit(source, described, device)
+    kept_plain = device.type == "cpu" and config.quantization is None and not config.trust_remote_code
     try:
-        with _progress_bars(shown=not config.quiet and sys.stderr.isatty()):
+        with (
+            _progress_bars(shown=not config.quiet and sys.stderr.isatty()),
+            read_once(converted_files(source, options["dtype"]) if kept_plain else ()),
+        ):
             read: Any = AutoModelForCausalLM.from_pretrained(
                 source, trust_remote_code=config.trust_remote_code, output_loading_info=True, **options
             )

@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", None)
+_PAUSE_S = 0.03
+"""A few dozen megabytes are read and converted meanwhile."""
 
 
 class MappedFiles:
-    """The parts of this process's memory that lie in files, as they are now; on Linux, none elsewhere."""
+    """The parts of this process's memory that lie in files, as they are now; on Linux, none elsewhere.
 
-    def __init__(self) -> None:
+    only  the files that count; None: all
+    """
+
+    def __init__(self, only: Collection[str] | None = None) -> None:
         self._ranges: list[tuple[int, int]] = []
         if not sys.platform.startswith("linux") or _DONT_NEED is None:
             return
         with suppress(OSError, ValueError):
             for line in Path("/proc/self/maps").read_text().splitlines():
-                addresses, _, _, _, inode, *_ = line.split()
-                if inode != "0":
+                addresses, _, _, _, inode, *path = line.split(maxsplit=5)
+                if inode != "0" and (only is None or path[0] in only):
                     start, end = addresses.split("-")
                     self._ranges.append((int(start, 16), int(end, 16)))
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def __contains__(self, x: torch.Tensor) -> bool:
+        """Whether `x` begins in a file."""
+        return any(low <= x.data_ptr() < high for low, high in self._ranges)
 
     def release(self, x: torch.Tensor) -> int:
         """Drop the resident pages of `x`, which must be unchanged since it was read. -> bytes that were dropped
@@ -38,6 +53,40 @@ class MappedFiles:
         end = (x.data_ptr() + x.numel() * x.itemsize) // page * page
         if not x.is_contiguous() or end <= start or not any(low <= start and end <= high for low, high in self._ranges):
             return 0
-        advise = ctypes.CDLL(None).madvise
-        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        return end - start if advise(start, end - start, _DONT_NEED) == 0 else 0
+        return end - start if _drop(start, end) else 0
+
+    def release_all(self) -> None:
+        """Drop all resident pages, of which none may have been changed since it was read."""
+        for start, end in self._ranges:
+            _drop(start, end)
+
+
+def _drop(start: int, end: int) -> bool:
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return bool(advise(start, end - start, _DONT_NEED) == 0)
+
+
+@contextmanager
+def read_once(paths: Collection[Path]) -> Iterator[None]:
+    """Meanwhile, drop the resident pages of files again and again: someone maps them and converts what they hold.
+
+    Nobody may write to the mapped memory: it would be lost. So a file that is mapped already, by whomever, is left
+    alone.
+    """
+    names = {name for name in map(os.path.realpath, paths) if not MappedFiles({name})}
+    ended = threading.Event()
+
+    def drop() -> None:
+        while not ended.wait(_PAUSE_S):
+            MappedFiles(names).release_all()
+
+    thread = threading.Thread(target=drop, name="graftlm mapped files", daemon=True)
+    if names:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if names:
+            thread.join()

@@ -32,6 +32,10 @@ if torch._C._has_mkldnn:
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
 
 
+_COMPARED = 128 * PANEL
+"""Outputs of the largest random weight: one as large as a head would be in memory twice, beside the head."""
+
+
 class PackedLinear(nn.Linear):
     """Replaces an nn.Linear, or a Conv1D of transformers; `unpack` undoes it.
 
@@ -71,6 +75,11 @@ class PackedLinear(nn.Linear):
         if self._packed is None:
             return self._source
         return self._plain(self._packed.to_dense()).contiguous()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weight, which `weight` would copy."""
+        return self._source.dtype
 
     @property
     def in_place(self) -> bool:
@@ -183,9 +192,11 @@ def _panels(packed: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
 def _is_in_panels(num_out: int, num_in: int, dtype: torch.dtype, depth: int, num_threads: int) -> bool:
     """Whether oneDNN lays out weights of this shape in panels of this depth: compares a random one element by element.
 
+    One of more outputs, such as a head, is compared by a shorter one, and later by what its products give.
+
     num_threads  torch's number of threads now: part of the key, as the layout may depend on it
     """
-    weight = torch.randn(num_out, num_in, dtype=dtype)
+    weight = torch.randn(min(num_out, _COMPARED + num_out % PANEL), num_in, dtype=dtype)
     packed = _REORDER(weight)
     panels = _panels(packed, None)
     if panels is None or panels.depth != depth:

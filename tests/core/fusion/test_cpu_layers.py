@@ -7,7 +7,7 @@ import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
-from graftlm.core.fusion.cpu_layers import FusedCpuLayer
+from graftlm.core.fusion.cpu_layers import FusedCpuLayer, skinny_head
 from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
@@ -87,6 +87,13 @@ def test_a_layer_whose_loops_answer_otherwise_keeps_its_own_forward(monkeypatch:
 
     monkeypatch.setattr(DecodeLayer, "after", wrong)
     assert num_fused(load()) == 0
+
+
+def test_a_head_was_unpacked_to_look_at_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(tie_word_embeddings=False)
+    assert isinstance(loaded.model.get_output_embeddings(), PackedLinear)  # type: ignore[operator]
+    monkeypatch.setattr(PackedLinear, "weight", property(lambda self: pytest.fail("a copy of the whole weight")))
+    assert skinny_head(loaded.model) is not None
 
 
 def test_a_model_is_given_back_with_its_own_forwards() -> None:

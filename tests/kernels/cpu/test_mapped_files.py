@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from graftlm.kernels.cpu.mapped_files import MappedFiles
+from graftlm.kernels.cpu.mapped_files import MappedFiles, read_once
 
 MIB = 1 << 20
 
@@ -38,3 +39,32 @@ def test_memory_that_is_in_no_file_is_left_alone() -> None:
 
 def test_rows_that_do_not_lie_together_are_left_alone() -> None:
     assert MappedFiles().release(torch.ones(1024, 1024)[:, ::2]) == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are counted and released on Linux only")
+def test_what_is_read_once_from_a_file_does_not_stay_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"weight": torch.ones(8 * MIB)}, path)
+    with read_once([path]), safe_open(path, framework="pt") as file:
+        weight = file.get_tensor("weight")
+        if weight not in MappedFiles():
+            pytest.skip("safetensors reads rather than maps")
+        before, deadline = resident_file_bytes(), time.monotonic() + 30
+        assert weight.to(torch.bfloat16).sum() == 8 * MIB
+        while resident_file_bytes() > before + MIB and time.monotonic() < deadline:
+            pass
+        assert resident_file_bytes() <= before + MIB
+        assert weight.sum() == 8 * MIB
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are released on Linux only")
+def test_a_file_that_someone_else_has_mapped_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"weight": torch.ones(MIB)}, path)
+    with safe_open(path, framework="pt") as file:
+        weight = file.get_tensor("weight")
+    weight[0] = 7.0  # a private copy of the page, which would be lost
+    with read_once([path]):
+        deadline = time.monotonic() + 0.2
+        while time.monotonic() < deadline:
+            assert weight[0] == 7.0
