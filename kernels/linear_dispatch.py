@@ -29,7 +29,7 @@ from graftlm.kernels.norm import Addition, Norm
 Role = Literal["qkv", "gate_up", "add", "head"]
 """How a product is used: as it is (qkv, head), gated, or added to the residual stream."""
 
-Kind = Literal["bits12", "tiled_gate", "gemv", "halves", "prefetch", "skinny"]
+Kind = Literal["bits12", "tiled_gate", "gemv", "halves", "prefetch", "skinny", "one_order"]
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """A linear layer as torch has it: x, weight, bias -> x @ weight.T + bias."""
@@ -71,6 +71,10 @@ MEASURED = (
 )
 """Measured on an H200 with bfloat16 weights of Llama 8B; bench/gpu-notes.md has the figures. The first entry that has
 the number of rows and takes the weight is used; torch's library multiplies all other rows."""
+
+
+ORDER_PROBES = (16, 32, FEW_ROWS, 96, 128, 160, 192, 256, 300, 640)
+"""Numbers of rows that strict mode's kernels multiply in different ways."""
 
 
 EXPERT_TILES = (
@@ -137,6 +141,33 @@ def _bits12(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activat
     return lambda x: kernel.compact_matmul(x, held, bias)
 
 
+def _one_order(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run | None:
+    """Sum each output in one order for every number of rows: the kernels for few rows and for many agree in it."""
+    few, many, gates = (
+        gluon_kernel(name) for name in ("hopper.prefetch_matmul", "hopper.tiled_matmul", "hopper.gate_up_decode")
+    )
+    n, k = weight.shape
+    if few is None or many is None or gates is None or not takes(weight) or (role == "gate_up" and n % 16):
+        return None
+    parts = few.num_parts(n, k, weight.device) if role == "add" else 1
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        num_rows = len(x)
+        summed = role != "add" or num_rows > gates.MAX_ROWS
+        kind = torch.float32 if role == "add" else x.dtype
+        out = torch.empty(1 if summed else parts, num_rows, n, dtype=kind, device=x.device)
+        if num_rows <= FEW_ROWS:
+            few.launch(x, weight, out, bias if role != "add" else None)
+        else:
+            many.launch(x, weight, out, bias if role != "add" else None, num_parts=parts)
+        return out if role == "add" else out[0]
+
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        return gates.gate_up(x, weight, activation) if len(x) <= gates.MAX_ROWS else gate_mul(product(x), activation)
+
+    return gated if role == "gate_up" else product
+
+
 def can_compact(weight: torch.Tensor) -> bool:
     """Whether `weight` [n, k] could be held in 12 bits: bfloat16 on Hopper, dense, k in 64s and at least 256."""
     suits = weight.dtype is torch.bfloat16 and takes(weight) and weight.shape[1] >= 2 * INPUTS
@@ -150,6 +181,7 @@ KINDS: dict[Kind, Make] = {
     "halves": _halves,
     "prefetch": _prefetch,
     "skinny": _skinny,
+    "one_order": _one_order,
 }
 
 
@@ -161,6 +193,7 @@ class LinearPlan:
     chosen  the kernels with the rows that they multiply, the first that has a number of rows is used
     linear  multiplies all other rows; None is torch's own, which adds to the residual in its epilogue
     activation  that of gates
+    strict  no sum depends on the number of rows, those of norms included
     """
 
     weight: torch.Tensor
@@ -168,6 +201,7 @@ class LinearPlan:
     chosen: tuple[tuple[Kind, tuple[range, ...], Run], ...] = ()
     linear: Linear | None = None
     activation: Activation = "silu"
+    strict: bool = False
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -199,9 +233,9 @@ class LinearPlan:
         """
         run = self._run(len(x))
         if run is not None:
-            return add_norm(run(x), residual, norm, self.bias, addition)
+            return add_norm(run(x), residual, norm, self.bias, addition, strict=self.strict)
         if addition is not None:
-            return add_norm(self._all(x)[None], residual, norm, addition=addition)
+            return add_norm(self._all(x)[None], residual, norm, addition=addition, strict=self.strict)
         if self.bias is None and self.linear is None:
             residual.addmm_(x, self.weight.t())
         else:
@@ -238,12 +272,19 @@ def plan(
     agree     compares torch's result (first) with a kernel's
     max_rows  up to how many rows kernels for few rows are used; None takes the measured rule
     compact   whether a copy of the weight in 12 bits may be held for few rows
-    linear    multiplies all rows, in the place of any kernel (strict mode)
+    linear    multiplies all rows in one order of sums, where no kernel does so faster (strict mode)
     activation  that of gates
     """
     few = max_rows_of(weight) if max_rows is None else max_rows
-    if linear is not None or few == 0 or (bias is not None and role == "gate_up"):
-        return LinearPlan(weight, bias, linear=linear, activation=activation)
+    gated_bias = bias is not None and role == "gate_up"
+    if linear is not None:
+        run = _checked("one_order", weight, bias, role, activation, ORDER_PROBES, agree) if not gated_bias else None
+        one: tuple[tuple[Kind, tuple[range, ...], Run], ...] = ()
+        if run is not None:
+            one = (("one_order", (range(1, sys.maxsize),), run),)
+        return LinearPlan(weight, bias, one, linear, activation, strict=True)
+    if few == 0 or gated_bias:
+        return LinearPlan(weight, bias, activation=activation)
     chosen: list[tuple[Kind, tuple[range, ...], Run]] = []
     for kind, roles, rows, probes in MEASURED:
         special = kind not in ("gemv", "skinny")

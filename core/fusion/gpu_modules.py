@@ -58,8 +58,7 @@ def fuse_gpu(
                 _pack_gate_up(module, work) or _fuse_norm(module, work)
         _fuse_rotary(model, work, dry=dry)
         fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, compact=compact > 0, linear=linear)
-        if linear is None:
-            _fuse_head(model, work, compact=fusions.num_compact > 0)
+        _fuse_head(model, work, compact=fusions.num_compact > 0)
     return fusions
 
 
@@ -225,14 +224,17 @@ def _fuse_head(model: nn.Module, work: _Work, *, compact: bool) -> None:
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     if type(head) is not nn.Linear or not max_rows_of(head.weight):
         return
-    chosen = plan(head.weight, "head", head.bias, agree=work.agree, compact=compact)
+    chosen = plan(head.weight, "head", head.bias, agree=work.agree, compact=compact, linear=work.linear)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         return chosen.matmul(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
     probe = _probe(head, head.in_features)
-    if work.agree(head(probe[:, :1]), forward(probe[:, :1])) and _replace_forward(head, forward, probe, work):
-        work.fusions.num_compact += "bits12" in chosen.kinds
+    if work.linear is not None and chosen.kinds:
+        setattr(head, "forward", forward)  # noqa: B010, compared by the plan; undone with what is there
+    elif work.linear is None and work.agree(head(probe[:, :1]), forward(probe[:, :1])):
+        replaced = _replace_forward(head, forward, probe, work)
+        work.fusions.num_compact += replaced and "bits12" in chosen.kinds
 
 
 def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:

@@ -83,14 +83,17 @@ def add_norm(
     norm: Norm | None,
     bias: torch.Tensor | None = None,
     addition: Addition | None = None,
+    *,
+    strict: bool = False,
 ) -> torch.Tensor:
     """Add the sum of all parts and bias to the residual, in place, as `addition` says.
 
     parts  [num_parts, num_rows, n], contiguous; residual [num_rows, n], contiguous; bias [n]
+    strict a row's sums are in one order for every number of rows
     -> the residual after `norm` [num_rows, n], its dtype; the residual itself without one
     """
     out = torch.empty_like(residual) if norm is not None else residual
-    _launch(parts[0], residual, norm, out, len(parts), bias, addition or _AS_IT_IS)
+    _launch(parts[0], residual, norm, out, len(parts), bias, addition or _AS_IT_IS, strict=strict)
     return out
 
 
@@ -102,11 +105,13 @@ def _launch(
     num_parts: int,
     bias: torch.Tensor | None = None,
     addition: Addition = _AS_IT_IS,
+    *,
+    strict: bool = False,
 ) -> None:
     (num_rows, n), (post, factor) = x.shape, addition
     assert post is None or not (post.centered or post.bias is not None)
     # parts are of few rows: a row's latency is all there is
-    most = 8 if not num_parts else 16 if num_rows > 32 else 32
+    most = 8 if not num_parts else 16 if num_rows > 32 or strict else 32
     _norm[(num_rows,)](
         x, bias if bias is not None else x, post.weight if post is not None else x, residual,
         norm.weight if norm is not None else x, norm.bias if norm is not None and norm.bias is not None else x, out,

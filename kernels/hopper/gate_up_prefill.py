@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from graftlm.kernels.activation import Activation
-from graftlm.kernels.hopper.tiles import K, barrier, gated_across, load, store, tiled
+from graftlm.kernels.hopper.tiles import K, barrier, gated_across, load, place, store, tiled
 
 ROWS = 128
 """Rows of a tile."""
@@ -39,15 +39,6 @@ BAND = 16
 
 
 @gluon.jit
-def _place(tile, across, down, BAND: gl.constexpr):
-    """Where a tile is, of `across` along the gates and `down` along the rows: a band of rows after the other."""
-    first = tile // (across * BAND) * BAND
-    height = gl.minimum(down - first, BAND)
-    within = tile - first * across
-    return first + within % height, within // height
-
-
-@gluon.jit
 def _read(x, weight, shared, across, down, BAND: gl.constexpr, STEPS: gl.constexpr):
     """Fill the stages in turn, as they become free, with what this program's tiles need."""
     xs, ws, ready, free = shared
@@ -55,7 +46,7 @@ def _read(x, weight, shared, across, down, BAND: gl.constexpr, STEPS: gl.constex
     K: gl.constexpr = xs.shape[2]
     at = 0
     for tile in range(gl.program_id(0), across * down, gl.num_programs(0)):
-        row, gate = _place(tile, across, down, BAND)
+        row, gate = place(tile, across, down, BAND)
         for step in range(STEPS):
             s = at % STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
@@ -103,7 +94,7 @@ def _multiply(
             at += 1
         done = warpgroup_mma_wait(0, deps=(sums,))
         mbarrier.arrive(free.index((at + STAGES - 1) % STAGES))
-        row, gate = _place(tile, across, down, BAND)
+        row, gate = place(tile, across, down, BAND)
         _gate(done, to.index(GROUP), out, (row * 2 + GROUP) * 64, gate * 128, ACTIVATION)
     tma.store_wait(0)
 

@@ -19,6 +19,7 @@ GluonModule = Literal[
     "hopper.gate_up_prefill",
     "hopper.prefetch_matmul",
     "hopper.prompt_kernel",
+    "hopper.tiled_matmul",
 ]
 """The modules of kernels/ that are written in Gluon. Only `gluon_kernel` imports them."""
 

@@ -52,6 +52,15 @@ def gated(sums, kind: gl.constexpr, ACTIVATION: gl.constexpr):
     return gl.reshape(((gates / (1.0 + gl.exp(-x))).to(kind).to(gl.float32) * ups).to(kind), [32, rows])
 
 
+@gluon.jit
+def place(tile, across, down, BAND: gl.constexpr):
+    """Where a tile is, of `across` along the outputs and `down` along the rows: a band of rows after the other."""
+    first = tile // (across * BAND) * BAND
+    height = gl.minimum(down - first, BAND)
+    within = tile - first * across
+    return first + within % height, within // height
+
+
 _NEGATED = {
     "silu": "mul.f32 c, a, 0fBFB8AA3B; mul.f32 d, b, 0fBFB8AA3B;",  # -log2(e)
     "gelu_tanh": """

@@ -85,10 +85,29 @@ def test_a_bias_keeps_gates_with_torch() -> None:
 
 
 @pytest.mark.usefixtures("calls")
-def test_strict_mode_and_float32_have_no_kernels() -> None:
-    weight = randn(16, 8)
-    assert not plan(weight, "qkv", agree=close).chosen
-    assert not plan(weight, "qkv", agree=close, max_rows=64, linear=torch.nn.functional.linear).chosen
+def test_float32_has_no_kernels() -> None:
+    assert not plan(randn(16, 8), "qkv", agree=close).chosen
+
+
+@pytest.mark.parametrize("role", ["qkv", "gate_up", "add", "head"])
+def test_in_strict_mode_one_kernel_has_all_rows_or_none(role: Role, calls: list[Kind]) -> None:
+    linear = plan(randn(16, 8), role, agree=close, linear=torch.nn.functional.linear)
+    assert [chosen(linear, rows) for rows in (1, 64, 65, 256, 5000)] == ["one_order"] * 5
+    assert set(calls) == {"one_order"}
+
+
+def test_in_strict_mode_a_product_that_no_kernel_takes_goes_through_the_fixed_one() -> None:
+    calls: list[int] = []
+
+    def fixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        calls.append(len(x))
+        return torch.nn.functional.linear(x, weight, bias)
+
+    x, weight = randn(3, 8), randn(16, 8)
+    linear = plan(weight, "qkv", agree=close, linear=fixed)  # float32
+    assert not linear.chosen and close(linear.matmul(x), x @ weight.T)
+    assert not plan(weight, "gate_up", randn(16), agree=close, linear=fixed).chosen
+    assert calls == [3]
 
 
 def test_a_kernel_that_differs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, calls: list[Kind]) -> None:
