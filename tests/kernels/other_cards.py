@@ -28,8 +28,10 @@ from graftlm.kernels.gpu.attention import decode, extend
 from graftlm.kernels.gpu.attention.block_table import write_table
 from graftlm.kernels.gpu.attention.decode import AT_ONCE, DecodeRows, Workspace, decode_attention
 from graftlm.kernels.gpu.attention.extend import ExtendRows, extend_attention
+from graftlm.kernels.gpu.attention.one_order import num_splits, one_order_attention
 from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix
+from graftlm.kernels.gpu.attention.softmax_pieces import Room
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate, store_kv
 from graftlm.kernels.gpu.linear.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.linear.gemv import gemv
@@ -121,6 +123,15 @@ def launches() -> None:
             for new in (8, 600):
                 extend = ExtendRows(table, index, lens, torch.zeros(rows + 1, **i32), new)
                 noted(f"{name} new {new}", lambda q=q, k=k, e=extend, p=params: extend_attention(q, k, k, e, p))
+                noted(f"{name} new {new}", lambda q=q, k=k, e=extend, p=params: one_order_attention(q, k, k, e, p))
+            one_each, room = ExtendRows(table, index, lens, index, 1), Room.allocate(rows, 8, dim, 10, q.device)
+            for splits in {1, num_splits(rows, kv_heads, 108, dim)}:
+                noted(
+                    f"{name} splits {splits}",
+                    lambda q=q, k=k, e=one_each, p=params, r=room, n=splits: one_order_attention(
+                        q[:4], k, k, e, p, room=r, splits=n
+                    ),
+                )
             if params.window is None:
                 prefix = PrefixRows(index[:1], index, index[:1])
                 noted(

@@ -22,9 +22,9 @@ SHARED_MEMORY_KIB = {
 """What a program can have of shared memory, by compute capability. Source: CUDA C++ programming guide."""
 
 KERNELS = {
-    "_norm", "_gate", "_rotate", "_rotate_store", "_store_kv", "_decode", "_decode_prefix", "_extend", "_skinny",
-    "_gemv", "_product", "_largest", "_pick", "_apply_mask", "_walk_mask", "_write_table", "_sort_pairs", "_grouped",
-    "_sum_parts", "_logits", "_route", "_add_up", "_keep",
+    "_norm", "_gate", "_rotate", "_rotate_store", "_store_kv", "_decode", "_decode_prefix", "_extend", "_attend",
+    "_skinny", "_gemv", "_product", "_largest", "_pick", "_apply_mask", "_walk_mask", "_write_table", "_sort_pairs",
+    "_grouped", "_sum_parts", "_logits", "_route", "_add_up", "_keep",
 }  # fmt: skip
 
 

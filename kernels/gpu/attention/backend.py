@@ -11,7 +11,8 @@ from graftlm.kernels.attention import LayerSpec, PackedQKV, Plan
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention.cudnn_prefill import AllDense, DensePrefill
 from graftlm.kernels.gpu.attention.decode import DecodeRows, Scales, Workspace, decode_attention, num_splits
-from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, ExtendTile, extend_attention
+from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, extend_attention
+from graftlm.kernels.gpu.attention.one_order import OneOrder
 from graftlm.kernels.gpu.attention.prefill_path import PrefillCall, PrefillPath
 from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix, num_prefix_splits
@@ -26,18 +27,13 @@ MAX_HEAD_DIM = 256
 OLDEST_FOR_FLOAT8 = (8, 9)  # compute capability
 
 
-def uniform_tile(dtype: torch.dtype) -> ExtendTile:
-    """The tile of every row in strict mode, whether it decodes or is prefilled."""
-    return ExtendTile(32, 32, 4, 2) if dtype == torch.float32 else ExtendTile(64, 32, 4, 3)
-
-
 class TritonAttention:
     """Decode rows through split KV, the others through extend, or in a faster way where there is one.
 
     Lengths and tables are read on the device. Decode rows come first in a plan. `bind` sets where steps are read from:
     a captured graph reads the buffers it was captured with.
 
-    strict  every row goes through one kernel with one tiling, so that a token's result is the same, to the last bit,
+    strict  every row is summed in one order (one_order.py), so that a token's result is the same, to the last bit,
             in every batch, however it was cut into steps. Set before the first step.
     paths   what prefill rows may go through: the first that takes the step, else the extend kernel
 
@@ -64,6 +60,7 @@ class TritonAttention:
         self._one_each = torch.arange(4097, dtype=torch.int32, device=self.device)
         self._workspaces: dict[tuple[int, int], Workspace] = {}
         self._kept: list[Workspace] = []
+        self._one_order = OneOrder(self.num_sms)
 
     def supports(self, layer: LayerSpec) -> str | None:
         if layer.num_heads % layer.num_kv_heads:
@@ -133,7 +130,8 @@ class TritonAttention:
         step, layout = self._step, self._layout
         assert step is not None and layout is not None
         k_store, v_store = self.store.k[layer], self.store.v[layer]
-        block = 4 if self.strict else None  # the norm of a head is summed in an order that depends on it
+        # the norm of a head is summed in an order that depends on it
+        block = 4 if self.strict and packed.q_norm is not None else None
         q, k, v = rotate_store(
             packed,
             k_store,
@@ -206,18 +204,13 @@ class TritonAttention:
         assert step is not None and layout is not None
         max_new = 1 if rows.stop <= layout.num_decode else layout.max_new
         exponents = self._exponents(layer)
-        extend_attention(
-            q,
-            self.store.k[layer],
-            self.store.v[layer],
-            ExtendRows(step.table, step.rows[rows], step.lens[rows], self._indptr(rows), max_new),
-            params,
-            scales=self._scales(layer),
-            tile=uniform_tile(q.dtype) if self.strict else None,
-            uniform=self.strict,
-            compact=CompactRows(exponents, k, v, self._cached) if exponents is not None else None,
-            out=out,
-        )
+        compact = CompactRows(exponents, k, v, self._cached) if exponents is not None else None
+        step_rows = ExtendRows(step.table, step.rows[rows], step.lens[rows], self._indptr(rows), max_new)
+        kv = self.store.k[layer], self.store.v[layer]
+        if self.strict:
+            self._one_order.attend(q, *kv, step_rows, params, scales=self._scales(layer), out=out)
+        else:
+            extend_attention(q, *kv, step_rows, params, scales=self._scales(layer), compact=compact, out=out)
 
     def _indptr(self, rows: slice) -> torch.Tensor:
         """Where the new tokens of these rows are. int32 [number of rows + 1]"""

@@ -2,7 +2,7 @@
 
 The query heads of one KV head are further queries of it, so each token's K and V are read once per KV head. Tokens are
 read in order, in blocks that start at multiples of the block. Blocks that all queries of a program see whole are read
-by a loop without masks, which may round differently, unless the caller asks for uniform results.
+by a loop without masks, which may round differently.
 
 Of a compact store only tokens from before the step are read; the new ones are read from the step.
 """
@@ -51,7 +51,7 @@ def _extend(
     exponents, k_new, v_new, exponents_head, k_token, k_new_head, v_token, v_new_head,
     GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, E: tl.constexpr, E_PAD: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr, UNIFORM: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALED: tl.constexpr,
     PRECISION: tl.constexpr, COMPACT: tl.constexpr, CACHED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries, KV head, row); the longest blocks first."""
@@ -111,17 +111,13 @@ def _extend(
         middle = (past + i * M // GROUP + 1) // N * N  # every query sees all before it, in so far as the window has it
         if WINDOW:
             first = tl.maximum(past + i * M // GROUP - window + 1, 0) // N * N
-            low = first
-            if not UNIFORM:
-                low = tl.minimum(tl.cdiv(tl.maximum(last_token - window + 1, 0), N) * N, last)
+            low = tl.minimum(tl.cdiv(tl.maximum(last_token - window + 1, 0), N) * N, last)
             m, total, acc = _see_masked(
                 queries, k_all, v_all, slots, first, low, last, position, window, m, total, acc, scale, softcap,
                 k_step, v_step, D, D_PAD, E, E_PAD, N, WINDOW, SOFTCAP, PRECISION, COMPACT,
             )  # fmt: skip
             first = low
             middle = tl.maximum(middle, first)
-        if UNIFORM:
-            middle = first
         for n in range(first, middle, N):
             slot = (n + tl.arange(0, N) if COMPACT else tl.load(slots + n + tl.arange(0, N))).to(tl.int64)
             keys = tl.load(k_all + slot[:, None] * k_step + d[None, :], mask=d_ok[None, :], other=0.0)
@@ -201,7 +197,6 @@ def extend_attention(
     *,
     scales: Scales | None = None,
     tile: ExtendTile | None = None,
-    uniform: bool = False,
     compact: CompactRows | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -211,14 +206,13 @@ def extend_attention(
     -> [num_tokens, num_heads, v_dim], dtype of q, written to `out` if given; softmax in float32.
 
     With `compact`, k and v are a compact store's, int32 [num_slots, num_kv_heads, 48], heads have 128 dimensions,
-    and what is in the slots of new tokens does not matter. With `uniform` and one `tile`, a query's result is the same
-    to the last bit in every batch and every chunk.
+    and what is in the slots of new tokens does not matter.
     """
     num_tokens, num_heads, k_dim = q.shape
     num_kv_heads, v_dim = v.shape[1], v.shape[2]
     exponents, k_new, v_new = q, k, v
     if compact is not None:
-        assert not uniform and scales is None
+        assert scales is None
         exponents, k_new, v_new = compact.exponents.view(torch.int16), compact.k, compact.v
         k, v, v_dim = k.view(torch.uint8), v.view(torch.uint8), v_new.shape[2]
     group = num_heads // num_kv_heads
@@ -242,8 +236,7 @@ def extend_attention(
         GROUP=group, D=k_dim, D_PAD=triton.next_power_of_2(k_dim),
         E=v_dim, E_PAD=triton.next_power_of_2(v_dim), M=tile.queries, N=tile.block,
         WINDOW=params.window is not None, SOFTCAP=params.softcap is not None, SINKS=params.sinks is not None,
-        SCALED=scales is not None,
-        UNIFORM=uniform, PRECISION=precision(q.dtype), COMPACT=compact is not None,
+        SCALED=scales is not None, PRECISION=precision(q.dtype), COMPACT=compact is not None,
         CACHED=compact is not None and compact.cached, ASM=q.is_cuda,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
