@@ -186,6 +186,10 @@ def _attention(
     """
     from graftlm.kernels.gpu.support import triton_problem
 
+    if store.token_scales is not None:  # no other reads it
+        from graftlm.kernels.cpu.attention.int8 import Int8Attention
+
+        kernels, config = {"torch": Int8Attention}, replace(config, attention="torch")
     on_gpu = loaded.device.type == "cuda"
     problem = triton_problem(loaded.device) if on_gpu else None
     best = ["triton", "torch"] if on_gpu and problem is None else ["torch"]

@@ -9,6 +9,9 @@ import torch
 
 from graftlm.kernels.bits12 import kv_codec
 
+SCALE_BYTES = 4
+"""Of the scale of one token and head in a store in int8."""
+
 
 @dataclass(frozen=True)
 class LayerKV:
@@ -22,6 +25,8 @@ class LayerKV:
         """Bytes of one token in this layer. compact: in 12 bits a number (kv_codec.py), whatever the dtype."""
         if compact:
             return 2 * self.num_kv_heads * kv_codec.BYTES
+        if dtype is torch.int8:
+            return self.num_kv_heads * (self.k_dim + self.v_dim + 2 * SCALE_BYTES)
         return self.num_kv_heads * (self.k_dim + self.v_dim) * dtype.itemsize
 
 
@@ -37,6 +42,8 @@ class KVStore:
 
     scales     for a store in float8: per layer float32 [2, num_kv_heads], it holds k / scales[layer][0] and
                v / scales[layer][1]; None for every other
+    token_scales  of a store in int8: per layer K's and V's, float32 [num_slots, num_kv_heads], ordered by head in
+               memory, by which k and v are to be multiplied; None for every other
     compact    k[layer] and v[layer] are int32 [num_slots, num_kv_heads, 48], in 12 bits a number (kv_codec.py), and
                `dtype`, which is bfloat16, is what they are computed in
     records    of a compact store: per layer int32 [num_slots, num_kv_heads, 96], the words of K and then those of V,
@@ -65,6 +72,12 @@ class KVStore:
         self.compact = compact
         self.records: list[torch.Tensor] | None = None
         self.exponents: list[torch.Tensor] | None = None
+        self.token_scales: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+        if dtype is torch.int8:
+            self.token_scales = [
+                (self._allocate_scales(layer.num_kv_heads), self._allocate_scales(layer.num_kv_heads))
+                for layer in self.layout
+            ]
         if compact:
             words = kv_codec.WORDS
             self.records = [self._allocate(layer.num_kv_heads, 2 * words, torch.int32) for layer in self.layout]
@@ -79,6 +92,9 @@ class KVStore:
         if self.device.type == "cpu":
             return torch.empty(num_kv_heads, self.num_slots, dim, dtype=dtype).transpose(0, 1)
         return torch.empty(self.num_slots, num_kv_heads, dim, dtype=dtype, device=self.device)
+
+    def _allocate_scales(self, num_kv_heads: int) -> torch.Tensor:
+        return torch.empty(num_kv_heads, self.num_slots, dtype=torch.float32, device=self.device).t()
 
     def _allocate_exponents(self, num_kv_heads: int) -> torch.Tensor:
         return torch.empty(num_kv_heads, self.num_slots, 2, dtype=torch.uint8, device=self.device)

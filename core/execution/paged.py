@@ -23,6 +23,7 @@ from graftlm.core.errors import EngineError, ModelError
 from graftlm.kernels.attention import PackedAttention, PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention.backend import TorchAttention
+from graftlm.kernels.cpu.attention.int8 import Int8Attention
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.transfer import send
 
@@ -185,6 +186,13 @@ def feed(input_ids: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor) ->
     return torch.where(sources >= 0, drawn[sources.clamp(min=0)], input_ids)
 
 
+def _read_by_stack(attention: Attention, dtype: torch.dtype) -> bool:
+    """Whether the compiled call of a whole step reads this attention's store."""
+    if isinstance(attention, Int8Attention):
+        return attention.reads_in_place
+    return isinstance(attention, TorchAttention) and attention.compiles and attention.store.dtype is dtype
+
+
 class PagedRunner:
     """One forward of a loaded model over the KV store.
 
@@ -201,10 +209,7 @@ class PagedRunner:
         self._switch = AttentionSwitch(loaded.model)
         self._keeps = accepts_logits_to_keep(loaded.model)
         self._takes_packed = isinstance(attention, PackedAttention)
-        of_store = (
-            isinstance(attention, TorchAttention) and attention.compiles and attention.store.dtype is loaded.dtype
-        )
-        self._stack = loaded.stack if of_store else None
+        self._stack = loaded.stack if _read_by_stack(attention, loaded.dtype) else None
         self.interrupt = np.zeros(1, np.int64)
         self._last = max(loaded.layer_of, key=loaded.layer_of.__getitem__, default=None)
 

@@ -62,6 +62,14 @@ def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:
                 "GPU: leave it out"
             )
         return KVFormat(FP8)
+    if wanted == "int8":
+        reason = _why_not_int8(loaded, config)
+        if reason is not None:
+            raise ConfigError(
+                f"CacheConfig.dtype is 'int8', but {reason}; KV in int8 is for models in the paged lane on a CPU, in "
+                "float32 or bfloat16, with attention='auto' or 'torch' and without strict=True: leave it out"
+            )
+        return KVFormat(torch.int8)
     if wanted == "model":
         return KVFormat(loaded.dtype)
     reason = _place(loaded) if loaded.lane != "paged" else _why_not_compact(loaded, config)
@@ -89,6 +97,19 @@ def _is_taken(loaded: LoadedModel, wanted: str) -> bool:
 
 def _place(loaded: LoadedModel) -> str:
     return f"{loaded.name} runs " + ("in the serial lane" if loaded.lane != "paged" else f"on {loaded.device}")
+
+
+def _why_not_int8(loaded: LoadedModel, config: EngineConfig) -> str | None:
+    """Why a model cannot keep KV in int8; None if it can."""
+    if loaded.lane != "paged" or loaded.device.type != "cpu":
+        return _place(loaded)
+    if config.strict:
+        return "strict=True"
+    if config.attention not in ("auto", "torch"):
+        return f"attention={config.attention!r}"
+    if loaded.dtype not in (torch.float32, torch.bfloat16):
+        return f"{loaded.name} computes in {str(loaded.dtype)[6:]}"
+    return None
 
 
 def _why_not_compact(loaded: LoadedModel, config: EngineConfig) -> str | None:

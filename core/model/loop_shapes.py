@@ -37,7 +37,8 @@ def shapes_of(hf_config: dict[str, Any], config: EngineConfig) -> LoopShapes:
     if dtype == "auto":
         dtype = str(hf_config.get("dtype") or hf_config.get("torch_dtype") or text.get("dtype"))
     bfloat16 = dtype == "bfloat16" and not config.strict  # strict mode computes in float32 on a CPU
-    return LoopShapes(num_heads // num_kv_heads, head_dim, bfloat16, bool(text.get("attn_logit_softcapping")))
+    capped, int8 = bool(text.get("attn_logit_softcapping")), config.cache.dtype == "int8"
+    return LoopShapes(num_heads // num_kv_heads, head_dim, bfloat16, capped, int8)
 
 
 def _runs_on_cpu(device: str) -> bool:

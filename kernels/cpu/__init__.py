@@ -8,3 +8,7 @@ PANEL = 64
 
 MAX_RUN = 16
 """The largest number of single queries of a row that read their keys together."""
+
+INT8_LARGEST = 127.0
+INT8_LEAST_SCALE = 1e-30
+"""Of keys and values in int8: the largest whole number, and the scale of a vector of zeros, which stays one."""

@@ -26,13 +26,14 @@ class DecodeCall(ctypes.Structure):
     """Addresses, counts, and strides in elements. `new_k` is 0 if this step's K and V are stored already.
 
     num_tasks  num_runs * num_kv_heads
+    k_scale, v_scale  of stores in int8: float32 [num_kv_heads, num_slots]
     """
 
     _fields_ = (
         *_SHARED,
         *int_fields("num_queries", "num_runs", "num_kv_heads", "num_slots"),
         *int_fields("q", "q_token", "q_head", "new_k", "k_token", "k_head", "new_v", "v_token", "v_head"),
-        *int_fields("k", "v", "query", "indptr", "spans", "runs", "out", "lse", "float32_out"),
+        *int_fields("k", "v", "k_scale", "v_scale", "query", "indptr", "spans", "runs", "out", "lse", "float32_out"),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
     )

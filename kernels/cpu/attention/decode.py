@@ -22,12 +22,16 @@ _SMALL_BYTES = 1 << 18
 
 
 class CompiledDecode:
-    """The loop for one shape of heads and one dtype, compiled when this is made."""
+    """The loop for one shape of heads and one dtype, compiled when this is made.
 
-    def __init__(self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype, *, capped: bool) -> None:
-        self._loop = Loop(
-            DecodeCall(), loop_address("decode_attention", group, k_dim, v_dim, dtype.itemsize == 2, capped)
-        )
+    int8  for stores in int8, with scales; queries, keys and values of the step are in `dtype`
+    """
+
+    def __init__(
+        self, group: int, k_dim: int, v_dim: int, dtype: torch.dtype, *, capped: bool, int8: bool = False
+    ) -> None:
+        name = "decode_attention_int8" if int8 else "decode_attention"
+        self._loop = Loop(DecodeCall(), loop_address(name, group, k_dim, v_dim, dtype.itemsize == 2, capped))
 
     def run(
         self,
@@ -39,6 +43,7 @@ class CompiledDecode:
         softcap: float | None,
         out: torch.Tensor,
         lse: torch.Tensor,
+        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Attend each of `queries` to its spans.
 
@@ -46,6 +51,7 @@ class CompiledDecode:
         new     this step's K [num_tokens, Hkv, Dk] and V, which are stored first, each at the end of its query's last
                 span; None if they are stored already
         stores  K and V [num_slots, Hkv, D], KV head first in memory
+        scales  of stores in int8: K's and V's, float32 [num_slots, Hkv], KV head first in memory
         out     [num_tokens, Hq, Dv], dtype of q or float32; lse float32 [num_tokens, Hq]; only `queries` are set
         """
         k_store, v_store = stores
@@ -60,6 +66,7 @@ class CompiledDecode:
             call.new_k, call.k_token, call.k_head = row_address(new[0])
             call.new_v, call.v_token, call.v_head = row_address(new[1])
         call.k, call.v = k_store.data_ptr(), v_store.data_ptr()
+        call.k_scale, call.v_scale = (x.data_ptr() for x in scales) if scales is not None else (0, 0)
         call.query, call.indptr, call.spans, call.runs = queries.addresses
         call.out, call.lse, call.float32_out = out.data_ptr(), lse.data_ptr(), out.itemsize == 4
         call.scale, call.softcap = scale, softcap or 0.0

@@ -48,12 +48,14 @@ class LoopShapes(NamedTuple):
 
     group   query heads of a KV head
     capped  whether its attention has a softcap
+    int8    whether it keeps keys and values in int8
     """
 
     group: int
     head_dim: int
     bfloat16: bool
     capped: bool
+    int8: bool = False
 
 
 _processes: list[subprocess.Popen[bytes]] = []
@@ -132,6 +134,7 @@ def compiling() -> bool:
 
 LOOPS = {
     "decode_attention": "decode_attention",
+    "decode_attention_int8": "decode_attention",
     "prefill_attention": "prefill_attention",
     "matmul": "matmul",
     "norm": "elementwise",
@@ -141,14 +144,23 @@ LOOPS = {
 }
 """The module of kernels/cpu/loops that compiles a loop, with its function `compile_NAME`."""
 
-_COSTS = {"decoder_layers": 11, "decode_attention": 10, "prefill_attention": 9, "matmul": 6, "rotation": 3}
+_COSTS = {
+    "decoder_layers": 11,
+    "decode_attention": 10,
+    "decode_attention_int8": 10,
+    "prefill_attention": 9,
+    "matmul": 6,
+    "rotation": 3,
+}
 """Tenths of a second that a loop takes to compile; others take two."""
 
 
 def loops_of(shapes: LoopShapes) -> list[Wanted]:
     """The loops of a model."""
-    group, dim, half, capped = shapes
+    group, dim, half, capped, int8 = shapes
     wanted: list[Wanted] = [("decode_attention", (group, dim, dim, half, capped))]
+    if int8:
+        wanted.append(("decode_attention_int8", (group, dim, dim, half, capped)))
     if not capped and group <= COLUMNS:
         wanted.append(("prefill_attention", (group, dim, dim, half)))
     wanted += [("matmul", (half, False)), ("matmul", (half, True))]

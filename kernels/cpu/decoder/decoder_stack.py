@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from graftlm.kernels.attention import Plan
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention.backend import TorchAttention
+from graftlm.kernels.cpu.attention.int8 import Int8Attention
 from graftlm.kernels.cpu.attention.metadata import AttentionMetadata, QueryBlocks
 from graftlm.kernels.cpu.calls import AFTER, ATTEND, BEFORE, COLUMNS, DecodeCall, MatmulCall, PrefillCall
 from graftlm.kernels.cpu.compiled.loop_runtime import loop_address
 from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers, LayerWeights
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.cpu.linear.skinny_linear import SMALL_BYTES, SkinnyLinear
+from graftlm.kernels.kv_store import KVStore
 from graftlm.kernels.norm import Norm
 
 Rotations = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
@@ -136,6 +138,8 @@ class DecoderStack:
         self._place(plan, num_steps)
         records = layers.layers
         records["k_store"], records["v_store"], records["num_slots"] = self._k, self._v, attention.store.num_slots
+        if attention.store.token_scales is not None:  # the attention's loop stores them
+            records["k_store"] = records["v_store"] = 0
         logits = torch.empty(num_wanted, self.head.num_out, dtype=layers.dtype)
         call.ids, call.embedding, call.positions = ids.data_ptr(), self.embedding.data_ptr(), plan.positions.data_ptr()
         call.slots, call.attended = plan.out_slots.data_ptr(), layers.space.attended.data_ptr()
@@ -159,7 +163,7 @@ class DecoderStack:
         store = self._store = attention.store
         self._k, self._v = (np.array([x.data_ptr() for x in part], np.int64) for part in (store.k, store.v))
         for kind in self._kinds:
-            kind.bind(self._k[kind.index], self._v[kind.index], store.num_slots)
+            kind.bind(self._k[kind.index], self._v[kind.index], store)
 
     def _place(self, plan: Plan, num_steps: int) -> None:
         """Point the call at cos and sin of the steps' positions; compute more of them if need be."""
@@ -195,9 +199,11 @@ class _KindOfLayers:
         self._singles = np.zeros(len(index), np.dtype(DecodeCall))
         self._blocks, self._prefixes = np.zeros((2, len(index)), np.dtype(PrefillCall))
         self._addresses = {name: _addresses(getattr(self, f"_{name}")) for name in ("singles", "blocks", "prefixes")}
-        self._records["decode"][index] = loop_address("decode_attention", kind.group, dim, dim, half, capped)
+        self._loop = kind.group, dim, dim, half, capped
+        loop_address("decode_attention", *self._loop)
         if self.block_size is not None:
             self._records["prefill"][index] = loop_address("prefill_attention", kind.group, dim, dim, half)
+        self._num_heads, self._item_bytes = kind.group * kind.num_kv_heads, layers.dtype.itemsize
         width = (kind.group + 2) * kind.num_kv_heads * dim
         attended, lse = layers.space.attended.data_ptr(), stack._lse.data_ptr()
         for calls in (self._singles, self._blocks, self._prefixes):
@@ -207,13 +213,31 @@ class _KindOfLayers:
         self._singles["float32_out"], self._singles["softcap"] = 1, kind.softcap or 0.0
         self._prefixes["out"], self._prefixes["lse"] = stack._prefix_out.data_ptr(), stack._prefix_lse.data_ptr()
 
-    def bind(self, k: Any, v: Any, num_slots: int) -> None:
+    def bind(self, k: Any, v: Any, store: KVStore) -> None:
+        """Point the calls at keys and values [num layers of this kind], addresses, of a store."""
         for calls in (self._singles, self._blocks, self._prefixes):
-            calls["k"], calls["v"], calls["num_slots"] = k, v, num_slots
+            calls["k"], calls["v"], calls["num_slots"] = k, v, store.num_slots
+        scales, singles = store.token_scales, self._singles
+        name = "decode_attention" if scales is None else "decode_attention_int8"
+        self._records["decode"][self.index] = loop_address(name, *self._loop)
+        singles["new_k"] = singles["new_v"] = 0
+        if scales is not None:
+            for name, part in (("k_scale", 0), ("v_scale", 1)):
+                singles[name] = [scales[layer][part].data_ptr() for layer in self.index]
+            dim, num_kv_heads, num_heads = self.kind.head_dim, self.kind.num_kv_heads, self._num_heads
+            singles["k_token"] = singles["v_token"] = singles["q_token"]
+            singles["k_head"] = singles["v_head"] = dim
+            singles["new_k"] = singles["q"] + num_heads * dim * self._item_bytes
+            singles["new_v"] = singles["new_k"] + num_kv_heads * dim * self._item_bytes
 
     def read(self, plan: Plan, attention: TorchAttention) -> bool:
         """Lay out the step for these layers; False if the loops cannot compute it."""
-        metadata = attention.metadata(plan, self.kind.window, self.block_size)
+        if isinstance(attention, Int8Attention):
+            metadata = attention.metadata_alone(self.kind.window)
+            if not metadata.decode:
+                return False
+        else:
+            metadata = attention.metadata(plan, self.kind.window, self.block_size)
         prefixes = [prefix.blocks for prefix in metadata.prefixes]
         if metadata.chunks or None in prefixes:
             return False

@@ -188,12 +188,14 @@ def bfloat16_pair(typingctx: Any, low: Any, high: Any) -> tuple[Any, Callable[..
 
 @intrinsic
 def widen(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
-    """Element to float32: bfloat16 becomes the upper half of its bits, float32 stays."""
+    """Element to float32: bfloat16 becomes the upper half of its bits, float32 and the value of an int8 stay."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         (value,) = arguments
         if x == types.float32:
             return value
+        if x == types.int8:
+            return builder.sitofp(value, ir.FloatType())
         word = ir.IntType(32)
         return builder.bitcast(builder.shl(builder.zext(value, word), ir.Constant(word, 16)), ir.FloatType())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from graftlm.kernels.cpu import MAX_RUN
+from graftlm.kernels.cpu import INT8_LARGEST, INT8_LEAST_SCALE, MAX_RUN
 from graftlm.kernels.cpu.calls import DecodeCall
 from graftlm.kernels.cpu.compiled.object_code import MachineCode
 from graftlm.kernels.cpu.loops.arithmetic import (
@@ -85,9 +85,47 @@ def _add(total, scores, values, num_keys, group, v_dim):
                 total[g, d] += a * widen(values[j, d])
 
 
+@njit(forceinline=True, **FLAGS)
+def _keep_exactly(store, scales, slot, row, dim):
+    """Row `slot` of a head's store = row."""
+    for d in range(dim):  # an assignment of whole rows takes numba 3 s to compile
+        store[slot, d] = row[d]
+
+
+@njit(forceinline=True, **FLAGS)
+def _keep_int8(store, scales, slot, row, dim):
+    """Row `slot` of a head's store, times its scale, = row rounded to whole multiples of the scale."""
+    most = _F(0)
+    for d in range(dim):
+        most = max(most, abs(widen(row[d])))
+    scale = max(most / _F(INT8_LARGEST), _F(INT8_LEAST_SCALE))
+    scales[slot] = scale
+    for d in range(dim):
+        x = widen(row[d]) / scale
+        store[slot, d] = np.int8(x + (_F(0.5) if x > _F(0) else _F(-0.5)))
+
+
+@njit(forceinline=True, **FLAGS)
+def _times(scores, scales, num_keys, group):
+    """scores[g, j] *= scales[j]"""
+    for g in range(group):
+        for j in range(num_keys):
+            scores[g, j] *= scales[j]
+
+
 def compile_decode_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -> MachineCode:
     """Compile the loop. A task is one run of queries and one KV head."""
+    return _compile(group, k_dim, v_dim, bfloat16, capped, False)
+
+
+def compile_decode_attention_int8(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool) -> MachineCode:
+    """The same over stores in int8."""
+    return _compile(group, k_dim, v_dim, bfloat16, capped, True)
+
+
+def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool, int8: bool) -> MachineCode:
     element, size = element_of(bfloat16)
+    kept_element, keep = (np.int8, _keep_int8) if int8 else (element, _keep_exactly)
 
     def work(pointer):
         call = carray(pointer, 1)[0]
@@ -96,8 +134,10 @@ def compile_decode_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool,
         indptr = carray(at(call.indptr), call.num_queries + 1, np.int64)
         spans = carray(at(call.spans), (indptr[call.num_queries], 2), np.int64)
         runs = carray(at(call.runs), num_runs + 1, np.int64)
-        keys = carray(at(call.k), (num_kv_heads, call.num_slots, k_dim), element)
-        values = carray(at(call.v), (num_kv_heads, call.num_slots, v_dim), element)
+        keys = carray(at(call.k), (num_kv_heads, call.num_slots, k_dim), kept_element)
+        values = carray(at(call.v), (num_kv_heads, call.num_slots, v_dim), kept_element)
+        k_scales = carray(at(call.k_scale), (num_kv_heads, call.num_slots), np.float32)
+        v_scales = carray(at(call.v_scale), (num_kv_heads, call.num_slots), np.float32)
         sizes = group * BLOCK + group * v_dim + MAX_RUN * group * (v_dim + k_dim + 2) + group
         memory = allocate(4 * sizes)
         scores, place = float_array(memory, (group, BLOCK))
@@ -130,12 +170,10 @@ def compile_decode_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool,
                 slot = spans[indptr[longest + 1] - 1, 1] - 1
                 offset = query[longest] * call.k_token + head * call.k_head
                 row = carray(at(call.new_k + offset * size), k_dim, element)
-                for d in range(k_dim):  # an assignment of whole rows takes numba 3 s to compile
-                    keys[head, slot, d] = row[d]
+                keep(keys[head], k_scales[head], slot, row, k_dim)
                 offset = query[longest] * call.v_token + head * call.v_head
                 row = carray(at(call.new_v + offset * size), v_dim, element)
-                for d in range(v_dim):
-                    values[head, slot, d] = row[d]
+                keep(values[head], v_scales[head], slot, row, v_dim)
             left = np.int64(
                 0
             )  # keys not read yet, of those that the run's last query sees; each query before sees one fewer
@@ -149,6 +187,8 @@ def compile_decode_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool,
                         if num_keys <= 0:
                             continue
                         _score(scores, scaled[i], keys[head, first : first + num_keys], num_keys, group, k_dim)
+                        if int8:
+                            _times(scores, k_scales[head, first : first + num_keys], num_keys, group)
                         for g in range(group):
                             if capped:
                                 _softcap(scores[g], num_keys, call.softcap)
@@ -164,6 +204,8 @@ def compile_decode_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool,
                             peak[i, g], weight[i, g] = highest, weight[i, g] * kept[g] + gained
                             for d in range(v_dim):
                                 added[g, d] = _F(0)
+                        if int8:
+                            _times(scores, v_scales[head, first : first + num_keys], num_keys, group)
                         # sum each block by itself first: one sum over thousands of keys has a larger rounding error
                         _add(added, scores, values[head, first : first + num_keys], num_keys, group, v_dim)
                         for g in range(group):

@@ -1,0 +1,249 @@
+"""Attention over keys and values that are kept in int8, with a scale for each token and head.
+
+Steps of few tokens a row read int8 in place, in a compiled loop. Any other step, and every step without compiled loops,
+widens what its rows see into a small store in the model's dtype, one layer after the other, and attends to that. Either
+way a query sees the rounded keys and values, its own token's too: what it sees does not depend on the step it was in.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from graftlm.kernels.attention import LayerSpec, Plan, Row
+from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.cpu import INT8_LARGEST, INT8_LEAST_SCALE
+from graftlm.kernels.cpu.attention.backend import TorchAttention
+from graftlm.kernels.cpu.attention.metadata import AttentionMetadata, Span, spans_of
+from graftlm.kernels.kv_store import KVStore
+
+if TYPE_CHECKING:
+    from graftlm.kernels.cpu.attention.decode import CompiledDecode
+
+
+def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., dim] -> int8 [..., dim] and float32 scales [...]; their product is off by half a scale at most."""
+    wide = x.float()
+    scale = (wide.abs().amax(-1) / INT8_LARGEST).clamp_min(INT8_LEAST_SCALE)
+    whole = wide / scale[..., None]
+    return (whole + torch.copysign(torch.tensor(0.5), whole)).to(torch.int8), scale
+
+
+@dataclass(frozen=True)
+class _Row:
+    """As Row of kernels/attention.py."""
+
+    start: int
+    num_new: int
+    past: int
+    extents: tuple[range, ...]
+    slot_map: None = None
+
+
+@dataclass(frozen=True)
+class _Shared:
+    length: int
+    extents: tuple[range, ...]
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """A plan with other slots, or without its shared prefixes."""
+
+    given: Plan
+    rows: Sequence[Row]
+    out_slots: torch.Tensor
+    shared: Sequence[_Shared] = ()
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        return self.given.input_ids
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.given.positions
+
+
+class SeenSlots:
+    """The slots that the rows of a plan see, and the same plan over a store that has these slots alone, in order.
+
+    spans  of slots first, ..., last - 1, in order, none of which touch
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        of_rows = [spans_of(row.extents, 0, row.past + row.num_new) for row in plan.rows]
+        self.spans = _joined([span for spans in of_rows for span in spans])
+        self._firsts = [first for first, _ in self.spans]
+        self._places = [0]
+        for first, last in self.spans:
+            self._places.append(self._places[-1] + last - first)
+        self.num_slots = self._places[-1]
+        rows = [
+            _Row(row.start, row.num_new, row.past, self._moved(spans))
+            for row, spans in zip(plan.rows, of_rows, strict=True)
+        ]
+        shared = [
+            _Shared(one.length, self._moved(spans_of(one.extents, 0, one.length)), one.rows) for one in plan.shared
+        ]
+        slots = torch.tensor([self._place(slot) for slot in plan.out_slots.tolist()])
+        self.plan = _Plan(plan, rows, slots, shared)
+
+    def _place(self, slot: int) -> int:
+        index = bisect_right(self._firsts, slot) - 1
+        return self._places[index] + slot - self._firsts[index]
+
+    def _moved(self, spans: Sequence[Span]) -> tuple[range, ...]:
+        return tuple(range(self._place(first), self._place(first) + last - first) for first, last in spans)
+
+    def widen(self, store: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+        """out = store times scales, of what is seen; store [num_slots, num_kv_heads, dim], scales without dim"""
+        for (first, last), place in zip(self.spans, self._places, strict=False):
+            here = slice(first, last)
+            torch.mul(store[here], scales[here, :, None], out=out[place : place + last - first])
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    found: list[Span] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    return found
+
+
+class Int8Attention(TorchAttention):
+    """TorchAttention over a store in int8, for models in float32 or bfloat16.
+
+    compiled        whether compiled loops may be used rather than their definition in torch; `reads_in_place` whether
+                    they are
+    """
+
+    def __init__(self, store: KVStore, *, compiled: bool = True) -> None:
+        super().__init__(store, compiled=False)
+        assert store.token_scales is not None
+        self._scales = store.token_scales
+        self.reads_in_place = compiled and importlib.util.find_spec("numba") is not None
+        self._alone: Plan | None = None
+        self._seen: SeenSlots | None = None
+        self._inner: TorchAttention | None = None
+        self._decodes: dict[tuple[int, int, int, bool], CompiledDecode] = {}
+
+    def supports(self, layer: LayerSpec) -> str | None:
+        if layer.num_heads % layer.num_kv_heads:
+            return f"{layer.num_heads} query heads are no multiple of {layer.num_kv_heads} KV heads"
+        return None
+
+    def prepare(self, plan: Plan) -> None:
+        super().prepare(plan)
+        self._seen = None
+        self._alone = _Plan(plan, plan.rows, plan.out_slots)
+
+    def metadata_alone(self, window: int | None) -> AttentionMetadata:
+        """The prepared plan for loops that read queries one by one, as if no rows shared a prefix."""
+        assert self._alone is not None
+        return self.metadata(self._alone, window, None)
+
+    def forward(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: Plan | None,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        assert plan is not None
+        if plan is not self._plan:
+            self.prepare(plan)
+        found = self._read_in_place(layer, q, k, v, params)
+        if found is not None:
+            return found
+        k, v = self._keep(layer, k, v)
+        inner, moved = self._widened(layer, q.dtype, plan)
+        return inner.forward(0, q, k, v, moved, params)
+
+    def forward_some(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        plan: Plan | None,
+        params: AttentionParams,
+        tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        assert plan is not None
+        if plan is not self._plan:
+            self.prepare(plan)
+        k, v = self._keep(layer, k, v)
+        inner, moved = self._widened(layer, q.dtype, plan)
+        return inner.forward_some(0, q, k, v, moved, params, tokens)
+
+    def _keep(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store a step's keys and values. -> what is kept of them, in their own dtype"""
+        kept: list[torch.Tensor] = []
+        stores = self.store.k[layer], self.store.v[layer]
+        for x, store, scales in zip((k, v), stores, self._scales[layer], strict=True):
+            whole, scale = quantize(x)
+            store.index_copy_(0, self._out_slots, whole)
+            scales.index_copy_(0, self._out_slots, scale)
+            kept.append((whole * scale[..., None]).to(x.dtype))
+        return kept[0], kept[1]
+
+    def _read_in_place(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
+    ) -> torch.Tensor | None:
+        """`forward` by the compiled loop; None, with nothing done, where it cannot be."""
+        if not self.reads_in_place or params.sinks is not None or not q.dtype == k.dtype == v.dtype:
+            return None
+        metadata = self.metadata_alone(params.window)
+        if metadata.chunks:
+            return None
+        stores = self.store.k[layer], self.store.v[layer]
+        if not metadata.decode:
+            self._keep(layer, k, v)
+        out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype)
+        decode = self._decode_for(q, k, v, capped=params.softcap is not None)
+        decode.run(
+            q,
+            (k, v) if metadata.decode else None,
+            stores,
+            metadata.singles,
+            params.scale,
+            params.softcap,
+            out,
+            torch.empty(q.shape[:2]),
+            self._scales[layer],
+        )
+        return out
+
+    def _decode_for(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, capped: bool) -> CompiledDecode:
+        shape = q.shape[1] // k.shape[1], k.shape[2], v.shape[2], capped
+        found = self._decodes.get(shape)
+        if found is None:
+            from graftlm.kernels.cpu.attention.decode import CompiledDecode
+
+            found = self._decodes[shape] = CompiledDecode(*shape[:3], q.dtype, capped=capped, int8=True)
+        return found
+
+    def _widened(self, layer: int, dtype: torch.dtype, plan: Plan) -> tuple[TorchAttention, Plan]:
+        """The kernel over what this layer has of the slots that are seen, in `dtype`, and the plan over these."""
+        if self._inner is None:
+            self._inner = TorchAttention(KVStore([], 0, dtype), compiled=self.reads_in_place)
+        if self._seen is None:
+            self._seen = SeenSlots(plan)
+            self._inner.prepare(self._seen.plan)
+        seen, inner, of_layer = self._seen, self._inner, self.store.layout[layer]
+        if inner.store.layout != (of_layer,) or inner.store.num_slots != seen.num_slots:
+            inner.store = KVStore([of_layer], seen.num_slots, dtype)
+        k_scales, v_scales = self._scales[layer]
+        seen.widen(self.store.k[layer], k_scales, inner.store.k[0])
+        seen.widen(self.store.v[layer], v_scales, inner.store.v[0])
+        return inner, seen.plan
