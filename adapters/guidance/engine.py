@@ -173,11 +173,7 @@ class GraftEngine(Engine):
         while not parser.stopped:
             began = time.monotonic()
             request = self._request(parser, sampling_params)
-            future = self.runtime.submit(request)
-            try:
-                done = future.result()
-            finally:
-                future.cancel()
+            done = self.runtime.complete(request)
             self._settle(parser, request, done)
             self._gather(parser, scores, deque(done.logprobs or ()), written)
             _count(written.usage, parser, done, (time.monotonic() - began) * 1000)

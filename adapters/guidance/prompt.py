@@ -13,6 +13,8 @@ _BOUNDARY = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 _ACROSS = re.compile(rb"[A-Za-z] [A-Za-z]")
 _WINDOW = 512  # characters from the end in which a boundary is looked for
 _LONG = 1024  # characters that are tokenised as they are appended
+_LONGEST_KEPT = 1 << 18  # characters of a text that is kept for other programs
+_KEPT = 4  # such texts
 _GUARD = "a"
 _SAMPLES = ("one two  three\nfour", 'é x "y z", {"a b": 1}\n\n c d', "It's 3.5 o'clock now <b> e")
 
@@ -35,12 +37,14 @@ class PromptTokens:
     def __init__(self, tokenizer: TransformersTokenizer, native: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._native = native
+        self._settled: tuple[Known, ...] = ()  # long texts that programs began with, the newest first
 
     def encode(self, text: str, known: Known) -> tuple[list[int], Known]:
         """The ids of `text`, and what to pass as `known` with a longer one."""
         if not self.splits or not text.startswith(known.text):
             return self._whole(text), Known()
-        at = self._last_boundary(text)
+        known = self._longest(text, known)
+        at = _last_boundary(text)
         if at <= len(known.text):
             return [*known.ids, *self._rest(text, len(known.text))], known
         known = Known(text[:at], (*known.ids, *self._rest(text[:at], len(known.text))))
@@ -48,7 +52,13 @@ class PromptTokens:
 
     def settle(self, text: str, known: Known) -> Known:
         """What is known of a text that others may go on from: once it is long, all branches read the same ids."""
-        return known if len(text) - len(known.text) < _LONG else self.encode(text, known)[1]
+        known = self._longest(text, known)
+        if len(text) - len(known.text) < _LONG:
+            return known
+        known = self.encode(text, known)[1]
+        if _LONG <= len(known.text) <= _LONGEST_KEPT and all(other.text != known.text for other in self._settled):
+            self._settled = (known, *self._settled[: _KEPT - 1])
+        return known
 
     def with_bos(self, ids: list[int]) -> list[int]:
         """The ids of a whole text behind the beginning-of-text token, if the model has one."""
@@ -91,8 +101,21 @@ class PromptTokens:
         texts = [self._whole(text) for text in (*_SAMPLES, " x", "x")]
         return all(list(self._tokenizer.recode([bos, *ids])) == [bos, *ids] for ids in texts)
 
-    def _last_boundary(self, text: str) -> int:
-        found = 0
-        for found_here in _BOUNDARY.finditer(text, max(len(text) - _WINDOW, 0)):
-            found = found_here.start()
-        return found
+    def _longest(self, text: str, known: Known) -> Known:
+        """What is known of `text`: by its own history, or from another text that begins with the same long one."""
+        for other in self._settled:
+            if len(other.text) > len(known.text) and text.startswith(other.text):
+                known = other
+        return known
+
+
+def _last_boundary(text: str) -> int:
+    """The last boundary of a text; 0 if none is near its end."""
+    start = max(len(text) - _WINDOW, 1)
+    at = text.rfind(" ", start, len(text) - 1)
+    while at >= 0:
+        sides = text[at - 1] + text[at + 1]
+        if sides.isascii() and sides.isalpha():
+            return at
+        at = text.rfind(" ", start, at)
+    return 0

@@ -9,7 +9,7 @@ import pytest
 from guidance.chat import ChatMLTemplate
 from guidance.models._transformers import TransformersTokenizer
 
-from graftlm.adapters.guidance.prompt import Known, PromptTokens
+from graftlm.adapters.guidance.prompt import Known, PromptTokens, _last_boundary
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.adapters.guidance.guidance_plugin import trained_tokenizer
 from tests.models import byte_tokenizer
@@ -44,6 +44,31 @@ def test_a_growing_text_has_the_ids_of_the_whole() -> None:
             ids, known = prompts.encode(text, known)
             assert ids == tokenizer.encode(text.encode())
         assert known.ids and text.startswith(known.text)
+
+
+def test_a_long_text_that_programs_share_is_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, tokenizer = tokens_of(trained_tokenizer())
+    shared = " ".join(["the quick fox jumps"] * 200)
+    known = prompts.settle(shared, Known())
+    texts = [shared + " over", shared + " it's 3.5", shared[:-3] + "an another", shared[1:] + " yes"]
+    expected = [tokenizer.encode(text.encode()) for text in texts]
+    lengths: list[int] = []
+    whole = prompts._whole
+
+    def counted(text: str) -> list[int]:
+        lengths.append(len(text))
+        return whole(text)
+
+    monkeypatch.setattr(prompts, "_whole", counted)
+    assert prompts.settle(shared, Known()) is known and not lengths
+    found = [prompts.encode(text, Known())[0] for text in texts]
+    assert found == expected
+    assert [length > 1000 for length in lengths].count(True) == 1  # of the text that begins in another way
+
+
+def test_the_last_boundary_is_between_letters() -> None:
+    for text, expected in (("ab cd ef", 5), ("ab cd  ef", 2), ("a 1 b", 0), (" a", 0), ("a b ", 1), ("\u00e9 a b", 3)):
+        assert _last_boundary(text) == expected, text
 
 
 def test_another_text_than_the_known_one_is_tokenised_anew() -> None:
