@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.frameworks._ways import WAYS, Answers, Work
+from bench.frameworks._ways import WAYS, Answers, Work, in_threads
 from bench.gpu.model import TEMPLATE
 from bench.gpu.workloads import Figures, Sizes
 from graftlm.core.config import SamplingParams
@@ -74,11 +74,9 @@ def compared(runtime: Any, answer: Answers, waves: int = 1) -> Figures:
     engine_s  from there until the last one has finished
     after_s   until the way returns
     """
-    with observed(runtime) as seen:
-        answer()
-    size = len(seen.answered) // waves
-    parts = [seen.answered[i : i + size] for i in range(0, len(seen.answered), size)]
-    as_ids = [[(_ids(runtime, request), _sampling(request, done)) for request, done in part] for part in parts]
+    given = recorded(runtime, answer)
+    size = len(given) // waves
+    as_ids = [given[i : i + size] for i in range(0, len(given), size)]
 
     def baseline() -> None:
         for part in as_ids:
@@ -91,7 +89,25 @@ def compared(runtime: Any, answer: Answers, waves: int = 1) -> Figures:
         ids_s.append(_cold(runtime, baseline)["total_s"])
         rounds.append(_cold(runtime, answer))
     best = min(rounds, key=lambda figures: figures["total_s"])
-    return {**best, "ids_s": min(ids_s), "of_ids": best["total_s"] / min(ids_s), "requests": float(len(seen.answered))}
+    return {**best, "ids_s": min(ids_s), "of_ids": best["total_s"] / min(ids_s), "requests": float(len(given))}
+
+
+def recorded(runtime: Any, answer: Answers) -> list[tuple[list[int], SamplingParams]]:
+    """What a way hands over: the token ids and the sampling of each request."""
+    with observed(runtime) as seen:
+        answer()
+    return [(_ids(runtime, request), _sampling(request, done)) for request, done in seen.answered]
+
+
+def ids_from_threads(runtime: Any, answer: Answers, threads: int) -> float:
+    """Seconds of the token ids of a way from so many threads, without its framework; the best of rounds."""
+    given = recorded(runtime, answer)
+
+    def job() -> None:
+        in_threads(lambda one: runtime.complete(Request(*one)), given, threads)
+
+    job()
+    return min(_cold(runtime, job)["total_s"] for _ in range(ROUNDS))
 
 
 def _ids(runtime: Any, request: Request) -> list[int]:
