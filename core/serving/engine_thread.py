@@ -65,9 +65,8 @@ class EngineThread:
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
         self._waves = CallerWaves()
-        self.wakes = WakeChain() if gathers else None
+        self.wakes: WakeChain | None = None  # of an engine that waits for a device
         self._gathering = False
-        self._pauses_callers = False  # whether callers wake up only while this thread waits
         self._num_urgent = 0  # tasks that wait for no callers
         self._thread: threading.Thread | None = None
 
@@ -225,7 +224,7 @@ class EngineThread:
         try:
             engine = self.engine = self.build(self.wake)
             if getattr(engine, "waits_for_device", False):
-                self._pauses_callers, engine.device_wait = True, self._waiting  # type: ignore[attr-defined]
+                self.wakes, engine.device_wait = WakeChain(), self._waiting  # type: ignore[attr-defined]
         except BaseException as error:
             self.failure = _as_model_error(self.name, error)
             engine = EndedEngine(self.failure)
@@ -288,7 +287,7 @@ class EngineThread:
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Let callers wake up while this thread waits, for tasks or for the device."""
-        if not self._pauses_callers or self.wakes is None:
+        if self.wakes is None:
             yield
             return
         self.wakes.pause(False)
