@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from graftlm.kernels.cpu.compiled import object_code
 from graftlm.kernels.cpu.compiled.object_code import MachineCode, Wanted
 
 T = TypeVar("T")
+log = logging.getLogger("graftlm.engine")
 
 _KEPT_VERSIONS = 16
 """Folders of other versions of the loops that are kept, because several environments may share a cache."""
@@ -93,6 +95,8 @@ def start(shapes: LoopShapes, *, quiet: bool = False) -> None:
     _quiet = quiet or not sys.stderr.isatty()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     missing = [one for one in loops_of(shapes) if not is_ready(*one)]
+    if missing and not quiet:
+        _say_why()
     for part in _dealt(missing, min(os.cpu_count() or 1, _MOST_PROCESSES)):
         code = f"from {__name__} import compile_missing; compile_missing({part!r})"
         with suppress(OSError):
@@ -105,6 +109,19 @@ def start(shapes: LoopShapes, *, quiet: bool = False) -> None:
                     stderr=subprocess.DEVNULL,
                 )
             )
+
+
+@functools.cache
+def _say_why() -> None:
+    """Say once if all loops are compiled here because the package is for other processors, or has no object code."""
+    reason = object_code.why_none()
+    if reason is not None:
+        log.warning(
+            "there is no object code of the CPU kernels for this processor (%s): %s; it is compiled now, which takes "
+            "some seconds, and kept for later processes",
+            object_code.processor()[0],
+            reason,
+        )
 
 
 def wait_for(load: Callable[[], T | None]) -> T | None:

@@ -139,6 +139,17 @@ def is_packaged(wanted: Wanted) -> bool:
     return any(loop_name(wanted) in _names(path) for path in _archives())
 
 
+def why_none() -> str | None:
+    """Why the package has no object code that this process can use; None if it has some."""
+    fitting = _archives()
+    if any(_names(path) for path in fitting):
+        return None
+    if fitting:
+        return "that in the package is damaged, or was made from other sources"
+    others = ", ".join(sorted(path.stem for path in FOLDER.glob("*.zip")))
+    return f"the package has it for {others}" if others else "the package has none"
+
+
 def write_archive(path: Path, loops: dict[str, MachineCode]) -> None:
     """Write the archive of one kind of processor, in one piece; the same loops always give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,6 +65,44 @@ def test_what_the_package_has_is_not_compiled(folder: Path, monkeypatch: pytest.
     assert [path.name for path in folder.iterdir()] == ["silu_mul-0.loop"]
 
 
+FOREIGN = """
+import sys
+from pathlib import Path
+from graftlm.kernels.cpu.compiled import object_code
+object_code.FOLDER = Path(sys.argv[1])
+import graftlm as gl
+for _ in range(2):
+    with gl.Runtime("sprout", device="cpu") as runtime:
+        assert runtime.generate("Mara is", max_tokens=2, temperature=0).text
+        assert "decode steps in one call" in runtime.stats().execution
+"""
+
+
+@pytest.mark.parametrize(("archive", "others"), [("aarch64.zip", "has it for aarch64"), (None, "has none")])
+def test_a_package_of_another_platform_runs_with_one_line_that_says_so(
+    archive: str | None, others: str, tmp_path: Path
+) -> None:
+    if object_code.TARGETS[-1].fits():
+        pytest.skip("this is the other platform")
+    (tmp_path / "objects").mkdir()
+    if archive is not None:
+        object_code.write_archive(tmp_path / "objects" / archive, {})
+    lines = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", FOREIGN, str(tmp_path / "objects")],
+            env={**os.environ, "GRAFTLM_CACHE_DIR": str(tmp_path / "cache")},
+            cwd=Path(__file__).parents[4],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        lines.append(done.stderr.splitlines())
+    (line,), later = lines
+    assert f"the package {others}; it is compiled now" in line
+    assert later == []
+
+
 def test_loops_are_dealt_in_parts_of_about_the_same_work() -> None:
     loops = loop_cache.loops_of(SHAPES)
     for num_parts in (1, 2, 3, 4):
