@@ -27,6 +27,7 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
+from graftlm.kernels.cpu.loops.matmul import row_major_matmul
 
 BLOCK = 64
 """Keys whose scores are held at once."""
@@ -54,6 +55,10 @@ def _score(scores, scaled, keys, num_keys, group, k_dim):
             for d in range(k_dim):
                 a += scaled[g, d] * widen(keys[j, d])
             scores[g, j] = a
+
+
+# Module-level: the loop below finds them as globals. Variables of its closure would be part of the cache key.
+_products, _products_bfloat16 = row_major_matmul(bfloat16=False), row_major_matmul(bfloat16=True)
 
 
 @njit(forceinline=True, **FLAGS)
@@ -126,6 +131,8 @@ def compile_decode_attention_int8(group: int, k_dim: int, v_dim: int, bfloat16: 
 def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool, int8: bool) -> MachineCode:
     element, size = element_of(bfloat16)
     kept_element, keep = (np.int8, _keep_int8) if int8 else (element, _keep_exactly)
+    products = _products_bfloat16 if bfloat16 else _products
+    in_tiles = k_dim % 16 == 0 and not int8
 
     def work(pointer):
         call = carray(pointer, 1)[0]
@@ -142,8 +149,8 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool, i
         memory = allocate(4 * sizes)
         scores, place = float_array(memory, (group, BLOCK))
         added, place = float_array(place, (group, v_dim))
-        total, place = float_array(place, (MAX_RUN, group, v_dim))
-        scaled, place = float_array(place, (MAX_RUN, group, k_dim))
+        total, queries = float_array(place, (MAX_RUN, group, v_dim))
+        scaled, place = float_array(queries, (MAX_RUN, group, k_dim))
         peak, place = float_array(place, (MAX_RUN, group))
         weight, place = float_array(place, (MAX_RUN, group))
         kept, place = float_array(place, (group,))
@@ -186,7 +193,12 @@ def _compile(group: int, k_dim: int, v_dim: int, bfloat16: bool, capped: bool, i
                         num_keys = min(here, left - (num_together - 1 - i))
                         if num_keys <= 0:
                             continue
-                        _score(scores, scaled[i], keys[head, first : first + num_keys], num_keys, group, k_dim)
+                        if in_tiles and num_keys >= 4:
+                            here_k = call.k + (head * call.num_slots + first) * k_dim * size
+                            here_q = queries + i * group * k_dim * 4
+                            products(memory, here_q, 4 * k_dim, here_k, group, k_dim, num_keys)
+                        else:
+                            _score(scores, scaled[i], keys[head, first : first + num_keys], num_keys, group, k_dim)
                         if int8:
                             _times(scores, k_scales[head, first : first + num_keys], num_keys, group)
                         for g in range(group):

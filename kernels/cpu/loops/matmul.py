@@ -115,7 +115,7 @@ def _narrow_panel_matmul(*, bfloat16: bool) -> Any:
     return matmul
 
 
-def _row_major_matmul(*, bfloat16: bool, dots: bool = False) -> Any:
+def row_major_matmul(*, bfloat16: bool, dots: bool = False) -> Any:
     """The same for the next `num_out` rows, 4 to PANEL, of a row-major weight; with `dots` of bfloat16 rows."""
     one, two, four = (
         inner_dot_tile(num_rows) if dots else inner_tile(num_rows, b_bfloat16=bfloat16) for num_rows in (1, 2, 4)
@@ -145,8 +145,8 @@ def _row_major_matmul(*, bfloat16: bool, dots: bool = False) -> Any:
 # Module-level: the loops below find them as globals. Variables of their closures would be part of the cache key.
 _panels, _panels_bfloat16 = _panel_matmul(bfloat16=False), _panel_matmul(bfloat16=True)
 _dots = _dot_matmul()
-_row_major, _row_major_bfloat16 = _row_major_matmul(bfloat16=False), _row_major_matmul(bfloat16=True)
-_row_major_dots = _row_major_matmul(bfloat16=True, dots=True)
+_row_major, _row_major_bfloat16 = row_major_matmul(bfloat16=False), row_major_matmul(bfloat16=True)
+_row_major_dots = row_major_matmul(bfloat16=True, dots=True)
 
 
 def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
