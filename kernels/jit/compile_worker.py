@@ -25,6 +25,7 @@ KERNELS = (
     "gpu.attention.block_table",
     "gpu.attention.decode",
     "gpu.attention.extend",
+    "gpu.attention.one_order",
     "gpu.attention.qkv_rope_store",
     "gpu.attention.shared_prefix",
     "gpu.elementwise",
@@ -43,6 +44,7 @@ KERNELS = (
     "hopper.gather_kv",
     "hopper.prefetch_matmul",
     "hopper.prompt_kernel",
+    "hopper.tiled_matmul",
 )
 """The modules of graftlm.kernels that launch kernels."""
 

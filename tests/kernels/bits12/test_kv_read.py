@@ -169,7 +169,7 @@ import torch
 window, num_queries = sys.argv[1] == "True", int(sys.argv[2])
 tile = tile_of(torch.bfloat16, 128, num_queries, unpacking_rows=8)
 given = dict(GROUP=4, D=128, D_PAD=128, E=128, E_PAD=128, M=tile.queries, N=tile.block, WINDOW=window, SOFTCAP=False,
-             SINKS=False, SCALED=False, UNIFORM=False, PRECISION="tf32", COMPACT=True, CACHED=True, ASM=True)
+             SINKS=False, SCALED=False, PRECISION="tf32", COMPACT=True, CACHED=True, ASM=True)
 types = dict.fromkeys(["q", "k_new", "v_new", "sinks", "out"], "*bf16") | dict.fromkeys(["k", "v"], "*u8")
 types |= dict.fromkeys(["table", "rows", "lens", "indptr"], "*i32") | dict.fromkeys(["k_scale", "v_scale"], "*fp32")
 types |= {"exponents": "*i16", "scale": "fp32", "softcap": "fp32"}
