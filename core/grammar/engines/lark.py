@@ -286,7 +286,7 @@ _SPECIAL = re.compile("[^0-9A-Za-z_ \"',:;=!%@-]")
 @lru_cache(maxsize=4096)
 def _plain(node: Node) -> str | None:
     """`node` as one regex; None where it takes several terminals."""
-    return f"/{_regex(node)}/" if _is_plain(node) else None
+    return f"/{_regex(node) or '(?:)'}/" if _is_plain(node) else None  # two slashes begin a comment
 
 
 def _is_plain(node: Node) -> bool:

@@ -120,3 +120,9 @@ def test_what_both_engines_take_they_read_alike(schema: Any, values: list[Any]) 
     llguidance = compiled(schema, engine="llguidance")
     for value in values:
         assert allows(fsm, compact(value)) == allows(llguidance, compact(value)), (schema, value)
+
+
+def test_the_empty_text_is_no_comment_of_lark() -> None:
+    """Of two slashes with nothing between, llguidance read the rest of the line away."""
+    grammar = compiled({"oneOf": [{"type": "string"}, {"const": ""}]}, engine="llguidance")
+    assert [allows(grammar, text) for text in ('""', '"a"', "1")] == [False, True, False]
