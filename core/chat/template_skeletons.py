@@ -119,7 +119,7 @@ class TemplateSkeletons:
         }
         try:
             written = template.write(run, {**self._hf.special_tokens_map, **given})
-        except (Looked, Exception):
+        except (Looked, Exception):  # the caller has the template's own text, and asks it again the next time
             return None
         marks = "|".join(re.escape(mark) for mark in run.places)
         parts = [run.places.get(part, part) for part in re.split(f"({marks})", written)]
