@@ -10,7 +10,7 @@ import torch
 from graftlm.kernels.bits12 import kv_codec
 
 SCALE_BYTES = 4
-"""Of the scale of one token and head in a store in int8."""
+"""Bytes of the float32 scale that a store in int8 keeps for each token and head."""
 
 
 @dataclass(frozen=True)

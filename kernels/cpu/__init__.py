@@ -11,4 +11,5 @@ MAX_RUN = 16
 
 INT8_LARGEST = 127.0
 INT8_LEAST_SCALE = 1e-30
-"""Of keys and values in int8: the largest whole number, and the scale of a vector of zeros, which stays one."""
+"""Keys and values in int8 are whole numbers up to INT8_LARGEST. No scale is less than INT8_LEAST_SCALE: a vector
+of zeros is divided by its own."""

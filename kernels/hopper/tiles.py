@@ -54,7 +54,7 @@ def gated(sums, kind: gl.constexpr, ACTIVATION: gl.constexpr):
 
 @gluon.jit
 def place(tile, across, down, BAND: gl.constexpr):
-    """Where a tile is, of `across` along the outputs and `down` along the rows: a band of rows after the other."""
+    """The row and the column of a tile in a grid of `down` x `across` tiles, which are taken in bands of BAND rows."""
     first = tile // (across * BAND) * BAND
     height = gl.minimum(down - first, BAND)
     within = tile - first * across

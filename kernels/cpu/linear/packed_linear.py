@@ -78,7 +78,7 @@ class PackedLinear(nn.Linear):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weight, which `weight` would copy."""
+        """The weight's dtype, without the copy that `weight` makes."""
         return self._source.dtype
 
     @property

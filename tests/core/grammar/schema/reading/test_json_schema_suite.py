@@ -123,6 +123,6 @@ def test_what_both_engines_take_they_read_alike(schema: Any, values: list[Any]) 
 
 
 def test_the_empty_text_is_no_comment_of_lark() -> None:
-    """Of two slashes with nothing between, llguidance read the rest of the line away."""
+    """llguidance reads two slashes as the beginning of a comment."""
     grammar = compiled({"oneOf": [{"type": "string"}, {"const": ""}]}, engine="llguidance")
     assert [allows(grammar, text) for text in ('""', '"a"', "1")] == [False, True, False]
