@@ -11,12 +11,13 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from graftlm.core.execution.experts import GatheredExperts
 from graftlm.core.execution.paged import PagedRunner, feed
 from graftlm.core.step_plan import StepPlan
-from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout
+from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout, best_prefix
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.transfer import send
 
@@ -128,8 +129,7 @@ class GraphRunner:
             return False
         if plan.kind == "decode":
             return True
-        repeated = sum((row.num_new - 1) * row.kv_len for row in plan.rows)
-        return repeated <= MAX_REPEATED_READS and not self.attention.strict
+        return not self.attention.strict and _repeated_reads(plan) <= MAX_REPEATED_READS
 
     def _compile(self) -> None:
         """Compile the kernels of all graphs side by side; capturing one graph after the other compiles them in turn."""
@@ -191,6 +191,16 @@ class GraphRunner:
 
     def _run(self, num_rows: int) -> torch.Tensor:
         return run_rows(self.step, self.eager, num_rows)
+
+
+def _repeated_reads(plan: StepPlan) -> int:
+    """Cached tokens that are read more than once if each new token is a row. A shared prefix is read once for all."""
+    more = np.fromiter((row.num_new - 1 for row in plan.rows), np.int64, len(plan.rows))
+    unshared = np.fromiter((row.kv_len for row in plan.rows), np.int64, len(plan.rows))
+    shared = best_prefix(plan.shared, more + 1)
+    if shared is not None:
+        unshared[list(shared.rows)] -= shared.length
+    return int(more @ unshared)
 
 
 def graph_sizes(max_batch: int) -> list[int]:

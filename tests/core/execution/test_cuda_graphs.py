@@ -86,6 +86,21 @@ def test_a_few_tokens_of_some_rows_are_rows_of_a_decode_step(rt: Runtime) -> Non
     assert kind == "mixed" and num_tokens <= 4 * 5
 
 
+def test_a_shared_prefix_counts_as_read_once(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = random_prompt(200, seed=1)
+    first = rt.generate([[*prefix, 7]] * 2, temperature=0, max_tokens=1)[0]
+    assert first.usage.prompt_tokens == 201
+    engine: Any = rt._thread.engine
+    engine.runner.replayed.clear()
+    # 5 rows of 4 tokens behind 200 that they share: 3 * 5 * 4 tokens are read again, with the prefix 3,060
+    monkeypatch.setattr("graftlm.core.execution.cuda_graphs.MAX_REPEATED_READS", 100)
+    monkeypatch.setattr("graftlm.kernels.gpu.attention.step_buffers.MIN_PREFIX_READS", 1000)
+    prompts = [prefix + random_prompt(4, seed=2 + i) for i in range(5)]
+    answers = rt.generate(prompts, temperature=0, max_tokens=2, ignore_eos=True)
+    assert [a.token_ids for a in answers] == [greedy_reference(small_model(), p, 2) for p in prompts]
+    assert engine.runner.replayed[0] == (20, "mixed")
+
+
 def test_forced_tokens_are_replayed_with_the_others(rt: Runtime) -> None:
     enums = {name: {"enum": ["red", "green"]} for name in ("a", "b")}
     schema = {"type": "object", "properties": enums, "required": ["a", "b"]}
