@@ -1,4 +1,4 @@
-"""GraphRunner: decode steps as CUDA graphs, captured once for a ladder of batch sizes and replayed."""
+"""GraphRunner: decode steps and small mixed ones as CUDA graphs, captured once for a ladder of sizes and replayed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -25,9 +25,12 @@ MAX_REPEATED_READS = 1 << 16
 """Tokens read once more than needed that cost about as much as launching a step kernel by kernel."""
 
 TOKENS_PER_ROW = 2
-"""How many more tokens than rows the graphs go up to: rows may have several new tokens each."""
+"""How many more tokens than rows the graphs with logits of all tokens go up to: rows may have several new tokens."""
 
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
+
+WIDE = (96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536)
+"""Sizes with logits of some tokens only. Beyond them the device takes longer than launching kernel by kernel."""
 
 
 class Shape(NamedTuple):
@@ -91,8 +94,9 @@ class GraphRunner:
     """Replays decode steps, and steps of a few new tokens in some rows; hands every other step to the eager runner.
 
     All graphs share one memory pool and one set of input buffers. A step is padded up to the next captured size
-    with rows that write to the scratch slot, the last one of the KV store. A model whose forward cannot be captured
-    runs eagerly, after one warning; if it has experts, small steps may still be captured with their weights gathered.
+    with rows that write to the scratch slot, the last one of the KV store. Graphs wider than `logits_rows` compute
+    logits of so many rows. A model whose forward cannot be captured runs eagerly, after one warning; if it has
+    experts, small steps may still be captured with their weights gathered.
     """
 
     def __init__(
@@ -100,8 +104,9 @@ class GraphRunner:
     ) -> None:
         self.eager = eager
         self.attention = attention
-        self.sizes = graph_sizes(max_batch)
-        self.step = step_buffers(max_batch, max_len, scratch, attention)
+        self.sizes = graph_sizes(max_batch, eager)
+        self.step = step_buffers(max_batch, max_len, scratch, attention, eager)
+        self.logits_rows = torch.zeros(max_dense(max_batch), dtype=torch.int64, device=attention.device)
         self.graphs: dict[Shape, Captured] = {}
         loaded = eager.loaded
         num_first = 1 + max(map(loaded.layers.index, loaded.layers))  # up to the first layer of the last kind
@@ -116,10 +121,12 @@ class GraphRunner:
         layout = self.step.write(
             plan, padded_rows=size, token_sources=plan.token_sources, token_rows=plan.kind != "decode"
         )
+        if size > len(self.logits_rows):
+            self._select(plan.logits_rows)
         captured = self.graphs[Shape(size, layout.prefix)]
         captured.graph.replay()
         num_logits = len(plan.logits_rows)
-        if num_logits == plan.num_tokens:
+        if num_logits == plan.num_tokens or size > len(self.logits_rows):
             return captured.logits[:num_logits]
         return captured.logits.index_select(0, send(plan.logits_rows, captured.logits.device))
 
@@ -129,14 +136,24 @@ class GraphRunner:
             return False
         if plan.kind == "decode":
             return True
+        num_dense = len(self.logits_rows)
+        if plan.num_tokens > num_dense < len(plan.logits_rows):
+            return False
         return not self.attention.strict and _repeated_reads(plan) <= MAX_REPEATED_READS
+
+    def _select(self, rows: torch.Tensor) -> None:
+        """Let the next replay of a wide graph compute logits of these rows, and of row 0 as often as there is room."""
+        padded = torch.zeros(len(self.logits_rows), dtype=torch.int64)
+        padded[: len(rows)] = rows
+        self.logits_rows.copy_(send(padded, self.logits_rows.device))
 
     def _compile(self) -> None:
         """Compile the kernels of all graphs side by side; capturing one graph after the other compiles them in turn."""
 
         def launch_all() -> None:
-            launch_steps(self.step, self.attention, self._brief, self.sizes[1:])
-            launch_steps(self.step, self.attention, self.eager, self.sizes[:1])  # one row has a head of its own
+            launch_steps(self.step, self.attention, self._brief, self.sizes[1:], self.logits_rows)
+            # one row has a head of its own
+            launch_steps(self.step, self.attention, self.eager, self.sizes[:1], self.logits_rows)
 
         compile_together(launch_all, self.attention.device)
 
@@ -181,57 +198,77 @@ class GraphRunner:
             # Kernels compile and libraries set themselves up outside the capture. With a prefix only attention is
             # another than in the graph of this size without; after a rehearsal all kernels are there.
             brief = shape.prefix or self.eager.loaded.rehearsed
-            run_rows(self.step, self._brief if brief else self.eager, shape.num_rows)
+            self._run(shape.num_rows, self._brief if brief else self.eager)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            logits = self._run(shape.num_rows)
+            logits = self._run(shape.num_rows, self.eager)
         graph.replay()  # the first replay sends the graph to the device, which takes milliseconds
         return Captured(graph, _borrowed(logits))
 
-    def _run(self, num_rows: int) -> torch.Tensor:
-        return run_rows(self.step, self.eager, num_rows)
+    def _run(self, num_rows: int, runner: PagedRunner) -> torch.Tensor:
+        return run_rows(self.step, runner, num_rows, self.logits_rows)
 
 
 def _repeated_reads(plan: StepPlan) -> int:
     """Cached tokens that are read more than once if each new token is a row. A shared prefix is read once for all."""
-    more = np.fromiter((row.num_new - 1 for row in plan.rows), np.int64, len(plan.rows))
-    unshared = np.fromiter((row.kv_len for row in plan.rows), np.int64, len(plan.rows))
-    shared = best_prefix(plan.shared, more + 1)
+    num_new = np.fromiter((row.num_new for row in plan.rows), np.int64, len(plan.rows))
+    past = np.fromiter((row.past for row in plan.rows), np.int64, len(plan.rows))
+    shared = best_prefix(plan.shared, num_new)
     if shared is not None:
-        unshared[list(shared.rows)] -= shared.length
-    return int(more @ unshared)
+        past[list(shared.rows)] -= shared.length
+    more = num_new - 1
+    return int((more * past + more * num_new // 2).sum())
 
 
-def graph_sizes(max_batch: int) -> list[int]:
-    """For how many rows graphs are captured, the fewest first."""
-    largest = min(max(TOKENS_PER_ROW * max_batch, 64), LADDER[-1])
-    return [size for size in LADDER if size < largest] + [largest]
+def max_dense(max_batch: int) -> int:
+    """The largest size of a graph with logits of all its tokens."""
+    return min(max(TOKENS_PER_ROW * max_batch, 64), LADDER[-1])
 
 
-def step_buffers(max_batch: int, max_len: int, scratch: int, attention: CapturableAttention) -> DeviceStep:
+def graph_sizes(max_batch: int, runner: PagedRunner) -> list[int]:
+    """For how many rows graphs are captured, the fewest first. Wide ones only where a model can leave logits out."""
+    largest = max_dense(max_batch)
+    dense = [size for size in LADDER if size < largest] + [largest]
+    wide = [size for size in WIDE if size > largest]
+    return dense + wide if runner.selects_logits and not cast(CapturableAttention, runner.attention).strict else dense
+
+
+def step_buffers(
+    max_batch: int, max_len: int, scratch: int, attention: CapturableAttention, runner: PagedRunner
+) -> DeviceStep:
     """The input buffers that all graphs read."""
-    largest = graph_sizes(max_batch)[-1]
+    largest = graph_sizes(max_batch, runner)[-1]
     seqs = min(max_batch, largest)
     return DeviceStep(largest, largest, max_len, scratch, attention.device, seqs, attention.num_splits)
 
 
-def run_rows(step: DeviceStep, runner: PagedRunner, num_rows: int) -> torch.Tensor:
-    """Run the step at hand, which has so many rows of one token. -> logits [num_rows, vocab_size]"""
+def run_rows(step: DeviceStep, runner: PagedRunner, num_rows: int, logits_rows: torch.Tensor) -> torch.Tensor:
+    """Run the step at hand, which has so many rows of one token.
+
+    logits_rows  int64 [num_logits], on the device: whose logits are computed where there are more rows than these
+    -> logits [min(num_rows, num_logits), vocab_size]
+    """
     ids = step.ids[:num_rows]
     if runner.drawn is not None:
         ids = feed(ids, step.sources[:num_rows], runner.drawn)
-    return runner.run(ids, step.positions[:num_rows], None, None)
+    return runner.run(ids, step.positions[:num_rows], None, logits_rows if num_rows > len(logits_rows) else None)
 
 
-def launch_steps(step: DeviceStep, attention: CapturableAttention, runner: PagedRunner, sizes: list[int]) -> None:
+def launch_steps(
+    step: DeviceStep,
+    attention: CapturableAttention,
+    runner: PagedRunner,
+    sizes: list[int],
+    logits_rows: torch.Tensor,
+) -> None:
     """Run steps of all `sizes` in the form that is captured, so that their kernels are launched."""
     for size in reversed(sizes):
         for prefix in (False, True):
             attention.bind(step, Layout(size, size, 1, prefix))
             step.fill_scratch(size)
             with suppress(_Seen):
-                run_rows(step, runner, size)
+                run_rows(step, runner, size, logits_rows)
 
 
 class _Seen(Exception):

@@ -234,6 +234,11 @@ class PagedRunner:
             return logits[:num_logits]
 
     @property
+    def selects_logits(self) -> bool:
+        """Whether the model computes logits of the wanted tokens alone."""
+        return self._keeps
+
+    @property
     def runs_steps(self) -> bool:
         """Whether `decode` may run steps."""
         return self._stack is not None

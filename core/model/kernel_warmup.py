@@ -99,7 +99,7 @@ def rehearse(
 
 def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: AttentionFactory, kv: KVFormat) -> None:
     """Run a decode step of every size that a graph is captured for."""
-    from graftlm.core.execution.cuda_graphs import graph_sizes, launch_steps, step_buffers
+    from graftlm.core.execution.cuda_graphs import graph_sizes, launch_steps, max_dense, step_buffers
 
     scales = None
     if kv.dtype is FP8:
@@ -108,8 +108,10 @@ def _launch_steps(loaded: LoadedModel, config: EngineConfig, attention_factory: 
     if isinstance(attention, StrictAttention):
         attention.strict = config.strict
     if isinstance(attention, CapturableAttention):
-        step = step_buffers(config.max_batch, loaded.max_model_len, 0, attention)
-        launch_steps(step, attention, PagedRunner(loaded, attention), graph_sizes(config.max_batch))
+        runner = PagedRunner(loaded, attention)
+        step = step_buffers(config.max_batch, loaded.max_model_len, 0, attention, runner)
+        rows = torch.zeros(max_dense(config.max_batch), dtype=torch.int64, device=loaded.device)
+        launch_steps(step, attention, runner, graph_sizes(config.max_batch, runner), rows)
 
 
 def _launch_draws(loaded: LoadedModel) -> None:

@@ -36,14 +36,15 @@ class Rerun:
     def replay(self) -> None:
         runner, (num_rows, prefix) = self.runner, self.shape
         runner.attention.bind(runner.step, Layout(num_rows, num_rows, 1, prefix))
-        self.logits.copy_(runner._run(num_rows))
+        self.logits.copy_(runner._run(num_rows, runner.eager))
 
 
 class Rerunning(GraphRunner):
     replayed: list[tuple[int, str]]
 
     def _capture(self, shape: Shape, pool: Any) -> Captured:
-        logits = torch.full((shape.num_rows, self.eager.loaded.vocab_size), float("nan"))
+        num_logits = min(shape.num_rows, len(self.logits_rows))
+        logits = torch.full((num_logits, self.eager.loaded.vocab_size), float("nan"))
         return Captured(Rerun(self, shape, logits), logits)  # type: ignore[arg-type]
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -71,7 +72,7 @@ def test_decode_steps_are_replayed_padded_to_the_next_size(rt: Runtime) -> None:
     assert [a.token_ids for a in answers] == [greedy_reference(small_model(), p, 4) for p in prompts]
     engine: Any = rt._thread.engine
     # the first prompt's prefill goes ahead of its siblings'
-    assert engine.runner.replayed == [(23, "mixed"), (5, "decode"), (5, "decode"), (4, "decode")]
+    assert engine.runner.replayed == [(73, "mixed"), (23, "mixed"), (5, "decode"), (5, "decode"), (4, "decode")]
 
 
 def test_a_few_tokens_of_some_rows_are_rows_of_a_decode_step(rt: Runtime) -> None:
@@ -84,6 +85,24 @@ def test_a_few_tokens_of_some_rows_are_rows_of_a_decode_step(rt: Runtime) -> Non
     assert [a.token_ids for a in answers] == [greedy_reference(small_model(), p, 3) for p in longer]
     num_tokens, kind = engine.runner.replayed[0]
     assert kind == "mixed" and num_tokens <= 4 * 5
+
+
+def test_a_step_of_more_tokens_than_logits_is_replayed(rt: Runtime) -> None:
+    prompts = [random_prompt(20 + i, seed=i) for i in range(4)]
+    answers = rt.generate(prompts, temperature=0, max_tokens=2, ignore_eos=True)
+    assert [a.token_ids for a in answers] == [greedy_reference(small_model(), p, 2) for p in prompts]
+    engine: Any = rt._thread.engine
+    assert engine.runner.replayed[0] == (86, "mixed")
+    assert engine.runner.sizes[-1] > 86 > len(engine.runner.logits_rows)
+
+
+def test_scores_of_more_tokens_than_a_graph_has_logits_are_computed_without_one(rt: Runtime) -> None:
+    text = random_prompt(80, seed=3)
+    with Runtime(small_model(), tokenizer=byte_tokenizer(), cache=CacheConfig(max_tokens=600)) as plain:
+        expected = plain.score([5], text)
+    assert rt.score([5], text).logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    engine: Any = rt._thread.engine
+    assert engine.runner.replayed == []
 
 
 def test_a_shared_prefix_counts_as_read_once(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
