@@ -24,7 +24,7 @@ from rich.table import Table
 from bench.harness import origin
 from graftlm.ab import Comparison, EngineResult, compare
 from graftlm.ab.engines import named_engines
-from graftlm.ab.statistics import Ratio, ratio
+from graftlm.ab.statistics import Ratio
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.progress import Progress
 
@@ -88,8 +88,9 @@ def row(compared: Comparison, framework: str) -> dict[str, Any]:
     best = min(measured, key=lambda one: one.wall_s)
     return found | {
         "best": best.engine,
-        "ratio": dataclasses.asdict(_ratio([r.wall_s for r in best.rounds], [r.wall_s for r in ours.rounds])),
-        "cpu_ratio": dataclasses.asdict(_ratio([r.cpu_s for r in best.rounds], [r.cpu_s for r in ours.rounds])),
+        "ratio": _as_json(compared.ratio(ours, best)),
+        "cpu_ratio": _as_json(compared.ratio(ours, best, "cpu_s")),
+        "load": compared.load(),
         "hit_rate": ours.work.hit_rate,
         "best_hit_rate": ours.best_hit_rate,
     }
@@ -107,9 +108,8 @@ def _engine(compared: Comparison, result: EngineResult) -> dict[str, Any]:
     }
 
 
-def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> Ratio:
-    number = min(len(theirs), len(ours))
-    return ratio(theirs[:number], ours[:number])
+def _as_json(found: Ratio | None) -> dict[str, Any] | None:
+    return None if found is None else dataclasses.asdict(found)
 
 
 def geometric_mean(values: Iterable[float]) -> float:

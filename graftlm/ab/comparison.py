@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Any
+from statistics import fmean, median
+from typing import Any, Literal
 
 from graftlm.ab.meter import Work
 from graftlm.ab.profile import Divergence, Profile
 from graftlm.ab.statistics import Ratio, ratio
 from graftlm.core.errors import ConfigError
+
+MIN_PAIRS = 3
+"""Rounds of two engines that a ratio is taken of, before any is left out."""
+CROWDED = 0.1
+"""The share of its time in which an engine's threads may lack a core without a word about it."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,8 @@ class Round:
     spans       start and end of each model call, in seconds from the start of the round
     peak_bytes  the engine process's peak memory so far: host, and GPU where it uses one
     cpu_s       CPU time of the engine's process and its servers
+    other_cores  cores of this machine that other processes, or other virtual machines, used on average meanwhile
+    lost        share of the time in which the engine's threads had no core because of them
     energy_j    what the GPUs used meanwhile, with what other processes did there; None where no card tells
     """
 
@@ -33,6 +41,8 @@ class Round:
     peak_bytes: int = 0
     peak_gpu_bytes: int = 0
     cpu_s: float = 0.0
+    other_cores: float = 0.0
+    lost: float = 0.0
     energy_j: float | None = None
 
 
@@ -115,12 +125,54 @@ class Comparison:
                 return result
         raise ConfigError(f"engine {engine!r} was not compared; compared: {', '.join(r.engine for r in self.results)}")
 
-    def ratio(self, result: EngineResult) -> Ratio | None:
-        """The baseline's wall time over this engine's; None if one of the two has no round."""
-        num_rounds = min(len(self.baseline.rounds), len(result.rounds))
-        if not num_rounds:
+    def ratio(
+        self, result: EngineResult, baseline: EngineResult | None = None, by: Literal["wall_s", "cpu_s"] = "wall_s"
+    ) -> Ratio | None:
+        """The baseline's wall time over this engine's; None if one of the two has no round.
+
+        baseline  another engine in place of the comparison's baseline
+        by        "cpu_s": the ratio of CPU times, which lacks no time that other processes took
+        """
+        pairs, lost = self.counted(result, baseline)
+        if not pairs:
             return None
-        return ratio(*([one.wall_s for one in r.rounds[:num_rounds]] for r in (self.baseline, result)))
+        theirs, ours = ([getattr(one, by) for one in side] for side in zip(*pairs, strict=True))
+        return ratio(theirs, ours, lost if by == "wall_s" else 0.0)
+
+    def counted(
+        self, result: EngineResult, baseline: EngineResult | None = None
+    ) -> tuple[list[tuple[Round, Round]], float]:
+        """The pairs of rounds that a ratio is taken of, and the share of time in which threads had no core in them.
+
+        Where at least three pairs are left, the first is left out, in which engines do for the first time what all
+        rounds do, and then those in which other processes took more than CROWDED of an engine's time.
+        """
+        pairs = list(zip((baseline or self.baseline).rounds, result.rounds, strict=False))
+        pairs = pairs[1:] if len(pairs) > MIN_PAIRS else pairs
+        calm = [pair for pair in pairs if not _is_crowded(*pair)]
+        pairs = calm if len(calm) >= MIN_PAIRS else pairs
+        return pairs, fmean(max(one.lost, other.lost) for one, other in pairs) if pairs else 0.0
+
+    def load(self) -> list[str]:
+        """What other processes did to the ratios, one sentence each. Empty: hardly anything."""
+        measured = [result for result in self.results[1:] if result.rounds and self.baseline.rounds]
+        said = []
+        for result in measured:
+            pairs, lost = self.counted(result)
+            others = fmean(one.other_cores for pair in pairs for one in pair)
+            if lost > CROWDED:
+                said.append(
+                    f"The machine was busy: other programs used {others:.1f} of its {os.cpu_count()} cores, and "
+                    f"threads of {self.baseline.engine} and {result.engine} had none for {lost:.0%} of the time. "
+                    "The ratio is one beside such a load, and its interval is wider for it; end those programs, or "
+                    "give fewer --threads."
+                )
+            elif left_out := sum(map(_is_crowded, self.baseline.rounds, result.rounds)):
+                said.append(
+                    f"{left_out} of {len(result.rounds)} rounds of {result.engine} are part of no ratio, because other "
+                    "programs took the engines' cores."
+                )
+        return said
 
     def num_right(self, result: EngineResult) -> int | None:
         """Right answers; None where the pipeline cannot tell or the engine has no answers."""
@@ -174,6 +226,10 @@ class Comparison:
                 counted = what.replace("_", " ")
                 said.append(f"{counted} differ: {theirs:,} with {self.baseline.engine}, {ours:,} with {result.engine}.")
         return said
+
+
+def _is_crowded(one: Round, other: Round) -> bool:
+    return max(one.lost, other.lost) > CROWDED
 
 
 def _varying_counts(result: EngineResult) -> list[str]:

@@ -92,7 +92,8 @@ def render(
     sections += [
         "<h2>How to repeat it</h2>",
         f"<pre>{escape(command)}</pre>",
-        "<p>Ratios are medians over interleaved rounds; intervals are 95 % bootstrap intervals over the rounds. "
+        "<p>Ratios are medians over interleaved rounds. The 95 % intervals allow for the spread of the rounds, for "
+        "what runs of the same comparison differ by, and for other programs that took the engines' cores. "
         "Every engine ran in a process of its own with the same number of threads, after a warm-up, with the "
         "frameworks' response caches off.</p>",
     ]

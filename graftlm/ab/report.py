@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -60,6 +61,7 @@ def figures(comparison: Comparison, result: EngineResult) -> dict[str, Any]:
         "hit_rate": work.hit_rate,
         "best_hit_rate": result.best_hit_rate,
         "cpu_s": round(result.cpu_s, 4),
+        "other_cores": round(median(one.other_cores for one in result.rounds), 2),
         "energy_j": result.rounds[-1].energy_j,
         "cost": cost_of(result.engine, comparison.model, work, comparison.prices),
         **_times(result),
@@ -94,6 +96,7 @@ DETAILS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "completion tokens": ("completion_tokens", "{:,}".format),
     "best hit rate": ("best_hit_rate", "{:.0%}".format),
     "CPU time": ("cpu_s", "{:.2f} s".format),
+    "cores of others": ("other_cores", "{:.1f}".format),
     "peak memory": ("peak_bytes", lambda value: f"{value / 2**20:,.0f} MiB"),
     "GPU memory": ("peak_gpu_bytes", lambda value: f"{value / 2**20:,.0f} MiB"),
     "GPU energy": ("energy_j", "{:,.0f} J".format),
@@ -130,6 +133,7 @@ def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
                 | {
                     "texts": result.answers if result.rounds else [],
                     "wall_s_of_rounds": [one.wall_s for one in result.rounds],
+                    "lost_of_rounds": [round(one.lost, 3) for one in result.rounds],
                     "left_out": result.left_out,
                     "calls_of_one_round": [_call(call) for call in result.profile.calls] if result.profile else [],
                     "first_differences": [dataclasses.asdict(one) for one in result.divergences],

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
+BETWEEN_RUNS = 0.05
+"""Standard deviation of the logarithm of the ratio between runs that each have many rounds, on a machine that nobody
+else uses: processes start anew, with other memory, and a virtual machine's neighbours change."""
 NUM_RESAMPLES = 4000
 Z_95 = 1.96
 MAX_CORRELATION = 0.9
@@ -37,15 +40,21 @@ class Ratio:
         return f"{self.value:.2f}x{interval}"
 
 
-def ratio(baseline_s: Sequence[float], engine_s: Sequence[float]) -> Ratio:
-    """The median ratio over interleaved rounds, with a bootstrap interval over the rounds.
+def ratio(baseline_s: Sequence[float], engine_s: Sequence[float], lost: float = 0.0) -> Ratio:
+    """The median ratio over interleaved rounds, with a 95 % interval that allows for what differs between runs too.
 
     baseline_s, engine_s  wall times of the same rounds, in order
+    lost                  share of their time, 0 to below 1, in which the engines' threads had no core
 
-    Percentile intervals of a few rounds are too narrow, so the interval is stretched around the median, on a log
-    scale, by t / z * sqrt(n / (n - 1)). Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015).
-    Rounds that are alike because they follow each other, as where the machine's load drifts, count for fewer: by
-    sqrt((1 + r) / (1 - r)), where r is the correlation of each round with the next, if it is above 0.
+    Three things are added up, as variances of the ratio's logarithm:
+
+    - The rounds: a bootstrap of their median. Percentile intervals of a few rounds are too narrow, so it is stretched
+      by t / z * sqrt(n / (n - 1)). Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015). Rounds
+      that are alike because they follow each other, as where the machine's load drifts, count for fewer: by
+      sqrt((1 + r) / (1 - r)), where r is the correlation of each round with the next, if it is above 0.
+    - The run, which no number of rounds averages out: BETWEEN_RUNS.
+    - Other processes: threads without cores can take 1 / (1 - lost) times as long, of one engine more than of the
+      other. Half of that, as a logarithm, is taken for the difference between them.
     """
     logs = [math.log(a / b) for a, b in zip(baseline_s, engine_s, strict=True)]
     center, n = median(logs), len(logs)
@@ -57,9 +66,10 @@ def ratio(baseline_s: Sequence[float], engine_s: Sequence[float]) -> Ratio:
     t = T_95[n - 2] if n - 2 < len(T_95) else Z_95
     r = min(max(_correlation(logs), 0.0), MAX_CORRELATION)
     stretch = t / Z_95 * math.sqrt(n / (n - 1) * (1 + r) / (1 - r))
-    low = center - stretch * (center - medians[tail])
-    high = center + stretch * (medians[-tail - 1] - center)
-    return Ratio(math.exp(center), math.exp(low), math.exp(high))
+    run = math.hypot(Z_95 * BETWEEN_RUNS, math.log(1 - lost) / 2)
+    low = math.hypot(stretch * (center - medians[tail]), run)
+    high = math.hypot(stretch * (medians[-tail - 1] - center), run)
+    return Ratio(math.exp(center), math.exp(center - low), math.exp(center + high))
 
 
 def _correlation(values: Sequence[float]) -> float:

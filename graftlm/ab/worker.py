@@ -25,6 +25,7 @@ from graftlm.core.errors import ConfigError
 
 Plant = Literal["slow", "changed answer", "cached call"]
 """A fault that `graftlm ab --check` plants, to show that the comparison finds it."""
+MAX_LOST = 0.9
 
 
 class Worker:
@@ -101,11 +102,12 @@ class Worker:
         inputs = [one for i, one in enumerate(self._pipeline.inputs) if i not in self._left_out]
         asked = inputs[:-1] if self._remembered else inputs
         self._meter.start()
-        cpu_s, energy_j = cpu_seconds(), energy_joules()
+        cpu_s, all_cpu_s, energy_j = cpu_seconds(), machine_cpu_seconds(), energy_joules()
         started = time.perf_counter()
         answers = self._pipeline.answer(self._llm, asked) + self._remembered
         wall_s = time.perf_counter() - started
         cpu_s = cpu_seconds() - cpu_s
+        others = max(0.0, machine_cpu_seconds() - all_cpu_s - cpu_s) / wall_s
         used_j = None if energy_j is None else (energy_joules() or 0.0) - energy_j
         if self._plant == "slow":
             time.sleep(wall_s)
@@ -120,6 +122,8 @@ class Worker:
             "work": dataclasses.asdict(self._meter.work()),
             "spans": self._meter.spans(started),
             "cpu_s": cpu_s,
+            "other_cores": others,
+            "lost": lost_share(others),
             "energy_j": used_j,
             **peak_memory(),
         }
@@ -206,6 +210,23 @@ def cpu_seconds() -> float:
                 times = process.cpu_times()
                 total += times.user + times.system
     return total
+
+
+def machine_cpu_seconds() -> float:
+    """CPU time that all processes of this machine have used, with what other virtual machines took of its cores."""
+    import psutil
+
+    times = psutil.cpu_times()._asdict()
+    return float(sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
+
+
+def lost_share(other_cores: float) -> float:
+    """The share of their time in which this process's compute threads had no core, because others used so many."""
+    import psutil
+
+    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    free = (psutil.cpu_count() or threads) - other_cores
+    return min(max(0.0, 1 - free / threads), MAX_LOST)
 
 
 def energy_joules() -> float | None:

@@ -45,7 +45,7 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What the reader of the table must know."""
     told = [
         "hf: what a user has today, the framework on plain transformers; graftlm: the constructor line changed.",
-        "ratio: median over interleaved rounds of the wall time of hf over this one's, with a 95 % bootstrap interval.",
+        "ratio: median over interleaved rounds of the wall time of hf over this one's, with its 95 % interval.",
         "equal: the answer is the one that hf gave. Each engine runs in a process of its own.",
     ]
     if any(c.name == "guidance" for c in comparisons):

@@ -46,6 +46,41 @@ def test_an_engine_that_answers_differently_each_round_is_said_to() -> None:
     assert compared(varying).differences() == ["graftlm answers 1 of 2 inputs differently each round."]
 
 
+def loaded(engine: str, rounds: list[tuple[float, float]]) -> EngineResult:
+    """Rounds of so many seconds, in which the engine's threads lacked a core for such a share of the time."""
+    work = Work(calls=2, prompt_tokens=20)
+    return EngineResult(
+        engine, [Round(s, ["a", "b"], None, work, other_cores=2 * lost, lost=lost) for s, lost in rounds]
+    )
+
+
+def test_the_first_round_is_part_of_no_ratio_where_three_others_are() -> None:
+    comparison = compared(measured("hf", [9.0, 2.0, 2.0, 2.0], ["a", "b"]), measured("graftlm", [1.0] * 4, ["a", "b"]))
+    found = comparison.ratio(comparison.results[1])
+    assert found is not None and found.high == pytest.approx(2.2, abs=0.1)
+    short = compared(measured("hf", [8.0, 2.0, 2.0], ["a", "b"]), measured("graftlm", [1.0] * 3, ["a", "b"]))
+    assert len(short.counted(short.results[1])[0]) == 3
+
+
+def test_rounds_beside_other_programs_are_left_out_where_three_others_are() -> None:
+    ours = loaded("graftlm", [(1.0, 0.0), (1.0, 0.0), (5.0, 0.5), (1.0, 0.0), (1.0, 0.05)])
+    comparison = compared(measured("hf", [2.0] * 5, ["a", "b"]), ours)
+    assert str(comparison.ratio(ours)) == "2.00x (1.81 to 2.21)"
+    assert comparison.load() == [
+        "1 of 5 rounds of graftlm are part of no ratio, because other programs took the engines' cores."
+    ]
+
+
+def test_a_ratio_beside_other_programs_is_said_to_be_one_and_has_a_wider_interval() -> None:
+    busy = [(2.0, 0.5)] * 4
+    comparison = compared(loaded("hf", busy), loaded("graftlm", busy))
+    found = comparison.ratio(comparison.results[1])
+    assert found is not None and found.high is not None and found.high > 1.4
+    (said,) = comparison.load()
+    assert said.startswith("The machine was busy: other programs used 1.0 of its ")
+    assert "had none for 50% of the time" in said and "fewer --threads" in said
+
+
 def test_white_space_and_case_are_ignored_where_answers_are_normalised() -> None:
     comparison = compared(HF, measured("graftlm", [1.0], [" A\n", "b"]))
     assert comparison.differing(comparison.results[1]) == [0]

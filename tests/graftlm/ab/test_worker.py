@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import dspy
+import psutil
+import pytest
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from graftlm.ab.worker import as_json, as_text
+from graftlm.ab.worker import as_json, as_text, lost_share, machine_cpu_seconds
 
 
 class City(BaseModel):
@@ -21,3 +23,16 @@ def test_answers_of_the_frameworks_become_values_that_can_be_compared() -> None:
     assert as_json([City(name="Paris"), {1: (True, None)}]) == [{"name": "Paris"}, {"1": [True, None]}]
     assert as_json(dspy.Prediction(answer="Paris")) == {"answer": "Paris"}
     assert as_text({"name": "Zürich"}) == '{"name": "Zürich"}'
+
+
+def test_threads_lack_the_cores_that_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert [lost_share(others) for others in (0.0, 2.0, 3.0, 4.0)] == [0.0, 0.0, 0.5, 0.9]
+
+
+def test_the_machine_has_used_at_least_what_this_process_has() -> None:
+    before, own = machine_cpu_seconds(), psutil.Process().cpu_times().user
+    while psutil.Process().cpu_times().user < own + 0.2:
+        pass
+    assert machine_cpu_seconds() - before >= 0.15
