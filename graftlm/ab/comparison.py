@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Literal
 
 from graftlm.ab.meter import Work
@@ -17,6 +17,9 @@ MIN_PAIRS = 3
 """Rounds of two engines that a ratio is taken of, before any is left out."""
 CROWDED = 0.1
 """The share of its time in which an engine's threads may lack a core without a word about it."""
+RESOLVED_S = 0.25
+"""Rounds shorter than this are not judged alone: processor time is counted in hundredths of a second on every core."""
+MAX_LOST = 0.9
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Round:
     peak_bytes  the engine process's peak memory so far: host, and GPU where it uses one
     cpu_s       CPU time of the engine's process and its servers
     other_cores  cores of this machine that other processes, or other virtual machines, used on average meanwhile
-    lost        share of the time in which the engine's threads had no core because of them
+    lost        share of the time in which the engine's threads had no core because of them; below 0: cores were left
     energy_j    what the GPUs used meanwhile, with what other processes did there; None where no card tells
     """
 
@@ -44,6 +47,27 @@ class Round:
     other_cores: float = 0.0
     lost: float = 0.0
     energy_j: float | None = None
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Pairs of rounds, of the baseline and of another engine, that a ratio is taken of.
+
+    num_left_out  pairs that are not among them because other processes took the engines' cores
+    """
+
+    pairs: list[tuple[Round, Round]]
+    num_left_out: int
+
+    @property
+    def lost(self) -> float:
+        """The share of the time in which threads of one of the engines had no core, 0 to MAX_LOST."""
+        return min(max([0.0, *(_mean(side, "lost") for side in zip(*self.pairs, strict=True))]), MAX_LOST)
+
+    @property
+    def other_cores(self) -> float:
+        """Cores that other processes used on average."""
+        return max(0.0, _mean([one for pair in self.pairs for one in pair], "other_cores"))
 
 
 @dataclass
@@ -133,16 +157,14 @@ class Comparison:
         baseline  another engine in place of the comparison's baseline
         by        "cpu_s": the ratio of CPU times, which lacks no time that other processes took
         """
-        pairs, lost = self.counted(result, baseline)
-        if not pairs:
+        counted = self.counted(result, baseline)
+        if not counted.pairs:
             return None
-        theirs, ours = ([getattr(one, by) for one in side] for side in zip(*pairs, strict=True))
-        return ratio(theirs, ours, lost if by == "wall_s" else 0.0)
+        theirs, ours = ([getattr(one, by) for one in side] for side in zip(*counted.pairs, strict=True))
+        return ratio(theirs, ours, counted.lost if by == "wall_s" else 0.0)
 
-    def counted(
-        self, result: EngineResult, baseline: EngineResult | None = None
-    ) -> tuple[list[tuple[Round, Round]], float]:
-        """The pairs of rounds that a ratio is taken of, and the share of time in which threads had no core in them.
+    def counted(self, result: EngineResult, baseline: EngineResult | None = None) -> Counted:
+        """The pairs of rounds that a ratio is taken of.
 
         Where at least three pairs are left, the first is left out, in which engines do for the first time what all
         rounds do, and then those in which other processes took more than CROWDED of an engine's time.
@@ -150,27 +172,25 @@ class Comparison:
         pairs = list(zip((baseline or self.baseline).rounds, result.rounds, strict=False))
         pairs = pairs[1:] if len(pairs) > MIN_PAIRS else pairs
         calm = [pair for pair in pairs if not _is_crowded(*pair)]
-        pairs = calm if len(calm) >= MIN_PAIRS else pairs
-        return pairs, fmean(max(one.lost, other.lost) for one, other in pairs) if pairs else 0.0
+        return Counted(calm, len(pairs) - len(calm)) if len(calm) >= MIN_PAIRS else Counted(pairs, 0)
 
     def load(self) -> list[str]:
         """What other processes did to the ratios, one sentence each. Empty: hardly anything."""
-        measured = [result for result in self.results[1:] if result.rounds and self.baseline.rounds]
         said = []
-        for result in measured:
-            pairs, lost = self.counted(result)
-            others = fmean(one.other_cores for pair in pairs for one in pair)
-            if lost > CROWDED:
+        base = self.baseline.engine
+        for result in self.results[1:] if self.baseline.rounds else ():
+            counted = self.counted(result)
+            if counted.lost > CROWDED:
                 said.append(
-                    f"The machine was busy: other programs used {others:.1f} of its {os.cpu_count()} cores, and "
-                    f"threads of {self.baseline.engine} and {result.engine} had none for {lost:.0%} of the time. "
+                    f"The machine was busy: other programs used {counted.other_cores:.1f} of its {os.cpu_count()} "
+                    f"cores, and threads of {base} or {result.engine} had none for {counted.lost:.0%} of the time. "
                     "The ratio is one beside such a load, and its interval is wider for it; end those programs, or "
                     "give fewer --threads."
                 )
-            elif left_out := sum(map(_is_crowded, self.baseline.rounds, result.rounds)):
+            elif counted.num_left_out:
                 said.append(
-                    f"{left_out} of {len(result.rounds)} rounds of {result.engine} are part of no ratio, because other "
-                    "programs took the engines' cores."
+                    f"{counted.num_left_out} of {len(result.rounds)} rounds of {result.engine} are part of no ratio, "
+                    "because other programs took the engines' cores."
                 )
         return said
 
@@ -212,7 +232,8 @@ class Comparison:
             said.append(f"Calls could not be counted: {', '.join(unknown)}. An answer from a cache would not be seen.")
         left_out = sorted({i for result in self.results for i in result.left_out})
         if left_out:
-            said.append(f"Left out: {len(left_out)} inputs on which the pipeline raised an error.")
+            num_inputs = len(left_out) + len(self.inputs)
+            said.append(f"Left out: {len(left_out)} of {num_inputs} inputs on which the pipeline raised an error.")
         return said
 
     def _against_baseline(self, result: EngineResult) -> list[str]:
@@ -228,8 +249,14 @@ class Comparison:
         return said
 
 
-def _is_crowded(one: Round, other: Round) -> bool:
-    return max(one.lost, other.lost) > CROWDED
+def _is_crowded(*pair: Round) -> bool:
+    return any(one.lost > CROWDED and one.wall_s >= RESOLVED_S for one in pair)
+
+
+def _mean(rounds: Sequence[Round], what: Literal["lost", "other_cores"]) -> float:
+    """The mean over the time of all rounds, since clocks are too coarse for short ones."""
+    total: float = sum(getattr(one, what) * one.wall_s for one in rounds)
+    return total / sum(one.wall_s for one in rounds)
 
 
 def _varying_counts(result: EngineResult) -> list[str]:

@@ -142,7 +142,10 @@ def _program(path: Path, functions: Mapping[str, Any], framework: str | None) ->
             )
         return several[framework], framework
     if "run" not in functions:
-        raise ConfigError(f"pipeline {str(path)!r} defines no run(llm, inputs)")
+        raise ConfigError(
+            f"pipeline {str(path)!r} defines no run(llm, inputs); define one that returns an answer "
+            "per input, or compare a script as it is with --swap CONSTRUCTOR"
+        )
     return functions["run"], framework
 
 

@@ -210,7 +210,7 @@ def test_an_input_on_which_the_pipeline_raises_is_left_out_for_all(idle: Path) -
     assert comparison.inputs == ["A", "c"]
     assert comparison.results[1].left_out == {1: "ValueError: cannot read bad"}
     assert [result.answers for result in comparison.results] == [["a", "c"], ["a", "c"]]
-    assert "Left out: 1 inputs on which the pipeline raised an error." in comparison.differences()
+    assert "Left out: 1 of 3 inputs on which the pipeline raised an error." in comparison.differences()
 
 
 def test_answers_that_vary_by_themselves_are_said(idle: Path) -> None:

@@ -59,7 +59,7 @@ def test_the_first_round_is_part_of_no_ratio_where_three_others_are() -> None:
     found = comparison.ratio(comparison.results[1])
     assert found is not None and found.high == pytest.approx(2.2, abs=0.1)
     short = compared(measured("hf", [8.0, 2.0, 2.0], ["a", "b"]), measured("graftlm", [1.0] * 3, ["a", "b"]))
-    assert len(short.counted(short.results[1])[0]) == 3
+    assert len(short.counted(short.results[1]).pairs) == 3
 
 
 def test_rounds_beside_other_programs_are_left_out_where_three_others_are() -> None:
@@ -79,6 +79,14 @@ def test_a_ratio_beside_other_programs_is_said_to_be_one_and_has_a_wider_interva
     (said,) = comparison.load()
     assert said.startswith("The machine was busy: other programs used 1.0 of its ")
     assert "had none for 50% of the time" in said and "fewer --threads" in said
+
+
+def test_short_rounds_are_judged_together_because_clocks_are_coarse() -> None:
+    noisy = [(0.05, lost) for lost in (0.4, -0.4, 0.4, -0.4, 0.4, -0.4)]
+    comparison = compared(loaded("hf", noisy), loaded("graftlm", noisy))
+    counted = comparison.counted(comparison.results[1])
+    assert (len(counted.pairs), counted.num_left_out, counted.lost) == (5, 0, 0.0)
+    assert comparison.load() == []
 
 
 def test_white_space_and_case_are_ignored_where_answers_are_normalised() -> None:
