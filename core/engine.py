@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import EngineError, GraftError
+from graftlm.core.in_flight_step import InFlightStep
 from graftlm.core.kv.memory import give_back
 from graftlm.core.kv.prefix_cache import PrefixCache
 from graftlm.core.metrics import Counters, Stats
@@ -22,30 +23,13 @@ from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
 from graftlm.core.scheduling.speculation import Drafter, DraftVerifier
 from graftlm.core.scheduling.step_retry import goal_of, step_error
+from graftlm.core.scheduling.step_times import StepPrices
 from graftlm.core.scheduling.steps_ahead import StepsAhead
 from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan, build_plan
 
 if TYPE_CHECKING:
-    import torch
-
     from graftlm.core.engine_builder import Runner, RunnerSpec
     from graftlm.core.text.tokenizer import Tokenizer
-
-
-@dataclass(eq=False)
-class InFlightStep:
-    """A step that was launched and whose results have not been committed.
-
-    pending  the tokens that the device samples; None until it is asked to, and where the host samples
-    """
-
-    plan: StepPlan
-    logits: torch.Tensor
-    pending: PendingTokens | None
-
-    @property
-    def constrained(self) -> bool:
-        return any(row.sequence.constrained for row in self.plan.rows)
 
 
 log = logging.getLogger("graftlm.engine")
@@ -94,7 +78,8 @@ class LocalEngine:
         self.scheduler = Scheduler(config, self.cache, spec.step_tokens, self.counters, clock)
         self.writer = OutputWriter(tokenizer, min_forced=spec.min_forced if config.jump_forward else 0)
         self.sampler = StepSampler(tokenizer, self.writer, spec.vocab_size, spec.device_sampler)
-        self.drafter = Drafter(tokenizer.eos_token_ids, spec.step_tokens) if spec.drafts else None
+        self.prices, ends = StepPrices(), tokenizer.eos_token_ids
+        self.drafter = Drafter(ends, spec.step_tokens, self.prices) if spec.drafts else None
         self.requests = RequestTracker(
             self.scheduler,
             self.writer,
@@ -106,8 +91,8 @@ class LocalEngine:
             clock=clock,
             finished=finished,
         )
-        steps = spec.steps if self.drafter is None else None
-        self.ahead = StepsAhead(steps, self.scheduler, tokenizer.eos_token_ids) if steps is not None else None
+        self.ahead = None if spec.steps is None else StepsAhead(spec.steps, self.scheduler, ends, self.prices)
+        self._num_steps = 1  # that can be run at once
         self.waits_for_device = spec.device_sampler is not None
         self.device_wait: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it does
         self._in_flight: InFlightStep | None = None
@@ -124,7 +109,8 @@ class LocalEngine:
             self.requests.add(submission)
 
     def step(self) -> bool:
-        """Run one step; False if nothing could run."""
+        """Run one step, or several at once; False if nothing could run."""
+        started = time.perf_counter()
         self.requests.expire()
         self.requests.open_grammars()
         in_flight, num_failed = self._in_flight, self.counters.failed_steps
@@ -141,6 +127,7 @@ class LocalEngine:
                 launched = None  # its sequences wait again
             if launched is not None and (launched.pending is not None or self._draw(launched)):
                 self._in_flight = launched
+        self.prices.ended(time.perf_counter() - started)
         if self.idle:
             self._give_back_memory()
         # free + cached + in use == all slots, and nobody uses any now
@@ -203,8 +190,10 @@ class LocalEngine:
         started = time.perf_counter()
         scheduled = self.scheduler.schedule()
         failures = self.scheduler.failures
+        self._num_steps = self.ahead.num_steps(scheduled) if self.ahead is not None else 1
         if self.drafter is not None:
-            scheduled = self.drafter.extend(scheduled)
+            scheduled = self.drafter.extend(scheduled, self._num_steps)
+            self._num_steps = min(self._num_steps, self.drafter.patience)
             failures += self.drafter.failures
             self.drafter.failures.clear()
         if failures:
@@ -252,7 +241,7 @@ class LocalEngine:
             return False
         started = time.perf_counter()
         try:
-            tokens = self.ahead.run(plan)
+            tokens = self.ahead.run(plan, self._num_steps)
         except BaseException as error:
             self._fail_step(plan.rows, error)
             return True
@@ -315,6 +304,10 @@ class LocalEngine:
         """Verify drafts position by position: where the committed token is the draft, sample the next position too."""
         verifier = DraftVerifier(launched.plan, launched.logits, self.scheduler.rewind)
         accepted_before = self.counters.accepted_tokens
+        if verifier.greedy:
+            verifier.commit(self.sampler.sampler.likeliest(launched.logits), self.requests)
+            self.counters.accepted_tokens += verifier.num_accepted
+            return
         while (further := verifier.following()) is not None:
             self.counters.accepted_tokens = accepted_before + verifier.num_accepted
             try:
@@ -394,7 +387,6 @@ class LocalEngine:
     def _count_step(self, plan: StepPlan, launch_s: float, num_steps: int = 1) -> None:
         self._num_tokens_run += num_steps * plan.num_tokens
         self.counters.ran(plan, num_steps, launch_s)
-        for learner in (self.drafter, self.ahead):
-            if learner is not None and num_steps == 1:
-                learner.timed(plan, launch_s)
+        if not self.waits_for_device:
+            self.prices.ran(plan, num_steps, launch_s)
         self.spec.count_step(launch_s)

@@ -19,6 +19,8 @@ from graftlm.demo.pipelines.llama_index import inputs
 
 CASE = "speculation"
 NUM_NEW = 48
+FLOOR = 0.95
+"""Never slower than without drafts, but for what a busy machine adds to one of the two."""
 LOOKUP = 3
 """Tokens that transformers' prompt lookup guesses at once."""
 
@@ -79,7 +81,9 @@ def _compare(
     num_tokens = sum(map(len, answers["off"]))
     equal = sum(a == b for a, b in zip(answers["ours"], answers["off"], strict=True))
     return [
-        rate_row(CASE, f"{what}: against speculation='off'", "tokens/s", num_tokens, times["ours"], times["off"]),
+        rate_row(
+            CASE, f"{what}: against speculation='off'", "tokens/s", num_tokens, times["ours"], times["off"], floor=FLOOR
+        ),
         Row(CASE, f"{what}: drafts that came true", stats.accepted_tokens, "tokens", baseline=stats.drafted_tokens),
         Row(CASE, f"{what}: steps", stats.steps, "steps", baseline=num_tokens / batch),
         Row(CASE, f"{what}: answers equal", equal, "answers", baseline=len(requests), floor=len(requests)),

@@ -58,6 +58,11 @@ class Sampler:
                 return _sample_plain(logits)
             return self._sample(logits, rows)
 
+    def likeliest(self, logits: torch.Tensor) -> list[list[Sampled] | GraftError]:
+        """The likeliest token of each row [num_rows, vocab_size], which is what a sequence gets that `is_greedy`."""
+        with torch.inference_mode():
+            return _sample_plain(logits)
+
     def _sample(self, logits: torch.Tensor, rows: Seq[SampleRow]) -> list[list[Sampled] | GraftError]:
         answers: list[list[Sampled] | GraftError] = [[] for _ in rows]
         allowed = [None if row.mask is None else _few_ids(row.mask, logits.shape[1]) for row in rows]
@@ -207,10 +212,14 @@ def is_unedited(sequence: Sequence) -> bool:
     )
 
 
+def is_greedy(sequence: Sequence) -> bool:
+    """Whether the sequence takes the likeliest token of its logits as they are, but for a mask."""
+    return sequence.sampling.temperature == 0 and is_unedited(sequence)
+
+
 def _is_plain(row: SampleRow) -> bool:
     """Whether the likeliest token of the untouched logits is all that is wanted."""
-    greedy = row.sequence.sampling.temperature == 0
-    return greedy and row.mask is None and row.num_samples == 1 and is_unedited(row.sequence)
+    return row.mask is None and row.num_samples == 1 and is_greedy(row.sequence)
 
 
 def _sample_plain(logits: torch.Tensor) -> list[list[Sampled] | GraftError]:

@@ -10,8 +10,9 @@ redrawn, and answers are those of single steps: penalties, masks, seeds, stops a
 On a GPU there are none: a step of drafts must be sampled before the next is known, and there the next step is launched
 while the tokens of the last are on their way, which is worth more. Nor in the serial lane, whose caches cannot be cut.
 
-The number of drafts follows from two learnt figures: what a token costs (`StepTimes`) and how often guesses came true,
-by the length of what matched and by sequence (`AcceptanceRate`). Guesses are followed up even where they were not run,
+The number of drafts follows from two learnt figures: what a token costs (`StepPrices`) and how often guesses came true,
+by the length of what matched and by sequence (`AcceptanceRate`). Where steps can be run at once (`steps_ahead.py`), one
+with drafts must beat them, which share what goes by beside them. Guesses are followed up even where they were not run,
 at no cost, so that a text that begins to copy is noticed.
 """
 
@@ -24,26 +25,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graftlm.core.errors import failure_of
+from graftlm.core.errors import GraftError, failure_of
+from graftlm.core.sampling.sampler import is_greedy
 from graftlm.core.scheduling.ngram_lookup import Recent, find
-from graftlm.core.scheduling.scheduler import Failure
-from graftlm.core.scheduling.step_times import StepTimes
+from graftlm.core.scheduling.scheduler import AHEAD, Failure
+from graftlm.core.scheduling.step_times import MAX_NEW, MAX_STEP, StepPrices
 from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from graftlm.core.sampling.sampler import Sampled
+    from graftlm.core.scheduling.request_tracker import RequestTracker
     from graftlm.core.sequence import Sequence
-
-MAX_NEW = 8
-"""Most tokens of a row with drafts in it, and of its neighbours: a step that reads a prompt is another matter."""
 
 MAX_MATCH = 6
 """Most tokens at a text's end that are looked for."""
-
-MAX_STEP = 64
-"""Steps of more tokens carry no drafts and say nothing about what a token costs: they are bound by computing."""
 
 _RECENT_TOKENS = 8192
 _RECENT_NAMESPACES = 32
@@ -82,7 +80,7 @@ class DraftState:
     """Drafting state of one sequence: its last guess, and how its guesses fared.
 
     guess    tokens that were guessed to follow the first `made_at`, of which the last `matched` stand elsewhere too
-    rest     steps for which it is not looked up; `idle` counts the guesses in a row that were not worth running
+    rest     tokens for which it is not looked up again; `idle` counts the guesses in a row that were not worth running
     """
 
     odds: AcceptanceRate = field(default_factory=lambda: AcceptanceRate(memory=16))
@@ -97,30 +95,35 @@ class Drafter:
     """Adds drafts to the rows of a step, where they are worth their time.
 
     eos_token_ids  a guess ends before the end of a text
+    patience       steps that may go by before a row is looked up again, after a step without drafts
     """
 
-    def __init__(self, eos_token_ids: Seq[int], max_step_tokens: int) -> None:
-        self.times = StepTimes()
+    def __init__(self, eos_token_ids: Seq[int], max_step_tokens: int, prices: StepPrices) -> None:
+        self.prices = prices
+        self.patience = AHEAD
         self.odds = AcceptanceRate(memory=128)
         self._eos = frozenset(eos_token_ids)
         self._max_step = min(MAX_STEP, max_step_tokens)
         self._recent: OrderedDict[str, Recent] = OrderedDict()
         self.failures: list[Failure] = []
 
-    def extend(self, scheduled: list[ScheduledRow]) -> list[ScheduledRow]:
+    def extend(self, scheduled: list[ScheduledRow], num_steps: int = 1) -> list[ScheduledRow]:
         """The rows of a step with the drafts that shorten the expected time of a token.
 
         Drafts use slots that their sequence holds anyway, and none where the step is long already.
+        num_steps  how many steps can be run at once where none carries drafts
         """
+        self.patience = AHEAD
         if any(row.num_new > MAX_NEW for row in scheduled):
             return scheduled
         num_tokens = sum(row.num_new for row in scheduled)
         expected = float(sum(row.num_logits > 0 for row in scheduled))  # tokens that the step gives
-        times = self.times
-        if not times.known or num_tokens >= self._max_step or not expected:
+        prices = self.prices
+        if not prices.known or num_tokens >= self._max_step or not expected:
             return scheduled
-        seconds = times.of(num_tokens)
-        if times.per_token * expected > 0.95 * seconds:
+        seconds = prices.alone(num_tokens)
+        plain = expected / (prices.at_once(num_tokens, num_steps) if num_steps > 1 else seconds)  # tokens a second
+        if prices.per_token * expected > 0.95 * seconds:
             return scheduled  # a further token costs about as much as it could ever give
         chances: list[tuple[float, int]] = []
         for i, row in enumerate(scheduled):
@@ -132,22 +135,22 @@ class Drafter:
         counts = [0] * len(scheduled)
         # a draft is worth it if it adds a greater share of tokens than of time; the likeliest come first
         for chance, i in sorted(chances, key=_chance, reverse=True)[: self._max_step - num_tokens]:
-            if chance * seconds <= times.per_token * expected:
+            if chance * seconds <= prices.per_token * expected:
                 break
             counts[i] += 1
             expected += chance
-            seconds += times.per_token
+            seconds += prices.per_token
+        if expected <= plain * seconds:
+            counts = [0] * len(scheduled)
         for i, row in enumerate(scheduled):
             known = row.sequence.draft
-            if known is not None and known.made_at == row.sequence.num_tokens:
+            if known is None:
+                continue
+            if known.made_at == row.sequence.num_tokens:
                 known.idle = 0 if counts[i] else known.idle + 1
-                known.rest = 0 if counts[i] else min(known.idle, _LONGEST_REST)
+                known.rest = 0 if counts[i] else min(1 << known.idle, _LONGEST_REST)
+            self.patience = min(self.patience, max(1, known.made_at + known.rest - row.sequence.num_tokens))
         return [self._drafted(row, counts[i]) if counts[i] else row for i, row in enumerate(scheduled)]
-
-    def timed(self, plan: StepPlan, seconds: float) -> None:
-        """Note how long a step took."""
-        if plan.num_tokens <= MAX_STEP and all(row.num_new <= MAX_NEW for row in plan.rows):
-            self.times.add(plan.num_tokens, seconds)
 
     def look_up(self, text: NDArray[np.int32], namespace: str, most: int) -> tuple[int, list[int]]:
         """How many of the last tokens of `text` were found elsewhere, and up to `most` tokens that follow there."""
@@ -188,10 +191,7 @@ class Drafter:
 
     def _due(self, sequence: Sequence, num_rows: int) -> bool:
         known = sequence.draft
-        if known is None or known.rest == 0 or num_rows <= _FEW_ROWS:
-            return True
-        known.rest -= 1
-        return False
+        return known is None or num_rows <= _FEW_ROWS or sequence.num_tokens >= known.made_at + known.rest
 
     def _guess(self, row: ScheduledRow) -> list[float]:
         """Guess how the text goes on; the chance of each guessed token to be reached and to come true."""
@@ -299,6 +299,24 @@ class DraftVerifier:
         rows = tuple(one.row for one in self._going)
         picked = [one.offset + one.agreed for one in self._going]
         return Further(replace(self.plan, rows=rows, num_logits_per_row=(1,) * len(rows)), self.logits[picked])
+
+    @property
+    def greedy(self) -> bool:
+        """Whether each drafted row takes the likeliest tokens, whatever was written before."""
+        return all(is_greedy(one.row.sequence) and not one.row.sequence.constrained for one in self._going)
+
+    def commit(self, likeliest: Seq[list[Sampled] | GraftError], requests: RequestTracker) -> None:
+        """Of rows that are greedy, append the likeliest token after each draft that came true.
+
+        likeliest  for each row of the step's logits
+        """
+        for one in self._going:
+            while self._goes_on(one):
+                outcome = likeliest[one.offset + one.agreed]
+                if isinstance(outcome, GraftError):
+                    requests.fail(one.row.sequence, outcome)
+                else:
+                    requests.append(one.row.sequence, outcome)
 
     def _goes_on(self, one: _Checked) -> bool:
         row, sequence = one.row, one.row.sequence

@@ -1,8 +1,22 @@
-"""StepTimes: a linear model of step time by number of tokens, fitted to the steps that were run."""
+"""What steps of few tokens cost, learnt from those that were run.
+
+StepTimes is a linear model of step time by number of tokens. StepPrices adds what goes by beside a step that is run by
+itself, and beside several that are run at once.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from graftlm.core.step_plan import StepPlan
+
+MAX_NEW = 8
+"""Most tokens of a row in a step of few tokens: one that reads a prompt is another matter."""
+
+MAX_STEP = 64
+"""Steps of more tokens say nothing about what a token costs: they are bound by computing."""
 
 _SLOPE = 0.04
 """The prior cost of a further token, as a share of an empty step, before anything was measured."""
@@ -12,6 +26,10 @@ _TRUST = 40.0
 
 _MEMORY = 0.99
 """Factor by which a step's weight shrinks with each later step."""
+
+
+_NEWEST = 1 / 16
+"""Weight of the newest step in the moving averages of what goes by beside forward passes."""
 
 
 class StepTimes:
@@ -69,3 +87,65 @@ class _Sums:
         self.squares = self.squares * _MEMORY + num_tokens * num_tokens
         self.seconds = self.seconds * _MEMORY + seconds
         self.products = self.products * _MEMORY + num_tokens * seconds
+
+
+class _Ran(NamedTuple):
+    """Steps of which the forward passes took `seconds`."""
+
+    at_once: bool
+    seconds: float
+
+
+class StepPrices:
+    """What steps of few tokens cost, in seconds.
+
+    forwards  the forward pass of a step, whether it is run by itself or among several at once
+
+    A step by itself takes time beside that, to be laid out, sampled and committed; several at once take it together.
+    """
+
+    def __init__(self) -> None:
+        self.forwards = StepTimes()
+        self._alone_s = self._at_once_s = 0.0
+        self._ran: _Ran | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.forwards.known
+
+    @property
+    def per_token(self) -> float:
+        """Seconds of a further token of a step."""
+        return self.forwards.per_token
+
+    def alone(self, num_tokens: float) -> float:
+        """Seconds of a step that is run by itself; 0.0 before the first was seen."""
+        return self.forwards.of(num_tokens) + self._alone_s
+
+    def at_once(self, num_tokens: float, num_steps: int) -> float:
+        """Seconds of each of several steps that are run at once."""
+        return self.forwards.of(num_tokens) + self._at_once_s / num_steps
+
+    def ran(self, plan: StepPlan, num_steps: int, seconds: float) -> None:
+        """Note that the forward passes of a step, or of several at once, took so long."""
+        if plan.num_tokens <= MAX_STEP and all(row.num_new <= MAX_NEW for row in plan.rows):
+            self.forwards.add(plan.num_tokens, seconds / num_steps)
+            self._ran = _Ran(num_steps > 1, seconds)
+
+    def ended(self, seconds: float) -> None:
+        """Note how long all took that belongs to the steps that were run last."""
+        ran, self._ran = self._ran, None
+        if ran is None:
+            return
+        rest = max(seconds - ran.seconds, 0.0)
+        if ran.at_once:
+            self._at_once_s = _average(self._at_once_s, rest)
+        else:
+            self._alone_s = _average(self._alone_s, rest)
+
+
+def _average(known: float, newest: float) -> float:
+    """The moving average; what took less than half of it says that the ones before were held up."""
+    if newest < known / 2 or known == 0:
+        return newest
+    return known + _NEWEST * (min(newest, 2 * known) - known)

@@ -7,16 +7,15 @@ compiled code that runs a step can choose the tokens itself and go on. Answers a
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.core.sampling.sampler import is_unedited, not_finite
+from graftlm.core.sampling.sampler import is_greedy, not_finite
 from graftlm.core.scheduling.scheduler import AHEAD, Scheduler
-from graftlm.core.scheduling.step_times import StepTimes
-from graftlm.core.step_plan import PlanRow, StepPlan
+from graftlm.core.scheduling.step_times import StepPrices
+from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -53,28 +52,31 @@ class StepsAhead:
     string, no grammar, no reader of a stream. A task for the engine's thread interrupts them.
     """
 
-    def __init__(self, runner: StepRunner, scheduler: Scheduler, eos_token_ids: Seq[int]) -> None:
+    def __init__(self, runner: StepRunner, scheduler: Scheduler, eos_token_ids: Seq[int], prices: StepPrices) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self._eos = tuple(eos_token_ids)
-        self._times = StepTimes()
+        self._prices = prices
 
-    def timed(self, plan: StepPlan, seconds: float) -> None:
-        """Note how long a step took."""
-        if plan.kind == "decode":
-            self._times.add(len(plan.rows), seconds)
+    def num_steps(self, scheduled: Seq[ScheduledRow]) -> int:
+        """How many steps of these rows nobody is needed between; 1 for a step that is one by itself."""
+        scheduler = self.scheduler
+        if scheduler.waiting or scheduler.retry.active or not scheduled or not self._prices.known:
+            return 1
+        if not all(row.num_new == 1 and row.num_logits and _is_plain(row.sequence) for row in scheduled):
+            return 1
+        in_time = int(MAX_S / max(self._prices.forwards.of(len(scheduled)), MAX_S / AHEAD))
+        return max(1, min(in_time, *(row.sequence.remaining for row in scheduled)))
 
-    def run(self, plan: StepPlan) -> NDArray[np.int64] | None:
-        """Run `plan` and the steps after it. -> tokens, as of StepRunner.decode; None, with nothing done, for a step
-        that is one by itself"""
-        num_steps = self._num_steps(plan)
-        if num_steps < 2:
+    def run(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64] | None:
+        """Run `plan`, which nothing was added to, and the steps after it, as far as their slots follow one another.
+
+        -> tokens, as of StepRunner.decode; None, with nothing done, for a step that is one by itself
+        """
+        num_steps = min(num_steps, *map(_num_slots, plan.rows))
+        if num_steps < 2 or plan.kind != "decode":
             return None
-        started = time.perf_counter()
-        tokens = self.runner.decode(plan, [self._ends(row.sequence) for row in plan.rows], num_steps)
-        if tokens is not None:
-            self.timed(plan, (time.perf_counter() - started) / len(tokens))
-        return tokens
+        return self.runner.decode(plan, [self._ends(row.sequence) for row in plan.rows], num_steps)
 
     def commit(self, plan: StepPlan, tokens: NDArray[np.int64], requests: RequestTracker) -> None:
         """Append what the steps have chosen."""
@@ -88,15 +90,6 @@ class StepsAhead:
                 else:
                     requests.append(row.sequence, token_id)
 
-    def _num_steps(self, plan: StepPlan) -> int:
-        scheduler, num_rows = self.scheduler, len(plan.rows)
-        if plan.kind != "decode" or scheduler.waiting or scheduler.retry.active or len(plan.logits_rows) < num_rows:
-            return 1
-        if not self._times.known or not all(_is_plain(row.sequence) for row in plan.rows):
-            return 1
-        in_time = int(MAX_S / max(self._times.of(num_rows), MAX_S / AHEAD))
-        return min(in_time, *(min(row.sequence.remaining, _num_slots(row)) for row in plan.rows))
-
     def _ends(self, sequence: Sequence) -> tuple[int, ...]:
         stops = sequence.sampling.stop_token_ids
         return (*stops,) if sequence.sampling.ignore_eos else (*self._eos, *stops)
@@ -106,8 +99,7 @@ def _is_plain(sequence: Sequence) -> bool:
     """Whether the sequence takes the likeliest token, and the host has nothing to do until a token ends it."""
     request = sequence.request
     return (
-        request.sampling.temperature == 0
-        and is_unedited(sequence)
+        is_greedy(sequence)
         and not (sequence.constrained or sequence.scoring or request.want_logits or sequence.forks)
         and not (request.stream or request.sampling.stop)
         and sequence.output.detokenizer is not None

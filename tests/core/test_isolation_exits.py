@@ -16,6 +16,7 @@ from graftlm.core.config import SamplingParams
 from graftlm.core.errors import EngineError
 from graftlm.core.request import Completion, Request
 from graftlm.core.runtime import Runtime
+from graftlm.core.scheduling.steps_ahead import StepsAhead
 from graftlm.plugins import manager
 from tests.core.test_isolation import LONG, Faulty, check_idle, runtime
 from tests.faults import failing
@@ -110,7 +111,10 @@ def test_a_task_raises_it_to_who_waits_for_it(rt: Runtime, kind: type[BaseExcept
     check_unhurt(rt, unhurt)
 
 
-def test_in_a_step_it_ends_the_request_that_is_alone_in_it(rt: Runtime, kind: type[BaseException]) -> None:
+def test_in_a_step_it_ends_the_request_that_is_alone_in_it(
+    rt: Runtime, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepsAhead, "run", lambda ahead, plan, num_steps: None)
     engine: Any = rt._thread.engine
     with failing(engine.runner, "forward", every=2, once=True, kind=kind):
         with pytest.raises(EngineError, match=f"a step of this sequence alone failed: {kind.__name__}") as caught:

@@ -16,8 +16,8 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.metrics import Stats
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
-from graftlm.core.scheduling.speculation import MAX_NEW, AcceptanceRate, Drafter
-from graftlm.core.scheduling.step_times import StepTimes
+from graftlm.core.scheduling.speculation import AcceptanceRate, Drafter
+from graftlm.core.scheduling.step_times import MAX_NEW, StepPrices
 from graftlm.core.sequence import Bounds
 from graftlm.core.step_plan import ScheduledRow
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
@@ -57,16 +57,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Free(StepTimes):
+class Free(StepPrices):
     """Tokens cost nothing: whatever is guessed is run."""
 
     known = True
+    per_token = 0.0
 
-    def of(self, num_tokens: float) -> float:
+    def alone(self, num_tokens: float) -> float:
         return 1.0
 
-    def add(self, num_tokens: int, seconds: float) -> None:
-        """Nothing is learnt."""
+    def at_once(self, num_tokens: float, num_steps: int) -> float:
+        return 1.0
 
 
 LookUp = Callable[[NDArray[np.int32], str, int], tuple[int, list[int]]]
@@ -78,7 +79,7 @@ def drafting(kind: str = "llama", look_up: LookUp | None = None, **options: Any)
     made = Runtime(tiny_model(kind), tokenizer=byte_tokenizer(), **options).load()
 
     def prepare(engine: Any) -> None:
-        engine.drafter.times = Free()
+        engine.drafter.prices = Free()
         if look_up is not None:
             engine.drafter.look_up = look_up
 
@@ -240,7 +241,7 @@ def test_a_request_that_is_cancelled_among_its_drafts_gets_no_further_token() ->
 
 
 def test_a_failing_sampler_fails_the_rows_that_were_sampled_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt = random_prompt(30)
+    prompt, options = random_prompt(30), {**GREEDY, "logprobs": True}
     answer = greedy_reference(tiny_model(), prompt, 24)
     with drafting(look_up=oracle(prompt, answer)) as runtime:
 
@@ -257,8 +258,8 @@ def test_a_failing_sampler_fails_the_rows_that_were_sampled_further(monkeypatch:
 
         runtime._thread.call(prepare)
         with pytest.raises(Exception, match="broken"):
-            runtime.generate(prompt, **GREEDY)
-        assert runtime.generate(prompt, **GREEDY).token_ids == answer
+            runtime.generate(prompt, **options)
+        assert runtime.generate(prompt, **options).token_ids == answer
         runtime._thread.call(lambda engine: engine.check_integrity())
 
 
@@ -307,10 +308,10 @@ def rows(*prompts: list[int], max_new_tokens: int = 50) -> list[ScheduledRow]:
 
 
 def drafter(seconds: Callable[[int], float] = lambda n: 0.01, eos: tuple[int, ...] = (257,)) -> Drafter:
-    made = Drafter(eos, max_step_tokens=2048)
+    made = Drafter(eos, 2048, StepPrices())
     for _ in range(40):
         for num_tokens in (1, 2, 4, 8, 16):
-            made.times.add(num_tokens, seconds(num_tokens))
+            made.prices.forwards.add(num_tokens, seconds(num_tokens))
     return made
 
 
@@ -400,6 +401,44 @@ def test_a_sequence_whose_guesses_fail_is_left_alone_and_one_that_begins_to_copy
     assert sum(failing[-20:]) <= 10
     draft_state = drafted_when(lambda drafts: 3 + (sequence.tokens[-1] - 2) % 57, 80)
     assert min(draft_state[-20:]) > 0
+
+
+def test_steps_at_once_are_left_for_drafts_that_give_more_tokens_a_second() -> None:
+    made, text = drafter(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+    made.prices = Priced(alone_s=0.012, at_once_s=0.010)
+    assert len(made.extend(rows(text), 16)[0].drafts) == 7
+    made.prices = Priced(alone_s=0.012, at_once_s=0.001)
+    assert made.extend(rows(text), 16)[0].drafts == ()
+    assert len(made.extend(rows(text), 1)[0].drafts) == 7  # a row that needs the host is run by itself anyway
+
+
+class Priced(StepPrices):
+    """A price for each step, whatever its tokens."""
+
+    known = True
+    per_token = 0.0
+
+    def __init__(self, alone_s: float, at_once_s: float) -> None:
+        super().__init__()
+        self.alone_s, self.at_once_s = alone_s, at_once_s
+
+    def alone(self, num_tokens: float) -> float:
+        return self.alone_s
+
+    def at_once(self, num_tokens: float, num_steps: int) -> float:
+        return self.at_once_s
+
+
+def test_the_longer_nothing_was_drafted_the_more_steps_go_by_before_the_next_guess() -> None:
+    made = drafter()
+    (row,) = rows(random_prompt(9), max_new_tokens=500)
+    sequence, patience = row.sequence, []
+    for _ in range(6):
+        made.extend([row], 16)
+        patience.append(made.patience)
+        sequence.tokens.extend(1000 + len(sequence.tokens) + i for i in range(made.patience))
+        sequence.progress.num_computed, sequence.kv.num_shared = sequence.num_tokens - 1, sequence.num_tokens + 40
+    assert patience == [2, 4, 8, 16, 16, 16]
 
 
 def test_the_chance_of_a_guess_is_its_share_of_the_last_ones() -> None:

@@ -89,7 +89,7 @@ def rt(request: pytest.FixtureRequest) -> Iterator[Runtime]:
 def test_only_the_request_that_a_step_fails_at_ends(
     rt: Runtime, part: str, at_token: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StepsAhead, "run", lambda ahead, plan: None)
+    monkeypatch.setattr(StepsAhead, "run", lambda ahead, plan, num_steps: None)
     with poison(*PARTS[part](rt._thread.engine), at_token):
         *done, culprit = at_once(rt, [*map(request, range(6)), poisoned()])
     assert isinstance(culprit, EngineError) and isinstance(culprit.__cause__, Poisoned)
@@ -118,7 +118,10 @@ def test_of_steps_that_are_run_at_once_too_only_that_request_ends() -> None:
 
 
 @pytest.mark.parametrize(("num_others", "most"), [(3, 1), (15, 2), (63, 3)])
-def test_others_lose_one_step_of_four_two_of_sixteen_three_of_sixty_four(num_others: int, most: int) -> None:
+def test_others_lose_one_step_of_four_two_of_sixteen_three_of_sixty_four(
+    num_others: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepsAhead, "run", lambda ahead, plan, num_steps: None)
     requests = [*map(request, range(num_others)), poisoned()]
     with (
         Runtime(tiny_model(), tokenizer=byte_tokenizer(), max_batch=64) as rt,

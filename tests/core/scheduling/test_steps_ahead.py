@@ -37,8 +37,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     run = StepsAhead.run
 
-    def noted(ahead: StepsAhead, plan: Any) -> NDArray[np.int64] | None:
-        tokens = run(ahead, plan)
+    def noted(ahead: StepsAhead, plan: Any, num_steps: int) -> NDArray[np.int64] | None:
+        tokens = run(ahead, plan, num_steps)
         seen.append(1 if tokens is None else len(tokens))
         return tokens
 
@@ -53,7 +53,7 @@ def single(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> Any:
     def answers(prompts: Any, **options: Any) -> Any:
         rt.clear_cache()
         with monkeypatch.context() as patch:
-            patch.setattr(StepsAhead, "run", lambda ahead, plan: None)
+            patch.setattr(StepsAhead, "run", lambda ahead, plan, num_steps: None)
             return rt.generate(prompts, **options)
 
     return answers
@@ -71,6 +71,19 @@ def test_rows_of_any_length_get_the_answers_of_single_steps(rt: Runtime, single:
         ]
         assert max(runs) > 1 or options["max_tokens"] == 3
     engine_of(rt).check_integrity()
+
+
+def test_where_nothing_is_drafted_steps_run_at_once_by_default(rt: Runtime, runs: list[int]) -> None:
+    prompts = [random_prompt(5 + 13 * i, seed=i) for i in range(5)]
+    expected = [answer.token_ids for answer in rt.generate(prompts, **GREEDY)]
+    with Runtime(tiny_model("llama"), tokenizer=byte_tokenizer(), device="cpu", dtype="float32") as runtime:
+        runtime.load()
+        engine_of(runtime).drafter.look_up = lambda text, namespace, most: (0, [])
+        runs.clear()
+        assert [answer.token_ids for answer in runtime.generate(prompts, **GREEDY)] == expected
+        stats = runtime.stats()
+    assert max(runs) == AHEAD
+    assert (stats.steps, stats.drafted_tokens) == (sum(runs), 0)
 
 
 def test_a_stop_token_ends_a_row_where_it_ended_before(rt: Runtime, single: Any, runs: list[int]) -> None:
