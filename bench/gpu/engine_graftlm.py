@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -71,6 +72,8 @@ def eager(engine: GraftLM, sizes: Sizes) -> Figures:
 def strict(engine: GraftLM, sizes: Sizes) -> Figures:
     """`strict=True`: what a step costs, and that a batch answers as each request alone."""
     engine.runtime.close()
+    gc.unfreeze()  # what is frozen is never freed, and with it the KV pool of the runtime before
+    gc.collect()
     engine.runtime = engine.open(strict=True)
     warm_up(engine, sizes)
     figures: Figures = {}

@@ -11,18 +11,15 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 
 from graftlm.core.execution.experts import GatheredExperts
 from graftlm.core.execution.paged import PagedRunner, feed
+from graftlm.core.execution.replay_cost import ReplayCost
 from graftlm.core.step_plan import StepPlan
-from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout, best_prefix
+from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.transfer import send
-
-MAX_REPEATED_READS = 1 << 16
-"""Tokens read once more than needed that cost about as much as launching a step kernel by kernel."""
 
 TOKENS_PER_ROW = 2
 """How many more tokens than rows the graphs with logits of all tokens go up to: rows may have several new tokens."""
@@ -30,7 +27,7 @@ TOKENS_PER_ROW = 2
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
 
 WIDE = (96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536)
-"""Sizes with logits of some tokens only. Beyond them the device takes longer than launching kernel by kernel."""
+"""Sizes with logits of some tokens only, as far as ReplayCost finds them worth it."""
 
 
 class Shape(NamedTuple):
@@ -109,6 +106,7 @@ class GraphRunner:
         self.logits_rows = torch.zeros(max_dense(max_batch), dtype=torch.int64, device=attention.device)
         self.graphs: dict[Shape, Captured] = {}
         loaded = eager.loaded
+        self.cost = ReplayCost(loaded.text_config)
         num_first = 1 + max(map(loaded.layers.index, loaded.layers))  # up to the first layer of the last kind
         self._brief = PagedRunner(loaded, _until(attention, num_first), eager.drawn)
         self._capture_all()
@@ -139,7 +137,7 @@ class GraphRunner:
         num_dense = len(self.logits_rows)
         if plan.num_tokens > num_dense < len(plan.logits_rows):
             return False
-        return not self.attention.strict and _repeated_reads(plan) <= MAX_REPEATED_READS
+        return not self.attention.strict and self.cost.worth(plan)
 
     def _select(self, rows: torch.Tensor) -> None:
         """Let the next replay of a wide graph compute logits of these rows, and of row 0 as often as there is room."""
@@ -210,17 +208,6 @@ class GraphRunner:
         return run_rows(self.step, runner, num_rows, self.logits_rows)
 
 
-def _repeated_reads(plan: StepPlan) -> int:
-    """Cached tokens that are read more than once if each new token is a row. A shared prefix is read once for all."""
-    num_new = np.fromiter((row.num_new for row in plan.rows), np.int64, len(plan.rows))
-    past = np.fromiter((row.past for row in plan.rows), np.int64, len(plan.rows))
-    shared = best_prefix(plan.shared, num_new)
-    if shared is not None:
-        past[list(shared.rows)] -= shared.length
-    more = num_new - 1
-    return int((more * past + more * num_new // 2).sum())
-
-
 def max_dense(max_batch: int) -> int:
     """The largest size of a graph with logits of all its tokens."""
     return min(max(TOKENS_PER_ROW * max_batch, 64), LADDER[-1])
@@ -230,8 +217,10 @@ def graph_sizes(max_batch: int, runner: PagedRunner) -> list[int]:
     """For how many rows graphs are captured, the fewest first. Wide ones only where a model can leave logits out."""
     largest = max_dense(max_batch)
     dense = [size for size in LADDER if size < largest] + [largest]
-    wide = [size for size in WIDE if size > largest]
-    return dense + wide if runner.selects_logits and not cast(CapturableAttention, runner.attention).strict else dense
+    if not runner.selects_logits or cast(CapturableAttention, runner.attention).strict:
+        return dense
+    cost = ReplayCost(runner.loaded.text_config)
+    return dense + [size for size in WIDE if size > largest and cost.fits(size)]
 
 
 def step_buffers(

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.execution.cuda_graphs import Captured, GraphRunner, Shape
+from graftlm.core.execution.replay_cost import READ, SHARED_READ
 from graftlm.core.runtime import Runtime
 from graftlm.core.step_plan import StepPlan
 from graftlm.kernels.gpu.attention.step_buffers import Layout
@@ -111,8 +112,10 @@ def test_a_shared_prefix_counts_as_read_once(rt: Runtime, monkeypatch: pytest.Mo
     assert first.usage.prompt_tokens == 201
     engine: Any = rt._thread.engine
     engine.runner.replayed.clear()
-    # 5 rows of 4 tokens behind 200 that they share: 3 * 5 * 4 tokens are read again, with the prefix 3,060
-    monkeypatch.setattr("graftlm.core.execution.cuda_graphs.MAX_REPEATED_READS", 100)
+    # 5 rows of 4 tokens behind 200 that they share: 4,000 reads of the prefix count a third, 30 others in full
+    cost = engine.runner.cost
+    reads = cost._kv_numbers * (READ * 30 + SHARED_READ * 4_000)
+    monkeypatch.setattr("graftlm.core.execution.replay_cost.LAUNCH", cost._per_token * 20 + reads)
     monkeypatch.setattr("graftlm.kernels.gpu.attention.step_buffers.MIN_PREFIX_READS", 1000)
     prompts = [prefix + random_prompt(4, seed=2 + i) for i in range(5)]
     answers = rt.generate(prompts, temperature=0, max_tokens=2, ignore_eos=True)
