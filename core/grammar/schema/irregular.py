@@ -8,8 +8,10 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     Anything,
     Array,
+    Both,
     ExactlyOne,
     Implied,
+    Not,
     Object,
     Reference,
     Shape,
@@ -35,6 +37,8 @@ class Irregular:
         self._reader = reader
         self._close = close
         self._known: dict[Shape, bool] = {}
+        self.doubtful: list[Shape] = []
+        """Parts met that combine others: only lowering shows whether they are regular."""
 
     def __call__(self, shape: Shape) -> bool:
         if shape not in self._known:
@@ -58,5 +62,8 @@ class Irregular:
                 (closed,) = self._close((shape,))
                 assert isinstance(closed, Object)
                 return is_open(closed) or any(self(member) for _, member in (*closed.properties, *closed.patterns))
+            case Both() | Not():
+                self.doubtful.append(shape)
+                return False
             case _:
                 return False

@@ -78,11 +78,28 @@ def lower_schema(
     """
     with limited(options.limits), closing(SchemaReader(spec, options, items_differ=items_differ)) as reader:
         if not context_free:
-            regular = Lowering(spec, options, reader)
             with suppress(_NotRegularError):
-                if not Irregular(reader, regular.close)(Reference("")):
+                regular = _regular(spec, options, reader)
+                if regular is not None:
                     return regular.lower()
         return Lowering(spec, options, reader, context_free=True).lower()
+
+
+def _regular(spec: JsonSchema, options: Options, reader: SchemaReader) -> Lowering | None:
+    """What may lower the schema without rules; None, or _NotRegularError, where nothing can.
+
+    What may turn out to need rules is lowered before the rest, which would be lowered in vain.
+    """
+    lowering = Lowering(spec, options, reader)
+    irregular = Irregular(reader, lowering.close)
+    if irregular(Reference("")):
+        return None
+    try:
+        for shape in irregular.doubtful:
+            lowering.value(shape)
+    except GrammarError:  # perhaps of a part that nothing needs
+        return Lowering(spec, options, reader)
+    return lowering
 
 
 def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
