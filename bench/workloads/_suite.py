@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -21,18 +22,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.cpu._models import write_gguf
 from bench.harness import origin
 from graftlm.ab import Comparison, EngineResult, compare
+from graftlm.ab.comparison import MIN_PAIRS
 from graftlm.ab.engines import named_engines
-from graftlm.ab.statistics import Ratio
+from graftlm.ab.statistics import Ratio, ratio
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.progress import Progress
 
 FOLDER = Path(__file__).parent
 BASELINE = FOLDER / "baseline.json"
-OTHERS = {"native": ("hf", "hf-batching"), "langchain": ("hf", "hf-batching"), "dspy": ("hf", "hf-batching"),
-          "llama_index": ("hf", "hf-batching"), "guidance": ("guidance",)}  # fmt: skip
-"""What GraftLM is compared with, by framework. Guidance's programs run on no endpoint: text and `gen` alternate."""
+OTHERS = {"native": ("hf", "hf-batching", "llama-cpp"), "langchain": ("hf", "hf-batching"),
+          "dspy": ("hf", "hf-batching"), "llama_index": ("hf", "hf-batching"), "guidance": ("guidance",)}  # fmt: skip
+"""What GraftLM is compared with, by framework. Guidance's programs run on no endpoint: text and `gen` alternate.
+llama.cpp, where it is installed, has no tokenizer like sprout's: it is given the token ids of programs alone."""
 NO_BATCHING = {"endings", "json_objects"}
 """Programs with choices or schemas, which transformers' continuous batching does not have."""
 SHARE = "GRAFTLM_BENCH_SHARE"
@@ -56,7 +60,13 @@ def float32_sprout(folder: Path) -> str:
 
     AutoModelForCausalLM.from_pretrained(sprout_folder(), dtype=torch.float32).save_pretrained(folder)
     AutoTokenizer.from_pretrained(sprout_folder()).save_pretrained(folder)
+    if has_llama_cpp():
+        write_gguf(folder, "float32")
     return str(folder)
+
+
+def has_llama_cpp() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("llama_cpp", "gguf"))
 
 
 def eight_billion(folder: Path) -> str:
@@ -123,7 +133,10 @@ def key_of(one: dict[str, Any]) -> tuple[str, str, float]:
 
 
 def lost(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], by: str = "cpu_ratio") -> list[str]:
-    """The rows whose ratio lies below the earlier one, its whole interval below that one's."""
+    """The rows whose ratio lies below the earlier one's, its whole interval below that one's.
+
+    Both are over the engine that is the fastest other one now, where it was measured before too.
+    """
     known = {key_of(one): one for one in before if by in one}
     said = []
     for one in found:
@@ -133,9 +146,22 @@ def lost(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], by: 
         name = f"{one['workload']} in {one['framework']}"
         if by not in one:
             said.append(f"{name}: no ratio any more: {one['engines']}")
-        elif (one[by]["high"] or one[by]["value"]) < (old[by]["low"] or old[by]["value"]):
-            said.append(f"{name}: {Ratio(**one[by])}, before {Ratio(**old[by])}")
+            continue
+        now, then = Ratio(**one[by]), _over(old, one.get("best"), by)
+        if (now.high or now.value) < (then.low or then.value):
+            said.append(f"{name}: {now}, before {then}")
     return said
+
+
+def _over(one: dict[str, Any], engine: str | None, by: str) -> Ratio:
+    """The ratio of a row over one of its other engines; over its fastest one if that engine has no figures there."""
+    times = f"{by.removesuffix('_ratio')}_s"
+    theirs, ours = (one.get("engines", {}).get(name, {}).get(times) for name in (engine, "graftlm"))
+    if engine == one.get("best") or not theirs or not ours:
+        return Ratio(**one[by])
+    num = min(len(theirs), len(ours))
+    first = int(num > MIN_PAIRS)  # see `Comparison.counted`
+    return ratio(theirs[first:num], ours[first:num])
 
 
 def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
@@ -203,9 +229,10 @@ def main(arguments: Sequence[str]) -> int:
             wanted = frameworks(name) if given.frameworks == "all" else given.frameworks.split(",")
             for framework in (one for one in wanted if one in frameworks(name)):
                 others = given.others.split(",") if given.others else OTHERS[framework]
-                skipped = NO_BATCHING if framework == "native" else set()
+                skipped = {"hf-batching"} if framework == "native" and name in NO_BATCHING else set()
+                skipped |= set() if given.others or has_llama_cpp() else {"llama-cpp"}
                 known = named_engines(framework, 1)
-                chosen = [one for one in others if one in known and (one != "hf-batching" or name not in skipped)]
+                chosen = [one for one in others if one in known and one not in skipped]
                 if not chosen:
                     print(f"{name} in {framework}: none of {', '.join(others)} is known there", file=sys.stderr)
                     continue

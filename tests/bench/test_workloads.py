@@ -22,6 +22,13 @@ def test_a_ratio_is_lost_only_beyond_both_intervals(now: tuple[float, float, flo
     assert len(_suite.lost(rows(*now), rows(2.0, 2.5, 3.0))) == num_lost
 
 
+def test_a_row_is_compared_over_the_engine_that_is_the_best_other_one_now() -> None:
+    before = rows(2.0, 2.5, 3.0)[0] | {"best": "llama-cpp"}
+    before["engines"] = {"hf": {"cpu_s": [6.0] * 3}, "llama-cpp": {"cpu_s": [2.5] * 3}, "graftlm": {"cpu_s": [1.0] * 3}}
+    now = rows(4.0, 4.5, 5.0)[0] | {"best": "hf"}  # llama.cpp is not installed any more, and hf was 6 times slower
+    assert _suite.lost([now], [before]) == ["judge in native: 4.50x (4.00 to 5.00), before 6.00x (5.44 to 6.62)"]
+
+
 def test_a_row_that_has_no_ratio_any_more_is_lost() -> None:
     failed = [rows(0, 0, 0)[0] | {"engines": {"graftlm": {"error": "no memory"}}}]
     del failed[0]["cpu_ratio"]

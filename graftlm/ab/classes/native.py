@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from graftlm.ab.classes.client import Constructor, key, load, served
@@ -10,6 +11,7 @@ from graftlm.ab.classes.client import Constructor, key, load, served
 ENGINES = {
     "hf": "graftlm.ab.classes.plain_engine:build_plain",
     "hf-batching": "graftlm.ab.classes.batching_engine:build_batching",
+    "llama-cpp": "graftlm.ab.classes.llama_cpp_engine:build_llama_cpp",
 }
 
 
@@ -17,12 +19,11 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
     def openai(model: str, url: str) -> Any:
         return load("graftlm.core.runtime").Runtime(model, base_url=url, api_key=key())
 
-    others = tuple(name for name in ("vllm", "sglang", "llama-cpp"))
     return {
-        **{name: (lambda model, name=name: _on_hook(model, name)) for name in ENGINES},
+        **{name: partial(_on_hook, name) for name in ENGINES},
         "graftlm": lambda model: load("graftlm.core.runtime").Runtime(model),
         "openai": openai,
-        **served(openai, others),
+        **served(openai, ("vllm", "sglang")),
     }
 
 
@@ -30,7 +31,7 @@ def on_runtime(runtime: Any, max_tokens: int) -> Any:
     return runtime
 
 
-def _on_hook(model: str, name: str) -> Any:
+def _on_hook(name: str, model: str) -> Any:
     registry = load("graftlm.plugins.manager").load()
     if f"ab-{name}" not in registry.engines:
         registry.add("graftlm-ab", _Engines())

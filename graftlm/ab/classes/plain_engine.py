@@ -1,4 +1,4 @@
-"""PlainEngine: transformers' `generate`, one request after the other, behind the engine hook."""
+"""OneByOneEngine: one request after the other behind the engine hook; PlainEngine: by transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,13 @@ _UNKNOWN = ("n", "top_p", "top_k", "min_p", "logprobs", "top_logprobs", "frequen
             "repetition_penalty", "logit_bias", "stop_token_ids")  # fmt: skip
 
 
-class PlainEngine:
-    """Greedy or sampled text, stop strings, constraints as a token mask, and scores; each by a forward of its own.
+class OneByOneEngine:
+    """Answers the request that has waited longest; nothing is batched and nothing computed ahead."""
 
-    Nothing is batched and no KV is kept from one request to the next: what a program of GraftLM costs on `generate`.
-    """
+    weights: str
+    """The dtype of the weights, as `Stats` tells it."""
 
-    def __init__(self, model: str, config: EngineConfig, tokenizer: Tokenizer) -> None:
-        from transformers import AutoModelForCausalLM
-
-        options = {} if config.dtype == "auto" else {"dtype": config.dtype}
-        self.model: Any = AutoModelForCausalLM.from_pretrained(model, **options).eval()
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.counters = Counters()
         self.waiting: deque[Submission] = deque()
@@ -51,8 +47,7 @@ class PlainEngine:
             submission.listener.on_finish(Completion("", [], "length", Usage()))
             return True
         try:
-            with torch.inference_mode():
-                completion = self._answer(submission)
+            completion = self._answer(submission)
         except Exception as error:  # the request's own; the engine goes on
             submission.listener.on_error(error)
             return True
@@ -70,6 +65,48 @@ class PlainEngine:
             submission.listener.on_chunk(Chunk(done.text, done.token_ids, None, done.finish_reason, usage))
         submission.listener.on_finish(done)
 
+    def _answer(self, submission: Submission) -> Completion:
+        """The answer of a request that pins nothing; may raise what ends that request alone."""
+        raise NotImplementedError
+
+    def cancel(self, submission_id: int) -> None:
+        self.waiting = deque(one for one in self.waiting if one.id != submission_id)
+
+    def fail_all(self, error: BaseException) -> None:
+        while self.waiting:
+            self.waiting.popleft().listener.on_error(error)
+
+    def stats(self) -> Stats:
+        return Stats(**vars(self.counters), weights=self.weights)
+
+    def reset_stats(self) -> None:
+        self.counters.reset()
+
+    def clear_cache(self) -> None:
+        """There is none."""
+
+    def unpin(self, pin: int) -> None:
+        """Nothing is pinned."""
+
+    def close(self) -> None:
+        """The model goes with the engine."""
+
+
+class PlainEngine(OneByOneEngine):
+    """Greedy or sampled text, stop strings, constraints as a token mask, and scores; each by a forward of its own.
+
+    No KV is kept from one request to the next: what a program of GraftLM costs on `generate`.
+    """
+
+    def __init__(self, model: str, config: EngineConfig, tokenizer: Tokenizer) -> None:
+        from transformers import AutoModelForCausalLM
+
+        super().__init__(tokenizer)
+        options = {} if config.dtype == "auto" else {"dtype": config.dtype}
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, **options).eval()
+        self.weights = str(self.model.dtype).removeprefix("torch.")
+
+    @torch.inference_mode()
     def _answer(self, submission: Submission) -> Completion:
         request, ids = submission.request, prompt_of(submission)
         if request.score_ids is not None or request.want_logits:
@@ -103,28 +140,6 @@ class PlainEngine:
         named = [TokenLogprob(i, self.tokenizer.decode([i]), s) for i, s in zip(continuation, scores, strict=True)]
         return Completion("", [], "length", usage, named)
 
-    def cancel(self, submission_id: int) -> None:
-        self.waiting = deque(one for one in self.waiting if one.id != submission_id)
-
-    def fail_all(self, error: BaseException) -> None:
-        while self.waiting:
-            self.waiting.popleft().listener.on_error(error)
-
-    def stats(self) -> Stats:
-        return Stats(**vars(self.counters), weights=str(self.model.dtype).removeprefix("torch."))
-
-    def reset_stats(self) -> None:
-        self.counters.reset()
-
-    def clear_cache(self) -> None:
-        """There is none."""
-
-    def unpin(self, pin: int) -> None:
-        """Nothing is pinned."""
-
-    def close(self) -> None:
-        """The model goes with the engine."""
-
 
 class TokenMask:
     """A logits processor that allows what a grammar allows."""
@@ -151,7 +166,7 @@ def checked(sampling: SamplingParams) -> SamplingParams:
     plain = type(sampling)()
     asked = [f"{name}={value!r}" for name in _UNKNOWN if (value := getattr(sampling, name)) != getattr(plain, name)]
     if asked:
-        raise EngineError(f"transformers behind the engine hook does not know {', '.join(asked)}; leave them out")
+        raise EngineError(f"this engine behind the engine hook does not know {', '.join(asked)}; leave them out")
     return sampling
 
 
