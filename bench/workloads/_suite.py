@@ -211,7 +211,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--others", help="engines to compare with, comma-separated, in place of the usual ones")
     parser.add_argument("--quick", action="store_true", help="a quarter of each workload")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=1.0, help="for the rounds of each comparison")
+    parser.add_argument("--minutes", type=float, help="for the rounds of each comparison (default 1, --quick 0.2)")
     parser.add_argument("--threads", type=int, default=1, help="compute threads of every engine (default 1)")
     parser.add_argument("--model", help="a folder in place of sprout in float32; 8b: random weights of that shape, GPU")
     parser.add_argument("--json", type=Path, dest="output", help="write the figures; rows of other workloads are kept")
@@ -219,6 +219,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if unknown := set(given.workloads) - set(names()):
         parser.error(f"no workload {sorted(unknown)[0]!r}; known: {', '.join(names())}")
+    given.minutes = given.minutes or (0.2 if given.quick else 1.0)
     if given.quick:
         os.environ[SHARE] = "0.25"
     share = float(os.environ.get(SHARE, "1"))

@@ -1,4 +1,7 @@
-"""Choosing an ending (HellaSwag): twenty solved examples that never change, then one of four endings by likelihood."""
+"""Choosing an ending (HellaSwag): solved examples that never change, then one of four endings by likelihood.
+
+Twenty examples; eight where less than half of the workload is run.
+"""
 
 import random
 
@@ -17,7 +20,8 @@ def _cases():
     return [_case(made, rng) for made in world.worlds(20, 20 + 24, num_entities=2)]
 
 
-SHOTS = "".join(case["context"] + case["answer"] + "\n\n" for case in _cases()[:20])
+NUM_SHOTS = 20 if world.SHARE >= 0.5 else 8
+SHOTS = "".join(case["context"] + case["answer"] + "\n\n" for case in _cases()[:NUM_SHOTS])
 
 
 def inputs():
