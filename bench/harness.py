@@ -36,6 +36,7 @@ class Options:
     folders: tuple[Path, ...] = ()
     sample: int | None = None
     count: int | None = None
+    batch: int | None = None
 
     def choose(self, quick: Any, full: Any) -> Any:
         return quick if self.quick else full
@@ -193,6 +194,7 @@ def main(package: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--folder", type=Path, action="append", default=[], help="data of the case `collections`")
     parser.add_argument("--sample", type=int, help="take about so many files of each folder")
     parser.add_argument("--count", type=int, help="how many texts the case `generations` writes")
+    parser.add_argument("--batch", type=int, help="the one batch size that the case `decode` measures")
     parser.add_argument("--json", type=Path, dest="output", help="write figures, commit and machine to this file")
     given = parser.parse_args(arguments)
     chosen: list[str] = []
@@ -201,7 +203,9 @@ def main(package: str, arguments: Sequence[str]) -> int:
         if not named:
             parser.error(f"no case {case!r}; known: {', '.join(known)}")
         chosen += named
-    options = Options(given.quick, given.repeats, given.model, tuple(given.folder), given.sample, given.count)
+    options = Options(
+        given.quick, given.repeats, given.model, tuple(given.folder), given.sample, given.count, given.batch
+    )
     console = Console(width=None if sys.stdout.isatty() else 150)
     progress = Console(stderr=True, soft_wrap=True)
     rows: list[Row] = []

@@ -21,11 +21,15 @@ PROMPT = 64
 
 def run(options: Options) -> Sequence[Row]:
     rows: list[Row] = []
+    if options.batch not in (None, *BATCHES):
+        raise SystemExit(f"--batch {options.batch} is none of: {', '.join(map(str, BATCHES))}")
     folder = model_folder()
     for (size, precision), floors in chosen(FLOORS, options):
         num_new = options.choose(16, 48 if size == "30M" else 16)
         with Engines(size, precision, folder) as engines:
             for batch, floor in zip(BATCHES, floors, strict=True):
+                if options.batch not in (None, batch):
+                    continue
                 rates = rates_of(engines, batch, num_new, options.repeats)
                 rows += compared("decode", f"{engines.label}, batch {batch}", rates, floor, "tok/s")
     return rows

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from graftlm.core.scheduling.request_tracker import RequestTracker
     from graftlm.core.sequence import Sequence
 
-MAX_S = 0.02
+MAX_S = 0.1
 """About the longest time of steps that are run at once: deadlines are looked at after it."""
 
 
