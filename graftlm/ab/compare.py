@@ -220,8 +220,9 @@ class _Run:
         return min(len(self._results[id(process)].rounds) for process in self._working)
 
     def _is_narrow(self) -> bool:
-        others = self._comparison.results[1:]
-        return all(found is None or found.width <= NARROW for found in map(self._comparison.ratio, others))
+        """Whether more rounds would hardly make an interval narrower; load, which they cannot mend, is left aside."""
+        counted = map(self._comparison.counted, self._comparison.results[1:])
+        return all(not one.pairs or one.ratio().width <= NARROW for one in counted)
 
 
 def _divergence(index: int, base: EngineProcess, other: EngineProcess) -> Divergence | None:

@@ -59,6 +59,11 @@ class Counted:
     pairs: list[tuple[Round, Round]]
     num_left_out: int
 
+    def ratio(self, by: Literal["wall_s", "cpu_s"] = "wall_s", lost: float = 0.0) -> Ratio:
+        """The ratio of the pairs, of which there must be one."""
+        theirs, ours = ([getattr(one, by) for one in side] for side in zip(*self.pairs, strict=True))
+        return ratio(theirs, ours, lost)
+
     @property
     def lost(self) -> float:
         """The share of the time in which threads of one of the engines had no core, 0 to MAX_LOST."""
@@ -158,10 +163,7 @@ class Comparison:
         by        "cpu_s": the ratio of CPU times, which lacks no time that other processes took
         """
         counted = self.counted(result, baseline)
-        if not counted.pairs:
-            return None
-        theirs, ours = ([getattr(one, by) for one in side] for side in zip(*counted.pairs, strict=True))
-        return ratio(theirs, ours, counted.lost if by == "wall_s" else 0.0)
+        return counted.ratio(by, counted.lost if by == "wall_s" else 0.0) if counted.pairs else None
 
     def counted(self, result: EngineResult, baseline: EngineResult | None = None) -> Counted:
         """The pairs of rounds that a ratio is taken of.
