@@ -68,9 +68,23 @@ def _sums(measured: Sequence[dict[str, Any]]) -> list[str]:
         f"Geometric mean of {len(measured)} rows: {means[0]:.2f}x of wall time, {means[1]:.2f}x of CPU time. "
         + (f"Below 1: {', '.join(below)}." if below else "None is below 1."),
     ]
+    if any("llama-cpp" in one["engines"] for one in measured):
+        without = geometric_mean(map(_over_transformers, measured))
+        lines.append(f"Without llama.cpp, over the faster of hf and hf-batching: {without:.2f}x of wall time.")
     if best:
         lines.append(f"Prompt tokens from the cache, over those that could have come from it: {found / best:.1%}.")
     return [*lines, ""]
+
+
+def _over_transformers(one: dict[str, Any]) -> float:
+    """How much longer the faster engine of transformers took, by medians of wall times."""
+    engines = one["engines"]
+    walls = [
+        statistics.median(engines[name]["wall_s"])
+        for name in ("hf", "hf-batching")
+        if "wall_s" in engines.get(name, {})
+    ]
+    return min(walls) / statistics.median(engines["graftlm"]["wall_s"])
 
 
 def _line(one: dict[str, Any]) -> str:
