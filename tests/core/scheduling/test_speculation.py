@@ -407,6 +407,8 @@ def test_steps_at_once_are_left_for_drafts_that_give_more_tokens_a_second() -> N
     made, text = drafter(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
     made.prices = Priced(alone_s=0.012, at_once_s=0.010)
     assert len(made.extend(rows(text), 16)[0].drafts) == 7
+    made.prices = Priced(alone_s=0.012, at_once_s=0.0061)  # 2.08 tokens are promised: 173 a second, against 164
+    assert made.extend(rows(text), 16)[0].drafts == ()
     made.prices = Priced(alone_s=0.012, at_once_s=0.001)
     assert made.extend(rows(text), 16)[0].drafts == ()
     assert len(made.extend(rows(text), 1)[0].drafts) == 7  # a row that needs the host is run by itself anyway
