@@ -9,14 +9,15 @@ def assert_faster(comparison: Comparison, engine: str | None = None, *, by: floa
     """Assert that `engine` (by default the last one) is at least `by` times as fast as the baseline.
 
     The whole confidence interval must be above `by`, so an undecided measurement fails.
-    Raises: AssertionError with the ratio, its interval and every difference between the two runs.
+    Raises: AssertionError with the ratio, its interval, every difference between the two runs, and what other
+    processes did to them.
     """
     result = _measured(comparison, engine)
     found = comparison.ratio(result)
     if found is None or found.low is None or found.low < by:
         raise AssertionError(
             f"{result.engine} is {found} as fast as {comparison.baseline.engine}; "
-            f"the interval must lie above {by:.2f}x. {' '.join(comparison.differences())}"
+            f"the interval must lie above {by:.2f}x. {' '.join([*comparison.differences(), *comparison.load()])}"
         )
 
 
