@@ -23,6 +23,7 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from graftlm.core.grammar.draft import Draft
     from graftlm.core.grammar.explain import Explanation
+    from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
 SHARE_OF_AUTOMATON = 0.4
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
@@ -114,6 +115,7 @@ def compile_spec(
             f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
         )
     _check_size(spec, options.limits)
+    reader: SchemaReader | None = None
     try:
         with limited(options.limits), paused():
             if drafter is not None and _can_be_drafted(spec, vocabulary, options):
@@ -121,17 +123,27 @@ def compile_spec(
 
                 grammar = finished(drafter(spec, options), vocabulary)
             elif options.engine is None:
-                grammar = _compile_fastest(spec, vocabulary, options)
+                if isinstance(spec, JsonSchema):
+                    from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
+
+                    reader = SchemaReader(spec, options, items_differ=True)
+                grammar = _compile_fastest(spec, vocabulary, options, reader)
             else:
                 grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
+    except GrammarError:
+        if reader is not None:
+            reader.close()
+        raise
     except RecursionError as error:
         raise GrammarError("the constraint nests too deep, by itself or through its definitions; flatten it") from error
     if isinstance(spec, JsonSchema) and '"uniqueItems":true' in spec.text + spec.documents_text:
         from graftlm.core.grammar.engines.distinct import DistinctGrammar
         from graftlm.core.grammar.schema.lowering import distinct_items
 
-        distinct = DistinctGrammar(grammar.compiled, distinct_items(spec, options), vocabulary)
+        distinct = DistinctGrammar(grammar.compiled, distinct_items(spec, options, reader), vocabulary)
         grammar = replace(grammar, compiled=distinct)
+    elif reader is not None:
+        reader.close()
     check_start(grammar, vocabulary)
     return replace(grammar, source=(spec, options))
 
@@ -168,10 +180,12 @@ class Language:
         return Grammar(engine, compiled, self.issues, self.annotations)
 
 
-def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+def _compile_fastest(
+    spec: Spec, vocabulary: Vocabulary, options: Options, reader: SchemaReader | None = None
+) -> Grammar:
     if isinstance(spec, Lark):
         return compile_llguidance(spec, vocabulary, options)
-    language = language_of(spec, options)
+    language = language_of(spec, options, reader=reader)
     if language.rules:
         return _from_language(language, vocabulary)
     try:
@@ -182,7 +196,7 @@ def _compile_fastest(spec: Spec, vocabulary: Vocabulary, options: Options) -> Gr
             raise
         # too many states: llguidance explores them only as the text needs them. What is empty, it shows at the start
         try:
-            lazy = compile_llguidance(spec, vocabulary, options)
+            lazy = _from_language(language_of(spec, options, context_free=True, reader=reader), vocabulary)
             check_start(lazy, vocabulary)
         except GrammarError:
             raise error from None
@@ -207,8 +221,13 @@ def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> 
     return _from_language(language_of(spec, options, context_free=True), vocabulary)
 
 
-def language_of(spec: Spec, options: Options, *, context_free: bool = False) -> Language:
-    """What `spec` allows; with `context_free` the tokens of JSON are rules even where the whole is regular."""
+def language_of(
+    spec: Spec, options: Options, *, context_free: bool = False, reader: SchemaReader | None = None
+) -> Language:
+    """What `spec` allows; with `context_free` the tokens of JSON are rules even where the whole is regular.
+
+    reader  of a JSON schema, if there is one already
+    """
     match spec:
         case Regex(pattern):
             from graftlm.core.grammar.regex import regex
@@ -217,9 +236,12 @@ def language_of(spec: Spec, options: Options, *, context_free: bool = False) -> 
         case Choices(options=choices):
             return Language(ast.alternation(*map(ast.literal, choices)))
         case JsonSchema():
-            from graftlm.core.grammar.schema.lowering import lower_schema
+            from graftlm.core.grammar.schema.lowering import lower_read, lower_schema
 
-            lowered = lower_schema(spec, options, context_free=context_free, items_differ=True)
+            if reader is not None:
+                lowered = lower_read(reader, spec, options, context_free=context_free)
+            else:
+                lowered = lower_schema(spec, options, context_free=context_free, items_differ=True)
             return Language(lowered.node, lowered.rules, lowered.issues, lowered.annotations)
         case Composite(node, rules):
             return Language(node, dict(rules))

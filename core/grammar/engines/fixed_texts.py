@@ -33,14 +33,14 @@ class _FixedTexts:
                 self._of_rule[name] = None  # what contains itself has several texts, or no end
                 self._of_rule[name] = self.length(self._rules[name])
             return self._of_rule.get(name)
-        if isinstance(node, ast.Concat | ast.Alternation | ast.Repeat | ast.Graph):
-            key = id(node)
-            if key not in self._known:
-                self._known[key] = self._composed(node)
-            return self._known[key]
-        return 0 if isinstance(node, ast.Empty) else None
+        if isinstance(node, ast.CharSet):
+            return None
+        key = id(node)
+        if key not in self._known:
+            self._known[key] = self._composed(node)
+        return self._known[key]
 
-    def _composed(self, node: ast.Concat | ast.Alternation | ast.Repeat | ast.Graph) -> int | None:
+    def _composed(self, node: Node) -> int | None:
         if isinstance(node, ast.Concat):
             return self._row(node.items)
         if isinstance(node, ast.Alternation):
@@ -52,10 +52,12 @@ class _FixedTexts:
                 return None
             _check(node.min * length)
             return node.min * length if node.min == node.max else None
-        for row in node.rows:
-            for item, _ in row:
-                self.length(item)
-        return None
+        if isinstance(node, ast.Graph):
+            for row in node.rows:
+                for item, _ in row:
+                    if type(item) is not ast.Literal:
+                        self.length(item)
+        return 0 if isinstance(node, ast.Empty) else None
 
     def _row(self, items: tuple[Node, ...]) -> int | None:
         """The length of all, one after the other."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
+    NOTHING,
     Anything,
     Array,
     Both,
@@ -24,6 +26,26 @@ from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 def is_open(shape: Object) -> bool:
     """Whether a member of any name may have any value."""
     return shape.additional == ANYTHING and shape.names is None and shape.max_properties is None
+
+
+def closed(parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """`parts` of one object without members that none of them declares, unless one says something of others."""
+    objects = [part for part in parts if isinstance(part, Object)]
+    if any(part.closed for part in objects):
+        return parts
+    names = dict.fromkeys(name for part in objects for name, _ in part.properties)
+    patterns = dict.fromkeys(pattern for part in objects for pattern, _ in part.patterns)
+    if not names and not patterns:
+        return parts
+    if len(parts) == 1:
+        return (replace(objects[0], additional=NOTHING, closed=True),)
+    closing = Object(
+        properties=tuple((name, ANYTHING) for name in names),
+        patterns=tuple((pattern, ANYTHING) for pattern in patterns),
+        additional=NOTHING,
+        closed=True,
+    )
+    return (*parts, closing)
 
 
 class Irregular:
@@ -59,9 +81,12 @@ class Irregular:
             case Array(prefix, items, _, most):
                 return most != 0 and any(map(self, (*prefix, items)))
             case Object():
-                (closed,) = self._close((shape,))
-                assert isinstance(closed, Object)
-                return is_open(closed) or any(self(member) for _, member in (*closed.properties, *closed.patterns))
+                if is_open(shape):
+                    (whole,) = self._close((shape,))
+                    assert isinstance(whole, Object)
+                    if is_open(whole):
+                        return True
+                return any(self(member) for _, member in (*shape.properties, *shape.patterns))
             case Both() | Not():
                 self.doubtful.append(shape)
                 return False

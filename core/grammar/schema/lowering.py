@@ -40,10 +40,10 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     both,
 )
 from graftlm.core.grammar.schema.distinct_items import DistinctItems
-from graftlm.core.grammar.schema.irregular import Irregular, is_open
+from graftlm.core.grammar.schema.irregular import Irregular, closed, is_open
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.schema.satisfiability import blame, unending
-from graftlm.core.grammar.schema.text import json_text, numbers
+from graftlm.core.grammar.schema.text import numbers
 from graftlm.core.grammar.schema.text.declared import is_plain, members
 from graftlm.core.grammar.schema.text.items import Items, merged
 from graftlm.core.grammar.schema.text.members import Members
@@ -77,6 +77,12 @@ def lower_schema(
     Raises GrammarError for what cannot be kept or satisfied.
     """
     with limited(options.limits), closing(SchemaReader(spec, options, items_differ=items_differ)) as reader:
+        return lower_read(reader, spec, options, context_free=context_free)
+
+
+def lower_read(reader: SchemaReader, spec: JsonSchema, options: Options, *, context_free: bool = False) -> Lowered:
+    """The same of a schema whose reader is at hand, which may be lowered in several ways and is read once."""
+    with limited(options.limits):
         if not context_free:
             with suppress(_NotRegularError):
                 regular = _regular(spec, options, reader)
@@ -102,9 +108,12 @@ def _regular(spec: JsonSchema, options: Options, reader: SchemaReader) -> Loweri
     return lowering
 
 
-def distinct_items(spec: JsonSchema, options: Options) -> DistinctItems:
-    """What keeps the items of unique arrays apart, in text that the schema's language allows."""
-    lowering = Lowering(spec, options, SchemaReader(spec, options, items_differ=True))
+def distinct_items(spec: JsonSchema, options: Options, reader: SchemaReader | None = None) -> DistinctItems:
+    """What keeps the items of unique arrays apart, in text that the schema's language allows.
+
+    reader  of this schema, if there is one; it stays in use
+    """
+    lowering = Lowering(spec, options, reader or SchemaReader(spec, options, items_differ=True))
 
     def lower(shape: Shape) -> Node | None:
         try:
@@ -261,22 +270,7 @@ class Lowering:
 
     def close(self, parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """Strict mode: an object that declares members and says nothing of others has no others."""
-        objects = [part for part in parts if isinstance(part, Object)]
-        if not self._strict or any(part.closed for part in objects):
-            return parts
-        names = dict.fromkeys(name for part in objects for name, _ in part.properties)
-        patterns = dict.fromkeys(pattern for part in objects for pattern, _ in part.patterns)
-        if not names and not patterns:
-            return parts
-        if len(parts) == 1:
-            return (replace(objects[0], additional=NO_SHAPE, closed=True),)
-        closing = Object(
-            properties=tuple((name, ANYTHING) for name in names),
-            patterns=tuple((pattern, ANYTHING) for pattern in patterns),
-            additional=NO_SHAPE,
-            closed=True,
-        )
-        return (*parts, closing)
+        return closed(parts) if self._strict else parts
 
     def _lower(self, shape: Shape) -> Node:
         match shape:
@@ -305,7 +299,7 @@ class Lowering:
                     return self.tokens.token(numbers.readable(shape, context_free=self._context_free))
                 return self.tokens.token(numbers.number(shape))
             case Text():
-                return self.tokens.token(json_text.quoted(text_language.node(shape)))
+                return self.tokens.token(text_language.quoted(shape))
             case Array():
                 return self._arrays((shape,))
             case Object():
@@ -374,13 +368,13 @@ class Lowering:
 
     def _objects(self, parts: tuple[Shape, ...]) -> Node:
         """Objects that have all these shapes, each an Object, its Not, or a formula of them."""
-        closed = self.close(tuple(self._countable(part) for part in parts or (Object(),)))
-        if len(closed) == 1 and isinstance(closed[0], Object) and is_open(closed[0]):
+        whole = self.close(tuple(self._countable(part) for part in parts or (Object(),)))
+        if len(whole) == 1 and isinstance(whole[0], Object) and is_open(whole[0]):
             self._needs_rules()  # before its members are lowered in vain
         try:
-            if len(closed) == 1 and isinstance(closed[0], Object) and is_plain(closed[0]):
-                return self.tokens.bracketed("{", members(self, closed[0]), "}")
-            return self.tokens.bracketed("{", Members(self, both(*closed)).node(), "}")
+            if len(whole) == 1 and isinstance(whole[0], Object) and is_plain(whole[0]):
+                return self.tokens.bracketed("{", members(self, whole[0]), "}")
+            return self.tokens.bracketed("{", Members(self, both(*whole)).node(), "}")
         except GrammarError as error:
             if error.pointer is not None:
                 raise

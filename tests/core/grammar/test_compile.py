@@ -12,6 +12,9 @@ from graftlm import Choices, JsonSchema, Lark, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import Grammar, Limits, ast
 from graftlm.core.grammar.compile import compile_spec
+from graftlm.core.grammar.schema.algebra.shapes import Number, Shape
+from graftlm.core.grammar.schema.lowering import Lowering
+from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import Composite, Options, Spec
 from graftlm.plugins.hookspecs import Register, hookimpl
 from graftlm.plugins.manager import load
@@ -164,6 +167,37 @@ def test_a_text_that_the_vocabulary_cannot_begin_is_an_error() -> None:
 def test_a_composite_with_a_rule_that_is_not_given_is_an_error() -> None:
     with pytest.raises(GrammarError, match="'missing'"):
         compiled(Composite(ast.Rule("missing")))
+
+
+@pytest.mark.parametrize("states", [20_000, 10], ids=["an automaton", "too many states for one"])
+def test_a_schema_is_read_once_though_unique_items_and_the_other_engine_need_it_again(
+    states: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pointers: list[str] = []
+    read = SchemaReader.read
+
+    def counted(reader: SchemaReader, schema: Any, pointer: str) -> Shape:
+        pointers.append(pointer)
+        return read(reader, schema, pointer)
+
+    monkeypatch.setattr(SchemaReader, "read", counted)
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 9}, "uniqueItems": True}
+    allows(Grammar.compile(JsonSchema(schema), BYTES, limits=Limits(states=states)), '["a"]')
+    assert sorted(pointers) == ["", "/items"]
+
+
+def test_a_part_that_needs_rules_is_found_before_the_rest_is_lowered_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered: list[Shape] = []
+    lower = Lowering._lower
+
+    def counted(lowering: Lowering, shape: Shape) -> ast.Node:
+        lowered.append(shape)
+        return lower(lowering, shape)
+
+    monkeypatch.setattr(Lowering, "_lower", counted)
+    either = {"allOf": [{"type": "object"}, {"required": ["b"]}]}
+    Grammar.compile(JsonSchema({"properties": {"a": {"type": "number", "maximum": 7}, "b": either}}), BYTES)
+    assert len([shape for shape in lowered if isinstance(shape, Number) and shape.maximum]) == 1
 
 
 def test_public_names_come_from_the_package() -> None:

@@ -44,6 +44,12 @@ def node(shape: Text) -> Node:
     return json_text.spell(_combined(parts, refused, shape))
 
 
+@lru_cache(maxsize=1024)
+def quoted(shape: Text) -> Node:
+    """The JSON strings of `shape`; one node for all schemas that ask for the same texts."""
+    return json_text.quoted(node(shape))
+
+
 @lru_cache(maxsize=4096)
 def is_empty(shape: Text) -> bool:
     """Whether it is certain that no text has this shape."""

@@ -107,6 +107,8 @@ class References:
 
     def _absolute(self, reference: str, place: str) -> tuple[str, str]:
         base = self._bases[self._resource(place)]
+        if not base and _PLAIN_FRAGMENT.fullmatch(reference):
+            return "", reference[1:]
         # urljoin knows nothing of fragments after schemes such as urn:
         uri, fragment = urldefrag(base + reference if reference[:1] == "#" else urljoin(base, reference))
         return uri, unquote(fragment)
@@ -166,6 +168,7 @@ def _names_inside(text: str, schema: Any) -> bool:
     )
 
 
+_PLAIN_FRAGMENT = re.compile(r"#[\w/.-]*")
 _NAMES = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, floor, lcm
 
 from graftlm.core.errors import GrammarError
@@ -138,6 +138,7 @@ def integers(low: int | None, high: int | None) -> Node:
     return ast.alternation(ast.concat(ast.literal("-"), negative), positive)
 
 
+@lru_cache(maxsize=256)
 def _in_bounds(shape: Number) -> Node:
     low, high = shape.minimum, shape.maximum
     if shape.integer:
