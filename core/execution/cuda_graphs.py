@@ -132,11 +132,11 @@ class GraphRunner:
         """Whether the step has a graph. A row of several tokens is read once for each of them there."""
         if not self.graphs or plan.num_tokens > self.sizes[-1]:
             return False
-        if plan.kind == "decode":
-            return True
         num_dense = len(self.logits_rows)
         if plan.num_tokens > num_dense < len(plan.logits_rows):
             return False
+        if plan.kind == "decode":
+            return True
         return not self.attention.strict and self.cost.worth(plan)
 
     def _select(self, rows: torch.Tensor) -> None:

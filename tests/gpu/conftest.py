@@ -22,3 +22,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "LADDER", (1, 2, 4, 8, 16))
+    monkeypatch.setattr(cuda_graphs, "WIDE", (32, 96, 256))
