@@ -28,6 +28,7 @@ from graftlm.ab import Comparison, EngineResult, compare
 from graftlm.ab.comparison import MIN_PAIRS
 from graftlm.ab.engines import named_engines
 from graftlm.ab.statistics import Ratio, ratio
+from graftlm.core.errors import ConfigError
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.progress import Progress
 
@@ -237,11 +238,17 @@ def main(arguments: Sequence[str]) -> int:
                 if not chosen:
                     print(f"{name} in {framework}: none of {', '.join(others)} is known there", file=sys.stderr)
                     continue
-                compared = compare(
-                    FOLDER / f"{name}.py", [*chosen, "graftlm"], model, rounds=given.rounds, minutes=given.minutes,
-                    threads=given.threads, framework=framework, progress=Progress(),
-                )  # fmt: skip
-                rows.append(row(compared, framework) | {"share": share} | _run())
+                try:
+                    compared = compare(
+                        FOLDER / f"{name}.py", [*chosen, "graftlm"], model, rounds=given.rounds, minutes=given.minutes,
+                        threads=given.threads, framework=framework, progress=Progress(),
+                    )  # fmt: skip
+                except ConfigError as error:  # an engine cannot run such a program
+                    measured: dict[str, Any] = {"workload": name, "framework": framework}
+                    measured["engines"] = {one: {"error": str(error)} for one in chosen}
+                else:
+                    measured = row(compared, framework)
+                rows.append(measured | {"share": share} | _run())
                 if given.output:
                     _write(given.output, rows)
     console = Console(width=None if sys.stdout.isatty() else 170)
