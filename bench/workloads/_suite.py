@@ -133,6 +133,13 @@ def key_of(one: dict[str, Any]) -> tuple[str, str, float]:
     return one["workload"], one["framework"], one["share"]
 
 
+def fastest(others: Sequence[str], before: dict[str, Any] | None) -> list[str]:
+    """The one of `others` that was the fastest in an earlier row, which is enough to compare with it; else all."""
+    walls = {} if before is None else {name: one.get("wall_s") for name, one in before["engines"].items()}
+    known = [name for name in others if walls.get(name)]
+    return [min(known, key=lambda name: _middle(walls[name]))] if known else list(others)
+
+
 def lost(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], by: str = "cpu_ratio") -> list[str]:
     """The rows whose ratio lies below the earlier one's, its whole interval below that one's.
 
@@ -216,7 +223,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threads", type=int, default=1, help="compute threads of every engine (default 1)")
     parser.add_argument("--model", help="a folder in place of sprout in float32; 8b: random weights of that shape, GPU")
     parser.add_argument("--json", type=Path, dest="output", help="write the figures; rows of other workloads are kept")
-    parser.add_argument("--against", type=Path, help="fail where a ratio of CPU times is lost against these figures")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        help="fail where a ratio of CPU times is lost against these figures, over the fastest other engine in them",
+    )
     given = parser.parse_args(arguments)
     if unknown := set(given.workloads) - set(names()):
         parser.error(f"no workload {sorted(unknown)[0]!r}; known: {', '.join(names())}")
@@ -225,6 +236,9 @@ def main(arguments: Sequence[str]) -> int:
         os.environ[SHARE] = "0.25"
     share = float(os.environ.get(SHARE, "1"))
     rows: list[dict[str, Any]] = []
+    before = (
+        {} if given.against is None else {key_of(one): one for one in json.loads(given.against.read_text())["rows"]}
+    )
     with tempfile.TemporaryDirectory() as folder:
         model = eight_billion(Path(folder)) if given.model == "8b" else given.model or float32_sprout(Path(folder))
         for name in given.workloads or names():
@@ -235,6 +249,7 @@ def main(arguments: Sequence[str]) -> int:
                 skipped |= set() if given.others or has_llama_cpp() else {"llama-cpp"}
                 known = named_engines(framework, 1)
                 chosen = [one for one in others if one in known and one not in skipped]
+                chosen = fastest(chosen, before.get((name, framework, share)))
                 if not chosen:
                     print(f"{name} in {framework}: none of {', '.join(others)} is known there", file=sys.stderr)
                     continue
@@ -257,7 +272,7 @@ def main(arguments: Sequence[str]) -> int:
         console.print(f"{name}: {value:.2f}x")
     if given.against is None:
         return 0
-    failures = lost(rows, json.loads(given.against.read_text())["rows"])
+    failures = lost(rows, list(before.values()))
     for line in failures:
         print(f"lost: {line}", file=sys.stderr)
     return int(bool(failures))

@@ -29,6 +29,13 @@ def test_a_row_is_compared_over_the_engine_that_is_the_best_other_one_now() -> N
     assert _suite.lost([now], [before]) == ["judge in native: 4.50x (4.00 to 5.00), before 6.00x (5.44 to 6.62)"]
 
 
+def test_only_the_engine_that_was_the_fastest_before_is_measured_against() -> None:
+    before = {"engines": {"hf": {"wall_s": [5.0]}, "hf-batching": {"wall_s": [4.0]}, "llama-cpp": {"wall_s": [1.0]}}}
+    assert _suite.fastest(["hf", "hf-batching"], before) == ["hf-batching"]  # llama.cpp is not installed now
+    assert _suite.fastest(["hf", "hf-batching"], None) == ["hf", "hf-batching"]
+    assert _suite.fastest(["vllm"], before) == ["vllm"]
+
+
 def test_a_row_that_has_no_ratio_any_more_is_lost() -> None:
     failed = [rows(0, 0, 0)[0] | {"engines": {"graftlm": {"error": "no memory"}}}]
     del failed[0]["cpu_ratio"]
