@@ -48,7 +48,7 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> list[str]:
     lines += [_line(one) for one in rows]
     measured = [one for one in rows if "ratio" in one]
     lines += ["", *(_sums(measured) if measured else [])]
-    told = [(_name(one), [*one["differences"], *one.get("load", [])[:1]]) for one in rows]
+    told = [(_name(one), [*one.get("differences", []), *one.get("load", [])[:1]]) for one in rows]
     return [
         *lines,
         *(f"- {name}: {' '.join(said).partition(' The ratio is one')[0]}" for name, said in told if said),
