@@ -53,10 +53,13 @@ class PackedLinear(nn.Linear):
         self.training = original.training
         self._packed: torch.Tensor | None = None
         self._own: Panels | None = None
+        bias = self.bias.detach() if self.bias is not None else None
         if not in_place and own_panels(weight.dtype):
-            self._own = pack(weight.detach(), self.bias.detach() if self.bias is not None else None)
+            self._own = pack(weight.detach(), bias)
         elif not in_place:
             self._packed = _REORDER(weight.contiguous())
+            if not self._transposed and _lays_out_otherwise(self._packed):
+                self._packed, self._own = None, pack(weight.detach(), bias)
 
     @property
     def _source(self) -> nn.Parameter:
@@ -151,6 +154,17 @@ def num_rows_multiplied(num_rows: int) -> int:
     """
     multiple = next((m for most, m in ((16, 1), (64, 4), (128, 8), (512, 16), (1024, 32)) if num_rows <= most), 64)
     return -(-num_rows // multiple) * multiple
+
+
+def _lays_out_otherwise(packed: torch.Tensor) -> bool:
+    """Whether oneDNN has chosen a layout that our loops do not read, although they could multiply the weight.
+
+    That of torch 2.11 does so for float32 weights whose number of outputs is no multiple of PANEL.
+    """
+    if not hasattr(torch.ops.mkldnn, "data_ptr") or importlib.util.find_spec("numba") is None:
+        return False
+    found = _panels(packed, None)
+    return found is None or not _is_in_panels(*packed.shape, packed.dtype, found.depth, torch.get_num_threads())
 
 
 @functools.cache

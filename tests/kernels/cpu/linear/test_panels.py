@@ -40,3 +40,18 @@ def test_where_onednn_refuses_a_weight_our_loop_computes_the_layer(
     assert (found.float() - expected).norm() <= {torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype] * expected.norm()
     assert torch.equal(packed.state_dict()["weight"], weight)
     assert packed.unpack() is linear and torch.equal(linear.weight, weight)
+
+
+@pytest.mark.skipif(packed_linear.own_panels(torch.float32), reason="oneDNN reorders no weight here")
+def test_a_weight_that_onednn_lays_out_otherwise_is_packed_by_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch 2.11, where that is so for numbers of outputs that are no multiple of a panel."""
+    monkeypatch.setattr(packed_linear, "_is_in_panels", lambda num_out, *_: num_out % PANEL == 0)
+    x = torch.randn(9, 48)
+    for num_out, by_onednn in ((70, False), (128, True)):
+        linear = nn.Linear(48, num_out)
+        with torch.inference_mode():
+            expected = linear(x)
+            packed = PackedLinear(linear)
+            panels = packed.panels()
+            assert panels is not None and panels.is_mkldnn is by_onednn
+            assert (packed(x) - expected).norm() <= 1e-5 * expected.norm()
