@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from graftlm.ab.engines import FRAMEWORKS, MAX_TOKENS, framework_of, known_or_raise, named_engines
 from graftlm.ab.script import Script
 from graftlm.core.errors import ConfigError
 
-NOT_ENGINES = {"run", "inputs", "warm_up", "right"}
+DATA = ("inputs", "warm_up", "right")
+NOT_ENGINES = {"run", *DATA}
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Pipeline:
 
     run(llm, inputs) -> list      the pipeline: a list with one answer per input, in order; may be `async`
     run_dspy(llm, inputs), ...    instead of `run`: the same pipeline in several frameworks, of which one is chosen
-    inputs() -> list              the inputs; without it there is one, None
+    inputs() -> list              the inputs, or a list of this name; without it there is one, None
     warm_up() -> list             inputs to run before the measurement; without it, the first input is held out
     right(input, answer) -> bool  whether an answer is right, where that can be told
     framework = "dspy"            where the file's imports do not tell; each framework knows its engines by name
@@ -61,10 +62,13 @@ class Pipeline:
         framework  which of the file's `run_<framework>` to take
         """
         names = vars(_import(path))
-        functions = {
+        functions: dict[str, Callable[..., Any]] = {
             name: value
             for name, value in names.items()
             if inspect.isfunction(value) and value.__module__ == names["__name__"] and not name.startswith("_")
+        }
+        functions |= {
+            name: _function(path, name, names[name]) for name in DATA if name in names.keys() - functions.keys()
         }
         run, framework = _program(path, functions, framework or names.get("framework"))
         framework = framework or framework_of(path.read_text())
@@ -147,6 +151,17 @@ def _program(path: Path, functions: Mapping[str, Any], framework: str | None) ->
             "per input, or compare a script as it is with --swap CONSTRUCTOR"
         )
     return functions["run"], framework
+
+
+def _function(path: Path, name: str, value: Any) -> Callable[..., Any]:
+    """What a file has under a name of DATA that is no function of its own: an imported one, or a list in its place."""
+    if callable(value):
+        return cast(Callable[..., Any], value)
+    if name == "right" or not isinstance(value, (list, tuple)):
+        raise ConfigError(
+            f"{name} of pipeline {str(path)!r} is of type {type(value).__name__}; define a function {name}()"
+        )
+    return lambda: list(value)
 
 
 def _inputs(path: Path, functions: Mapping[str, Callable[..., Any]]) -> tuple[list[Any], list[Any]]:

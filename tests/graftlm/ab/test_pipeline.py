@@ -37,6 +37,16 @@ def test_a_file_gives_title_inputs_and_engines(tmp_path: Path) -> None:
     assert list(pipeline.constructors) == ["plain", "at"]
 
 
+def test_inputs_may_be_a_list(tmp_path: Path) -> None:
+    pipeline = Pipeline.load(written(tmp_path, GOOD.replace('def inputs(): return ["a", "b"]', 'inputs = ["a", "b"]')))
+    assert (pipeline.held_out, pipeline.inputs) == (["a"], ["b"])
+
+
+def test_inputs_of_another_kind_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"inputs of pipeline .* is of type str; define a function inputs\(\)"):
+        Pipeline.load(written(tmp_path, GOOD.replace('def inputs(): return ["a", "b"]', 'inputs = "ab"')))
+
+
 def test_an_asynchronous_run_keeps_its_event_loop_over_all_rounds(tmp_path: Path) -> None:
     text = GOOD.replace("def run(llm, inputs): return", "import asyncio\nasync def run(llm, inputs): return")
     text = text.replace("llm(text) for", "(llm(text), id(asyncio.get_running_loop())) for")
