@@ -15,13 +15,13 @@ from graftlm.core.step_plan import StepPlan
 from graftlm.kernels.gpu.attention.step_buffers import best_prefix
 
 LAUNCH = 4.5e11
-"""What the device does while the host launches one layer: 0.8 ms, with other threads beside it."""
+"""Operations that the device does while the host launches one layer: 0.8 ms, with other threads beside it."""
 
 READ = 132.0
-"""For each number of K and V that a token reads again, of its own sequence."""
+"""Operations in the time of reading one number of K or V again, of a token's own sequence."""
 
 SHARED_READ = 44.0
-"""The same of a prefix that rows share, which is read once for many tokens."""
+"""The same for a prefix that rows share, which is read once for many tokens."""
 
 
 class ReplayCost:

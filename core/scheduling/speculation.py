@@ -312,7 +312,7 @@ class DraftVerifier:
         return all(is_greedy(one.row.sequence) and not one.row.sequence.constrained for one in self._going)
 
     def commit(self, likeliest: Seq[list[Sampled] | GraftError], requests: RequestTracker) -> None:
-        """Of rows that are greedy, append the likeliest token after each draft that came true.
+        """Append the likeliest token after each draft that came true. Every drafted row must be `greedy`.
 
         likeliest  for each row of the step's logits
         """

@@ -31,7 +31,10 @@ from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents
 PREFIX_QUERIES = 64  # of one program
 
 FEW_BLOCKS = 4
-"""From so many blocks of queries on a prefix has at most 8 parts, not 16: of 64 rows they take 16 us instead of 21."""
+"""With fewer blocks of queries a prefix is cut into up to 16 parts, with more into up to 8.
+
+On an H100 the prefix of 64 rows takes 16 us a layer in 8 parts and 21 us in 16.
+"""
 
 
 @triton.jit(do_not_specialize=["num_splits", "num_parts", "exponents_head"])
