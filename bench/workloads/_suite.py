@@ -216,7 +216,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench workloads", description=f"Workloads: {', '.join(names())}.")
     parser.add_argument("workloads", nargs="*", help="which; all if none is named")
     parser.add_argument("--frameworks", default="native", help="comma-separated, or 'all' (default native)")
-    parser.add_argument("--others", help="engines to compare with, comma-separated, in place of the usual ones")
+    parser.add_argument(
+        "--others",
+        help="engines to compare with, comma-separated, in place of the usual ones; vllm:URL is a running server",
+    )
     parser.add_argument("--quick", action="store_true", help="a quarter of each workload")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, help="for the rounds of each comparison (default 1, --quick 0.2)")
@@ -248,7 +251,8 @@ def main(arguments: Sequence[str]) -> int:
                 skipped = {"hf-batching"} if framework == "native" and name in NO_BATCHING else set()
                 skipped |= set() if given.others or has_llama_cpp() else {"llama-cpp"}
                 known = named_engines(framework, 1)
-                chosen = [one for one in others if one in known and one not in skipped]
+                kinds = {one: one.partition(":")[0] for one in others}
+                chosen = [one for one in others if kinds[one] in known and kinds[one] not in skipped]
                 chosen = fastest(chosen, before.get((name, framework, share)))
                 if not chosen:
                     print(f"{name} in {framework}: none of {', '.join(others)} is known there", file=sys.stderr)

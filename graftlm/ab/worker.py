@@ -75,8 +75,12 @@ class Worker:
         if self._plant == "cached call":
             self._remembered = self._pipeline.answer(self._llm, self._pipeline.inputs[-1:])
         kept = [self._engine.label] * is_endpoint + self._meter.start()
-        return [
+        said = [
             f"The prefix cache of {name} cannot be emptied: it may know prompts from earlier rounds." for name in kept
+        ]
+        unseen = [server for server in Server.open if server.pid is None]
+        return said + [
+            f"The CPU time of {one.name} is that of its client alone: its process was not found." for one in unseen
         ]
 
     def leave_out(self, inputs: Sequence[int]) -> None:
@@ -203,9 +207,9 @@ def cpu_seconds() -> float:
     import psutil
 
     total = time.process_time()
-    for server in Server.open:
+    for pid in _server_pids():
         with contextlib.suppress(psutil.Error):
-            for process in [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]:
+            for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
                 times = process.cpu_times()
                 total += times.user + times.system
     return total
@@ -255,7 +259,11 @@ def peak_memory() -> dict[str, int]:
     torch = sys.modules.get("torch")
     gpu = torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_available() else 0
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"peak_bytes": own + sum(map(_peak_of_tree, [server.pid for server in Server.open])), "peak_gpu_bytes": gpu}
+    return {"peak_bytes": own + sum(map(_peak_of_tree, _server_pids())), "peak_gpu_bytes": gpu}
+
+
+def _server_pids() -> list[int]:
+    return [server.pid for server in Server.open if server.pid is not None]
 
 
 def _peak_of_tree(pid: int) -> int:

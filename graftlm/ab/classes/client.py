@@ -1,4 +1,4 @@
-"""What a constructor of an OpenAI client is given: the key, and the URL of a server that is started for it."""
+"""What a constructor of an OpenAI client is given: the key, and the URL of a server that is started for it or runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graftlm.ab.classes.server import KINDS, Server
+from graftlm.ab.classes.server import KINDS, Server, is_url
 
 Constructor = Callable[..., Any]
 
@@ -24,12 +24,13 @@ def key() -> str:
 def served(client: Constructor, names: tuple[str, ...] = tuple(KINDS)) -> Mapping[str, Constructor]:
     """The engines behind a server of their own, for the framework whose OpenAI client is `client(model, url)`.
 
-    Each takes the model, and another name of it for that engine alone, such as a GGUF file.
+    Each takes the model, and another name of it for that engine alone, such as a GGUF file; or the URL of a server that
+    runs already and knows the model by the first name.
     """
 
     def constructor(name: str) -> Constructor:
         def start(model: str, own: str = "") -> Any:
-            return client(own or model, Server(name, own or model).url)
+            return client(model if is_url(own) else own or model, Server(name, own or model).url)
 
         return start
 

@@ -1,4 +1,4 @@
-"""Server: an engine that frameworks reach through their own OpenAI client, started on a free port of this machine."""
+"""Server: an engine that frameworks reach through their own OpenAI client; started here, or running before."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from graftlm.ab.classes.resettable_server import RESET
 from graftlm.core.errors import EngineError
 
 READY_S = 900.0
 """A server must answer after so many seconds: large models are read and compiled before."""
+RUNNING_S = 10.0
+"""So many seconds are enough for one that was there before."""
 
 
 @dataclass(frozen=True)
@@ -88,36 +91,50 @@ def gguf(model: str) -> str:
 
 
 class Server:
-    """A running server. It ends with the process that started it, or with `close`."""
+    """A server of one of the `KINDS`. One that was started here ends with this process, or with `close`.
+
+    where  a model, for which a server is started on a free port; or the URL of a running one, which goes on after
+           `close`. Its processor time and memory are known where it listens on this machine.
+
+    Raises: ModuleNotFoundError for a server that is not installed; EngineError for one that does not answer.
+    """
 
     open: list[Server] = []
     """The servers of this process."""
 
-    def __init__(self, name: str, model: str) -> None:
-        kind = KINDS[name]
-        if importlib.util.find_spec(kind.package) is None:
-            raise ModuleNotFoundError(f"No module named {kind.package!r}", name=kind.package)
+    def __init__(self, name: str, where: str) -> None:
+        self.name, self._kind = name, KINDS[name]
+        self.pid: int | None = None
+        """The server's process; None where it cannot be told."""
+        self._process: subprocess.Popen[bytes] | None = None
+        if is_url(where):
+            self._root = where.rstrip("/").removesuffix("/v1")
+            self.pid = listener(self._root)
+        else:
+            self._start(where)
+        Server.open.append(self)
+        self._await_ready()
+
+    def _start(self, model: str) -> None:
+        package = self._kind.package
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.name, self._kind, self._root = name, kind, f"http://127.0.0.1:{port}"
+        self._root = f"http://127.0.0.1:{port}"
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the server runs)
         environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}  # which has the request that empties the cache
         self._process = subprocess.Popen(
-            [sys.executable, *kind.command(model, port), "--host", "127.0.0.1"], 
+            [sys.executable, *self._kind.command(model, port), "--host", "127.0.0.1"],
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=environment,
         )  # fmt: skip
-        Server.open.append(self)
-        self._await_ready()
+        self.pid = self._process.pid
 
     @property
     def url(self) -> str:
         """The base URL for OpenAI clients."""
         return f"{self._root}/v1"
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def reset(self) -> bool:
         """Empty the prefix cache; False if the server cannot."""
@@ -130,8 +147,8 @@ class Server:
 
     @property
     def end(self) -> str:
-        """How the server ended, with its last words; empty while it runs."""
-        status = self._process.poll()
+        """How the server ended, with its last words; empty while it runs, and for one that was not started here."""
+        status = None if self._process is None else self._process.poll()
         if status is None:
             return ""
         how = f"signal {-status}" if status < 0 else f"status {status}"
@@ -139,13 +156,15 @@ class Server:
         return f"the server of {self.name} ended with {how}{memory}: {self._last_words()}"
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._log.close()
         Server.open.remove(self)
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + READY_S
+        limit_s = RUNNING_S if self._process is None else READY_S
+        deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if end := self.end:
                 self.close()
@@ -155,9 +174,29 @@ class Server:
                     return
             time.sleep(0.2)
         self.close()
-        raise EngineError(f"the server of {self.name} did not answer within {READY_S:.0f} s")
+        asked = self._root + self._kind.path
+        raise EngineError(f"the server of {self.name} did not answer {asked} within {limit_s:.0f} s")
 
     def _last_words(self) -> str:
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
         return lines[-1] if lines else "it wrote nothing"
+
+
+def is_url(where: str) -> bool:
+    return where.startswith(("http://", "https://"))
+
+
+def listener(url: str) -> int | None:
+    """The process of this machine that listens at a URL's port; None if there is none, or none that we may see."""
+    import psutil
+
+    address = urlsplit(url)
+    if address.hostname not in {"localhost", "127.0.0.1", "::1"}:
+        return None
+    port = address.port or (443 if address.scheme == "https" else 80)
+    with suppress(psutil.Error):
+        for found in psutil.net_connections("tcp"):
+            if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port:
+                return found.pid
+    return None

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from graftlm.ab.classes import server
+from graftlm.ab.classes.client import served
 from graftlm.ab.classes.server import Kind, Server, gguf
 from graftlm.core.errors import EngineError
 from tests.models import byte_tokenizer, tiny_model
@@ -67,6 +68,35 @@ def test_transformers_server_takes_no_more_memory_than_its_blocks_and_can_be_emp
         assert psutil.Process(running.pid).memory_info().rss < 2 * 2**30
     finally:
         running.close()
+
+
+def test_a_running_server_is_used_and_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = "import http.server as h, sys; h.test(h.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
+    kind(monkeypatch, "-c", serve)
+    started = Server("files", "any")
+    found = Server("files", started.url)
+    assert (found.url, found.pid, found.end) == (started.url, started.pid, "")
+    found.close()
+    assert Server.open == [started] and started.end == ""
+    started.close()
+
+
+def test_a_running_server_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind(monkeypatch, "-c", "")
+    monkeypatch.setattr(server, "RUNNING_S", 0.1)
+    with pytest.raises(EngineError, match=r"the server of files did not answer http://127\.0\.0\.1:9/ within 0 s"):
+        Server("files", "http://127.0.0.1:9/v1")
+    assert Server.open == []
+
+
+def test_a_client_asks_a_running_server_for_the_model_of_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = "import http.server as h, sys; h.test(h.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
+    kind(monkeypatch, "-c", serve)
+    running = Server("files", "any")
+    constructors = served(lambda model, url: (model, url), ("files",))
+    assert constructors["files"]("folder", running.url) == ("folder", running.url)
+    for one in [*Server.open]:
+        one.close()
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
