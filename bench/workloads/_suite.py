@@ -50,7 +50,7 @@ def names() -> list[str]:
 
 def frameworks(name: str) -> list[str]:
     """The frameworks in which a workload is written, the native program first."""
-    found = re.findall(r"^def run_(\w+)\(", (FOLDER / f"{name}.py").read_text(), re.MULTILINE)
+    found = re.findall(r"^(?:async )?def run_(\w+)\(", (FOLDER / f"{name}.py").read_text(), re.MULTILINE)
     return sorted(found, key=lambda one: (one != "native", one))
 
 

@@ -35,7 +35,7 @@ def run_native(llm, inputs):
     return [state["answer"].strip() for state in states]
 
 
-def run_llama_index(llm, inputs):
+async def run_llama_index(llm, inputs):
     import asyncio
 
     from llama_index.core import Document, SummaryIndex
@@ -48,10 +48,8 @@ def run_llama_index(llm, inputs):
                 llm=llm
             )
 
-    async def ask_all():
-        return await asyncio.gather(*(engines[one["documents"][0]].aquery(one["question"]) for one in inputs))
-
-    return [str(answer).strip() for answer in asyncio.run(ask_all())]
+    asked = (engines[one["documents"][0]].aquery(one["question"]) for one in inputs)
+    return [str(answer).strip() for answer in await asyncio.gather(*asked)]
 
 
 def run_langchain(llm, inputs):
