@@ -28,6 +28,7 @@ from graftlm.core.fusion.layer_parts import LayerModules, allclose, decoder_stac
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
+from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces
 from graftlm.kernels.cpu.linear.panels import Panels
 from graftlm.kernels.norm import Norm
 
@@ -125,19 +126,21 @@ def skinny_head(model: nn.Module) -> SkinnyLinear | None:
     from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    if type(head) not in (nn.Linear, PackedLinear) or _dtype_of(head) not in TOLERANCE:
+    if type(head) not in (nn.Linear, PackedLinear, PackedPieces) or _dtype_of(head) not in TOLERANCE:
         return None
-    weight = head.panels() if isinstance(head, PackedLinear) else None
-    if weight is None and isinstance(head, PackedLinear) and not head.in_place:
+    pieces = head.panels() if isinstance(head, PackedPieces) else _panels((head,))
+    if pieces is not None:
+        return SkinnyLinear(pieces, None, _dtype_of(head))
+    if isinstance(head, PackedPieces) or (isinstance(head, PackedLinear) and not head.in_place):
         return None
-    if weight is None and not SkinnyLinear.fits(head.weight):
+    if not SkinnyLinear.fits(head.weight):
         return None
     bias = head.bias.detach() if head.bias is not None else None
-    return SkinnyLinear(weight or head.weight.detach(), bias, _dtype_of(head))
+    return SkinnyLinear(head.weight.detach(), bias, _dtype_of(head))
 
 
 def _dtype_of(linear: nn.Linear) -> torch.dtype:
-    return linear.dtype if isinstance(linear, PackedLinear) else linear.weight.dtype
+    return linear.dtype if isinstance(linear, (PackedLinear, PackedPieces)) else linear.weight.dtype
 
 
 def _fuse_head(model: nn.Module, fusions: Fusions) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
 
 from graftlm.core.fusion.layer_parts import allclose
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear, packable
+from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces, outputs_of_piece
 from graftlm.kernels.cpu.mapped_files import MappedFiles
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -48,7 +50,7 @@ class Fusions:
 def fuse(model: nn.Module, *, unchanged: bool = False) -> Fusions:
     """Replace the linear layers of `model` by packed ones, where these are on a CPU and give the same.
 
-    One weight at a time is in memory twice.
+    One weight at a time is in memory twice, of the head only a piece where it is `unchanged`.
     unchanged  whether nobody else has the weights, and they are as they were read from files
     """
     fusions = Fusions()
@@ -59,7 +61,8 @@ def fuse(model: nn.Module, *, unchanged: bool = False) -> Fusions:
 
 def _pack_linears(model: nn.Module, fusions: Fusions, files: MappedFiles | None) -> None:
     shared = _shared_storages(model)
-    replaced: dict[int, PackedLinear] = {}
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    replaced: dict[int, PackedLinear | PackedPieces] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if not packable(child):
@@ -67,11 +70,15 @@ def _pack_linears(model: nn.Module, fusions: Fusions, files: MappedFiles | None)
             packed = replaced.get(id(child))
             if packed is None:
                 weight = child.get_parameter("weight")
-                packed = _pack(child, weight.dtype, in_place=weight.data_ptr() in shared)
+                in_place = weight.data_ptr() in shared
+                if files is not None and child is head and not in_place and len(weight) > outputs_of_piece(weight):
+                    packed = PackedPieces.of(child, partial(_pack, in_place=False))
+                else:
+                    packed = _pack(child, in_place=in_place)
                 if packed is None:
                     continue
                 replaced[id(child)] = packed
-                if files is not None and not packed.in_place:
+                if files is not None and not in_place:
                     files.release(weight)
                 fusions.num_packed += 1
             setattr(parent, name, packed)
@@ -79,8 +86,9 @@ def _pack_linears(model: nn.Module, fusions: Fusions, files: MappedFiles | None)
             packed.release_original()
 
 
-def _pack(linear: nn.Module, dtype: torch.dtype, *, in_place: bool) -> PackedLinear | None:
+def _pack(linear: nn.Module, *, in_place: bool) -> PackedLinear | None:
     """`linear` with a packed weight; None if oneDNN refuses it or its output differs."""
+    dtype = linear.get_parameter("weight").dtype
     if in_place and dtype is not torch.float32:
         return None  # oneDNN gains nothing there without its own layout
     try:
@@ -92,7 +100,7 @@ def _pack(linear: nn.Module, dtype: torch.dtype, *, in_place: bool) -> PackedLin
     return packed if same else None
 
 
-def _restorer(parent: nn.Module, name: str, packed: PackedLinear) -> Callable[[], None]:
+def _restorer(parent: nn.Module, name: str, packed: PackedLinear | PackedPieces) -> Callable[[], None]:
     return lambda: setattr(parent, name, packed.unpack())
 
 

@@ -1,4 +1,4 @@
-"""Memory that is mapped from files: weights that were copied elsewhere need not stay resident."""
+"""Memory of weights that were copied elsewhere: it need not stay resident, be it mapped from files or not."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ class MappedFiles:
         The file stays in the system's cache, and whoever reads `x` again maps it again. Pages that `x` shares with
         others, at its ends, stay; so does memory that is in no file.
         """
-        page = mmap.PAGESIZE
-        start = -(-x.data_ptr() // page) * page
-        end = (x.data_ptr() + x.numel() * x.itemsize) // page * page
+        start, end = _whole_pages(x)
         if not x.is_contiguous() or end <= start or not any(low <= start and end <= high for low, high in self._ranges):
             return 0
         return end - start if _drop(start, end) else 0
@@ -59,6 +57,22 @@ class MappedFiles:
         """Drop all resident pages, of which none may have been changed since it was read."""
         for start, end in self._ranges:
             _drop(start, end)
+
+
+def discard(x: torch.Tensor) -> None:
+    """Give the memory of `x`, dense, back to the system where that can be done; its content is lost.
+
+    Pages that `x` shares with others, at its ends, stay.
+    """
+    start, end = _whole_pages(x)
+    if sys.platform.startswith("linux") and _DONT_NEED is not None and end > start:
+        _drop(start, end)
+
+
+def _whole_pages(x: torch.Tensor) -> tuple[int, int]:
+    """The address range of the pages that hold nothing but dense `x`; empty or less if there is none."""
+    page = mmap.PAGESIZE
+    return -(-x.data_ptr() // page) * page, (x.data_ptr() + x.nbytes) // page * page
 
 
 def _drop(start: int, end: int) -> bool:

@@ -83,7 +83,7 @@ class DecoderStack:
     def memory(self) -> list[tuple[int, int]]:
         """Address ranges [first, end) in bytes of the weights that every step reads."""
         panels = [p for w in self.layers.weights for p in w.all_panels]
-        return [*((p.address, p.address + p.num_bytes) for p in panels), self.head.memory]
+        return [*((p.address, p.address + p.num_bytes) for p in panels), *self.head.memory]
 
     def run(
         self, plan: Plan, ids: torch.Tensor, wanted: torch.Tensor, attention: TorchAttention

@@ -32,8 +32,8 @@ if torch._C._has_mkldnn:
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
 
 
-_COMPARED = 128 * PANEL
-"""Outputs of the largest random weight: one as large as a head would be in memory twice, beside the head."""
+_COMPARED = 16 * PANEL
+"""Outputs of the largest random weight: one as large as the model's would be in memory twice, beside that."""
 
 
 class PackedLinear(nn.Linear):
@@ -130,7 +130,7 @@ def linear(x: torch.Tensor, panels: Panels) -> torch.Tensor:
     if not panels.is_mkldnn:
         from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
-        return SkinnyLinear(panels, panels.bias, x.dtype)(x)
+        return SkinnyLinear([panels], None, x.dtype)(x)
     return _product(x, panels.packed, panels.bias)
 
 
@@ -206,7 +206,7 @@ def _panels(packed: torch.Tensor, bias: torch.Tensor | None) -> Panels | None:
 def _is_in_panels(num_out: int, num_in: int, dtype: torch.dtype, depth: int, num_threads: int) -> bool:
     """Whether oneDNN lays out weights of this shape in panels of this depth: compares a random one element by element.
 
-    One of more outputs, such as a head, is compared by a shorter one, and later by what its products give.
+    One of more outputs is compared by a shorter one, and later by what its products give.
 
     num_threads  torch's number of threads now: part of the key, as the layout may depend on it
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -19,36 +21,44 @@ def address_of(x: torch.Tensor | None) -> int:
 
 
 class SkinnyLinear:
-    """A linear layer for few rows. Its weight is packed in panels, or a row-major tensor that `fits`.
+    """A linear layer for few rows.
 
+    weight          in panels, or in several whose outputs follow one another; or a row-major tensor that `fits`
+    bias            of a row-major weight; panels bring theirs
     call, function  its MatmulCall and the address of the loop, for other compiled code
     """
 
-    def __init__(self, weight: Panels | torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Sequence[Panels] | torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         half = dtype is torch.bfloat16
-        if isinstance(weight, Panels):
-            self.num_out, self._num_in, depth = weight.num_out, weight.num_in, weight.depth
-            num_bytes, address, function = weight.num_bytes, weight.address, loop_address("matmul", half, False)
-        else:
+        segments: list[tuple[int, ...]] = []
+        if isinstance(weight, torch.Tensor):
             self.num_out, self._num_in = weight.shape
             depth, num_bytes = self._num_in, weight.nbytes
-            address, function = weight.data_ptr(), loop_address("matmul", half, True)
+            segments.append((0, self.num_out, 0, weight.data_ptr(), 0, address_of(bias)))
+        else:
+            self.num_out, self._num_in, depth = 0, weight[0].num_in, weight[0].depth
+            num_bytes, task = sum(part.num_bytes for part in weight), 0
+            for part in weight:
+                segments.append((task, part.num_out, self.num_out, part.address, 0, address_of(part.bias)))
+                self.num_out += part.num_out
+                task += -(-part.num_out // PANEL)
         self._weights = weight, bias  # the call has their addresses only
-        self._segments = np.array([[0, self.num_out, 0, address, 0, address_of(bias)]], np.int64)
-        self.function = function
-        self._loop = Loop(MatmulCall(), function)
+        self._segments = np.array(segments, np.int64)
+        self.function = loop_address("matmul", half, isinstance(weight, torch.Tensor))
+        self._loop = Loop(MatmulCall(), self.function)
         self._single_thread = num_bytes < SMALL_BYTES
         call = self.call = self._loop.call
-        call.num_tasks, call.depth, call.x_row = -(-self.num_out // PANEL), depth, depth
-        call.segments, call.num_segments, call.out_row = self._segments.ctypes.data, 1, self.num_out
+        call.num_tasks = self._segments[-1, 0] + -(-self._segments[-1, 1] // PANEL)
+        call.depth, call.x_row = depth, depth
+        call.segments, call.num_segments, call.out_row = self._segments.ctypes.data, len(segments), self.num_out
 
     @property
-    def memory(self) -> tuple[int, int]:
-        """The address range [first, end) in bytes of the weight."""
+    def memory(self) -> list[tuple[int, int]]:
+        """The address ranges [first, end) in bytes of the weight."""
         weight = self._weights[0]
-        if isinstance(weight, Panels):
-            return weight.address, weight.address + weight.num_bytes
-        return weight.data_ptr(), weight.data_ptr() + weight.nbytes
+        if isinstance(weight, torch.Tensor):
+            return [(weight.data_ptr(), weight.data_ptr() + weight.nbytes)]
+        return [(part.address, part.address + part.num_bytes) for part in weight]
 
     @staticmethod
     def fits(weight: torch.Tensor) -> bool:

@@ -4,17 +4,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
-from graftlm.core.fusion.cpu_layers import FusedCpuLayer, skinny_head
+from graftlm.core.fusion.cpu_layers import FusedCpuLayer, fuse_cpu, skinny_head
+from graftlm.core.fusion.linears import fuse
 from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import _plan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.decoder.decoder_layer import MAX_DECODE_ROWS, DecodeLayer, PrefillLayer
+from graftlm.kernels.cpu.linear import packed_pieces
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
+from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces
 from graftlm.kernels.kv_store import KVStore
 from tests.models import byte_tokenizer, tiny_model
 
@@ -94,6 +98,20 @@ def test_a_head_was_unpacked_to_look_at_its_dtype(monkeypatch: pytest.MonkeyPatc
     assert isinstance(loaded.model.get_output_embeddings(), PackedLinear)  # type: ignore[operator]
     monkeypatch.setattr(PackedLinear, "weight", property(lambda self: pytest.fail("a copy of the whole weight")))
     assert skinny_head(loaded.model) is not None
+
+
+def test_a_head_in_pieces_runs_in_decode_steps_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_pieces, "_PIECE_BYTES", 1)
+    model = tiny_model(tie_word_embeddings=False).eval()
+    ids, weight = torch.arange(3, 12)[None], model.lm_head.weight.detach().clone()
+    with torch.no_grad():
+        expected = model(ids).logits
+        fusions = fuse(model, unchanged=True)
+        fuse_cpu(model, fusions)
+        assert isinstance(model.lm_head, PackedPieces) and "forward" in vars(model.lm_head)
+        torch.testing.assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-4)
+    fusions.undo()
+    assert type(model.lm_head) is nn.Linear and torch.equal(model.lm_head.weight, weight)
 
 
 def test_a_model_is_given_back_with_its_own_forwards() -> None:

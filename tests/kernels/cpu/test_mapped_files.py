@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from graftlm.kernels.cpu.mapped_files import MappedFiles, read_once
+from graftlm.kernels.cpu.mapped_files import MappedFiles, discard, read_once
 
 MIB = 1 << 20
 
@@ -68,3 +68,11 @@ def test_a_file_that_someone_else_has_mapped_is_left_alone(tmp_path: Path) -> No
         deadline = time.monotonic() + 0.2
         while time.monotonic() < deadline:
             assert weight[0] == 7.0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is given back on Linux only")
+def test_discarded_memory_is_empty_and_what_lies_beside_it_stays() -> None:
+    x = torch.ones(4 * MIB)
+    discard(x[MIB : 2 * MIB])
+    assert x[:MIB].sum() == MIB and x[2 * MIB :].sum() == 2 * MIB
+    assert x[MIB : 2 * MIB].sum() < MIB // 100
