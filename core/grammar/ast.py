@@ -30,7 +30,17 @@ Range: TypeAlias = tuple[int, int]
 T = TypeVar("T")
 
 
-class _Composed:
+class _Pickled:
+    """A node is pickled as the call that makes it: the state of a frozen class takes longer to read back."""
+
+    __slots__ = ()
+    __match_args__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), tuple([getattr(self, name) for name in self.__match_args__])
+
+
+class _Composed(_Pickled):
     """A node made of others: it computes its hash once, as nodes nest deep and are keys of many tables."""
 
     __slots__ = ("_hash",)
@@ -54,19 +64,19 @@ def _composed(cls: type[T]) -> type[T]:
 
 
 @dataclass(frozen=True, slots=True)
-class Empty:
+class Empty(_Pickled):
     """The empty text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(_Pickled):
     """Exactly `data`, which is never empty; usually UTF-8, but any bytes will do."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class CharSet:
+class CharSet(_Pickled):
     """One code point in `ranges`: sorted, disjoint, not adjacent, inclusive. Surrogates never match."""
 
     ranges: tuple[Range, ...]
@@ -129,7 +139,7 @@ class Automaton(_Composed):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(_Pickled):
     """What the rule `name` of a context-free grammar derives; the empty text only where nothing asks `nullable`."""
 
     name: str

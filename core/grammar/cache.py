@@ -20,7 +20,7 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 MAX_BYTES = 512 << 20
 NUM_WORKERS = 2
 
-_COUNTED_AT_ONCE = 32
+_COUNTED_AT_ONCE = 10
 """Memory is counted after one new grammar for so many that are kept: counting asks all of them."""
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.positions import Positions
 from graftlm.core.grammar.automata.product import without_products
 from graftlm.core.grammar.automata.pushdown import Pushdown
+from graftlm.core.grammar.automata.shortest import ShortestTexts
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.compile import SHARE_OF_AUTOMATON, Grammar, Language, check_start, language_of
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.schema.lowering import any_value_rules
-from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Spec
+from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Spec, Whitespace
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 
@@ -25,7 +28,7 @@ class Draft:
 
     dfa       the automaton; None where the constraint is context-free or takes too many states
     lark      else its text for llguidance
-    language  and its node and rules but those of any value, pickled: most are never looked at
+    language  and its node, its rules but those of any value, and their lengths, pickled: most are never looked at
     error     why it has no automaton, raised where llguidance cannot take it either
     """
 
@@ -47,7 +50,7 @@ def draft(spec: Spec, options: Options) -> Draft:
             share = SHARE_OF_AUTOMATON if isinstance(spec, JsonSchema) else 1.0
             with limited(options.limits, share):
                 dfa = Dfa.compile(without_products(language.node), options.limits)
-            return Draft(dfa, issues=language.issues, annotations=language.annotations)
+            return Draft(dfa.measured(), issues=language.issues, annotations=language.annotations)
         except GrammarError as error:
             if not isinstance(spec, JsonSchema):
                 raise
@@ -66,8 +69,19 @@ def _with_rules(language: Language, options: Options, error: GrammarError | None
     _, shared = any_value_rules(options.whitespace, options.bounded_numbers)  # which every process has already
     own = {name: body for name, body in language.rules.items() if shared.get(name) is not body}
     any_value = (options.whitespace, options.bounded_numbers) if len(own) < len(language.rules) else None
-    data = pickle.dumps((language.node, own, any_value))
+    lengths: dict[str, int] | None = None
+    with suppress(GrammarError):  # too long to measure here
+        known = None if any_value is None else _lengths(*any_value)
+        of_rule = ShortestTexts(language.rules, Positions(), known).of_rule
+        lengths = {name: of_rule[name] for name in own}
+    data = pickle.dumps((language.node, own, lengths, any_value))
     return Draft(None, lark, data, language.issues, language.annotations, error)
+
+
+@lru_cache(maxsize=8)
+def _lengths(whitespace: Whitespace, bounded_numbers: bool) -> dict[str, int]:
+    """The shortest texts of the rules of any value."""
+    return ShortestTexts(any_value_rules(whitespace, bounded_numbers)[1], Positions()).of_rule
 
 
 def finished(found: Draft, vocabulary: Vocabulary) -> Grammar:
@@ -87,7 +101,8 @@ def finished(found: Draft, vocabulary: Vocabulary) -> Grammar:
 
 
 def _pushdown(data: bytes) -> Pushdown:
-    node, rules, any_value = pickle.loads(data)
+    node, rules, lengths, any_value = pickle.loads(data)
     if any_value is not None:
         rules.update(any_value_rules(*any_value)[1])
-    return Pushdown(node, rules)
+        lengths = None if lengths is None else {**lengths, **_lengths(*any_value)}
+    return Pushdown(node, rules, lengths)

@@ -85,7 +85,7 @@ class Dfa:
     def start(self) -> Place:
         return (START,) + (0,) * self.num_registers
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         arrays = (self.table, self.accepting, self.actions, self.owners, self.distance, self.classes)
         return sum(array.nbytes for array in arrays)
@@ -152,7 +152,7 @@ class Dfa:
 
     def is_final(self, place: Place) -> bool:
         """Whether nothing can follow."""
-        return not self.degree(place[0])
+        return not self.degrees[place[0]]
 
     def ending_bound(self, place: Place) -> int:
         """At least as many bytes as the shortest way to an accepting state has; without counters, exactly as many."""
@@ -224,19 +224,20 @@ class Dfa:
         return found
 
     @cached_property
-    def _degrees(self) -> dict[int, int]:
-        return {}
-
-    @cached_property
     def _class_sizes(self) -> npt.NDArray[np.intp]:
         return np.bincount(self.classes, minlength=self.table.shape[1])
 
-    def degree(self, state: int) -> int:
-        """How many bytes a state has a transition on."""
-        found = self._degrees.get(state)
-        if found is None:
-            found = self._degrees[state] = int(self._class_sizes[self.table[state] != 0].sum())
+    @cached_property
+    def degrees(self) -> list[int]:
+        """How many bytes each state has a transition on."""
+        found: list[int] = ((self.table != 0) @ self._class_sizes).tolist()
         return found
+
+    def measured(self) -> Dfa:
+        """The same with all that is asked of it at each token computed, which a pickle holds too."""
+        for name in ("degrees", "num_bytes", "_single", "_distances", "_rounds"):
+            getattr(self, name)
+        return self
 
     @cached_property
     def _single(self) -> list[int]:

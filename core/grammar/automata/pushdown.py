@@ -36,10 +36,11 @@ class Place:
 class Pushdown:
     """The language of `node` and the rules that it names. Shared by threads; places are immutable."""
 
-    def __init__(self, node: Node, rules: Mapping[str, Node]) -> None:
+    def __init__(self, node: Node, rules: Mapping[str, Node], lengths: Mapping[str, int] | None = None) -> None:
+        """Measure the rules that are not in `lengths`, as `ShortestTexts` does."""
         self._positions = Positions()
         self._rules = rules
-        self._shortest = ShortestTexts(rules, self._positions)
+        self._shortest = ShortestTexts(rules, self._positions, lengths)
         self._bodies = {name: self._positions.rest(body, 0, END) for name, body in rules.items()}
         self._bottom = Frame(distance=0)
         begin = self._positions.leaves(self._positions.rest(node, 0, END))

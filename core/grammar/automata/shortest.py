@@ -32,17 +32,22 @@ class ShortestTexts:
     Knuth's generalisation of Dijkstra's algorithm, by rounds: a rule is measured again when one that it names shrank.
     """
 
-    def __init__(self, rules: Mapping[str, Node], positions: Positions | None = None) -> None:
-        """Measure all rules. Without `positions` products are not walked: they count as no bytes."""
+    def __init__(
+        self, rules: Mapping[str, Node], positions: Positions | None = None, known: Mapping[str, int] | None = None
+    ) -> None:
+        """Measure the rules not in `known`. Without `positions` products are not walked: they count as no bytes.
+
+        known  the lengths of some rules, which name no others than those in it
+        """
         self._rules = rules
         self._positions = positions
-        self.of_rule = dict.fromkeys(rules, INFINITE)
+        self.of_rule = {**dict.fromkeys(rules, INFINITE), **(known or {})}
         self._lengths: dict[int, int] = {}
         self._ways: dict[int, list[int]] = {}
         self._texts: dict[str, bytes] = {}
         self._kept: list[Node] = []
-        named = {name: _named(body) for name, body in rules.items()}
-        pending = list(rules)
+        named = {name: _named(body) for name, body in rules.items() if not known or name not in known}
+        pending = list(named)
         while pending:
             check()
             self._forget()

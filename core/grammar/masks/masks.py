@@ -69,7 +69,7 @@ class Masks:
         The walk of the trie does not hold Python's lock, so the rows of a batch are computed side by side while the
         model's forward pass runs, and one that takes long is waited for by its own sequence only.
         """
-        if place in self._digests or self._dfa.degree(place[0]) < _WIDE_STATE:
+        if place in self._digests or self._dfa.degrees[place[0]] < _WIDE_STATE:
             return
         key = self.representative(place)
         if key not in self._digests and key not in self._ahead:
@@ -125,7 +125,7 @@ class Masks:
         self._digests[place] = digest
 
     def _self_loop(self, state: int) -> SelfLoop | None:
-        if self._dfa.degree(state) < _WIDE_STATE:
+        if self._dfa.degrees[state] < _WIDE_STATE:
             return None
         if state not in self._loops:
             self._loops[state] = self_loop(self._dfa, state)

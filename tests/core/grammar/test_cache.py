@@ -111,4 +111,4 @@ def test_memory_is_counted_now_and_then_where_many_grammars_are_kept() -> None:
     for i in range(1_000):
         cache.get(Choices([str(i)]), BYTES)
     cache.close()
-    assert len(cache) <= 520 and counted < 60 * 1_000
+    assert len(cache) <= 560 and counted < 12 * 1_000

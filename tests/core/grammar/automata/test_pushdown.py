@@ -73,6 +73,11 @@ def test_a_rule_that_never_ends_has_no_length() -> None:
     assert ShortestTexts(rules).of_rule == {"endless": INFINITE, "ends": 1}
 
 
+def test_rules_whose_lengths_are_known_are_not_measured_again() -> None:
+    rules = {"known": ast.literal("abc"), "new": ast.concat(ast.Rule("known"), ast.literal("d"))}
+    assert ShortestTexts(rules, known={"known": 7}).of_rule == {"known": 7, "new": 8}
+
+
 def test_a_character_that_is_cut_is_finished() -> None:
     pushdown = Pushdown(ast.concat(ast.char_set([(0x1F600, 0x1F64F)]), ast.Rule("end")), {"end": B})
     assert "😀".encode() == b"\xf0\x9f\x98\x80"
