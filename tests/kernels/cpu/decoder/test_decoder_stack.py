@@ -173,7 +173,7 @@ def test_rotations_that_change_beyond_the_context_are_those_within_it() -> None:
         "original_max_position_embeddings": 300,
     }
     model = tiny_model(rope_parameters=longrope, max_position_embeddings=600, intermediate_size=66)
-    loaded = load_model(model, EngineConfig(max_model_len=300), byte_tokenizer())
+    loaded = load_model(model, EngineConfig(device="cpu", max_model_len=300), byte_tokenizer())
     assert loaded.stack is not None
     compare(loaded, rows_of((2, 1)), rows_of((280, 1)), rows_of((4, 1)))
 
