@@ -7,7 +7,7 @@ one more entry of each. `plan` looks both up once, when a model is loaded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -19,8 +19,6 @@ from graftlm.kernels.bits12.weight_codec import INPUTS, compacted
 from graftlm.kernels.gpu.elementwise import gate_mul
 from graftlm.kernels.gpu.linear.gemv import gemv
 from graftlm.kernels.gpu.linear.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
-from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan, ExpertTiles, ExpertWeights
-from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile
 from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.gpu.pdl import supports_pdl
 from graftlm.kernels.hopper.support import gluon_kernel, takes
@@ -29,7 +27,7 @@ from graftlm.kernels.norm import Addition, Norm
 Role = Literal["qkv", "gate_up", "add", "head"]
 """How a product is used: as it is (qkv, head), gated, or added to the residual stream."""
 
-Kind = Literal["bits12", "tiled_gate", "gemv", "halves", "prefetch", "skinny", "one_order"]
+Kind = Literal["bits12", "tiled_gate", "gemv", "halves", "prefetch", "skinny", "one_order", "bits12_one_order"]
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """A linear layer as torch has it: x, weight, bias -> x @ weight.T + bias."""
@@ -40,6 +38,9 @@ AllClose = Callable[[torch.Tensor, torch.Tensor], bool]
 Run = Callable[[torch.Tensor], torch.Tensor]
 """What a kernel does with rows x [num_rows, k]. For qkv and head -> [num_rows, n], for gate_up activation(gate) * up
 [num_rows, n / 2], for add [num_parts, num_rows, n], which the norm that follows sums up."""
+
+Chosen = tuple[Kind, tuple[range, ...], Run]
+"""A kernel, the numbers of rows that it multiplies, what it does."""
 
 Make = Callable[[torch.Tensor, torch.Tensor | None, Role, Activation], Run | None]
 """weight [n, k], bias [n], role, activation of the gates -> what multiplies with it; None where the kernel cannot take
@@ -77,19 +78,8 @@ ORDER_PROBES = (16, 32, FEW_ROWS, 96, 128, 160, 192, 256, 300, 640)
 """Numbers of rows that strict mode's kernels multiply in different ways."""
 
 
-EXPERT_TILES = (
-    ExpertTiles(0.1, Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4, swap=True, tma=True)),
-    ExpertTiles(3, Tile(16, 64, 128, 4, 3, swap=True, tma=True), Tile(16, 64, 128, 4, 3, tma=True)),
-    ExpertTiles(12, Tile(16, 64, 128, 4, 2, swap=True, tma=True), Tile(16, 64, 128, 4, 2)),
-    ExpertTiles(24, Tile(32, 64, 128, 4, 2, tma=True), Tile(32, 64, 128, 4, 3, swap=True, tma=True)),
-    ExpertTiles(64, Tile(64, 64, 64, 4, 3, group=8, tma=True), Tile(64, 128, 64, 4, 4, group=8, tma=True)),
-    ExpertTiles(sys.maxsize, Tile(128, 128, 64, 8, 4, group=8, tma=True), Tile(128, 256, 64, 8, 4, group=8, tma=True)),
-)
-"""Tiles for a mixture's experts, by the tokens that an expert gets on average. Measured on an H200 with 128 experts of
-768 of which a token has 8, hidden size 2,048, bfloat16 (python -m bench.gpu.experts)."""
-
-ONE_EXPERT_TILE = (ExpertTiles(sys.maxsize, Tile(64, 64, 64, 4, 3, group=8), Tile(64, 64, 64, 4, 3, group=8)),)
-"""For strict mode: one order of summation for every number of tokens."""
+COMPACT_ORDER_PROBES = (1, 16, 17, 32)
+"""Numbers of rows for which weights in 12 bits must give the bits of those in 16 in strict mode."""
 
 
 def _skinny(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation) -> Run:
@@ -168,6 +158,29 @@ def _one_order(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, acti
     return gated if role == "gate_up" else product
 
 
+def _bits12_one_order(
+    weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activation: Activation
+) -> Run | None:
+    """What `_one_order` computes for up to 32 rows, from a weight in 12 bits."""
+    few, kernel = gluon_kernel("hopper.prefetch_matmul"), gluon_kernel("bits12.one_order")
+    held = kernel.held(weight, gates=role == "gate_up") if kernel is not None and can_compact(weight) else None
+    if kernel is None or few is None or held is None:
+        return None
+    n, k = weight.shape
+    parts = few.num_parts(n, k, weight.device) if role == "add" else 1
+    outputs, kind = (n // 2 if role == "gate_up" else n), (torch.float32 if role == "add" else weight.dtype)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(parts, len(x), outputs, dtype=kind, device=x.device)
+        if role == "gate_up":
+            kernel.launch(x, held, out, activation=activation)
+        else:
+            kernel.launch(x, held, out, bias if role != "add" else None)
+        return out if role == "add" else out[0]
+
+    return product
+
+
 def can_compact(weight: torch.Tensor) -> bool:
     """Whether `weight` [n, k] could be held in 12 bits: bfloat16 on Hopper, dense, k in 64s and at least 256."""
     suits = weight.dtype is torch.bfloat16 and takes(weight) and weight.shape[1] >= 2 * INPUTS
@@ -182,6 +195,7 @@ KINDS: dict[Kind, Make] = {
     "prefetch": _prefetch,
     "skinny": _skinny,
     "one_order": _one_order,
+    "bits12_one_order": _bits12_one_order,
 }
 
 
@@ -198,7 +212,7 @@ class LinearPlan:
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    chosen: tuple[tuple[Kind, tuple[range, ...], Run], ...] = ()
+    chosen: tuple[Chosen, ...] = ()
     linear: Linear | None = None
     activation: Activation = "silu"
     strict: bool = False
@@ -249,6 +263,11 @@ class LinearPlan:
         return (self.linear or torch_linear)(x, self.weight, self.bias)
 
 
+def holds_compact(kinds: Sequence[str]) -> bool:
+    """Whether one of these kernels reads the weight in 12 bits."""
+    return any(kind in ("bits12", "bits12_one_order") for kind in kinds)
+
+
 def max_rows_of(weight: torch.Tensor) -> int:
     """Up to how many rows kernels for few rows are faster: 64 where dependent launches overlap, else 1."""
     if weight.dtype not in (torch.bfloat16, torch.float16):
@@ -278,14 +297,11 @@ def plan(
     few = max_rows_of(weight) if max_rows is None else max_rows
     gated_bias = bias is not None and role == "gate_up"
     if linear is not None:
-        run = _checked("one_order", weight, bias, role, activation, ORDER_PROBES, agree) if not gated_bias else None
-        one: tuple[tuple[Kind, tuple[range, ...], Run], ...] = ()
-        if run is not None:
-            one = (("one_order", (range(1, sys.maxsize),), run),)
+        one = _in_one_order(weight, bias, role, activation, agree, compact=compact) if not gated_bias else ()
         return LinearPlan(weight, bias, one, linear, activation, strict=True)
     if few == 0 or gated_bias:
         return LinearPlan(weight, bias, activation=activation)
-    chosen: list[tuple[Kind, tuple[range, ...], Run]] = []
+    chosen: list[Chosen] = []
     for kind, roles, rows, probes in MEASURED:
         special = kind not in ("gemv", "skinny")
         if role not in roles or (special and few == 1) or (kind == "bits12" and not compact):
@@ -298,6 +314,31 @@ def plan(
         if run is not None:
             chosen.append((kind, rows, run))
     return LinearPlan(weight, bias, tuple(chosen), activation=activation)
+
+
+def _in_one_order(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    role: Role,
+    activation: Activation,
+    agree: AllClose,
+    *,
+    compact: bool,
+) -> tuple[Chosen, ...]:
+    """The kernels of strict mode, which give a row the same bits; none where there is none for all rows."""
+    run = _checked("one_order", weight, bias, role, activation, ORDER_PROBES, agree)
+    if run is None:
+        return ()
+    every: Chosen = ("one_order", (range(1, sys.maxsize),), run)
+    few = _checked("bits12_one_order", weight, bias, role, activation, COMPACT_ORDER_PROBES, agree) if compact else None
+    if few is None:
+        return (every,)
+    x = torch.randn(max(COMPACT_ORDER_PROBES), weight.shape[1], device=weight.device).to(weight.dtype)
+    for n in COMPACT_ORDER_PROBES:
+        apart = few(x[:n]).float() - run(x[:n]).float()
+        if not agree(torch.zeros_like(apart), apart):  # relative to 0 no difference is small
+            return (every,)
+    return ("bits12_one_order", (range(1, max(COMPACT_ORDER_PROBES) + 1),), few), every
 
 
 def _checked(
@@ -324,38 +365,3 @@ def _checked(
         return run
     except Exception:  # Triton has another form of what the kernel is written in, or memory is short
         return None
-
-
-COMPACT_DENSITY = 24
-"""Tokens per expert, on average, up to which weights in 12 bits are faster than in 16."""
-
-
-def plan_experts(weights: ExpertWeights, *, strict: bool = False, compact: bool = False) -> ExpertPlan:
-    """Choose the kernels for the experts of a mixture.
-
-    strict   results do not depend on the other tokens of a step
-    compact  whether a copy of the weights in 12 bits may be held for few tokens
-    """
-    if strict:
-        return ExpertPlan(weights, ONE_EXPERT_TILE)
-    run = _compact_experts(weights) if compact and can_compact_experts(weights) else None
-    return ExpertPlan(weights, EXPERT_TILES, run, COMPACT_DENSITY)
-
-
-def can_compact_experts(weights: ExpertWeights) -> bool:
-    """Whether the weights could be held in 12 bits: bfloat16 on Hopper, dense, gated by SiLU alone, without biases."""
-    plain = weights.gate == Gate() and weights.gate_up_bias is None and weights.down_bias is None
-    flat = [weight.flatten(0, 1) for weight in (weights.gate_up, weights.down) if weight.is_contiguous()]
-    return plain and len(flat) == 2 and all(map(can_compact, flat)) and gluon_kernel("bits12.experts") is not None
-
-
-def _compact_experts(weights: ExpertWeights) -> Callable[..., torch.Tensor] | None:
-    kernel = gluon_kernel("bits12.experts")
-    if kernel is None:
-        return None
-    gate_up = kernel.compact_experts(weights.gate_up, gates=True)
-    down = kernel.compact_experts(weights.down, gates=False) if gate_up is not None else None
-    if down is None:
-        return None
-    num_experts = len(weights.down)
-    return lambda x, experts, scales: kernel.compact_parts(x, gate_up, down, experts, scales, num_experts)

@@ -37,7 +37,7 @@ from graftlm.kernels.attention import ROTATIONS, PackedQKV, Rotation
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention.qkv_rope_store import rotate_store
 from graftlm.kernels.gpu.norm import norm_rows, norm_rows_
-from graftlm.kernels.linear_dispatch import AllClose, Linear, LinearPlan, plan
+from graftlm.kernels.linear_dispatch import AllClose, Linear, LinearPlan, holds_compact, plan
 from graftlm.kernels.norm import Norm
 
 _PROBED = 5
@@ -214,7 +214,7 @@ def fuse_layers(
             if isinstance(fused, str):
                 fusions.unfused.append(fused)
             else:
-                fusions.num_compact += sum("bits12" in kinds for kinds in fused.kernels)
+                fusions.num_compact += sum(holds_compact(kinds) for kinds in fused.kernels)
                 layer.forward = fused
                 fusions.add(partial(delattr, layer, "forward"))
                 fusions.num_fused += 1

@@ -26,7 +26,7 @@ from graftlm.core.fusion.rotary_patch import RotaryPatch
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate
 from graftlm.kernels.gpu.linear.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.norm import norm_rows
-from graftlm.kernels.linear_dispatch import AllClose, Linear, max_rows_of, plan
+from graftlm.kernels.linear_dispatch import AllClose, Linear, holds_compact, max_rows_of, plan
 from graftlm.kernels.norm import Norm
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -232,9 +232,10 @@ def _fuse_head(model: nn.Module, work: _Work, *, compact: bool) -> None:
     probe = _probe(head, head.in_features)
     if work.linear is not None and chosen.kinds:
         setattr(head, "forward", forward)  # noqa: B010, compared by the plan; undone with what is there
+        work.fusions.num_compact += holds_compact(chosen.kinds)
     elif work.linear is None and work.agree(head(probe[:, :1]), forward(probe[:, :1])):
         replaced = _replace_forward(head, forward, probe, work)
-        work.fusions.num_compact += replaced and "bits12" in chosen.kinds
+        work.fusions.num_compact += replaced and holds_compact(chosen.kinds)
 
 
 def _fuse_rotary(model: nn.Module, work: _Work, *, dry: bool) -> None:

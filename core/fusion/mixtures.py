@@ -18,11 +18,12 @@ from torch import nn
 from graftlm.core.fusion.expert_modules import expert_weights, has_experts
 from graftlm.core.fusion.expert_routers import Routing, router_of
 from graftlm.core.fusion.linears import Fusions
+from graftlm.kernels.expert_dispatch import plan_experts
 from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan
 from graftlm.kernels.gpu.mixture.expert_router import Router, route
 from graftlm.kernels.gpu.mixture.grouped_matmul import sum_parts
 from graftlm.kernels.gpu.norm import add_norm
-from graftlm.kernels.linear_dispatch import AllClose, plan_experts
+from graftlm.kernels.linear_dispatch import AllClose
 from graftlm.kernels.norm import Addition, Norm
 
 _PROBED = 32

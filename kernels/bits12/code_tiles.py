@@ -40,7 +40,7 @@ _LINES = gl.constexpr(LINES)
 
 
 @gluon.jit
-def _factor(bytes_of, rest, layout: gl.constexpr):
+def factor(bytes_of, rest, layout: gl.constexpr):
     """The weights of a box [64, 64], bytes_of [32, 32] and rest [16, 32] in shared memory, as a first factor."""
     words: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     a, b, c, d = gl.inline_asm_elementwise(
@@ -103,7 +103,7 @@ def block_sums(shared, at, steps, GROUP: gl.constexpr):
         mbarrier.wait(ready.index(s), (at + step) // STAGES & 1)
         more = warpgroup_mma_init(sums)
         for box in gl.static_range(2):
-            w = _factor(ws.index(s * 3 + box), ws.index(s * 3 + 2).slice(box * 16, 16, 0), layout)
+            w = factor(ws.index(s * 3 + box), ws.index(s * 3 + 2).slice(box * 16, 16, 0), layout)
             more = warpgroup_mma(w, xs.index(s * 2 + box).permute((1, 0)), more, is_async=True)
         sums = warpgroup_mma_wait(0, deps=(more,))
         mbarrier.arrive(free.index(s))

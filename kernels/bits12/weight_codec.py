@@ -28,6 +28,9 @@ MAX_LISTED = 48
 SENTINEL = 2.0
 """The value that a code has where its weight is listed: the smallest one, before scaling."""
 
+LARGEST_TILE_LIST = 31
+"""The most weights of one tile that `listed_by_tile` has room for."""
+
 _CODES = 16
 _EXPONENT = 128
 """Exponent of code 0, before scaling."""
@@ -116,6 +119,32 @@ def compacted(weight: torch.Tensor, *, gates: bool = False) -> CompactWeight | N
     if found is None or len(found.inputs) > _LARGEST_LIST * weight.numel() or found.nbytes > 0.9 * weight.nbytes:
         return None
     return found
+
+
+def listed_by_tile(weight: CompactWeight) -> torch.Tensor | None:
+    """The listed weights tile by tile; None if one of a tile's is no bfloat16 once it is scaled, or it has too many.
+
+    -> int32 [num_tiles, 32]. Word 0 counts: those of a tile's first box, and 256 times all of it. Then a word for each,
+    box by box: the input in its box, 64 times the output in its tile, and the bits of the bfloat16 in the upper half.
+    """
+    tiles, num_blocks = -(-weight.num_inputs // INPUTS), len(weight.most)
+    values = weight.values.to(torch.bfloat16)
+    if bool((values.float() != weight.values).any()):
+        return None
+    output = torch.repeat_interleave(torch.arange(len(weight.scales), device=values.device), weight.starts.diff())
+    column = weight.inputs.long()
+    tile, box = output // OUTPUTS * tiles + column // INPUTS, column % INPUTS // 64
+    words = column % 64 | output % OUTPUTS << 6 | values.view(torch.int16).long() << 16
+    counts = torch.bincount(tile, minlength=num_blocks * tiles)
+    if int(counts.max()) > LARGEST_TILE_LIST:
+        return None
+    order = (tile * 2 + box).argsort(stable=True)
+    tile = tile[order]
+    place = torch.arange(len(tile), device=tile.device) - (counts.cumsum(0) - counts)[tile]
+    found = torch.zeros(num_blocks * tiles, LARGEST_TILE_LIST + 1, dtype=torch.int64, device=tile.device)
+    found[tile, place + 1] = words[order]
+    found[:, 0] = torch.bincount(tile[box[order] == 0], minlength=len(found)) | counts << 8
+    return found.to(torch.int32)
 
 
 def _code(weight: torch.Tensor) -> tuple[torch.Tensor, ...] | None:

@@ -22,6 +22,7 @@ KERNELS = (
     "bits12.decode",
     "bits12.experts",
     "bits12.matmul",
+    "bits12.one_order",
     "gpu.attention.block_table",
     "gpu.attention.decode",
     "gpu.attention.extend",

@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from graftlm.kernels.attention import PackedQKV
 from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.expert_dispatch import plan_experts
 from graftlm.kernels.gpu import linear
 from graftlm.kernels.gpu.attention import decode, extend
 from graftlm.kernels.gpu.attention.block_table import write_table
@@ -45,7 +46,6 @@ from graftlm.kernels.gpu.sampling.argmax import greedy
 from graftlm.kernels.gpu.sampling.nucleus import draw_nucleus
 from graftlm.kernels.gpu.sampling.token_mask import apply_mask, walk_mask
 from graftlm.kernels.gpu.support import Card
-from graftlm.kernels.linear_dispatch import plan_experts
 from graftlm.kernels.norm import Addition, Norm
 
 TYPES = {

@@ -1,0 +1,208 @@
+"""The product of up to 32 rows with a weight in 12 bits on Hopper, in the order of sums of prefetch_matmul.py.
+
+A weight in 12 bits is the same number as in 16, but for a power of two for each output. So sums over the inputs from
+the first to the last, sixteen at a time, have the same bits as those of the kernels that read 16, and strict mode
+may read 12. Two groups of warps work on an item each, from stages of their own, which a warp fills for each of them;
+matmul.py, in which the two share an item, adds up their sums. The listed weights take their places in the first
+factor, so they come with the tile that they belong to. This is in Gluon, the level below Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from graftlm.kernels.activation import Activation
+from graftlm.kernels.bits12.code_tiles import codes_layout, factor, read_codes, store_rows
+from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, CompactWeight, compacted, listed_by_tile
+from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
+from graftlm.kernels.hopper.tiles import K, gated, load, tiled
+
+MAX_ROWS = 32
+
+_SHARED = 200 * 1024
+"""Bytes of shared memory for the stages of both groups."""
+_REGISTERS = 96
+"""Registers of a thread."""
+
+_LINES = gl.constexpr(LINES)
+
+
+@gluon.jit
+def _allocate(x_tiles, codes, ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr):
+    """A group's shared memory: tiles of x, of codes, stages read, stages free."""
+    xs = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * 2, ROWS, K], x_tiles.layout)
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES * 3, 32, 32], codes.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+    return xs, ws, ready, free
+
+
+@gluon.jit
+def _read(x, codes, shared, sizes, GROUP: gl.constexpr, PDL: gl.constexpr):
+    """Fill a group's stages in turn, as they become free, with what its items need."""
+    xs, _, ready, free = shared
+    _, _, num_blocks, num_items, steps, tiles = sizes
+    STAGES: gl.constexpr = ready.shape[0]
+    K: gl.constexpr = xs.shape[2]
+    BYTES: gl.constexpr = xs.shape[1] * 2 * K * 2 + _LINES * 128
+    first, num_groups = GROUP * gl.num_programs(0) + gl.program_id(0), 2 * gl.num_programs(0)
+    launch_dependents(PDL)
+    begin = first % num_blocks * tiles + first // num_blocks * steps
+    for stage in gl.static_range(STAGES):  # no kernel before writes the weight
+        mbarrier.expect(ready.index(stage), BYTES, pred=first < num_items)
+        read_codes(codes, shared, stage, begin + stage, first < num_items)
+    grid_wait(PDL)
+    at = 0
+    for item in range(first, num_items, num_groups):
+        block, begin = item % num_blocks, item // num_blocks * steps
+        for step in range(steps):
+            s, later = at % STAGES, at >= STAGES
+            mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
+            mbarrier.expect(ready.index(s), BYTES, pred=later)
+            read_codes(codes, shared, s, block * tiles + begin + step, later)
+            for box in gl.static_range(2):
+                load(x, [0, ((begin + step) * 2 + box) * K], ready.index(s), xs.index(s * 2 + box))
+            at += 1
+
+
+@gluon.jit
+def _listed(w, words, first, end):
+    """The factor w [64, 64] with the listed weights that words [first, end) tell, in their places."""
+    output = gl.arange(0, 64, layout=gl.SliceLayout(1, w.type.layout))
+    column = gl.arange(0, 64, layout=gl.SliceLayout(0, w.type.layout))
+    for i in range(first, end):
+        word = gl.load(words + i)
+        here = (output == (word >> 6 & 63))[:, None] & (column == (word & 63))[None, :]
+        w = gl.where(here, (word >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True), w)
+    return w
+
+
+@gluon.jit
+def _multiply(
+    shared, listed, scales, bias, out, sizes,
+    GROUP: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """Each of a group's items: a block of outputs, from one part of the inputs."""
+    xs, ws, ready, free = shared
+    num_rows, n, num_blocks, num_items, steps, tiles = sizes
+    STAGES: gl.constexpr = ready.shape[0]
+    ROWS: gl.constexpr = xs.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    at = 0
+    for item in range(GROUP * gl.num_programs(0) + gl.program_id(0), num_items, 2 * gl.num_programs(0)):
+        block = item % num_blocks
+        i = block * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+        scale = gl.load(scales + i)
+        tile = block * tiles + item // num_blocks * steps
+        next_counts = gl.load(listed + tile * 32)
+        sums = gl.zeros([64, ROWS], gl.float32, layout)
+        for _ in range(steps):
+            words, counts = listed + tile * 32, next_counts
+            tile = gl.minimum(tile + 1, num_blocks * tiles - 1)  # behind the inputs x is 0, whatever a tile holds
+            next_counts = gl.load(listed + tile * 32)
+            s = at % STAGES
+            mbarrier.wait(ready.index(s), at // STAGES & 1)
+            w = factor(ws.index(s * 3), ws.index(s * 3 + 2).slice(0, 16, 0), layout)
+            w = _listed(w, words, 1, 1 + (counts & 255))
+            other = factor(ws.index(s * 3 + 1), ws.index(s * 3 + 2).slice(16, 16, 0), layout)
+            other = _listed(other, words, 1 + (counts & 255), 1 + (counts >> 8))
+            more = warpgroup_mma_init(sums)
+            more = warpgroup_mma(w, xs.index(s * 2).permute((1, 0)), more, is_async=True)
+            more = warpgroup_mma(other, xs.index(s * 2 + 1).permute((1, 0)), more, is_async=True)
+            sums = warpgroup_mma_wait(0, deps=(more,))
+            mbarrier.arrive(free.index(s))
+            at += 1
+        sums *= scale[:, None]
+        if GATE:
+            store_rows(gated(sums, out.dtype.element_ty, ACTIVATION), out, 0, num_rows, block * 32, n)
+        else:
+            if BIAS:
+                sums += gl.load(bias + i, mask=i < n, other=0.0).to(gl.float32)[:, None]
+            store_rows(sums, out, item // num_blocks * num_rows, num_rows, block * 64, n)
+
+
+@gluon.jit(do_not_specialize=["num_rows", "num_blocks", "num_items", "steps", "tiles"])
+def _one_order(
+    x_tiles, codes, listed, scales, bias, out, num_rows, n, num_blocks, num_items, steps, tiles,
+    ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    ACTIVATION: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Program (some of the items for each group: a block of outputs, a part of the inputs)."""
+    first = _allocate(x_tiles, codes, ROWS, K, STAGES)
+    second = _allocate(x_tiles, codes, ROWS, K, STAGES)
+    fence_async_shared()
+    sizes = (num_rows, n, num_blocks, num_items, steps, tiles)
+    gl.warp_specialize(
+        [
+            (_multiply, (first, listed, scales, bias, out, sizes, 0, BIAS, GATE, ACTIVATION)),
+            (_multiply, (second, listed, scales, bias, out, sizes, 1, BIAS, GATE, ACTIVATION)),
+            (_read, (x_tiles, codes, first, sizes, 0, PDL)),
+            (_read, (x_tiles, codes, second, sizes, 1, PDL)),
+        ],
+        [4, 1, 1],  # warps
+        [REGISTERS, 24, 24],  # registers of a thread
+    )
+
+
+def stages_of(rows: int) -> int:
+    """How many stages there is room for, for each group."""
+    return _SHARED // (rows * INPUTS * 2 + LINES * 128) // 2
+
+
+@dataclass(frozen=True)
+class OneOrderWeight:
+    """A weight in 12 bits whose listed weights are told for each tile (weight_codec.py: listed_by_tile)."""
+
+    codes: CompactWeight
+    listed: torch.Tensor
+
+
+def held(weight: torch.Tensor, *, gates: bool = False) -> OneOrderWeight | None:
+    """The form of a weight that `launch` takes; None if it has none. `gates` as in `compacted`."""
+    codes = compacted(weight, gates=gates)
+    listed = listed_by_tile(codes) if codes is not None else None
+    return OneOrderWeight(codes, listed) if codes is not None and listed is not None else None
+
+
+def launch(
+    x: torch.Tensor,
+    weight: OneOrderWeight,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: Activation | None = None,
+) -> None:
+    """out [num_parts, num_rows, n]: what x [num_rows, k] @ weight.T + bias [n] is the sum of.
+
+    activation  the outputs are gates and ups, eight beside eight; out [1, num_rows, n / 2] = activation(gate) * up.
+    x contiguous bfloat16; up to MAX_ROWS rows, k at least 128 * num_parts; with a bias or an activation one part.
+    """
+    (num_rows, k), (num_parts, _, n) = x.shape, out.shape
+    codes = weight.codes
+    rows, num_blocks, tiles = max(16, triton.next_power_of_2(num_rows)), len(codes.most), triton.cdiv(k, INPUTS)
+    steps, num_items = triton.cdiv(tiles, num_parts), num_blocks * num_parts  # behind the inputs are zeros
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    described = TensorDescriptor(codes.codes, list(codes.codes.shape), [32, 1], [32, 32], codes_layout())
+    _one_order[(min(num_items, num_sms),)](
+        tiled(x, rows, K), described, weight.listed, codes.scales, bias if bias is not None else x, out,
+        num_rows, n, num_blocks, num_items, steps, tiles,
+        ROWS=rows, K=K, STAGES=min(stages_of(rows), steps), BIAS=bias is not None,
+        GATE=activation is not None, ACTIVATION=activation or "", REGISTERS=_REGISTERS,
+        num_warps=4, maxnreg=_REGISTERS, **pdl_options(x),
+    )  # fmt: skip

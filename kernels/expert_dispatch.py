@@ -1,0 +1,61 @@
+"""The dispatcher of a mixture's experts: which tiles and which kernel multiply how many tokens with their weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from graftlm.kernels.gpu.mixture.expert_plan import ExpertPlan, ExpertTiles, ExpertWeights
+from graftlm.kernels.gpu.mixture.grouped_matmul import Gate, Tile
+from graftlm.kernels.hopper.support import gluon_kernel
+from graftlm.kernels.linear_dispatch import can_compact
+
+EXPERT_TILES = (
+    ExpertTiles(0.1, Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4, swap=True, tma=True)),
+    ExpertTiles(3, Tile(16, 64, 128, 4, 3, swap=True, tma=True), Tile(16, 64, 128, 4, 3, tma=True)),
+    ExpertTiles(12, Tile(16, 64, 128, 4, 2, swap=True, tma=True), Tile(16, 64, 128, 4, 2)),
+    ExpertTiles(24, Tile(32, 64, 128, 4, 2, tma=True), Tile(32, 64, 128, 4, 3, swap=True, tma=True)),
+    ExpertTiles(64, Tile(64, 64, 64, 4, 3, group=8, tma=True), Tile(64, 128, 64, 4, 4, group=8, tma=True)),
+    ExpertTiles(sys.maxsize, Tile(128, 128, 64, 8, 4, group=8, tma=True), Tile(128, 256, 64, 8, 4, group=8, tma=True)),
+)
+"""Tiles for a mixture's experts, by the tokens that an expert gets on average. Measured on an H200 with 128 experts of
+768 of which a token has 8, hidden size 2,048, bfloat16 (python -m bench.gpu.experts)."""
+
+ONE_EXPERT_TILE = (ExpertTiles(sys.maxsize, Tile(64, 64, 64, 4, 3, group=8), Tile(64, 64, 64, 4, 3, group=8)),)
+"""For strict mode: one order of summation for every number of tokens."""
+
+COMPACT_DENSITY = 24
+"""Tokens per expert, on average, up to which weights in 12 bits are faster than in 16."""
+
+
+def plan_experts(weights: ExpertWeights, *, strict: bool = False, compact: bool = False) -> ExpertPlan:
+    """Choose the kernels for the experts of a mixture.
+
+    strict   results do not depend on the other tokens of a step
+    compact  whether a copy of the weights in 12 bits may be held for few tokens
+    """
+    if strict:
+        return ExpertPlan(weights, ONE_EXPERT_TILE)
+    run = _compact_experts(weights) if compact and can_compact_experts(weights) else None
+    return ExpertPlan(weights, EXPERT_TILES, run, COMPACT_DENSITY)
+
+
+def can_compact_experts(weights: ExpertWeights) -> bool:
+    """Whether the weights could be held in 12 bits: bfloat16 on Hopper, dense, gated by SiLU alone, without biases."""
+    plain = weights.gate == Gate() and weights.gate_up_bias is None and weights.down_bias is None
+    flat = [weight.flatten(0, 1) for weight in (weights.gate_up, weights.down) if weight.is_contiguous()]
+    return plain and len(flat) == 2 and all(map(can_compact, flat)) and gluon_kernel("bits12.experts") is not None
+
+
+def _compact_experts(weights: ExpertWeights) -> Callable[..., torch.Tensor] | None:
+    kernel = gluon_kernel("bits12.experts")
+    if kernel is None:
+        return None
+    gate_up = kernel.compact_experts(weights.gate_up, gates=True)
+    down = kernel.compact_experts(weights.down, gates=False) if gate_up is not None else None
+    if down is None:
+        return None
+    num_experts = len(weights.down)
+    return lambda x, experts, scales: kernel.compact_parts(x, gate_up, down, experts, scales, num_experts)
