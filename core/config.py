@@ -162,7 +162,7 @@ class EngineConfig:
     jump_forward     append what a grammar forces without asking the model.
     overlap          launch a step before the tokens of the last one are known; None does so on a GPU.
     compact_weights  hold bfloat16 weights a second time, in 12 bits each and without loss, for steps of few tokens on
-                     a Hopper GPU; None does so where it takes at most a fifth of the memory that they leave free.
+                     a Hopper GPU; None does so where it takes at most three tenths of the memory that they leave free.
     speculation      "auto": on a CPU a step also runs guesses of a text's next tokens, where they stand in the text
                      already or were written lately, and keeps those that come true; "off".
     quiet            no progress line while something is prepared; on anything but a terminal there is none anyway.

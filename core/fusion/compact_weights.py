@@ -20,7 +20,7 @@ from graftlm.kernels.linear_dispatch import can_compact
 if TYPE_CHECKING:
     from graftlm.core.loaded_model import LoadedModel
 
-LARGEST_SHARE = 1 / 5
+LARGEST_SHARE = 3 / 10
 """Of the memory that the weights leave free, which is KV's otherwise, if nobody says whether to have them."""
 
 _SIZE = 0.77

@@ -9,6 +9,7 @@ factor, so they come with the tile that they belong to. This is in Gluon, the le
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -41,32 +42,34 @@ _LINES = gl.constexpr(LINES)
 
 
 @gluon.jit
-def _allocate(x_tiles, codes, ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr):
-    """A group's shared memory: tiles of x, of codes, stages read, stages free."""
+def _allocate(x_tiles, codes, listed, ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr):
+    """A group's shared memory: tiles of x, of codes, their lists, stages read, stages free."""
     xs = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * 2, ROWS, K], x_tiles.layout)
     ws = gl.allocate_shared_memory(gl.int32, [STAGES * 3, 32, 32], codes.layout)
+    lists = gl.allocate_shared_memory(gl.int32, [STAGES, 1, 32], listed.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=1)
-    return xs, ws, ready, free
+    return xs, ws, lists, ready, free
 
 
 @gluon.jit
-def _read(x, codes, shared, sizes, GROUP: gl.constexpr, PDL: gl.constexpr):
+def _read(x, codes, listed, shared, sizes, GROUP: gl.constexpr, PDL: gl.constexpr):
     """Fill a group's stages in turn, as they become free, with what its items need."""
-    xs, _, ready, free = shared
+    xs, ws, lists, ready, free = shared
     _, _, num_blocks, num_items, steps, tiles = sizes
     STAGES: gl.constexpr = ready.shape[0]
     K: gl.constexpr = xs.shape[2]
-    BYTES: gl.constexpr = xs.shape[1] * 2 * K * 2 + _LINES * 128
+    BYTES: gl.constexpr = xs.shape[1] * 2 * K * 2 + (_LINES + 1) * 128
     first, num_groups = GROUP * gl.num_programs(0) + gl.program_id(0), 2 * gl.num_programs(0)
     launch_dependents(PDL)
     begin = first % num_blocks * tiles + first // num_blocks * steps
     for stage in gl.static_range(STAGES):  # no kernel before writes the weight
         mbarrier.expect(ready.index(stage), BYTES, pred=first < num_items)
-        read_codes(codes, shared, stage, begin + stage, first < num_items)
+        read_codes(codes, (xs, ws, ready, free), stage, begin + stage, first < num_items)
+        load(listed, [begin + stage, 0], ready.index(stage), lists.index(stage), pred=first < num_items)
     grid_wait(PDL)
     at = 0
     for item in range(first, num_items, num_groups):
@@ -75,59 +78,76 @@ def _read(x, codes, shared, sizes, GROUP: gl.constexpr, PDL: gl.constexpr):
             s, later = at % STAGES, at >= STAGES
             mbarrier.wait(free.index(s), (at // STAGES & 1) ^ 1)
             mbarrier.expect(ready.index(s), BYTES, pred=later)
-            read_codes(codes, shared, s, block * tiles + begin + step, later)
+            read_codes(codes, (xs, ws, ready, free), s, block * tiles + begin + step, later)
+            load(listed, [block * tiles + begin + step, 0], ready.index(s), lists.index(s), pred=later)
             for box in gl.static_range(2):
                 load(x, [0, ((begin + step) * 2 + box) * K], ready.index(s), xs.index(s * 2 + box))
             at += 1
 
 
 @gluon.jit
+def _word(words, i):
+    """Word i of words [32]."""
+    return gl.sum(gl.where(gl.arange(0, 32, layout=words.type.layout) == i, words, 0), 0)
+
+
+@gluon.jit
 def _listed(w, words, first, end):
-    """The factor w [64, 64] with the listed weights that words [first, end) tell, in their places."""
+    """The factor w [64, 64] of a box with its listed weights, which words [first, end) tell, in their places."""
     output = gl.arange(0, 64, layout=gl.SliceLayout(1, w.type.layout))
     column = gl.arange(0, 64, layout=gl.SliceLayout(0, w.type.layout))
     for i in range(first, end):
-        word = gl.load(words + i)
+        word = _word(words, i)
         here = (output == (word >> 6 & 63))[:, None] & (column == (word & 63))[None, :]
         w = gl.where(here, (word >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True), w)
     return w
 
 
 @gluon.jit
+def _factors(shared, at, num_tiles, layout: gl.constexpr):
+    """The weights of a group's tile number `at` as first factors, one for each box; behind the last one, anything."""
+    _, ws, lists, ready, _ = shared
+    s, phase = at % ready.shape[0], at // ready.shape[0] & 1
+    mbarrier.wait(ready.index(s), phase, pred=at < num_tiles)
+    words = lists.index(s).reshape([32]).load(gl.BlockedLayout([1], [32], [4], [0]))
+    counts, rest = gl.where(at < num_tiles, _word(words, 0), 0), ws.index(s * 3 + 2)
+    end = 1 + (counts & 255)
+    first = _listed(factor(ws.index(s * 3), rest.slice(0, 16, 0), layout), words, 1, end)
+    return first, _listed(factor(ws.index(s * 3 + 1), rest.slice(16, 16, 0), layout), words, end, 1 + (counts >> 8))
+
+
+@gluon.jit
 def _multiply(
-    shared, listed, scales, bias, out, sizes,
+    shared, scales, bias, out, sizes,
     GROUP: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """Each of a group's items: a block of outputs, from one part of the inputs."""
-    xs, ws, ready, free = shared
-    num_rows, n, num_blocks, num_items, steps, tiles = sizes
-    STAGES: gl.constexpr = ready.shape[0]
+    """Each of a group's items: a block of outputs, from one part of the inputs. A tile's codes are turned into factors
+    while the products of the tile before are under way.
+    """
+    xs, _, _, _, free = shared
+    num_rows, n, num_blocks, num_items, steps, _ = sizes
+    STAGES: gl.constexpr = free.shape[0]
     ROWS: gl.constexpr = xs.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    first, num_groups = GROUP * gl.num_programs(0) + gl.program_id(0), 2 * gl.num_programs(0)
+    num_tiles = (gl.maximum(num_items - first, 0) + num_groups - 1) // num_groups * steps
     at = 0
-    for item in range(GROUP * gl.num_programs(0) + gl.program_id(0), num_items, 2 * gl.num_programs(0)):
+    w, other = _factors(shared, at, num_tiles, layout)
+    for item in range(first, num_items, num_groups):
         block = item % num_blocks
         i = block * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
         scale = gl.load(scales + i)
-        tile = block * tiles + item // num_blocks * steps
-        next_counts = gl.load(listed + tile * 32)
         sums = gl.zeros([64, ROWS], gl.float32, layout)
         for _ in range(steps):
-            words, counts = listed + tile * 32, next_counts
-            tile = gl.minimum(tile + 1, num_blocks * tiles - 1)  # behind the inputs x is 0, whatever a tile holds
-            next_counts = gl.load(listed + tile * 32)
             s = at % STAGES
-            mbarrier.wait(ready.index(s), at // STAGES & 1)
-            w = factor(ws.index(s * 3), ws.index(s * 3 + 2).slice(0, 16, 0), layout)
-            w = _listed(w, words, 1, 1 + (counts & 255))
-            other = factor(ws.index(s * 3 + 1), ws.index(s * 3 + 2).slice(16, 16, 0), layout)
-            other = _listed(other, words, 1 + (counts & 255), 1 + (counts >> 8))
             more = warpgroup_mma_init(sums)
             more = warpgroup_mma(w, xs.index(s * 2).permute((1, 0)), more, is_async=True)
             more = warpgroup_mma(other, xs.index(s * 2 + 1).permute((1, 0)), more, is_async=True)
+            at += 1
+            next_w, next_other = _factors(shared, at, num_tiles, layout)
             sums = warpgroup_mma_wait(0, deps=(more,))
             mbarrier.arrive(free.index(s))
-            at += 1
+            w, other = next_w, next_other
         sums *= scale[:, None]
         if GATE:
             store_rows(gated(sums, out.dtype.element_ty, ACTIVATION), out, 0, num_rows, block * 32, n)
@@ -144,16 +164,16 @@ def _one_order(
     ACTIVATION: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the items for each group: a block of outputs, a part of the inputs)."""
-    first = _allocate(x_tiles, codes, ROWS, K, STAGES)
-    second = _allocate(x_tiles, codes, ROWS, K, STAGES)
+    first = _allocate(x_tiles, codes, listed, ROWS, K, STAGES)
+    second = _allocate(x_tiles, codes, listed, ROWS, K, STAGES)
     fence_async_shared()
     sizes = (num_rows, n, num_blocks, num_items, steps, tiles)
     gl.warp_specialize(
         [
-            (_multiply, (first, listed, scales, bias, out, sizes, 0, BIAS, GATE, ACTIVATION)),
-            (_multiply, (second, listed, scales, bias, out, sizes, 1, BIAS, GATE, ACTIVATION)),
-            (_read, (x_tiles, codes, first, sizes, 0, PDL)),
-            (_read, (x_tiles, codes, second, sizes, 1, PDL)),
+            (_multiply, (first, scales, bias, out, sizes, 0, BIAS, GATE, ACTIVATION)),
+            (_multiply, (second, scales, bias, out, sizes, 1, BIAS, GATE, ACTIVATION)),
+            (_read, (x_tiles, codes, listed, first, sizes, 0, PDL)),
+            (_read, (x_tiles, codes, listed, second, sizes, 1, PDL)),
         ],
         [4, 1, 1],  # warps
         [REGISTERS, 24, 24],  # registers of a thread
@@ -162,7 +182,13 @@ def _one_order(
 
 def stages_of(rows: int) -> int:
     """How many stages there is room for, for each group."""
-    return _SHARED // (rows * INPUTS * 2 + LINES * 128) // 2
+    return _SHARED // (rows * INPUTS * 2 + (LINES + 1) * 128) // 2
+
+
+@functools.cache
+def lists_layout() -> gl.NVMMASharedLayout:
+    """How the list of a tile lies in shared memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 @dataclass(frozen=True)
@@ -198,9 +224,10 @@ def launch(
     rows, num_blocks, tiles = max(16, triton.next_power_of_2(num_rows)), len(codes.most), triton.cdiv(k, INPUTS)
     steps, num_items = triton.cdiv(tiles, num_parts), num_blocks * num_parts  # behind the inputs are zeros
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    lists = TensorDescriptor(weight.listed, list(weight.listed.shape), [32, 1], [1, 32], lists_layout())
     described = TensorDescriptor(codes.codes, list(codes.codes.shape), [32, 1], [32, 32], codes_layout())
     _one_order[(min(num_items, num_sms),)](
-        tiled(x, rows, K), described, weight.listed, codes.scales, bias if bias is not None else x, out,
+        tiled(x, rows, K), described, lists, codes.scales, bias if bias is not None else x, out,
         num_rows, n, num_blocks, num_items, steps, tiles,
         ROWS=rows, K=K, STAGES=min(stages_of(rows), steps), BIAS=bias is not None,
         GATE=activation is not None, ACTIVATION=activation or "", REGISTERS=_REGISTERS,
