@@ -2,9 +2,10 @@
 
 A weight in 12 bits is the same number as in 16, but for a power of two for each output. So sums over the inputs from
 the first to the last, sixteen at a time, have the same bits as those of the kernels that read 16, and strict mode
-may read 12. Two groups of warps work on an item each, from stages of their own, which a warp fills for each of them;
-matmul.py, in which the two share an item, adds up their sums. The listed weights take their places in the first
-factor, so they come with the tile that they belong to. This is in Gluon, the level below Triton.
+may read 12. Two groups of warps work on an item each, from stages of their own, which a warp fills for each of them,
+or one group where there are few items; matmul.py, in which two share an item, adds up their sums. The listed weights
+take their places in the first factor, so they come with the tile that they belong to. This is in Gluon, the level
+below Triton.
 """
 
 from __future__ import annotations
@@ -56,14 +57,17 @@ def _allocate(x_tiles, codes, listed, ROWS: gl.constexpr, K: gl.constexpr, STAGE
 
 
 @gluon.jit
-def _read(x, codes, listed, shared, sizes, GROUP: gl.constexpr, PDL: gl.constexpr):
+def _read(
+    x, codes, listed, shared, sizes,
+    GROUP: gl.constexpr, GROUPS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
     """Fill a group's stages in turn, as they become free, with what its items need."""
     xs, ws, lists, ready, free = shared
     _, _, num_blocks, num_items, steps, tiles = sizes
     STAGES: gl.constexpr = ready.shape[0]
     K: gl.constexpr = xs.shape[2]
     BYTES: gl.constexpr = xs.shape[1] * 2 * K * 2 + (_LINES + 1) * 128
-    first, num_groups = GROUP * gl.num_programs(0) + gl.program_id(0), 2 * gl.num_programs(0)
+    first, num_groups = GROUP * gl.num_programs(0) + gl.program_id(0), GROUPS * gl.num_programs(0)
     launch_dependents(PDL)
     begin = first % num_blocks * tiles + first // num_blocks * steps
     for stage in gl.static_range(STAGES):  # no kernel before writes the weight
@@ -119,7 +123,7 @@ def _factors(shared, at, num_tiles, layout: gl.constexpr):
 @gluon.jit
 def _multiply(
     shared, scales, bias, out, sizes,
-    GROUP: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
+    GROUP: gl.constexpr, GROUPS: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """Each of a group's items: a block of outputs, from one part of the inputs. A tile's codes are turned into factors
     while the products of the tile before are under way.
@@ -129,7 +133,7 @@ def _multiply(
     STAGES: gl.constexpr = free.shape[0]
     ROWS: gl.constexpr = xs.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    first, num_groups = GROUP * gl.num_programs(0) + gl.program_id(0), 2 * gl.num_programs(0)
+    first, num_groups = GROUP * gl.num_programs(0) + gl.program_id(0), GROUPS * gl.num_programs(0)
     num_tiles = (gl.maximum(num_items - first, 0) + num_groups - 1) // num_groups * steps
     at = 0
     w, other = _factors(shared, at, num_tiles, layout)
@@ -160,29 +164,40 @@ def _multiply(
 @gluon.jit(do_not_specialize=["num_rows", "num_blocks", "num_items", "steps", "tiles"])
 def _one_order(
     x_tiles, codes, listed, scales, bias, out, num_rows, n, num_blocks, num_items, steps, tiles,
-    ROWS: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
-    ACTIVATION: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
+    ROWS: gl.constexpr, K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr,
+    GATE: gl.constexpr, ACTIVATION: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (some of the items for each group: a block of outputs, a part of the inputs)."""
     first = _allocate(x_tiles, codes, listed, ROWS, K, STAGES)
-    second = _allocate(x_tiles, codes, listed, ROWS, K, STAGES)
-    fence_async_shared()
     sizes = (num_rows, n, num_blocks, num_items, steps, tiles)
-    gl.warp_specialize(
-        [
-            (_multiply, (first, scales, bias, out, sizes, 0, BIAS, GATE, ACTIVATION)),
-            (_multiply, (second, scales, bias, out, sizes, 1, BIAS, GATE, ACTIVATION)),
-            (_read, (x_tiles, codes, listed, first, sizes, 0, PDL)),
-            (_read, (x_tiles, codes, listed, second, sizes, 1, PDL)),
-        ],
-        [4, 1, 1],  # warps
-        [REGISTERS, 24, 24],  # registers of a thread
-    )
+    if GROUPS == 1:
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (_multiply, (first, scales, bias, out, sizes, 0, 1, BIAS, GATE, ACTIVATION)),
+                (_read, (x_tiles, codes, listed, first, sizes, 0, 1, PDL)),
+            ],
+            [1],  # warps
+            [24],  # registers of a thread
+        )
+    else:
+        second = _allocate(x_tiles, codes, listed, ROWS, K, STAGES)
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (_multiply, (first, scales, bias, out, sizes, 0, 2, BIAS, GATE, ACTIVATION)),
+                (_multiply, (second, scales, bias, out, sizes, 1, 2, BIAS, GATE, ACTIVATION)),
+                (_read, (x_tiles, codes, listed, first, sizes, 0, 2, PDL)),
+                (_read, (x_tiles, codes, listed, second, sizes, 1, 2, PDL)),
+            ],
+            [4, 1, 1],  # warps
+            [REGISTERS, 24, 24],  # registers of a thread
+        )
 
 
-def stages_of(rows: int) -> int:
+def stages_of(rows: int, groups: int) -> int:
     """How many stages there is room for, for each group."""
-    return _SHARED // (rows * INPUTS * 2 + (LINES + 1) * 128) // 2
+    return _SHARED // (rows * INPUTS * 2 + (LINES + 1) * 128) // groups
 
 
 @functools.cache
@@ -224,12 +239,13 @@ def launch(
     rows, num_blocks, tiles = max(16, triton.next_power_of_2(num_rows)), len(codes.most), triton.cdiv(k, INPUTS)
     steps, num_items = triton.cdiv(tiles, num_parts), num_blocks * num_parts  # behind the inputs are zeros
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    groups = 1 if num_items <= num_sms else 2  # one with all of the room, which is filled before other kernels end
     lists = TensorDescriptor(weight.listed, list(weight.listed.shape), [32, 1], [1, 32], lists_layout())
     described = TensorDescriptor(codes.codes, list(codes.codes.shape), [32, 1], [32, 32], codes_layout())
     _one_order[(min(num_items, num_sms),)](
         tiled(x, rows, K), described, lists, codes.scales, bias if bias is not None else x, out,
         num_rows, n, num_blocks, num_items, steps, tiles,
-        ROWS=rows, K=K, STAGES=min(stages_of(rows), steps), BIAS=bias is not None,
+        ROWS=rows, K=K, GROUPS=groups, STAGES=min(stages_of(rows, groups), steps), BIAS=bias is not None,
         GATE=activation is not None, ACTIVATION=activation or "", REGISTERS=_REGISTERS,
         num_warps=4, maxnreg=_REGISTERS, **pdl_options(x),
     )  # fmt: skip

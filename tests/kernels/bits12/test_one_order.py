@@ -135,14 +135,14 @@ def test_a_tile_with_too_many_has_no_such_list() -> None:
     assert codes is not None and listed_by_tile(codes) is None
 
 
-@pytest.mark.parametrize(("rows", "out", "gate"), [(16, "fp32", False), (32, "bf16", True)])
-def test_it_compiles_for_hopper_and_fits_its_shared_memory(rows: int, out: str, gate: bool) -> None:
+@pytest.mark.parametrize(("rows", "groups", "out", "gate"), [(16, 1, "fp32", False), (32, 2, "bf16", True)])
+def test_it_compiles_for_hopper_and_fits_its_shared_memory(rows: int, groups: int, out: str, gate: bool) -> None:
     arguments = f"""
 codes = f"tensordesc<i32[32, 32],{{kernel.codes_layout()!r}}>"
 lists = f"tensordesc<i32[1, 32],{{kernel.lists_layout()!r}}>"
 signature = dict(x_tiles=tile({rows}, 64), codes=codes, listed=lists, scales="*fp32", bias="*bf16", out="*{out}")
 signature |= dict.fromkeys(["num_rows", "n", "num_blocks", "num_items", "steps", "tiles"], "i32")
-given = dict(ROWS={rows}, K=64, STAGES=kernel.stages_of({rows}), BIAS=False, GATE={gate}, ACTIVATION="silu",
-    REGISTERS=96, PDL=True)
+given = dict(ROWS={rows}, K=64, GROUPS={groups}, STAGES=kernel.stages_of({rows}, {groups}), BIAS=False, GATE={gate},
+    ACTIVATION="silu", REGISTERS=96, PDL=True)
 """
     compile_for_hopper("bits12.one_order", "_one_order", arguments, "bf16", registers=96)
