@@ -98,9 +98,10 @@ def test_strict_mode_answers_the_same_with_them_and_without() -> None:
 
 
 def test_they_are_left_out_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.fusion.compact_weights.free_bytes", lambda device: 10_000_000)
-    with on_hopper() as runtime:
-        assert num_compact(runtime) == 0
+    for free, expected in ((25_000_000, 2 * 4 + 1), (10_000_000, 0)):  # they take 7.1 MB
+        monkeypatch.setattr("graftlm.core.fusion.compact_weights.free_bytes", lambda device, free=free: free)
+        with on_hopper() as runtime:
+            assert num_compact(runtime) == expected
     monkeypatch.setattr("graftlm.core.fusion.compact_weights.free_bytes", lambda device: 1_000_000)
     with pytest.raises(ConfigError, match=r"compact weights take 7\.\d MB beside the weights, 1\.0 MB are free"):
         on_hopper(compact_weights=True).load()
