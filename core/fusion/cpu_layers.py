@@ -34,7 +34,7 @@ from graftlm.kernels.norm import Norm
 
 if TYPE_CHECKING:
     from graftlm.core.fusion.linears import Fusions
-    from graftlm.kernels.cpu.decoder.decoder_layer import DecodeLayer, LayerWeights, PrefillLayer
+    from graftlm.kernels.cpu.decoder.decoder_layer import BlockLayer, DecodeLayer, LayerWeights, PrefillLayer
     from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -48,10 +48,11 @@ _BLOCK = 256
 class FusedCpuLayer(NamedTuple):
     """Replaces a layer's forward; `original` runs whatever is not a step of the paged lane.
 
-    decode  runs steps of up to `max_rows` tokens; `prefill` runs longer ones
+    decode   runs steps of up to `max_rows` tokens; `blocks` those of some hundred, if given; `prefill` longer ones
     """
 
     decode: DecodeLayer
+    blocks: BlockLayer | None
     prefill: PrefillLayer
     attention: nn.Module
     params: AttentionParams
@@ -77,7 +78,7 @@ class FusedCpuLayer(NamedTuple):
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step, wanted: OutputTokens | None = None
     ) -> torch.Tensor:
         """Run the layer on x [num_rows, hidden_size], in place. -> x; only the `wanted` rows are valid, if given"""
-        q, k, v = (part.transpose(0, 1)[None] for part in self._half(x).before(x, cos, sin))
+        q, k, v = (part.transpose(0, 1)[None] for part in self._part(x, x.shape[0]).before(x, cos, sin))
         tokens = wanted.tokens if wanted is not None else None
         attended = step(AttentionCall(self.attention, q, k, v, self.params, tokens)).contiguous()
         if wanted is None:
@@ -91,10 +92,13 @@ class FusedCpuLayer(NamedTuple):
         """Run what follows the attention in blocks: memory stays small, and oneDNN sees few numbers of rows."""
         for first in range(0, x.shape[0], _BLOCK):
             here = slice(first, first + _BLOCK)
-            self._half(x[here]).after(x[here], attended[here])
+            self._part(x[here], x.shape[0]).after(x[here], attended[here])
 
-    def _half(self, x: torch.Tensor) -> DecodeLayer | PrefillLayer:
-        return self.decode if x.shape[0] <= self.max_rows else self.prefill
+    def _part(self, x: torch.Tensor, num_rows: int) -> DecodeLayer | BlockLayer | PrefillLayer:
+        """What runs x, which is all or a part of `num_rows` tokens."""
+        if x.shape[0] <= self.max_rows:
+            return self.decode
+        return self.blocks if self.blocks is not None and self.blocks.takes(num_rows) else self.prefill
 
 
 @torch.inference_mode()
@@ -167,15 +171,17 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
 
 
 def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: Fusions) -> int:
-    from graftlm.kernels.cpu.decoder.decoder_layer import CompiledLayers, DecodeLayer, PrefillLayer
+    from graftlm.kernels.cpu.decoder.decoder_layer import BlockLayer, CompiledLayers, DecodeLayer, PrefillLayer
     from graftlm.kernels.cpu.decoder.elementwise import Elementwise
 
     loops = Elementwise(found[0][1].hidden.dtype)
     compiled = CompiledLayers([weights for *_, weights in found])
     for index, (layer, probe, weights) in enumerate(found):
-        halves = DecodeLayer(compiled, index), PrefillLayer(weights, loops)
-        fused = FusedCpuLayer(*halves, probe.call.module, probe.call.params, layer.forward, compiled.space.num_rows)
-        if all(_same(probe.first(n), fused) for n in _PROBED) and _same(probe, fused._replace(max_rows=0)):
+        decode = DecodeLayer(compiled, index)
+        parts = decode, BlockLayer(decode), PrefillLayer(weights, loops)
+        fused = FusedCpuLayer(*parts, probe.call.module, probe.call.params, layer.forward, compiled.space.num_rows)
+        others = [fused._replace(max_rows=0), fused._replace(max_rows=0, blocks=None)]
+        if all(_same(probe.first(n), fused) for n in _PROBED) and all(_same(probe, other) for other in others):
             setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))
             fusions.num_fused += 1

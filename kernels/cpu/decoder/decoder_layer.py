@@ -1,12 +1,13 @@
-"""Decoder layers on a CPU, each as two halves, before and after its attention; one class for few tokens, one for many.
+"""Decoder layers on a CPU, each as two halves, before and after its attention: for few tokens, some hundred, and many.
 
 Few tokens, as in decode steps, run compiled code with products of our own, which decoder_stack.py runs for all layers
-at once. Many tokens, as in prefill, run oneDNN's products with compiled loops between them.
+at once. Some hundred, as in a prompt, run it in blocks. Many tokens run oneDNN's products with compiled loops between
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,6 +36,13 @@ _DOTS = _has("avx512_bf16") and not _has("amx_tile")
 
 MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 64 if _DOTS or own_panels(torch.bfloat16) else 16}
 """The largest number of rows for which our matrix products are as fast as oneDNN's."""
+
+MAX_BLOCKED_ROWS = 384
+"""The largest number of rows that our code runs in blocks in less time than oneDNN, which needs new memory for all that
+lies between two products, and compiles for each number of rows."""
+
+MIN_BLOCK = 64
+"""Rows of a block at least: smaller ones read the weights too often."""
 
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -65,12 +73,22 @@ class LayerWeights:
         return self.before_attention.weight.shape[0]
 
     @property
+    def num_qkv_heads(self) -> int:
+        return self.num_heads + 2 * self.num_kv_heads
+
+    @property
     def gate_size(self) -> int:
         return sum(p.num_out for p in self.gate_up) // 2
 
     @property
     def all_panels(self) -> tuple[Panels, ...]:
         return (*self.qkv, self.out, *self.gate_up, self.down)
+
+    def heads(self, qkv: torch.Tensor) -> QKV:
+        """Views of qkv [num_rows, num_qkv_heads * head_dim] by head."""
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        q, k, v = qkv.view(qkv.shape[0], -1, self.head_dim).split(heads, 1)
+        return q, k, v
 
     def problem(self) -> str | None:
         """Why the compiled code cannot compute this; None if it can."""
@@ -94,7 +112,7 @@ class Workspace:
         dtype = layers[0].before_attention.weight.dtype
         self.num_rows = num_rows = MAX_DECODE_ROWS[dtype]
         self.inputs = torch.empty(num_rows, max(p.depth for layer in layers for p in layer.all_panels))
-        heads = max((layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in layers)
+        heads = max(layer.num_qkv_heads * layer.head_dim for layer in layers)
         self.qkv = torch.empty(num_rows * heads, dtype=dtype)
         self.attended = torch.empty(num_rows * max(layer.num_heads * layer.head_dim for layer in layers))
         self.gate = torch.empty(num_rows * max(layer.gate_size for layer in layers), dtype=dtype)
@@ -129,9 +147,10 @@ class CompiledLayers:
         self.is_small = max(sum(p.num_bytes for p in w.all_panels) for w in weights) < SMALL_BYTES
         for layer, products, w in zip(self.layers, self.products, weights, strict=True):
             self._lay_out(layer, products, w)
+        self.num_parts = int(self.products["num_tasks"].min())  # of the narrowest product, for as many threads
 
     def _lay_out(self, layer: Any, products: Any, w: LayerWeights) -> None:
-        space, width, size = self.space, (w.num_heads + 2 * w.num_kv_heads) * w.head_dim, w.num_heads * w.head_dim
+        space, width, size = self.space, w.num_qkv_heads * w.head_dim, w.num_heads * w.head_dim
         inputs, attended = (space.inputs.data_ptr(), space.inputs.shape[1]), (space.attended.data_ptr(), size)
         qkv, gate = space.qkv.data_ptr(), space.gate.data_ptr()
         # outputs of float32 are the next product's inputs where they are as wide
@@ -198,12 +217,25 @@ class CompiledLayers:
         call.parts = parts
         self._loop.run(single_thread=alone or not call.barrier)
 
-    def run_half(self, x: torch.Tensor, index: int, part: int) -> None:
-        """Run a part of one layer that neither stores nor reads keys and values."""
+    def rotations(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Set the rotary embedding of the rows that run next: [num_rows, rotary_dim], both halves equal."""
+        call = self.call
+        call.cos, call.sin = cos.data_ptr(), sin.data_ptr()
+        call.table_row, call.rotary_dim = cos.stride(0), cos.shape[1]
+
+    def put_qkv(self, index: int, address: int) -> None:
+        """Say where a layer puts its queries, keys and values."""
+        self.layers[index]["qkv_out"] = self.products[index, QKV_PRODUCT]["out"] = address
+
+    def run_half(self, x: torch.Tensor, index: int, part: int, *, alone: bool | None = None) -> None:
+        """Run a part of one layer that neither stores nor reads keys and values.
+
+        alone  whether one thread does all; None: where the layers are small
+        """
         call, layer = self.call, self.layers[index]
         call.ids = call.head = call.tokens = layer["k_store"] = layer["shared"] = 0
         call.positions = self._positions.data_ptr()
-        self.run(x, slice(index, index + 1), part, alone=self.is_small)
+        self.run(x, slice(index, index + 1), part, alone=self.is_small if alone is None else alone)
 
 
 class DecodeLayer(NamedTuple):
@@ -222,24 +254,60 @@ class DecodeLayer(NamedTuple):
         cos  [num_rows, rotary_dim], both halves equal; sin likewise
         -> q [num_rows, num_heads, head_dim], k, v [num_rows, num_kv_heads, head_dim]: views of the workspace
         """
-        w, call = self.weights, self.layers.call
-        call.cos, call.sin, call.table_row, call.rotary_dim = (
-            cos.data_ptr(),
-            sin.data_ptr(),
-            cos.stride(0),
-            cos.shape[1],
-        )
+        w = self.weights
+        self.layers.rotations(cos, sin)
         self.layers.run_half(x, self.place, BEFORE)
-        heads = (w.num_heads, w.num_kv_heads, w.num_kv_heads)
-        qkv = self.layers.space.qkv[: x.shape[0] * sum(heads) * w.head_dim]
-        q, k, v = qkv.view(x.shape[0], -1, w.head_dim).split(heads, 1)
-        return q, k, v
+        qkv = self.layers.space.qkv[: x.shape[0] * w.num_qkv_heads * w.head_dim]
+        return w.heads(qkv.view(x.shape[0], -1))
 
-    def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
-        """Add to x [num_rows, hidden_size] what follows the attention, whose output is `attended`, dense."""
+    def after(self, x: torch.Tensor, attended: torch.Tensor, *, alone: bool | None = None) -> None:
+        """Add to x [num_rows, hidden_size] what follows the attention, whose output is `attended`, dense.
+
+        alone  as in `run_half`
+        """
         wide = attended.float()
         self.layers.call.attended = wide.data_ptr()
-        self.layers.run_half(x, self.place, AFTER)
+        self.layers.run_half(x, self.place, AFTER, alone=alone)
+
+
+class BlockLayer(NamedTuple):
+    """One of the compiled layers for some hundred tokens: a block of them after the other, and all of a block at once.
+
+    What lies between two products stays in the processor's cache.
+    """
+
+    decode: DecodeLayer
+
+    def takes(self, num_rows: int) -> bool:
+        """Whether this is the fastest class for a step of so many tokens: there is a part for each thread."""
+        layers = self.decode.layers
+        is_fast = layers.space.num_rows >= MIN_BLOCK and 2 * torch.get_num_threads() <= layers.num_parts
+        return num_rows <= MAX_BLOCKED_ROWS and is_fast
+
+    def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> QKV:
+        """As DecodeLayer.before, but in new memory."""
+        layers, place = self.decode.layers, self.decode.place
+        w = self.decode.weights
+        qkv = torch.empty(x.shape[0], w.num_qkv_heads * w.head_dim, dtype=x.dtype)
+        try:
+            for here in self._blocks(x.shape[0]):
+                layers.put_qkv(place, qkv[here].data_ptr())
+                layers.rotations(cos[here], sin[here])
+                layers.run_half(x[here], place, BEFORE, alone=False)
+        finally:
+            layers.put_qkv(place, layers.space.qkv.data_ptr())
+        return w.heads(qkv)
+
+    def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
+        """As DecodeLayer.after."""
+        for here in self._blocks(x.shape[0]):
+            self.decode.after(x[here], attended[here], alone=False)
+
+    def _blocks(self, num_rows: int) -> Iterator[slice]:
+        """Blocks of about the same size: a short one would read all weights for few rows."""
+        num_blocks = -(-num_rows // self.decode.layers.space.num_rows)
+        for index in range(num_blocks):
+            yield slice(num_rows * index // num_blocks, num_rows * (index + 1) // num_blocks)
 
 
 def padded(num_rows: int) -> int:

@@ -1,7 +1,7 @@
 """Skinny matrix products on a CPU: x [num_rows, k] times a weight [n, k], for few rows, as compiled loops.
 
-Decoding is bound by reading weights. A task is 64 outputs; for tiles of four rows their sums stay in registers, so each
-weight is loaded once per four rows. Bias, SwiGLU and residual sum are part of the loop.
+Decoding is bound by reading weights. A task is 64 outputs; for tiles of up to six rows their sums stay in registers, so
+each weight is loaded once per tile. Bias, SwiGLU and residual sum are part of the loop.
 """
 
 from __future__ import annotations
@@ -43,20 +43,27 @@ from graftlm.kernels.cpu.loops.register_tiles import (
 def _panel_matmul(*, bfloat16: bool) -> Any:
     """C [num_rows, PANEL] = A B for one panel B, some rows at a time; `num_out` is ignored.
 
-    The sums of four rows fill the registers of AVX-512. Other processors have half as many or fewer, so there four rows
-    of float32 take 16 columns at a time, and two rows of either type 32. (Four rows of bfloat16 by 16 columns need as
-    many, but LLVM 20 compiles that tile to code which never stores its first row.)
+    The sums of six rows fill the registers of AVX-512; those of four where bfloat16 is widened, which takes registers
+    too. Other processors have half as many or fewer, so there four rows of float32 take 16 columns at a time, and two
+    rows of either type 32. (Four rows of bfloat16 by 16 columns need as many, but LLVM 20 compiles that tile to code
+    which never stores its first row.)
     """
     if not has_wide_registers():
         return _narrow_panel_matmul(bfloat16=bfloat16)
-    one, two, three, four = (outer_tile(num_rows, PANEL // 16, b_bfloat16=bfloat16) for num_rows in (1, 2, 3, 4))
+    tiles = [outer_tile(num_rows, PANEL // 16, b_bfloat16=bfloat16) for num_rows in range(1, 7)]
+    one, two, three, four, five, six = tiles
+    most = 4 if bfloat16 else 6
 
     @njit(forceinline=True, **FLAGS)
     def matmul(c, a, a_row, b, num_rows, depth, num_out):
-        for row in range(0, num_rows, 4):
+        for row in range(0, num_rows, most):
             left = num_rows - row
             here, there = a + row * a_row, c + row * 4 * PANEL
-            if left >= 4:
+            if most == 6 and left >= 6:
+                six(there, here, a_row, 4, b, depth)
+            elif most == 6 and left == 5:
+                five(there, here, a_row, 4, b, depth)
+            elif left >= 4:
                 four(there, here, a_row, 4, b, depth)
             elif left == 3:
                 three(there, here, a_row, 4, b, depth)

@@ -15,7 +15,7 @@ from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import _plan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
-from graftlm.kernels.cpu.decoder.decoder_layer import MAX_DECODE_ROWS, DecodeLayer, PrefillLayer
+from graftlm.kernels.cpu.decoder.decoder_layer import MAX_DECODE_ROWS, MIN_BLOCK, DecodeLayer, PrefillLayer
 from graftlm.kernels.cpu.linear import packed_pieces
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces
@@ -28,6 +28,9 @@ OTHERWISE = "oneDNN lays weights out otherwise on this CPU"  # for AMX, those in
 def lies_otherwise(dtype: torch.dtype) -> bool:
     return PackedLinear(torch.nn.Linear(64, 64, dtype=dtype)).panels() is None
 
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 16, "num_key_value_heads": 16}
+"""Every product has four panels of outputs at least."""
 
 pytestmark = pytest.mark.skipif(lies_otherwise(torch.float32), reason=OTHERWISE)
 
@@ -75,6 +78,28 @@ def test_few_tokens_and_many_get_the_logits_of_the_model(num_tokens: int) -> Non
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_some_hundred_tokens_run_in_blocks_of_about_the_same_size(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    loaded, blocks, after = load(dtype=dtype, **WIDE), [], DecodeLayer.after
+    if MAX_DECODE_ROWS[dtype] < MIN_BLOCK or lies_otherwise(dtype):
+        pytest.skip("bfloat16 products of our own are slow for many rows on this CPU")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    def noted(self: DecodeLayer, x: torch.Tensor, attended: torch.Tensor, **options: bool) -> None:
+        blocks.append(len(x))
+        after(self, x, attended, **options)
+
+    monkeypatch.setattr(DecodeLayer, "after", noted)
+    found = logits(loaded, 150)
+    assert blocks[:3] == [50, 50, 50]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # more threads than there are parts for
+    blocks.clear()
+    torch.testing.assert_close(found, logits(loaded, 150), rtol=1e-4, atol=1e-5 if dtype is torch.float32 else 2e-2)
+    assert blocks == []
+
+
 def test_a_layer_whose_head_norms_differ_in_epsilon_keeps_its_own_forward() -> None:
     model = tiny_model("qwen3")
     model.model.layers[0].self_attn.k_norm.variance_epsilon *= 2  # too little for random input to show it
@@ -85,8 +110,8 @@ def test_a_layer_whose_head_norms_differ_in_epsilon_keeps_its_own_forward() -> N
 def test_a_layer_whose_loops_answer_otherwise_keeps_its_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     right = DecodeLayer.after
 
-    def wrong(self: DecodeLayer, x: torch.Tensor, attended: torch.Tensor) -> None:
-        right(self, x, attended)
+    def wrong(self: DecodeLayer, x: torch.Tensor, attended: torch.Tensor, **options: bool) -> None:
+        right(self, x, attended, **options)
         x.mul_(1.001)
 
     monkeypatch.setattr(DecodeLayer, "after", wrong)
