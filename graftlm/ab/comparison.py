@@ -177,16 +177,17 @@ class Comparison:
         return Counted(calm, len(pairs) - len(calm)) if len(calm) >= MIN_PAIRS else Counted(pairs, 0)
 
     def load(self) -> list[str]:
-        """What other processes did to the ratios, in a sentence or two. Empty: hardly anything."""
+        """What other processes did to the ratios; the first entry says what it was. Empty: hardly anything."""
         counted = [self.counted(result) for result in self.results[1:] if result.rounds and self.baseline.rounds]
         busiest = max(counted, key=lambda one: one.lost, default=None)
         said = []
         if busiest is not None and busiest.lost > CROWDED:
-            said.append(
+            said += [
                 f"The machine was busy: other programs used {busiest.other_cores:.1f} of its {os.cpu_count()} cores, "
-                f"and threads of the engines had none for {busiest.lost:.0%} of the time. The ratio is one beside such "
-                "a load, and its interval is wider for it; end those programs, or give fewer --threads."
-            )
+                f"and threads of the engines had none for {busiest.lost:.0%} of the time.",
+                "The ratio is one beside such a load, and its interval is wider for it; end those programs, or give "
+                "fewer --threads.",
+            ]
         if left_out := max((one.num_left_out for one in counted), default=0):
             said.append(
                 f"{left_out} of {len(self.baseline.rounds)} rounds are part of no ratio, because other programs took "

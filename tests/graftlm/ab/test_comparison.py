@@ -75,11 +75,12 @@ def test_a_ratio_beside_other_programs_is_said_to_be_one_and_has_a_wider_interva
     found = comparison.ratio(comparison.results[1])
     assert found is not None and found.high is not None and found.high > 1.4
     comparison.results.append(loaded("vllm", busy))
-    (said,) = comparison.load()  # one sentence for all engines
+    said, meaning = comparison.load()  # one for all engines
     with pytest.raises(AssertionError, match="The machine was busy"):
         assert_faster(comparison)
-    assert said.startswith("The machine was busy: other programs used 1.0 of its ")
-    assert "had none for 50% of the time" in said and "fewer --threads" in said
+    assert said.startswith("The machine was busy: other programs used 1.0 of its ") and said.endswith("of the time.")
+    assert meaning.startswith("The ratio is one beside such a load")
+    assert "had none for 50% of the time" in said and "fewer --threads" in meaning
 
 
 def test_short_rounds_are_judged_together_because_clocks_are_coarse() -> None:
