@@ -29,7 +29,7 @@ from graftlm.core.grammar.budget import WALL_FACTOR
 from graftlm.core.grammar.draft import Draft, draft
 from graftlm.core.grammar.spec import JsonSchema, Options, Spec
 
-MAX_PROCESSES = 8
+MAX_PROCESSES = 12
 MIN_CORES = 8
 """With fewer cores two threads compile: processes would take them from the model."""
 
@@ -44,7 +44,7 @@ def default_count() -> int:
     if sys.platform != "linux" or not sys.executable:
         return 0
     cores = len(os.sched_getaffinity(0))
-    return min(MAX_PROCESSES, cores // 2) if cores >= MIN_CORES else 0
+    return min(MAX_PROCESSES, 3 * cores // 4) if cores >= MIN_CORES else 0
 
 
 class DraftingProcesses:

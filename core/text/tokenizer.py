@@ -102,7 +102,7 @@ class Tokenizer:
         if not text:
             return []
         if self.continuation_backend is None:
-            return self.encode_one(text)
+            return self.count_ids(text)
         _check_writable(text)
         return list(self.continuation_backend.encode(text, add_special_tokens=False).ids)
 
