@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -18,6 +18,7 @@ from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.compile import SHARE_OF_AUTOMATON, Grammar, Language, check_start, language_of
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.schema.lowering import any_value_rules
+from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Spec, Whitespace
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -43,21 +44,25 @@ class Draft:
 def draft(spec: Spec, options: Options) -> Draft:
     """Compile for a vocabulary with a token for every byte. Raises GrammarError, as `compile_spec` does."""
     with limited(options.limits), paused():
-        language = language_of(spec, options)
-        if language.rules:
-            return _with_rules(language, options)
-        try:
-            share = SHARE_OF_AUTOMATON if isinstance(spec, JsonSchema) else 1.0
-            with limited(options.limits, share):
-                dfa = Dfa.compile(without_products(language.node), options.limits)
-            return Draft(dfa.measured(), issues=language.issues, annotations=language.annotations)
-        except GrammarError as error:
-            if not isinstance(spec, JsonSchema):
-                raise
+        if not isinstance(spec, JsonSchema):
+            return _without_rules(language_of(spec, options), options)
+        with closing(SchemaReader(spec, options, items_differ=True)) as reader:
+            language = language_of(spec, options, reader=reader)
+            if language.rules:
+                return _with_rules(language, options)
             try:
-                return _with_rules(language_of(spec, options, context_free=True), options, error)
-            except GrammarError:
-                raise error from None
+                with limited(options.limits, SHARE_OF_AUTOMATON):
+                    return _without_rules(language, options)
+            except GrammarError as error:
+                try:
+                    return _with_rules(language_of(spec, options, context_free=True, reader=reader), options, error)
+                except GrammarError:
+                    raise error from None
+
+
+def _without_rules(language: Language, options: Options) -> Draft:
+    dfa = Dfa.compile(without_products(language.node), options.limits)
+    return Draft(dfa.measured(), issues=language.issues, annotations=language.annotations)
 
 
 def _with_rules(language: Language, options: Options, error: GrammarError | None = None) -> Draft:

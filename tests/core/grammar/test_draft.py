@@ -11,6 +11,8 @@ import pytest
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.compile import compile_spec
 from graftlm.core.grammar.draft import draft, finished
+from graftlm.core.grammar.schema.algebra.shapes import Shape
+from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import Choices, JsonSchema, Limits, Options, Regex, Spec
 from tests.grammars import BYTES, allows
 
@@ -49,6 +51,20 @@ def test_what_takes_too_many_states_is_drafted_for_llguidance() -> None:
     found = draft(spec, options)
     assert found.dfa is None and found.error is not None and "20 states" in str(found.error)
     assert finished(found, BYTES).engine == compile_spec(spec, BYTES, options).engine == "llguidance"
+
+
+def test_a_schema_that_takes_too_many_states_used_to_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pointers: list[str] = []
+    read = SchemaReader.read
+
+    def counted(reader: SchemaReader, schema: Any, pointer: str) -> Shape:
+        pointers.append(pointer)
+        return read(reader, schema, pointer)
+
+    monkeypatch.setattr(SchemaReader, "read", counted)
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 9}, "uniqueItems": True}
+    assert draft(JsonSchema(schema), Options(limits=Limits(states=10))).lark
+    assert sorted(pointers) == ["", "/items"]
 
 
 def test_a_constraint_that_cannot_be_kept_is_the_same_error() -> None:
