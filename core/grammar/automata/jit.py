@@ -154,6 +154,7 @@ if hasattr(os, "register_at_fork"):
 
 def _load() -> None:
     if not _has_numba():
+        log.warning("numba is not installed: automata and masks of constraints are made in Python, slowly")
         return
     _awaited.wait(_PAUSE_S)
     try:
