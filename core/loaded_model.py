@@ -68,7 +68,7 @@ class LoadedModel:
         reasons = Counter(self.fusions.unfused)
         fused = f"paged, {self.fusions.num_fused} of {len(self.layers)} layers fused"
         fused += ", decode steps in one call" if self.stack is not None else ""
-        if self.fusions.num_fused < len(self.layers) and not reasons and self.device.type == "cuda":
+        if self.fusions.num_fused < len(self.layers) and not reasons:
             reasons["the model's decoder layers have other names"] += 1
         named = [*reasons, *(f"{name}: {why}" for name, why in self.fusions.reasons.items())]
         return ": ".join([fused, *[", ".join(named)][: len(named)]])

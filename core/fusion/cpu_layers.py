@@ -7,7 +7,9 @@ the layer's own forward gives on random input.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,10 +39,13 @@ if TYPE_CHECKING:
     from graftlm.kernels.cpu.decoder.decoder_layer import BlockLayer, DecodeLayer, LayerWeights, PrefillLayer
     from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
+log = logging.getLogger("graftlm.engine")
+
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative error between a layer and its replacement on random input."""
 _PROBED = (1, 7)
 """Lengths of the random inputs, in tokens."""
+_NO_NUMBA = "numba, which compiles the CPU kernels, is not installed"
 _BLOCK = 256
 """Tokens that run through a layer's MLP together: its products are no faster with more."""
 
@@ -103,26 +108,71 @@ class FusedCpuLayer(NamedTuple):
 
 @torch.inference_mode()
 def fuse_cpu(model: nn.Module, fusions: Fusions) -> int:
-    """Replace the forward of layers of the common shape, and of the head for few rows. -> number of layers replaced"""
-    if importlib.util.find_spec("numba") is None or next(model.parameters()).dtype not in TOLERANCE:
+    """Replace the forward of layers of the common shape, and of the head for few rows; note why others keep theirs.
+
+    -> number of layers replaced
+    """
+    dtype = next(model.parameters()).dtype
+    if dtype not in TOLERANCE:
+        fusions.unfused.append(f"there are no CPU kernels for {str(dtype).removeprefix('torch.')}")
+        return 0
+    if importlib.util.find_spec("numba") is None:
+        fusions.unfused.append(_NO_NUMBA)
+        _warn_without_numba()
         return 0
     switch = AttentionSwitch(model)
-    found: list[tuple[nn.Module, LayerProbe, LayerWeights]] = []
+    found: list[_Found] = []
+    refused: dict[str, list[int]] = {}  # why, and the numbers of the layers
     for layers, rotary in decoder_stacks(model):
-        for layer in layers:
-            modules = LayerModules.of(layer)
-            norm = Norm.of(modules.before_attention) if isinstance(modules, LayerModules) else None
-            if isinstance(modules, str) or norm is None:
-                continue
-            try:
-                probe = LayerProbe.of(layer, rotary, norm.weight, max(_PROBED), switch)
-            except Exception:  # it takes or gives something else: it keeps its own forward
-                continue
-            weights = weights_of(modules, probe.call) if probe is not None else None
-            if probe is not None and weights is not None:
-                found.append((layer, probe, weights))
+        for number, layer in enumerate(layers):
+            parts = _parts_of(layer, rotary, switch)
+            if isinstance(parts, str):
+                refused.setdefault(parts, []).append(number)
+            else:
+                found.append(_Found(number, layer, *parts))
     _fuse_head(model, fusions)
-    return _install(found, fusions) if found else 0
+    if found:
+        _install(found, fusions, refused)
+    fusions.unfused += [f"{_numbered(numbers)}: {why}" for why, numbers in refused.items()]
+    return fusions.num_fused
+
+
+@functools.cache
+def _warn_without_numba() -> None:
+    log.warning("%s: models run by PyTorch's kernels, several times as slowly; pip install numba", _NO_NUMBA)
+
+
+class _Found(NamedTuple):
+    """A layer whose weights the compiled code can read."""
+
+    number: int
+    layer: nn.Module
+    probe: LayerProbe
+    weights: LayerWeights
+
+
+def _parts_of(layer: nn.Module, rotary: nn.Module, switch: AttentionSwitch) -> tuple[LayerProbe, LayerWeights] | str:
+    """A layer's probe and weights; or why the compiled code cannot compute it."""
+    modules = LayerModules.of(layer)
+    if isinstance(modules, str):
+        return modules
+    norm = Norm.of(modules.before_attention)
+    if norm is None:
+        return "no RMSNorm before its attention"
+    try:
+        probe = LayerProbe.of(layer, rotary, norm.weight, max(_PROBED), switch)
+    except Exception as error:  # it takes or gives something else: it keeps its own forward
+        return f"it does not run by itself ({type(error).__name__})"
+    if probe is None:
+        return "it does not attend exactly once"
+    weights = weights_of(modules, probe.call)
+    return weights if isinstance(weights, str) else (probe, weights)
+
+
+def _numbered(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"layer {numbers[0]}"
+    return f"layers {', '.join(map(str, numbers[:3]))}" + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
 
 
 def skinny_head(model: nn.Module) -> SkinnyLinear | None:
@@ -170,13 +220,13 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
         fusions.add(partial(delattr, head, "forward"))
 
 
-def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: Fusions) -> int:
+def _install(found: list[_Found], fusions: Fusions, refused: dict[str, list[int]]) -> None:
     from graftlm.kernels.cpu.decoder.decoder_layer import BlockLayer, CompiledLayers, DecodeLayer, PrefillLayer
     from graftlm.kernels.cpu.decoder.elementwise import Elementwise
 
-    loops = Elementwise(found[0][1].hidden.dtype)
-    compiled = CompiledLayers([weights for *_, weights in found])
-    for index, (layer, probe, weights) in enumerate(found):
+    loops = Elementwise(found[0].probe.hidden.dtype)
+    compiled = CompiledLayers([one.weights for one in found])
+    for index, (number, layer, probe, weights) in enumerate(found):
         decode = DecodeLayer(compiled, index)
         parts = decode, BlockLayer(decode), PrefillLayer(weights, loops)
         fused = FusedCpuLayer(*parts, probe.call.module, probe.call.params, layer.forward, compiled.space.num_rows)
@@ -185,27 +235,38 @@ def _install(found: list[tuple[nn.Module, LayerProbe, LayerWeights]], fusions: F
             setattr(layer, "forward", fused)  # noqa: B010
             fusions.add(partial(delattr, layer, "forward"))
             fusions.num_fused += 1
-    return fusions.num_fused
+        else:
+            refused.setdefault("it computes something else between its modules", []).append(number)
 
 
-def weights_of(modules: LayerModules, call: AttentionCall) -> LayerWeights | None:
-    """What a layer computes with; None if the compiled code cannot. `call` is how it called its attention."""
+def weights_of(modules: LayerModules, call: AttentionCall) -> LayerWeights | str:
+    """What a layer computes with; or why the compiled code cannot. `call` is how it called its attention."""
     from graftlm.kernels.cpu.decoder.decoder_layer import LayerWeights
 
     before, after = Norm.of(modules.before_attention), Norm.of(modules.before_mlp)
     norms = (before, after, *(Norm.of(norm) for norm in (modules.q_norm, modules.k_norm)))
-    if any(norm is not None and not norm.is_plain for norm in norms) or modules.activation != "silu":
-        return None
-    if modules.after_attention is not None or modules.after_mlp is not None or modules.factor != 1.0:
-        return None
-    qkv, gate_up, out = _panels(modules.qkv), _panels(modules.gate_up), _panels((modules.out,))
-    down = _panels((modules.down,)) if modules.down is not None else None
-    if before is None or after is None or not (qkv and gate_up and out and down):
-        return None
+    if before is None or after is None or any(norm is not None and not norm.is_plain for norm in norms):
+        return "its norms are no plain RMSNorms before attention and MLP"
+    if modules.after_attention is not None or modules.after_mlp is not None:
+        return "a norm after its attention or MLP"
+    if modules.factor != 1.0:
+        return f"a factor of {modules.factor:g} on what it adds"
+    if modules.activation != "silu" or modules.down is None:
+        return "its MLP is not down(silu(gate) * up)"
+    parts = [_panels(linears) for linears in (modules.qkv, (modules.out,), modules.gate_up, (modules.down,))]
+    for linears, panels in zip((modules.qkv, (modules.out,), modules.gate_up, (modules.down,)), parts, strict=True):
+        if panels is None:
+            return f"a weight of shape {_shapes(linears)} that is not packed in panels"
+    qkv, out, gate_up, down = (part or [] for part in parts)
     num_heads, num_kv_heads, dim = call.q.shape[1], call.k.shape[1], call.q.shape[3]
     q_norm, k_norm = norms[2:]
     weights = LayerWeights(before, qkv, q_norm, k_norm, out[0], after, gate_up, down[0], num_heads, num_kv_heads, dim)
-    return weights if weights.problem() is None else None
+    return weights.problem() or weights
+
+
+def _shapes(modules: tuple[nn.Module, ...]) -> str:
+    shapes = {f"{getattr(m, 'out_features', '?')} x {getattr(m, 'in_features', '?')}" for m in modules}
+    return " or ".join(sorted(shapes))
 
 
 def _panels(modules: tuple[nn.Module, ...]) -> list[Panels] | None:

@@ -21,43 +21,60 @@ if TYPE_CHECKING:
 
 def stack_layers(loaded: LoadedModel, difference: Callable[[], str | None]) -> None:
     """Run steps of few tokens in one compiled call, unless `difference` then says how the model answers otherwise."""
-    loaded.stack = stack_of(loaded.model, loaded.max_model_len)
-    reason = difference() if loaded.stack is not None else None
+    found = stack_of(loaded.model, loaded.max_model_len)
+    reason = found if isinstance(found, str) else None
+    if not isinstance(found, str):
+        loaded.stack = found
+        reason = difference()
     if reason is not None:
         loaded.stack = None
-        loaded.fusions.reasons[type(loaded.model).__name__] = reason
+        if not loaded.fusions.unfused:  # which says it already
+            loaded.fusions.reasons["decode steps are not one call"] = reason
     if loaded.stack is not None:
         move_later(loaded.stack.memory)
 
 
-def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | None:
-    """The decoder of `model` from token ids to logits; None if it has parts that the compiled code does not know.
+def stack_of(model: nn.Module, max_positions: int) -> DecoderStack | str:
+    """The decoder of `model` from token ids to logits; or the part of it that the compiled code does not know.
 
     What lies between the parts, such as a factor for the logits, does not show: the caller compares what comes out.
     """
     stacks = list(decoder_stacks(model))
-    if len(stacks) != 1 or any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
-        return None
+    if len(stacks) != 1:
+        return f"{len(stacks)} stacks of decoder layers"
+    hooked = next((name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks), None)
+    if hooked is not None:
+        return f"{hooked or 'the model'} has a hook"
     ((modules, rotary),) = stacks
     owner = next(m for m in model.modules() if getattr(m, "layers", None) is modules)
     layers = [getattr(layer, "forward", None) for layer in modules]
     fused = [layer for layer in layers if isinstance(layer, FusedCpuLayer)]
+    if not fused or len(fused) < len(layers):
+        return f"{len(layers) - len(fused)} of {len(layers)} layers keep their own forward"
     norm = Norm.of(getattr(owner, "norm", None))
     embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
     head = skinny_head(model)
-    if not fused or len(fused) < len(layers) or norm is None or not norm.is_plain or head is None:
-        return None
+    if norm is None or not norm.is_plain:
+        return "no plain RMSNorm after the last layer"
+    if head is None:
+        return "a head that is no linear layer in panels, or in rows of a multiple of 16"
     compiled = fused[0].decode.layers
     if [layer.decode for layer in fused] != [(compiled, i) for i in range(len(compiled.weights))]:
-        return None
-    if type(embedding) is not nn.Embedding or "layer_type" in inspect.signature(rotary.forward).parameters:
-        return None
+        return "layers in another order"
+    if type(embedding) is not nn.Embedding:
+        return f"an embedding of type {type(embedding).__name__}"
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        return "layers with rotations of their own"
     table = embedding.weight.detach()
     if table.dtype != compiled.dtype or not table.is_contiguous() or len(table) < head.num_out:
-        return None
+        return f"an embedding of {len(table):,} {str(table.dtype)[6:]} rows under {head.num_out:,} logits"
     params = [layer.params for layer in fused]
-    if any(p.sinks is not None for p in params) or len({w.hidden_size for w in compiled.weights}) > 1:
-        return None
+    sinks = next((i for i, p in enumerate(params) if p.sinks is not None), None)
+    if sinks is not None:
+        return f"layer {sinks} has attention sinks"
+    sizes = [w.hidden_size for w in compiled.weights]
+    if len(set(sizes)) > 1:
+        return f"layers of sizes {', '.join(map(str, sorted(set(sizes))))}"
 
     def rotations(num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = rotary(table[:1, None], torch.arange(num_positions)[None])

@@ -27,8 +27,8 @@ class Fusions:
 
     num_fused    decoder layers that run as a few kernels
     num_compact  linear layers that read their weight in 12 bits in steps of few tokens
-    reasons      why modules kept their own code, by the name of their class
-    unfused      of each decoder layer that keeps its own forward on a GPU: why
+    reasons      why something runs by its own code: by the name of a class, or of what is done
+    unfused      why decoder layers keep their own forward: on a GPU for each, on a CPU with the numbers of the layers
     """
 
     num_packed: int = 0

@@ -51,6 +51,8 @@ _RECENT_TOKENS = 8192
 _RECENT_NAMESPACES = 32
 _FEW_ROWS = 4
 """Up to this many rows are looked up in every step; with more, rows whose drafts were rejected pause a while."""
+_LEAST_STEPS = 4
+"""Steps that more rows run at once where no draft was worth it: one of them is nearly always due for a look."""
 _LONGEST_REST = 16
 
 _FIRST_ODDS = (0.15, 0.4, 0.55, 0.65, 0.75, 0.8)
@@ -156,6 +158,8 @@ class Drafter:
                 known.idle = 0 if counts[i] else known.idle + 1
                 known.rest = 0 if counts[i] else min(1 << known.idle, _LONGEST_REST)
             self.patience = min(self.patience, max(1, known.made_at + known.rest - row.sequence.num_tokens))
+        if len(scheduled) > _FEW_ROWS:
+            self.patience = max(self.patience, _LEAST_STEPS)
         return [self._drafted(row, counts[i]) if counts[i] else row for i, row in enumerate(scheduled)]
 
     def look_up(self, text: NDArray[np.int32], namespace: str, most: int) -> tuple[int, list[int]]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from graftlm.core.config import EngineConfig
+from graftlm.core.fusion.cpu_layers import _warn_without_numba
 from graftlm.core.fusion.decoder_stack import stack_of
 from graftlm.core.model.load import load_model
 from graftlm.kernels.cpu.decoder.decoder_stack import DecoderStack
@@ -30,7 +31,7 @@ def test_a_model_of_the_common_shape_runs_decode_steps_in_one_call(kind: str) ->
 
 def test_a_factor_between_the_parts_is_found_by_what_comes_out() -> None:
     loaded = load("granite", logits_scaling=8.0, embedding_multiplier=12.0, residual_multiplier=1.0)
-    assert stack_of(loaded.model, loaded.max_model_len) is not None
+    assert isinstance(stack_of(loaded.model, loaded.max_model_len), DecoderStack)
     assert loaded.stack is None
     assert loaded.lane == "paged"
     assert "differs from the model's own forward" in loaded.execution
@@ -50,7 +51,26 @@ def test_a_stack_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyPa
 def test_layers_that_keep_their_own_forward_keep_all_in_their_modules() -> None:
     model = tiny_model("qwen3")
     model.model.layers[0].self_attn.k_norm.variance_epsilon *= 2
-    assert load_model(model, EngineConfig(), byte_tokenizer()).stack is None
+    loaded = load_model(model, EngineConfig(), byte_tokenizer())
+    assert loaded.stack is None
+    why = "layer 0: the norms of queries and keys have different epsilons"
+    assert loaded.execution == f"paged, 1 of 2 layers fused: {why}"
+
+
+def test_why_decode_steps_are_not_one_call_is_part_of_how_a_model_runs() -> None:
+    model = tiny_model()
+    model.model.embed_tokens = type("Scaled", (torch.nn.Embedding,), {})(*model.model.embed_tokens.weight.shape)
+    why = "decode steps are not one call: an embedding of type Scaled"
+    assert load_model(model, EngineConfig(), byte_tokenizer()).execution == f"paged, 2 of 2 layers fused: {why}"
+    assert "0 of 2 layers fused: layers 0, 1: " in load("gemma2").execution
+
+
+def test_without_numba_one_line_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_without_numba.cache_clear()
+    monkeypatch.setattr("graftlm.core.fusion.cpu_layers.importlib.util.find_spec", lambda name: None)
+    assert load().execution == "paged, 0 of 2 layers fused: numba, which compiles the CPU kernels, is not installed"
+    load()
+    assert caplog.text.count("pip install numba") == 1
 
 
 def test_a_hook_of_the_user_is_still_called() -> None:

@@ -443,6 +443,19 @@ def test_the_longer_nothing_was_drafted_the_more_steps_go_by_before_the_next_gue
     assert patience == [2, 4, 8, 16, 16, 16]
 
 
+def test_one_of_many_rows_that_was_due_for_a_guess_used_to_end_the_steps_of_all_at_once() -> None:
+    made, scheduled = drafter(), rows(*(random_prompt(9, seed=i) for i in range(8)), max_new_tokens=500)
+    made.prices = Priced(alone_s=0.012, at_once_s=0.001)
+    patience = []
+    for _ in range(4):
+        made.extend(scheduled, 16)
+        patience.append(made.patience)
+        for row in scheduled:
+            row.sequence.tokens.extend(1000 + row.sequence.num_tokens + i for i in range(made.patience))
+        scheduled[0].sequence.draft = None  # its draft came true: it is looked up after every step
+    assert min(patience) >= 4
+
+
 def test_the_chance_of_a_guess_is_its_share_of_the_last_ones() -> None:
     odds = AcceptanceRate(memory=16)
     assert odds.chance(2, otherwise=0.4, weight=8) == pytest.approx(0.4)
