@@ -37,7 +37,6 @@ _PIP_NAMES = {
     "llama_index.llms.llama_cpp": "llama-index-llms-llama-cpp",
     "llama_index.llms.openvino": "llama-index-llms-openvino",
     "llama_index": "llama-index-core",
-    "llama_index.llms": "llama-index-llms-huggingface",
     "llama_index.llms.huggingface": "llama-index-llms-huggingface",
     "llama_index.llms.openai_like": "llama-index-llms-openai-like",
 }

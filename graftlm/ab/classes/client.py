@@ -13,8 +13,16 @@ Constructor = Callable[..., Any]
 
 
 def load(module: str) -> Any:
-    """Import a module by name; what is missing is told with its `pip` command."""
-    return importlib.import_module(module)
+    """Import a module by name; what is missing is told with its `pip` command.
+
+    Where none of a namespace's packages is there, Python names the namespace; the error names the module.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and module.startswith(f"{error.name}."):
+            error.name = module
+        raise
 
 
 def key() -> str:
