@@ -32,8 +32,6 @@ from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, CompactWeight, co
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.tiles import K, gated, load, tiled
 
-MAX_ROWS = 32
-
 _SHARED = 200 * 1024
 """Bytes of shared memory for the stages of both groups."""
 _REGISTERS = 96
@@ -232,7 +230,7 @@ def launch(
     """out [num_parts, num_rows, n]: what x [num_rows, k] @ weight.T + bias [n] is the sum of.
 
     activation  the outputs are gates and ups, eight beside eight; out [1, num_rows, n / 2] = activation(gate) * up.
-    x contiguous bfloat16; up to MAX_ROWS rows, k at least 128 * num_parts; with a bias or an activation one part.
+    x contiguous bfloat16; up to 32 rows, k at least 128 * num_parts; with a bias or an activation one part.
     """
     (num_rows, k), (num_parts, _, n) = x.shape, out.shape
     codes = weight.codes
