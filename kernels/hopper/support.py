@@ -15,6 +15,7 @@ GluonModule = Literal[
     "bits12.decode",
     "bits12.experts",
     "bits12.matmul",
+    "bits12.one_order",
     "hopper.gate_up_decode",
     "hopper.gate_up_prefill",
     "hopper.prefetch_matmul",

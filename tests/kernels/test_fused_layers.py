@@ -112,7 +112,8 @@ def test_whole_layers_run_fused_in_the_paged_lane(kind: str, max_rows: int) -> N
 def test_layers_of_other_families_run_fused(kind: str) -> None:
     model = varied_model(kind, **ONE_KV_HEAD, **({} if kind in ("gemma2", "gemma3") else {"num_hidden_layers": 1}))
     loaded = load_fused(model, max_rows=64)
-    assert loaded.execution == f"paged, {len(loaded.layers)} of {len(loaded.layers)} layers fused"
+    expected = f"paged, {len(loaded.layers)} of {len(loaded.layers)} layers fused"
+    assert loaded.execution.partition(": decode steps are not one call")[0] == expected  # on a CPU these layers are not
     loaded.release()
 
 
