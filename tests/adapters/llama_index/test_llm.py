@@ -168,7 +168,7 @@ async def test_a_generation_leaves_the_event_loop_free(llm: GraftLLM) -> None:
     ticker = asyncio.create_task(tick())
     await llm.achat([ChatMessage("hello")], max_tokens=400, ignore_eos=True)
     ticker.cancel()
-    assert ticks > 10  # a blocked loop would not have ticked at all
+    assert ticks > 2  # a blocked loop would tick once at most
 
 
 async def test_gathered_calls_share_one_engine_batch(llm: GraftLLM) -> None:
