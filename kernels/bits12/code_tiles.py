@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from graftlm.kernels.bits12.weight_codec import LINES
-from graftlm.kernels.hopper.tiles import barrier, halves, load
+from graftlm.kernels.hopper.tiles import barrier, gated, halves, load
 
 # Eight weights: bytes of two pairs in $4, of two in $5, and the upper bits of all in $6, each pair's four bits further.
 _EIGHT = gl.constexpr("""{
@@ -150,6 +150,21 @@ def store_rows(found, out, first_row, num_rows, first, n):
     row = gl.arange(0, found.shape[1], layout=gl.SliceLayout(0, layout))
     target = out + (first_row + row)[None, :] * n + i[:, None]
     gl.store(target, found.to(out.dtype.element_ty), mask=(row < num_rows)[None, :] & (i < n)[:, None])
+
+
+@gluon.jit
+def store_block(
+    sums, bias, out, first_row, num_rows, block, n,
+    BIAS: gl.constexpr, GATE: gl.constexpr, ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """The sums [64, rows] of a block of outputs into out [:, n]: gated, eight beside eight, or with their bias."""
+    if GATE:
+        store_rows(gated(sums, out.dtype.element_ty, ACTIVATION), out, 0, num_rows, block * 32, n)  # of one part
+    else:
+        i = block * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, sums.type.layout))
+        if BIAS:
+            sums += gl.load(bias + i, mask=i < n, other=0.0).to(gl.float32)[:, None]
+        store_rows(sums, out, first_row, num_rows, block * 64, n)
 
 
 @functools.cache

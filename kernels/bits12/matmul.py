@@ -26,13 +26,13 @@ from graftlm.kernels.bits12.code_tiles import (
     listed_range,
     one_of_each,
     read_codes,
-    store_rows,
+    store_block,
     take_over,
 )
 from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, OUTPUTS, SENTINEL, CompactWeight
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
 from graftlm.kernels.hopper.prefetch_matmul import num_parts
-from graftlm.kernels.hopper.tiles import K, gated, load, tiled
+from graftlm.kernels.hopper.tiles import K, load, tiled
 
 _SHARED = 200 * 1024
 """Bytes of shared memory for the stages of a program and the sums that its groups exchange."""
@@ -127,12 +127,7 @@ def _multiply(
             sums = take_over(sums, from_lists, by_lists, turn)
             sums = take_over(sums, from_other, by_other, turn)
             sums *= scale[:, None]
-            if GATE:
-                store_rows(gated(sums, out.dtype.element_ty, ACTIVATION), out, 0, num_rows, block * 32, n)
-            else:
-                if BIAS:
-                    sums += gl.load(bias + i, mask=i < n, other=0.0).to(gl.float32)[:, None]
-                store_rows(sums, out, item // num_blocks * num_rows, num_rows, block * 64, n)
+            store_block(sums, bias, out, item // num_blocks * num_rows, num_rows, block, n, BIAS, GATE, ACTIVATION)
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_blocks", "num_items", "steps", "tiles"])

@@ -27,10 +27,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from graftlm.kernels.activation import Activation
-from graftlm.kernels.bits12.code_tiles import codes_layout, factor, read_codes, store_rows
+from graftlm.kernels.bits12.code_tiles import codes_layout, factor, read_codes, store_block
 from graftlm.kernels.bits12.weight_codec import INPUTS, LINES, CompactWeight, compacted, listed_by_tile
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
-from graftlm.kernels.hopper.tiles import K, gated, load, tiled
+from graftlm.kernels.hopper.tiles import K, load, tiled
 
 _SHARED = 200 * 1024
 """Bytes of shared memory for the stages of both groups."""
@@ -151,12 +151,7 @@ def _multiply(
             mbarrier.arrive(free.index(s))
             w, other = next_w, next_other
         sums *= scale[:, None]
-        if GATE:
-            store_rows(gated(sums, out.dtype.element_ty, ACTIVATION), out, 0, num_rows, block * 32, n)
-        else:
-            if BIAS:
-                sums += gl.load(bias + i, mask=i < n, other=0.0).to(gl.float32)[:, None]
-            store_rows(sums, out, item // num_blocks * num_rows, num_rows, block * 64, n)
+        store_block(sums, bias, out, item // num_blocks * num_rows, num_rows, block, n, BIAS, GATE, ACTIVATION)
 
 
 @gluon.jit(do_not_specialize=["num_rows", "num_blocks", "num_items", "steps", "tiles"])
