@@ -130,7 +130,7 @@ class GraftLLM(StructuredPrediction):
 
     def tokenize(self, text: str) -> list[int]:
         """The model's own token ids of `text`: as `Settings.tokenizer`, LlamaIndex packs prompts by them."""
-        return self.runtime_for().tokenizer.count_ids(text)
+        return self.runtime_for().tokenizer.ids_alone(text)
 
     def _is_chat(self, runtime: Runtime) -> bool:
         if self.is_chat_model is not None:

@@ -102,12 +102,12 @@ class Tokenizer:
         if not text:
             return []
         if self.continuation_backend is None:
-            return self.count_ids(text)
+            return self.ids_alone(text)
         _check_writable(text)
         return list(self.continuation_backend.encode(text, add_special_tokens=False).ids)
 
-    def count_ids(self, text: str) -> list[int]:
-        """The ids of `text` on its own, for callers that count many short texts: no BOS, special tokens are parsed.
+    def ids_alone(self, text: str) -> list[int]:
+        """The ids of `text` on its own, for many short texts: no BOS, special tokens are parsed.
 
         Asks the tokenizer's core where it may: a third of the time of Hugging Face's wrapper.
         """

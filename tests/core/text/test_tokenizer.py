@@ -29,9 +29,9 @@ def test_text_gets_exactly_one_bos_where_the_tokenizer_puts_one() -> None:
 def test_counted_ids_are_those_of_the_text_on_its_own_whatever_was_cut_before(tokenizer: Tokenizer) -> None:
     text = "the other the<|im_end|>x"
     expected = tokenizer.hf.encode(text, add_special_tokens=False)
-    assert tokenizer.count_ids(text) == expected
+    assert tokenizer.ids_alone(text) == expected
     tokenizer.hf("the other", truncation=True, max_length=1)  # Hugging Face leaves its tokenizer's core cutting
-    assert tokenizer.count_ids(text) == expected
+    assert tokenizer.ids_alone(text) == expected
 
 
 def test_messages_are_rendered_once_with_one_bos() -> None:
