@@ -152,7 +152,7 @@ class EngineConfig:
     max_mixed_tokens  the same in a step that also decodes a streamed answer, whose reader waits for it; never more than
                      `max_step_tokens`.
     strict           answers do not depend on the batch or the cache in any dtype. On a CPU everything computes in
-                     float32, at that price; on a GPU every sum keeps one order, for half as much time again.
+                     float32, at that price; on a GPU every sum keeps one order, at the price that docs/gpu.md states.
     seed             of requests that bring none; None draws one.
     quantization     a quantizer of transformers, by name.
     engine, loader   who runs the model and who reads it, by names that `graftlm plugins` lists.
