@@ -34,6 +34,7 @@ class Round:
     other_cores  cores of this machine that other processes, or other virtual machines, used on average meanwhile
     lost        share of the time in which the engine's threads had no core because of them; below 0: cores were left
     energy_j    what the GPUs used meanwhile, with what other processes did there; None where no card tells
+    errors      that the pipeline or its framework kept to itself, one sentence each
     """
 
     wall_s: float
@@ -47,6 +48,7 @@ class Round:
     other_cores: float = 0.0
     lost: float = 0.0
     energy_j: float | None = None
+    errors: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,11 @@ class EngineResult:
             return None
         total = sum(call.num_prompt for call in self.profile.calls)
         return 1 - self.profile.unique_tokens / total if total else None
+
+    @property
+    def hidden(self) -> list[str]:
+        """Errors that the pipeline kept to itself, of the first round that had any."""
+        return next((one.errors for one in self.rounds if one.errors), [])
 
     @property
     def num_varying(self) -> int:
@@ -227,6 +234,8 @@ class Comparison:
                 f"{result.engine} answers {result.num_varying} of {len(self.inputs)} inputs differently each round."
             ] * bool(result.num_varying)
             said += [f"{result.engine}: {what} vary between rounds." for what in _varying_counts(result)]
+        hidden = [(r.engine, "; ".join(r.hidden).rstrip(" .")) for r in measured if r.hidden]
+        said += [f"The pipeline kept errors with {engine} to itself: {text}." for engine, text in hidden]
         for result in measured[1:] if self.baseline.rounds else ():
             said += self._against_baseline(result)
         if unknown := [result.engine for result in measured if result.work.calls is None]:

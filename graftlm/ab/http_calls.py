@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any
@@ -28,10 +29,12 @@ class HttpCalls:
         self._lock = threading.Lock()
         self._hooked: set[str] = set()
         self._usages: list[Mapping[str, int | None]] = []
+        self.refused: Counter[int] = Counter()
+        """Requests that were answered with an error, by HTTP status."""
 
     def reset(self) -> None:
         with self._lock:
-            self._usages = []
+            self._usages, self.refused = [], Counter()
 
     @property
     def num(self) -> int:
@@ -65,8 +68,13 @@ class HttpCalls:
 
     def _begun(self, url: str, status: int, begin: float) -> _Answer | None:
         """Follow one answer; None if it is not a model's."""
-        is_call = urlsplit(url).path.endswith(_PATHS) and status < 400
-        return _Answer(self, begin) if is_call else None
+        if not urlsplit(url).path.endswith(_PATHS):
+            return None
+        if status >= 400:
+            with self._lock:
+                self.refused[status] += 1
+            return None
+        return _Answer(self, begin)
 
     def _ended(self, begin: float, usage: Mapping[str, int | None]) -> None:
         with self._lock:

@@ -151,6 +151,13 @@ class Meter:
         computed = prompt - cached if prompt is not None and cached is not None else None
         return Work(self._http.num, prompt, computed, completion)
 
+    def refused(self) -> list[str]:
+        """Requests of HTTP clients since `start` that were answered with an error, one sentence per status."""
+        return [
+            f"{num:,} request{'s were' if num > 1 else ' was'} answered with HTTP {status}"
+            for status, num in self._http.refused.items()
+        ]
+
     def spans(self, started: float) -> list[tuple[float, float]]:
         """Start and end of each call, in seconds after `started` (of `time.perf_counter`)."""
         with self._lock:

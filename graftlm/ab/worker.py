@@ -18,6 +18,7 @@ from typing import Any, Literal, TextIO
 
 from graftlm.ab.classes.server import Server
 from graftlm.ab.engines import remedy
+from graftlm.ab.failures import LoggedErrors, told
 from graftlm.ab.inspector import Inspector
 from graftlm.ab.meter import Meter
 from graftlm.ab.pipeline import Pipeline
@@ -40,6 +41,7 @@ class Worker:
         swap: str | None = None,
     ) -> None:
         self._meter = Meter()
+        self.errors = LoggedErrors()
         self._pipeline = Pipeline.load(path, framework) if swap is None else Pipeline.of_script(path, swap)
         self._engine = self._pipeline.engine(engine)
         self._model = model
@@ -92,12 +94,13 @@ class Worker:
         failed: dict[str, str] = {}
         for i, one in enumerate(self._pipeline.inputs):
             if i not in self._left_out:
+                self.errors.clear()
                 try:
                     self._pipeline.answer(self._llm, [one])
                 except ConfigError:
                     raise
                 except Exception as error:
-                    failed[str(i)] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    failed[str(i)] = self.told(error)
         return failed
 
     def round(self) -> dict[str, Any]:
@@ -105,6 +108,7 @@ class Worker:
         inputs = [one for i, one in enumerate(self._pipeline.inputs) if i not in self._left_out]
         asked = inputs[:-1] if self._remembered else inputs
         self._meter.start()
+        self.errors.clear()
         cpu_s, all_cpu_s, energy_j = cpu_seconds(), machine_cpu_seconds(), energy_joules()
         started = time.perf_counter()
         answers = self._pipeline.answer(self._llm, asked) + self._remembered
@@ -127,6 +131,7 @@ class Worker:
             "cpu_s": cpu_s,
             "other_cores": others,
             "lost": lost_share(others, cpu_s / wall_s),
+            "errors": [*self._meter.refused(), *[self.errors.told()] * bool(self.errors.told())],
             "energy_j": used_j,
             **peak_memory(),
         }
@@ -169,6 +174,11 @@ class Worker:
             given = torch.tensor([ids], device=model.device)
             row = torch.log_softmax(model(input_ids=given).logits[0, -1].float(), -1)
         return {"logprobs": [float(row[token]) for token in tokens], "texts": [], "before": ""}
+
+    def told(self, error: BaseException) -> str:
+        """An error of the pipeline, with what was logged before it and it does not say itself."""
+        text, logged = told(error), self.errors.told()
+        return text if not logged or logged.partition("the first ")[2] in text else f"{text}; {logged}"
 
     def calls(self) -> int:
         return self._meter.work().calls or 0
@@ -345,8 +355,9 @@ def serve(commands: TextIO, replies: TextIO) -> None:
         except ConfigError as error:
             reply = {"config_error": str(error)}
         except BaseException as error:
-            text = "; ".join([" ".join(str(error).split()), *(one.end for one in Server.open if one.end)])
-            reply = {"error": f"{type(error).__name__}: {text}", "remedy": remedy(error)}
+            said = told(error) if worker is None else worker.told(error)
+            text = "; ".join([said, *(one.end for one in Server.open if one.end)])
+            reply = {"error": text, "remedy": remedy(error)}
         say(reply)
 
 

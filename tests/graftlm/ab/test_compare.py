@@ -15,6 +15,8 @@ import pytest
 from graftlm.ab import Comparison, compare, report
 from graftlm.ab.plants import check
 from graftlm.core.errors import ConfigError
+from tests.core.remote.models import answers
+from tests.core.remote.server import Fault, Server
 from tests.models import byte_tokenizer, tiny_model
 
 CONTINUE = '''"""Continues a text."""
@@ -43,6 +45,15 @@ def inputs(): return ["The same forty characters at the beginning " + end for en
 def warm_up(): return ["Something else"]
 def right(text, answer): return text.endswith("one")
 '''
+DSPY_EVALUATE = """import dspy
+def run(llm, inputs):
+    devset = [dspy.Example(question=one, answer="").with_inputs("question") for one in inputs]
+    evaluate = dspy.Evaluate(devset=devset, metric=lambda e, p: 1, num_threads=2, max_errors=MAX_ERRORS)
+    with dspy.context(lm=llm):
+        return [str(made) for _, made, _ in evaluate(dspy.Predict("question -> answer")).results]
+def warm_up(): return []
+inputs = list("abcdefgh"[:NUM_INPUTS])
+"""
 IDLE = """import itertools, time
 times = itertools.count()
 def low(model): return str.lower
@@ -211,6 +222,25 @@ def test_an_input_on_which_the_pipeline_raises_is_left_out_for_all(idle: Path) -
     assert comparison.results[1].left_out == {1: "ValueError: cannot read bad"}
     assert [result.answers for result in comparison.results] == [["a", "c"], ["a", "c"]]
     assert "Left out: 1 of 3 inputs on which the pipeline raised an error." in comparison.differences()
+
+
+@pytest.mark.parametrize(("num_inputs", "max_errors"), [(4, 2), (2, 4)])
+def test_the_cause_is_told_where_a_framework_hides_it(tmp_path: Path, num_inputs: int, max_errors: int) -> None:
+    """DSPy gave up with 'Execution cancelled' and no more; or it went on and nobody said that answers were missing."""
+    text = DSPY_EVALUATE.replace("NUM_INPUTS", str(num_inputs)).replace("MAX_ERRORS", str(max_errors))
+    (tmp_path / "evaluated.py").write_text(text)
+    refusal = Fault(status=400, body={"error": {"message": "no grammars here"}})
+    with Server(answers({}), faults=[refusal] * 20) as server:
+        comparison = compare(tmp_path / "evaluated.py", [f"openai:{server.url}"], "m", rounds=1, minutes=0.01)
+    if num_inputs < max_errors:
+        (said, *_) = comparison.differences()
+        assert said.startswith(
+            f"The pipeline kept errors with openai:{server.url} to itself: 2 requests were answered "
+        )
+    else:
+        said = comparison.results[0].error or ""
+        assert said.startswith("Exception: Execution cancelled")
+    assert "no grammars here" in said
 
 
 def test_answers_that_vary_by_themselves_are_said(idle: Path) -> None:

@@ -101,7 +101,9 @@ def test_requests_that_failed_are_no_calls() -> None:
         importlib.import_module("openai")
         calls.hook()
         openai(server.url)  # tries again by itself
-        assert (len(server.calls), calls.num) == (2, 1)
+        assert (len(server.calls), calls.num, calls.refused) == (2, 1, {503: 1})
+    calls.reset()
+    assert calls.refused == {}
 
 
 def test_a_sum_is_unknown_where_one_answer_does_not_tell_it() -> None:
