@@ -49,8 +49,12 @@ def run_dspy(llm, inputs):
 
     devset = [dspy.Example(**one).with_inputs("context", "question") for one in inputs]
     metric = lambda example, made: made.answer == example.answer  # noqa: E731
-    with dspy.context(lm=llm):
-        result = dspy.Evaluate(devset=devset, metric=metric, num_threads=16)(dspy.Predict(Answer))
+    # One call per question, whatever its text: where DSPy reads no answer in it, as with random weights, it would ask
+    # again in JSON, and give up after ten.
+    adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+    evaluate = dspy.Evaluate(devset=devset, metric=metric, num_threads=16, max_errors=len(inputs) + 1)
+    with dspy.context(lm=llm, adapter=adapter):
+        result = evaluate(dspy.Predict(Answer))
     return [getattr(made, "answer", "").strip() for _, made, _ in result.results]
 
 
