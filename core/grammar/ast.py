@@ -22,6 +22,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 MAX_CODE_POINT = 0x10FFFF
@@ -31,13 +32,13 @@ T = TypeVar("T")
 
 
 class _Pickled:
-    """A node is pickled as the call that makes it: the state of a frozen class takes longer to read back."""
+    """A node is pickled as the call that makes it; equal ones that are read back are one, as schemas have much alike."""
 
     __slots__ = ()
     __match_args__: tuple[str, ...] = ()
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), tuple([getattr(self, name) for name in self.__match_args__])
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _shared, (type(self).__name__, *[getattr(self, name) for name in self.__match_args__])
 
 
 class _Composed(_Pickled):
@@ -143,6 +144,11 @@ class Rule(_Pickled):
     """What the rule `name` of a context-free grammar derives; the empty text only where nothing asks `nullable`."""
 
     name: str
+
+
+@lru_cache(maxsize=8192)
+def _shared(kind: str, *values: Any) -> Any:
+    return globals()[kind](*values)
 
 
 Node: TypeAlias = (
@@ -377,8 +383,7 @@ def nullable(node: Node) -> bool:
         case Repeat(item, minimum, _):
             return minimum == 0 or nullable(item)
         case Graph(rows, accepting):
-            reached = {0}
-            work = [0]
+            reached, work = {0}, [0]
             while work:
                 for item, target in rows[work.pop()]:
                     if target not in reached and nullable(item):

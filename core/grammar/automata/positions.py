@@ -1,12 +1,13 @@
 """Positions inside a node: the rest that is left to be written, and the rest after one more byte.
 
 A `Rest` is a node, how far it has been written, and the Rest that comes after it. Rests are made when they are first
-needed, so a counted repeat or a long object costs only the places that a text reaches.
+needed, so a counted repeat or a long object costs only the places that a text reaches. They are numbers, and what they
+stand for lies in lists: Python's collector has nothing to look at, however many a process keeps.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import (
@@ -30,43 +31,50 @@ from graftlm.core.grammar.budget import check
 INFINITE = 1 << 2048  # beyond the shortest text of any schema: definitions that double each other reach 2**40
 MAX_STATES = 20_000
 
+Rest: TypeAlias = int
+"""What is left: of a node what comes after an index, then all of the next Rest. A number within its Positions."""
 
-@dataclass(eq=False, slots=True)
-class Rest:
-    """What is left: of `node` what comes after `index`, then all of `next`.
-
-    index    of a Literal: bytes written; of a Concat: items; of a Repeat: rounds, as far as they matter; of a CharSet,
-             a Graph, an Automaton and a product: the state
-    is_leaf  it reads the next byte, or a rule: of a Concat, its next item does
-    """
-
-    node: Node
-    index: int
-    next: Rest | None
-    leaves: tuple[Rest, ...] | None = None
-    distance: int = -1
-    is_leaf: bool = False
-
-
-END = Rest(EMPTY, 0, None, distance=0, is_leaf=True)
+END: Rest = 0
 """Nothing is left."""
 
 
 class Positions:
-    """The Rests of some nodes, each made once. A Rule is a leaf here: whoever meets one has to read its body."""
+    """The Rests of some nodes, each made once. A Rule is a leaf here: whoever meets one has to read its body.
+
+    Of each Rest:
+
+    nodes      the node that it begins in
+    indices    of a Literal: bytes written; of a Concat: items; of a Repeat: rounds, as far as they matter; of a
+               CharSet, a Graph, an Automaton and a product: the state
+    nexts      the Rest after the node; -1 for END
+    is_leaf    it reads the next byte, or a rule: of a Concat, its next item does
+    distances  bytes of its shortest text; -1 until that is asked for
+    """
 
     def __init__(self) -> None:
-        self._rests: dict[tuple[int, int, int], Rest] = {}
+        self.nodes: list[Node] = [EMPTY]
+        self.indices = [0]
+        self.nexts: list[Rest] = [-1]
+        self.is_leaf = [True]
+        self.distances = [0]
+        self._leaves: list[tuple[Rest, ...] | None] = [None]
+        self._rests: dict[tuple[int, int, Rest], Rest] = {}
         self._products: dict[Node, Product] = {}
-        self._steps: dict[tuple[int, int], tuple[Rest, ...]] = {}  # of automata and products
+        self._steps: dict[tuple[Rest, int], tuple[Rest, ...]] = {}  # of automata and products
 
     def rest(self, node: Node, index: int, after: Rest) -> Rest:
-        key = (id(node), index, id(after))
+        key = (id(node), index, after)
         found = self._rests.get(key)
         if found is None:
-            found = self._rests[key] = Rest(node, index, after)  # which keeps the node, so that its id stays its own
+            nodes = self.nodes
             first = node.items[index] if isinstance(node, Concat) else node
-            found.is_leaf = isinstance(first, Literal | CharSet) or isinstance(node, Rule)
+            self.indices.append(index)
+            self.nexts.append(after)
+            self.is_leaf.append(isinstance(first, Literal | CharSet) or isinstance(node, Rule))
+            self.distances.append(-1)
+            self._leaves.append(None)
+            nodes.append(node)  # which is kept, so that its id stays its own
+            found = self._rests[key] = len(nodes) - 1
         return found
 
     def product(self, node: Intersection | Difference) -> Product:
@@ -78,23 +86,23 @@ class Positions:
 
     def leaves(self, rest: Rest) -> tuple[Rest, ...]:
         """The Rests that `rest` may go on with, each about to read a byte or a rule; END where it may end."""
-        if rest.is_leaf:
+        if self.is_leaf[rest]:
             return (rest,)
-        if rest.leaves is None:
-            found: dict[int, Rest] = {}
-            seen = {id(rest)}
+        leaves = self._leaves[rest]
+        if leaves is None:
+            found: dict[Rest, None] = {}
+            seen = {rest}
             work = [rest]
             while work:
                 here = work.pop()
-                if here.is_leaf or not self._expand(here, work, seen):
-                    found[id(here)] = here
-            rest.leaves = tuple(found.values())
-        return rest.leaves
+                if self.is_leaf[here] or not self._expand(here, work, seen):
+                    found[here] = None
+            leaves = self._leaves[rest] = tuple(found)
+        return leaves
 
-    def _expand(self, here: Rest, work: list[Rest], seen: set[int]) -> bool:
+    def _expand(self, here: Rest, work: list[Rest], seen: set[Rest]) -> bool:
         """Put what `here` may go on with on `work`; False where it reads a byte or a rule itself."""
-        node, index, after = here.node, here.index, here.next
-        assert after is not None
+        node, index, after = self.nodes[here], self.indices[here], self.nexts[here]
         ways: list[Rest]
         is_leaf = False
         if isinstance(node, Concat):
@@ -125,8 +133,8 @@ class Positions:
             assert isinstance(node, Empty)
             ways = [after]
         for way in ways:
-            if id(way) not in seen:
-                seen.add(id(way))
+            if way not in seen:
+                seen.add(way)
                 work.append(way)
         return not is_leaf
 
@@ -136,16 +144,21 @@ class Positions:
             return [way for item in node.items for way in self._ways(item, after)]
         return [self.rest(node, 0, after)]
 
+    def part(self, leaf: Rest) -> tuple[Node, int]:
+        """The node that reads the next byte at a leaf, and how far it was written."""
+        node, index = self.nodes[leaf], self.indices[leaf]
+        return (node.items[index], 0) if isinstance(node, Concat) else (node, index)
+
     def literal(self, leaf: Rest, num_bytes: int) -> tuple[Rest, ...]:
         """The leaves after so many more bytes of the Literal that `leaf` reads."""
-        node, index = part(leaf)
+        node, index = self.part(leaf)
         assert isinstance(node, Literal)
         after, index = self._after(leaf), index + num_bytes
         return self.leaves(after if index == len(node.data) else self.rest(node, index, after))
 
     def step(self, leaf: Rest, byte: int) -> tuple[Rest, ...]:
         """The leaves after one more byte; none where it is not allowed. A leaf that is a Rule takes no byte."""
-        node, index = part(leaf)
+        node, index = self.part(leaf)
         if isinstance(node, Literal):
             return self.literal(leaf, 1) if node.data[index] == byte else ()
         if isinstance(node, CharSet):
@@ -154,14 +167,14 @@ class Positions:
                 return ()
             after = self._after(leaf)
             return self.leaves(after if target == 1 else self.rest(node, target, after))
-        key = (id(leaf), byte)
+        key = (leaf, byte)
         found = self._steps.get(key)
         if found is None:
             found = self._steps[key] = self._step(leaf, byte)
         return found
 
     def _step(self, leaf: Rest, byte: int) -> tuple[Rest, ...]:
-        node, index = leaf.node, leaf.index
+        node, index = self.nodes[leaf], self.indices[leaf]
         if isinstance(node, Automaton):
             for low, high, target in node.rows[index]:
                 if low <= byte <= high:
@@ -174,16 +187,27 @@ class Positions:
 
     def _after(self, leaf: Rest) -> Rest:
         """What is left once the leaf's own part is read."""
-        assert leaf.next is not None
-        if isinstance(leaf.node, Concat) and leaf.index + 1 < len(leaf.node.items):
-            return self.rest(leaf.node, leaf.index + 1, leaf.next)
-        return leaf.next
+        node, index = self.nodes[leaf], self.indices[leaf]
+        if isinstance(node, Concat) and index + 1 < len(node.items):
+            return self.rest(node, index + 1, self.nexts[leaf])
+        return self.nexts[leaf]
 
-
-def part(leaf: Rest) -> tuple[Node, int]:
-    """The node that reads the next byte at a leaf, and how far it was written."""
-    node = leaf.node
-    return (node.items[leaf.index], 0) if isinstance(node, Concat) else (node, leaf.index)
+    def cuts(self, leaf: Rest) -> set[int]:
+        """The first byte of each kind that a leaf tells apart; 256 stands for the end of the last."""
+        node, index = self.part(leaf)
+        match node:
+            case Intersection() | Difference():
+                return self.product(node).cuts(index)
+            case Literal(data):
+                return {data[index], data[index] + 1}
+            case CharSet(ranges):
+                graph = byte_graph(ranges)
+                edges = [i for i, source in enumerate(graph.sources) if source == index]
+                return {cut for i in edges for cut in (graph.lows[i], graph.highs[i] + 1)}
+            case Automaton(rows):
+                return {cut for low, high, _ in rows[index] for cut in (low, high + 1)}
+            case _:
+                return set()
 
 
 class Product:
@@ -233,7 +257,7 @@ class Product:
                 if self.accepts(here):
                     found = here
                     break
-                for byte in sorted(self._cuts(here)):
+                for byte in sorted(self.cuts(here)):
                     after = self.step(here, byte)
                     if after is not None and after not in came_from:
                         came_from[after] = (here, byte)
@@ -241,15 +265,10 @@ class Product:
             self._endings[state] = None if found is None else _way(came_from, found)
         return self._endings[state]
 
-    def _cuts(self, state: int) -> set[int]:
+    def cuts(self, state: int) -> set[int]:
         """The first byte of each kind that a state tells apart."""
-        found: set[int] = set()
-        for leaf in {leaf for part in self._states[state] for leaf in part}:
-            if isinstance(leaf.node, (Intersection, Difference)):
-                found |= self._positions.product(leaf.node)._cuts(leaf.index)
-            else:
-                found.update(cut for low, high in _edges(leaf) for cut in (low, high + 1))
-        return found - {256}
+        leaves = {leaf for part in self._states[state] for leaf in part}
+        return {cut for leaf in leaves for cut in self._positions.cuts(leaf)} - {256}
 
 
 def _way(came_from: dict[int, tuple[int, int] | None], state: int) -> bytes:
@@ -259,17 +278,3 @@ def _way(came_from: dict[int, tuple[int, int] | None], state: int) -> bytes:
         data.append(link[1])
         link = came_from[link[0]]
     return bytes(reversed(data))
-
-
-def _edges(leaf: Rest) -> list[tuple[int, int]]:
-    node, index = part(leaf)
-    match node:
-        case Literal(data):
-            return [(data[index], data[index])]
-        case CharSet(ranges):
-            graph = byte_graph(ranges)
-            return [(graph.lows[i], graph.highs[i]) for i, source in enumerate(graph.sources) if source == index]
-        case Automaton(rows):
-            return [(low, high) for low, high, _ in rows[index]]
-        case _:
-            return []

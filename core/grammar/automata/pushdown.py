@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graftlm.core.grammar.ast import Literal, Node, Rule
-from graftlm.core.grammar.automata.positions import END, INFINITE, Positions, Rest, part
+from graftlm.core.grammar.automata.positions import END, INFINITE, Positions, Rest
 from graftlm.core.grammar.automata.shortest import ShortestTexts
 
 
@@ -49,11 +49,11 @@ class Pushdown:
     def walk(self, place: Place, data: bytes) -> Place | None:
         """The place after `data`; None where it is not allowed."""
         positions, leaves, accepting = self._positions, place.leaves, place.accepting
-        at, size = 0, len(data)
+        nodes, at, size = positions.nodes, 0, len(data)
         while at < size:
             if len(leaves) == 1:
                 rest, frame = leaves[0]
-                node, index = part(rest)
+                node, index = positions.part(rest)
                 if isinstance(node, Literal):  # most of JSON: as many bytes at once as there are
                     num_bytes = min(len(node.data) - index, size - at)
                     if node.data[index : index + num_bytes] != data[at : at + num_bytes]:
@@ -66,7 +66,7 @@ class Pushdown:
             else:
                 found = [(after, frame) for rest, frame in leaves if (after := positions.step(rest, data[at]))]
                 at += 1
-            if len(found) == 1 and all([rest is not END and not isinstance(rest.node, Rule) for rest in found[0][0]]):
+            if len(found) == 1 and all([rest != END and type(nodes[rest]) is not Rule for rest in found[0][0]]):
                 rests, frame = found[0]
                 leaves, accepting = tuple([(rest, frame) for rest in rests]), False
             else:
@@ -99,26 +99,27 @@ class Pushdown:
         seen: set[tuple[int, int]] = set()
         passed: set[int] = set()  # frames of rules that derived the empty text
         accepting = False
+        positions = self._positions
         while found:
             rests, frame = found.pop()
             for rest in rests:
-                key = (id(rest), id(frame))
+                key = (rest, id(frame))
                 if key in seen:
                     continue
                 seen.add(key)
-                if rest is END:
+                node = positions.nodes[rest]
+                if rest == END:
                     accepting = accepting or frame is self._bottom
                     passed.add(id(frame))
-                    found += [(self._positions.leaves(after), caller) for after, caller in frame.callers]
-                elif isinstance(rest.node, Rule):
-                    name, after = rest.node.name, rest.next
-                    assert after is not None
+                    found += [(positions.leaves(after), caller) for after, caller in frame.callers]
+                elif isinstance(node, Rule):
+                    name, after = node.name, positions.nexts[rest]
                     if name not in called:
                         called[name] = Frame()
-                        found.append((self._positions.leaves(self._bodies[name]), called[name]))
+                        found.append((positions.leaves(self._bodies[name]), called[name]))
                     called[name].callers.append((after, frame))
                     if id(called[name]) in passed:
-                        found.append((self._positions.leaves(after), frame))
+                        found.append((positions.leaves(after), frame))
                 else:
                     leaves[key] = (rest, frame)
         return tuple(leaves.values()), accepting

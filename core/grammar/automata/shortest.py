@@ -21,7 +21,7 @@ from graftlm.core.grammar.ast import (
     Rule,
     map_children,
 )
-from graftlm.core.grammar.automata.positions import INFINITE, Positions, Rest
+from graftlm.core.grammar.automata.positions import END, INFINITE, Positions, Rest
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
 
@@ -116,19 +116,20 @@ class ShortestTexts:
         return found
 
     def left(self, rest: Rest) -> int:
-        """Bytes of the shortest way through `rest`."""
+        """Bytes of the shortest way through `rest`, one of those of `positions`."""
+        assert self._positions is not None
+        distances, nexts = self._positions.distances, self._positions.nexts
         chain = []
-        here: Rest | None = rest
-        while here is not None and here.distance < 0:
-            chain.append(here)
-            here = here.next
-        total = 0 if here is None else here.distance
+        while distances[rest] < 0:
+            chain.append(rest)
+            rest = nexts[rest]
+        total = distances[rest]
         for here in reversed(chain):
-            total = here.distance = min(total + self._own(here), INFINITE)
+            total = distances[here] = min(total + self._own(self._positions, here), INFINITE)
         return total
 
-    def _own(self, rest: Rest) -> int:
-        node, index = rest.node, rest.index
+    def _own(self, positions: Positions, rest: Rest) -> int:
+        node, index = positions.nodes[rest], positions.indices[rest]
         match node:
             case Literal(data):
                 return len(data) - index
@@ -147,11 +148,11 @@ class ShortestTexts:
 
     def text(self, rest: Rest) -> bytes:
         """The shortest way through `rest`."""
+        assert self._positions is not None
         data = bytearray()
-        here: Rest | None = rest
-        while here is not None:
-            data += self._text(here.node, here.index)
-            here = here.next
+        while rest != END:
+            data += self._text(self._positions.nodes[rest], self._positions.indices[rest])
+            rest = self._positions.nexts[rest]
         return bytes(data)
 
     def _text(self, node: Node, index: int = 0) -> bytes:

@@ -35,6 +35,9 @@ class PerVocabulary(Generic[T]):
             self._kept.move_to_end(key)
             return self._kept[key]
 
+    def __contains__(self, fingerprint: str) -> bool:
+        return fingerprint in self._kept
+
 
 class LibraryMatcher(ABC):
     """One sequence in a library's matcher: see `graftlm.core.grammar.matcher.Matcher`.

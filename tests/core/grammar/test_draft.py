@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import compile_spec
 from graftlm.core.grammar.draft import draft, finished
 from graftlm.core.grammar.schema.algebra.shapes import Shape
@@ -75,3 +76,23 @@ def test_a_constraint_that_cannot_be_kept_is_the_same_error() -> None:
                 compile_spec(spec, BYTES, Options(), drafter)
             errors.append((str(caught.value), caught.value.pointer, caught.value.position))
         assert errors[0] == errors[1]
+
+
+def test_what_schemas_have_alike_is_kept_once() -> None:
+    dates = {"type": "string", "format": "date"}
+    kept = []
+    for name in ("from", "until"):
+        language = draft(JsonSchema({"properties": {name: dates, "more": {"type": "object"}}}), Options()).language
+        node, rules, *_ = pickle.loads(language)
+        kept.append({id(item) for item in parts([node, *rules.values()]) if isinstance(item, ast.Concat)})
+    assert len(kept[0] & kept[1]) > 20  # those of a date, among others
+
+
+def parts(nodes: list[ast.Node]) -> list[ast.Node]:
+    def more(child: ast.Node) -> ast.Node:
+        nodes.append(child)
+        return child
+
+    for node in nodes:
+        ast.map_children(more, node)
+    return nodes

@@ -1,3 +1,4 @@
+import gc
 import json
 import random
 
@@ -147,3 +148,12 @@ def test_a_pushdown_without_rules_walks_like_an_automaton(seed: int) -> None:
             state, place = after, following
             assert pushdown.distance(place) == dfa.ending_bound(state)
             assert place.accepting == bool(dfa.accepting[state[0]])
+
+
+def test_places_of_a_long_text_give_the_collector_nothing_to_look_at() -> None:
+    pushdown = Pushdown(ast.concat(ast.repeat(ast.alternation(DIGIT, A), 0, 5_000), ast.Rule("end")), {"end": B})
+    gc.collect()
+    before = len(gc.get_objects())
+    place = pushdown.walk(pushdown.start, b"1a" * 2_000)
+    gc.collect()
+    assert place is not None and len(gc.get_objects()) - before < 50
