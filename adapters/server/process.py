@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -18,7 +20,8 @@ import uvicorn
 from graftlm.adapters.server.app import Server
 from graftlm.adapters.server.settings import ServerSettings
 from graftlm.core.config import CacheConfig, SchedulerConfig
-from graftlm.core.errors import ConfigError
+from graftlm.core.constraint import prepare_llguidance
+from graftlm.core.errors import ConfigError, GraftError
 from graftlm.core.runtime import Runtime
 
 log = logging.getLogger("graftlm.server")
@@ -68,6 +71,25 @@ def serve(model: str, settings: ServerSettings, options: dict[str, Any]) -> None
         runtime.close()
     if process.failure is not None:
         raise process.failure
+
+
+def load(runtime: Runtime) -> None:
+    """Load the model and all that would hold up running requests later, which a process of one model can do at once.
+
+    That is llguidance's tokenizer, and the objects that are there now: Python's collector never looks at them again.
+    """
+    preparing = threading.Thread(target=_prepare, args=(runtime,), name="graftlm llguidance", daemon=True)
+    preparing.start()
+    runtime.load()
+    preparing.join()
+    gc.collect()
+    gc.freeze()
+
+
+def _prepare(runtime: Runtime) -> None:
+    with suppress(GraftError):  # which the load meets as well
+        if runtime.base_url is None:
+            prepare_llguidance(runtime.tokenizer)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -126,7 +148,7 @@ class Process(uvicorn.Server):
     def _load(self) -> None:
         started = time.monotonic()
         try:
-            self._server.runtime.load()
+            load(self._server.runtime)
         except BaseException as error:
             if not self._server.draining:
                 self.failure = error

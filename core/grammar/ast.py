@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class _Pickled:
-    """A node is pickled as the call that makes it; equal ones that are read back are one, as schemas have much alike."""
+    """A node is pickled as the call that makes it; read back, equal ones are one, as schemas have much alike."""
 
     __slots__ = ()
     __match_args__: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
@@ -16,6 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
+from graftlm import Runtime
+from graftlm.adapters.server.process import load
+from graftlm.core.constraint import vocabulary_of
+from graftlm.core.grammar.engines.llguidance import tokenizer_of
 from tests.served import Served, started
 
 LONG: dict[str, Any] = {
@@ -168,3 +173,13 @@ def test_a_bad_runtime_option_is_named(option: str, part: str) -> None:
     ended = run("sprout", "--port", "0", "--option", option)
     assert ended.returncode == 1
     assert part in " ".join(ended.stderr.split())
+
+
+def test_a_load_prepares_llguidance_and_takes_what_is_there_from_the_collector() -> None:
+    with Runtime("sprout") as runtime:
+        try:
+            load(runtime)
+            assert vocabulary_of(runtime.tokenizer).fingerprint in tokenizer_of
+            assert gc.get_freeze_count() > 100_000
+        finally:
+            gc.unfreeze()
