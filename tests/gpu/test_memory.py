@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,7 @@ def little_memory() -> Iterator[int]:
     """Eight gigabytes more than are in use; -> bytes of them."""
     room = 8 << 30
     device = torch.device("cuda")
+    gc.collect()  # an earlier test's runtime may lie in a circle of references
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
