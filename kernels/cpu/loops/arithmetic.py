@@ -174,19 +174,6 @@ def from_bits(typingctx: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 @intrinsic
-def bfloat16_pair(typingctx: Any, low: Any, high: Any) -> tuple[Any, Callable[..., Any]]:
-    """Two float32 that are not negative as bfloat16 in one uint32, rounded to nearest, ties up."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(32)
-        half, upper = ir.Constant(word, 0x8000), ir.Constant(word, 0xFFFF0000)
-        low, high = (builder.add(builder.bitcast(x, word), half) for x in arguments)
-        return builder.or_(builder.lshr(low, ir.Constant(word, 16)), builder.and_(high, upper))
-
-    return types.uint32(types.float32, types.float32), generate
-
-
-@intrinsic
 def widen(typingctx: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
     """Element to float32: bfloat16 becomes the upper half of its bits, float32 and the value of an int8 stay."""
 

@@ -18,14 +18,14 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     add_done,
     allocate,
     at,
-    bfloat16_pair,
+    exp,
     float_array,
-    from_bits,
     next_task,
     release,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
 from graftlm.kernels.cpu.loops.register_tiles import outer_dot_tile
+from graftlm.kernels.cpu.loops.softmax_tiles import highest_tile, weights_tile
 
 KEYS = 64
 """Keys whose scores are held at once."""
@@ -34,17 +34,6 @@ _SLACK = 8
 
 _F, _U = np.float32, np.uint32
 _LOG2_E, _LN_2 = _F(1.4426950408889634), _F(0.6931471805599453)
-_C0, _C1, _C2, _C3, _C4 = _F(0.0095701), _F(0.05591786), _F(0.24024745), _F(0.69312181), _F(0.99999926)
-
-
-@njit(forceinline=True, **FLAGS)
-def _exp2(x):
-    """2^x, accurate to 3e-6, for x up to 127; below -126 it is 2^-126."""
-    x = max(x, _F(-126))
-    whole = np.rint(x)
-    rest = x - whole
-    series = (((_C0 * rest + _C1) * rest + _C2) * rest + _C3) * rest + _C4
-    return series * from_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
 
 
 def _matmul(*, add: bool) -> Any:
@@ -81,6 +70,42 @@ def _matmul(*, add: bool) -> Any:
     return matmul
 
 
+def _softmax() -> Any:
+    """The two halves of a softmax, as `highest_tile` and `weights_tile` give them, for 16, 32 or 64 columns."""
+    (h1, h2, h4), (m1, m2, m4) = ([highest_tile(w, masked=m) for w in (1, 2, 4)] for m in (False, True))
+    w1, w2, w4 = (weights_tile(w) for w in (1, 2, 4))
+
+    @njit(**FLAGS)
+    def highest(to, scores, num_keys, last_seen, first, columns, hides):
+        if columns == 16:
+            if hides:
+                m1(to, scores, num_keys, last_seen, first)
+            else:
+                h1(to, scores, num_keys, last_seen, first)
+        elif columns == 32:
+            if hides:
+                m2(to, scores, num_keys, last_seen, first)
+            else:
+                h2(to, scores, num_keys, last_seen, first)
+        elif hides:
+            m4(to, scores, num_keys, last_seen, first)
+        else:
+            h4(to, scores, num_keys, last_seen, first)
+
+    @njit(**FLAGS)
+    def weights(to, sums, scores, shift, factor, num_pairs, columns):
+        if columns == 16:
+            w1(to, sums, scores, shift, factor, num_pairs)
+        elif columns == 32:
+            w2(to, sums, scores, shift, factor, num_pairs)
+        else:
+            w4(to, sums, scores, shift, factor, num_pairs)
+
+    return highest, weights
+
+
+_highest, _weights = _softmax()
+
 # Module-level: the loop below finds them as globals. Variables of its closure would be part of the cache key.
 _scores, _add_values = _matmul(add=False), _matmul(add=True)
 
@@ -102,14 +127,13 @@ def compile_prefill_dots(k_dim: int, v_dim: int, group: int) -> MachineCode:
         total_at = memory + 4 * half * COLUMNS
         total, scores_at = float_array(total_at, (v_dim, COLUMNS))
         scores, weights_at = float_array(scores_at, (KEYS, COLUMNS))
-        weights = carray(at(weights_at), (KEYS // 2, COLUMNS), np.uint32)
         values_at = weights_at + 2 * KEYS * COLUMNS
         value_pairs = carray(at(values_at), (KEYS // 2, v_dim), np.uint32)
-        peak, place = float_array(values_at + 2 * KEYS * v_dim, (COLUMNS,))
-        highest, place = float_array(place, (COLUMNS,))
-        weight, place = float_array(place, (COLUMNS,))
-        gained, place = float_array(place, (COLUMNS,))
-        last_seen = carray(at(place), COLUMNS, np.int32)
+        peak, highest_at = float_array(values_at + 2 * KEYS * v_dim, (COLUMNS,))
+        highest, place = float_array(highest_at, (COLUMNS,))
+        weight, gained_at = float_array(place, (COLUMNS,))
+        gained, last_seen_at = float_array(gained_at, (COLUMNS,))
+        last_seen = carray(at(last_seen_at), COLUMNS, np.int32)
         factor = call.scale * _LOG2_E
         taken = 0
         while True:
@@ -149,26 +173,17 @@ def compile_prefill_dots(k_dim: int, v_dim: int, group: int) -> MachineCode:
                         break
                     slot = head * call.num_slots + first
                     _scores(scores_at, call.k + slot * k_dim * 2, k_dim * 2, 4, memory, num_keys, k_dim, columns)
-                    if position + num_keys > least:
-                        for j in range(num_keys):
-                            here = np.int32(position + j)
-                            for column in range(columns):
-                                if here >= last_seen[column]:
-                                    scores[j, column] = _F(-1e30)
                     padded = num_keys + num_keys % 2
-                    for j in range(num_keys, padded):
+                    if num_keys < padded:
                         for column in range(columns):
-                            scores[j, column] = _F(-1e30)
-                    for column in range(columns):
-                        highest[column] = _F(-1e30)
-                    for j in range(num_keys):
-                        for column in range(columns):
-                            highest[column] = max(highest[column], scores[j, column])
+                            scores[num_keys, column] = _F(-1e30)
+                    hides = position + num_keys > least
+                    _highest(highest_at, scores_at, num_keys, last_seen_at, position, columns, hides)
                     num_raised = np.int64(0)
                     for column in range(columns):
                         raised = (highest[column] - peak[column]) * factor > _F(_SLACK)
                         num_raised += np.int64(raised)
-                        gained[column] = _exp2((peak[column] - highest[column]) * factor) if raised else _F(1)
+                        gained[column] = exp((peak[column] - highest[column]) * call.scale) if raised else _F(1)
                         peak[column] = highest[column] if raised else peak[column]
                     if num_raised > 0:
                         for column in range(columns):
@@ -177,14 +192,8 @@ def compile_prefill_dots(k_dim: int, v_dim: int, group: int) -> MachineCode:
                             for column in range(columns):
                                 total[d, column] *= gained[column]
                     for column in range(columns):
-                        gained[column] = _F(0)
                         highest[column] = peak[column] * factor
-                    for j in range(0, padded, 2):
-                        for column in range(columns):
-                            low = _exp2(scores[j, column] * factor - highest[column])
-                            high = _exp2(scores[j + 1, column] * factor - highest[column])
-                            gained[column] += low + high
-                            weights[j // 2, column] = bfloat16_pair(low, high)
+                    _weights(weights_at, gained_at, scores_at, highest_at, factor, padded // 2, columns)
                     values = carray(at(call.v + slot * v_dim * 2), (num_keys, v_dim), np.uint16)
                     for j in range(0, num_keys - 1, 2):
                         for d in range(v_dim):

@@ -14,10 +14,10 @@ from numba.extending import intrinsic
 from graftlm.kernels.cpu import PANEL
 
 _WORD, _HALF, _NUMBER, _SINGLE = ir.IntType(64), ir.IntType(16), ir.IntType(32), ir.FloatType()
-_FLOATS, _BITS = ir.VectorType(_SINGLE, 16), ir.VectorType(_NUMBER, 16)
+FLOATS, BITS = ir.VectorType(_SINGLE, 16), ir.VectorType(_NUMBER, 16)
 _FOUR = ir.VectorType(_SINGLE, 4)
-_ZERO = ir.Constant(_FLOATS, [0.0] * 16)
-_NO_BITS = ir.Constant(_BITS, [0] * 16)
+_ZERO = ir.Constant(FLOATS, [0.0] * 16)
+_NO_BITS = ir.Constant(BITS, [0] * 16)
 
 
 def has_wide_registers() -> bool:
@@ -45,7 +45,7 @@ class _Sums:
 
     def __init__(self, builder: Any, num_rows: int, width: int) -> None:
         self.builder = builder
-        self.rows = [[cgutils.alloca_once(builder, _FLOATS) for _ in range(width)] for _ in range(num_rows)]
+        self.rows = [[cgutils.alloca_once(builder, FLOATS) for _ in range(width)] for _ in range(num_rows)]
         for total in (total for row in self.rows for total in row):
             builder.store(_ZERO, total)
 
@@ -57,24 +57,31 @@ class _Sums:
 
     def add_dots(self, row: int, x: Any, lines: list[Any]) -> None:
         """rows[row][j] += x * lines[j] of two bfloat16 in each of 16 places, by one instruction"""
-        kind = ir.FunctionType(_FLOATS, [_BITS, _BITS, _FLOATS])
+        kind = ir.FunctionType(FLOATS, [BITS, BITS, FLOATS])
         for total, line in zip(self.rows[row], lines, strict=True):
             arguments = [line, x, self.builder.load(total)]
             self.builder.store(self.builder.asm(kind, "vdpbf16ps $2, $1, $0", "=v,v,v,0", arguments, False), total)
 
 
-def _constant(value: int) -> Any:
+def constant(value: int) -> Any:
     return ir.Constant(_WORD, value)
 
 
-def _pointer(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
+def address(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
     return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
+
+
+def spread(builder: Any, scalar: Any) -> Any:
+    """A vector of 16 times a float or a whole number of 32 bits."""
+    zero = _ZERO if scalar.type == _SINGLE else _NO_BITS
+    one = builder.insert_element(zero, scalar, ir.Constant(_NUMBER, 0))
+    return builder.shuffle_vector(one, zero, _NO_BITS)
 
 
 def _widened(builder: Any, halves: Any, kind: Any) -> Any:
     """bfloat16, held as integers, as float32: one or a vector of them."""
-    bits = _BITS if kind is _FLOATS else _NUMBER
-    shift = ir.Constant(bits, [16] * 16) if kind is _FLOATS else ir.Constant(bits, 16)
+    bits = BITS if kind is FLOATS else _NUMBER
+    shift = ir.Constant(bits, [16] * 16) if kind is FLOATS else ir.Constant(bits, 16)
     return builder.bitcast(builder.shl(builder.zext(halves, bits), shift), kind)
 
 
@@ -90,36 +97,35 @@ def outer_tile(num_rows: int, width: int, *, a_bfloat16: bool = False, b_bfloat1
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
             c, a, a_row, a_step, b, depth = arguments
             sums = _Sums(builder, num_rows, width)
-            with cgutils.for_range(builder, builder.lshr(depth, _constant(1)) if b_bfloat16 else depth) as loop:
-                offset = builder.mul(loop.index, _constant(4 * PANEL))
-                kind = _BITS if b_bfloat16 else _FLOATS
+            with cgutils.for_range(builder, builder.lshr(depth, constant(1)) if b_bfloat16 else depth) as loop:
+                offset = builder.mul(loop.index, constant(4 * PANEL))
+                kind = BITS if b_bfloat16 else FLOATS
                 lines = [
-                    builder.load(_pointer(builder, b, builder.add(offset, _constant(64 * i)), kind), align=4)
+                    builder.load(address(builder, b, builder.add(offset, constant(64 * i)), kind), align=4)
                     for i in range(width)
                 ]
                 parts = [lines]
                 if b_bfloat16:
-                    low = [builder.shl(x, ir.Constant(_BITS, [16] * 16)) for x in lines]
-                    high = [builder.and_(x, ir.Constant(_BITS, [0xFFFF0000] * 16)) for x in lines]
-                    parts = [[builder.bitcast(x, _FLOATS) for x in part] for part in (low, high)]
-                step = builder.mul(loop.index, builder.mul(a_step, _constant(len(parts))))
+                    low = [builder.shl(x, ir.Constant(BITS, [16] * 16)) for x in lines]
+                    high = [builder.and_(x, ir.Constant(BITS, [0xFFFF0000] * 16)) for x in lines]
+                    parts = [[builder.bitcast(x, FLOATS) for x in part] for part in (low, high)]
+                step = builder.mul(loop.index, builder.mul(a_step, constant(len(parts))))
                 for row in range(num_rows):
-                    start = builder.add(step, builder.mul(a_row, _constant(row)))
+                    start = builder.add(step, builder.mul(a_row, constant(row)))
                     for j, part in enumerate(parts):
-                        place = builder.add(start, builder.mul(a_step, _constant(j)))
+                        place = builder.add(start, builder.mul(a_step, constant(j)))
                         sums.add_products(row, broadcast(builder, a, place), part)
             for i, totals in enumerate(sums.rows):
                 for j, total in enumerate(totals):
-                    place = _pointer(builder, c, _constant(4 * (i * PANEL + 16 * j)), _FLOATS)
+                    place = address(builder, c, constant(4 * (i * PANEL + 16 * j)), FLOATS)
                     builder.store(builder.load(total), place, align=4)
 
         def broadcast(builder: Any, a: Any, offset: Any) -> Any:
             if a_bfloat16:
-                scalar = _widened(builder, builder.load(_pointer(builder, a, offset, _HALF), align=2), _SINGLE)
+                scalar = _widened(builder, builder.load(address(builder, a, offset, _HALF), align=2), _SINGLE)
             else:
-                scalar = builder.load(_pointer(builder, a, offset, _SINGLE), align=4)
-            one = builder.insert_element(_ZERO, scalar, ir.Constant(_NUMBER, 0))
-            return builder.shuffle_vector(one, _ZERO, ir.Constant(_BITS, [0] * 16))
+                scalar = builder.load(address(builder, a, offset, _SINGLE), align=4)
+            return spread(builder, scalar)
 
         integer = types.int64
         return types.void(integer, integer, integer, integer, integer, integer), generate
@@ -139,21 +145,20 @@ def outer_dot_tile(num_rows: int, width: int, *, add: bool = False) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
             c, a, a_row, a_pair, b, depth = arguments
             sums = _Sums(builder, num_rows, width)
-            with cgutils.for_range(builder, builder.lshr(depth, _constant(1))) as loop:
-                offset = builder.mul(loop.index, _constant(4 * PANEL))
+            with cgutils.for_range(builder, builder.lshr(depth, constant(1))) as loop:
+                offset = builder.mul(loop.index, constant(4 * PANEL))
                 lines = [
-                    builder.load(_pointer(builder, b, builder.add(offset, _constant(64 * i)), _BITS), align=4)
+                    builder.load(address(builder, b, builder.add(offset, constant(64 * i)), BITS), align=4)
                     for i in range(width)
                 ]
                 step = builder.mul(loop.index, a_pair)
                 for row in range(num_rows):
-                    place = builder.add(step, builder.mul(a_row, _constant(row)))
-                    pair = builder.load(_pointer(builder, a, place, _NUMBER), align=4)
-                    one = builder.insert_element(_NO_BITS, pair, ir.Constant(_NUMBER, 0))
-                    sums.add_dots(row, builder.shuffle_vector(one, _NO_BITS, _NO_BITS), lines)
+                    place = builder.add(step, builder.mul(a_row, constant(row)))
+                    pair = builder.load(address(builder, a, place, _NUMBER), align=4)
+                    sums.add_dots(row, spread(builder, pair), lines)
             for i, totals in enumerate(sums.rows):
                 for j, total in enumerate(totals):
-                    place = _pointer(builder, c, _constant(4 * (i * PANEL + 16 * j)), _FLOATS)
+                    place = address(builder, c, constant(4 * (i * PANEL + 16 * j)), FLOATS)
                     value = builder.load(total)
                     if add:
                         value = builder.fadd(builder.load(place, align=4), value)
@@ -174,12 +179,12 @@ def inner_tile(num_rows: int, *, b_bfloat16: bool) -> Any:
 
     def weights(builder: Any, b: Any, offset: Any) -> Any:
         if not b_bfloat16:
-            return builder.load(_pointer(builder, b, offset, _FLOATS), align=4)
-        halves = builder.load(_pointer(builder, b, offset, ir.VectorType(_HALF, 16)), align=2)
-        return _widened(builder, halves, _FLOATS)
+            return builder.load(address(builder, b, offset, FLOATS), align=4)
+        halves = builder.load(address(builder, b, offset, ir.VectorType(_HALF, 16)), align=2)
+        return _widened(builder, halves, FLOATS)
 
     def inputs(builder: Any, a: Any, offset: Any) -> Any:
-        return builder.load(_pointer(builder, a, offset, _FLOATS), align=4)
+        return builder.load(address(builder, a, offset, FLOATS), align=4)
 
     return _inner_tile(num_rows, 16, size, 4, weights, inputs, _Sums.add_products)
 
@@ -191,7 +196,7 @@ def inner_dot_tile(num_rows: int) -> Any:
     """
 
     def pairs(builder: Any, x: Any, offset: Any) -> Any:
-        return builder.load(_pointer(builder, x, offset, _BITS), align=2)
+        return builder.load(address(builder, x, offset, BITS), align=2)
 
     return _inner_tile(num_rows, 32, 2, 2, pairs, pairs, _Sums.add_dots)
 
@@ -209,21 +214,21 @@ def _inner_tile(
     def tile(typingctx: Any, c: Any, a: Any, a_row: Any, b: Any, depth: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
             c, a, a_row, b, depth = arguments
-            b_row = builder.mul(depth, _constant(size))
+            b_row = builder.mul(depth, constant(size))
             sums = _Sums(builder, num_rows, 4)
-            with cgutils.for_range(builder, builder.udiv(depth, _constant(at_once))) as loop:
-                step = builder.mul(loop.index, _constant(at_once * size))
-                places = [builder.add(step, builder.mul(b_row, _constant(i))) for i in range(4)]
-                ahead = builder.add(builder.mul(b_row, _constant(8)), builder.mul(step, _constant(4)))
+            with cgutils.for_range(builder, builder.udiv(depth, constant(at_once))) as loop:
+                step = builder.mul(loop.index, constant(at_once * size))
+                places = [builder.add(step, builder.mul(b_row, constant(i))) for i in range(4)]
+                ahead = builder.add(builder.mul(b_row, constant(8)), builder.mul(step, constant(4)))
                 for line in range(0, 4 * at_once * size, 64):
-                    _prefetch(builder, b, builder.add(ahead, _constant(line)))
+                    _prefetch(builder, b, builder.add(ahead, constant(line)))
                 lines = [weights(builder, b, place) for place in places]
-                step = builder.mul(loop.index, _constant(at_once * a_size))
+                step = builder.mul(loop.index, constant(at_once * a_size))
                 for row in range(num_rows):
-                    place = builder.add(step, builder.mul(a_row, _constant(row)))
+                    place = builder.add(step, builder.mul(a_row, constant(row)))
                     add(sums, row, inputs(builder, a, place), lines)
             for i, totals in enumerate(sums.rows):
-                place = _pointer(builder, c, _constant(4 * i * PANEL), _FOUR)
+                place = address(builder, c, constant(4 * i * PANEL), _FOUR)
                 builder.store(_four_sums(builder, [builder.load(total) for total in totals]), place, align=4)
 
         integer = types.int64
@@ -238,14 +243,14 @@ def _four_sums(builder: Any, vectors: list[Any]) -> Any:
     def halved(a: Any, b: Any, width: int) -> Any:
         """Groups of 2 * width elements of a, then of b, to groups of `width`, their halves added."""
         lower = [g + i for g in range(0, 32, 2 * width) for i in range(width)]
-        parts = [builder.shuffle_vector(a, b, ir.Constant(_BITS, [x + n for x in lower])) for n in (0, width)]
+        parts = [builder.shuffle_vector(a, b, ir.Constant(BITS, [x + n for x in lower])) for n in (0, width)]
         return builder.fadd(*parts, flags=("fast",))
 
     a, b, c, d = vectors
     value = halved(halved(a, b, 8), halved(c, d, 8), 4)
     for width in (2, 1):
         order = [g + (i + width) % (2 * width) for g in range(0, 16, 2 * width) for i in range(2 * width)]
-        moved = builder.shuffle_vector(value, _ZERO, ir.Constant(_BITS, order))
+        moved = builder.shuffle_vector(value, _ZERO, ir.Constant(BITS, order))
         value = builder.fadd(value, moved, flags=("fast",))
     return builder.shuffle_vector(value, _ZERO, ir.Constant(ir.VectorType(_NUMBER, 4), [0, 4, 8, 12]))
 
@@ -256,4 +261,4 @@ def _prefetch(builder: Any, base: Any, offset: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [pointer, _NUMBER, _NUMBER, _NUMBER])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     numbers = [ir.Constant(_NUMBER, x) for x in (0, 3, 1)]  # to read, in all caches, of data
-    builder.call(function, [_pointer(builder, base, offset, ir.IntType(8)), *numbers])
+    builder.call(function, [address(builder, base, offset, ir.IntType(8)), *numbers])
