@@ -123,19 +123,26 @@ def ab(
     one_at_a_time: Annotated[
         bool, typer.Option("--one-at-a-time", help="Load one engine at a time, where two do not fit into memory.")
     ] = False,
+    pythons: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--python", help="ENGINE=PATH: the Python of an engine whose packages live in another environment."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare engines on a pipeline of your own: answers, time, tokens."""
     from graftlm.ab import compare, report
     from graftlm.ab.against import changes, read_report
     from graftlm.ab.cost import read_prices
+    from graftlm.ab.other_python import read_pythons
 
     names = [name.strip() for name in engines.split(",") if name.strip()]
     if report_to is not None:
         report.check_folder(report_to, force=force, with_chart=with_chart)
     before, known_prices = read_report(against) if against is not None else None, read_prices(prices)
     options: dict[str, Any] = {"rounds": rounds, "minutes": minutes, "threads": threads, "progress": Progress(as_json)}
-    options |= {"framework": framework, "swap": swap}
+    options |= {"framework": framework, "swap": swap, "pythons": read_pythons(pythons or ())}
     if with_check:
         _check_faults(pipeline, names[:1], model, options, as_json)
         return

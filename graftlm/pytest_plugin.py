@@ -29,7 +29,7 @@ def ab(pytestconfig: pytest.Config) -> Callable[..., Comparison]:
 
     def compared(pipeline: str | Path, engines: tuple[str, ...] = ("hf", "graftlm"), **options: Any) -> Comparison:
         path = pytestconfig.rootpath / pipeline
-        key = (path, tuple(engines), *sorted(options.items()))
+        key = (path, tuple(engines), repr(sorted(options.items())))
         if key not in known:
             known[key] = compare(path, engines, **options)
         report.print_table([known[key]])

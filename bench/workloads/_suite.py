@@ -27,6 +27,7 @@ from bench.harness import origin
 from graftlm.ab import Comparison, EngineResult, compare
 from graftlm.ab.comparison import MIN_PAIRS
 from graftlm.ab.engines import named_engines
+from graftlm.ab.other_python import read_pythons
 from graftlm.ab.statistics import Ratio, ratio
 from graftlm.core.errors import ConfigError
 from graftlm.core.model.embedded import sprout_folder
@@ -220,6 +221,13 @@ def main(arguments: Sequence[str]) -> int:
         "--others",
         help="engines to compare with, comma-separated, in place of the usual ones; vllm:URL is a running server",
     )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="ENGINE=PATH",
+        help="the Python of an engine whose client is in another environment",
+    )
     parser.add_argument("--quick", action="store_true", help="a quarter of each workload")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, help="for the rounds of each comparison (default 1, --quick 0.2)")
@@ -237,6 +245,7 @@ def main(arguments: Sequence[str]) -> int:
     given.minutes = given.minutes or (0.2 if given.quick else 1.0)
     if given.quick:
         os.environ[SHARE] = "0.25"
+    pythons = read_pythons(given.python)
     share = float(os.environ.get(SHARE, "1"))
     rows: list[dict[str, Any]] = []
     before = (
@@ -261,6 +270,7 @@ def main(arguments: Sequence[str]) -> int:
                     compared = compare(
                         FOLDER / f"{name}.py", [*chosen, "graftlm"], model, rounds=given.rounds, minutes=given.minutes,
                         threads=given.threads, framework=framework, progress=Progress(),
+                        pythons={engine: python for engine, python in pythons.items() if engine in chosen},
                     )  # fmt: skip
                 except ConfigError as error:  # an engine cannot run such a program
                     measured: dict[str, Any] = {"workload": name, "framework": framework}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from graftlm.ab.comparison import Comparison, EngineResult
 from graftlm.ab.engine_process import EngineFailed, EngineProcess
+from graftlm.ab.other_python import checked
 from graftlm.ab.profile import Call, Divergence, Profile, first_difference
 from graftlm.core.errors import ConfigError
 from graftlm.machine import num_cores
@@ -37,6 +38,7 @@ def compare(
     framework: str | None = None,
     swap: str | None = None,
     one_at_a_time: bool = False,
+    pythons: Mapping[str, str | Path] | None = None,
 ) -> Comparison:
     """Run a pipeline on each engine in turns (A B B A A B ...) and compare answers, wall time and work.
 
@@ -50,6 +52,8 @@ def compare(
     swap      the pipeline is a script; its calls of this constructor, such as "ChatOpenAI", give the engine
     one_at_a_time  load an engine when those before it have ended: for models that do not fit into memory together.
               Rounds are not interleaved then, so a change of the machine's load counts for one engine alone.
+    pythons   the Python of an engine whose packages live in another environment, by the engine's name. That needs the
+              framework and its client, pluggy, psutil and rich; this GraftLM is lent to it.
 
     Every engine warms up before the first round, on inputs that are not measured. Response caches of the frameworks
     are off. An engine that fails is recorded and the others go on. An input on which the pipeline raises with any
@@ -65,15 +69,17 @@ def compare(
         raise ConfigError(f"rounds is {rounds} and minutes is {minutes:g}; rounds must be at least 1, minutes above 0")
     if not path.is_file():
         raise ConfigError(f"pipeline {str(path)!r} cannot be read; give the path of a Python file")
+    others = checked(pythons or {}, names)
     faults = list(plants) or [None] * len(names)
     options = {"framework": framework, "swap": swap}
     with ExitStack() as stack:
         processes: list[EngineProcess] = []
         for name, fault in zip(names, faults, strict=True):
-            process = EngineProcess(path, name, model, threads or num_cores(), fault, **options)
+            process = EngineProcess(path, name, model, threads or num_cores(), fault, others.get(name), **options)
             stack.callback(process.close)
             processes.append(process)
         run = _Run(processes, model, rounds, minutes, progress or Progress(quiet=True))
+        run.note([f"{name} ran in another environment: {python}." for name, python in others.items()])
         return run.one_at_a_time() if one_at_a_time else run.run()
 
 
@@ -91,6 +97,9 @@ class _Run:
         self._comparison = Comparison("", "", model, [], list(self._results.values()))
         self._inputs: list[str] = []
         self._interleaved = True
+
+    def note(self, notes: Sequence[str]) -> None:
+        self._comparison.notes += notes
 
     def run(self) -> Comparison:
         comparison = self._comparison

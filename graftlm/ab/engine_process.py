@@ -15,6 +15,7 @@ from typing import Any
 
 from graftlm.ab.comparison import Round
 from graftlm.ab.meter import Work
+from graftlm.ab.other_python import NEEDS, PYTHON, command
 from graftlm.core.errors import ConfigError, GraftError
 
 
@@ -30,18 +31,29 @@ class EngineProcess:
     """Starts the process at once; `load` waits until the pipeline file is imported.
 
     Every process gets the same environment: `threads` compute threads and private, empty framework caches.
+
+    python  the Python that runs it; None: this one
     """
 
     def __init__(
-        self, path: Path, engine: str, model: str, threads: int, plant: str | None = None, **options: str | None
+        self,
+        path: Path,
+        engine: str,
+        model: str,
+        threads: int,
+        plant: str | None = None,
+        python: str | None = None,
+        **options: str | None,
     ) -> None:
         self.label = f"{engine}, {plant}" if plant else engine
         self._folder = tempfile.TemporaryDirectory(prefix="graftlm-ab-")
         self._log = (Path(self._folder.name) / "log").open("w+")
         environment = os.environ | {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        environment[PYTHON] = sys.executable
+        self.python = python or sys.executable
         environment |= {"DSPY_CACHEDIR": self._folder.name, "TOKENIZERS_PARALLELISM": "true", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "graftlm.ab.worker"],
+            command(self.python, "-m", "graftlm.ab.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -100,7 +112,12 @@ class EngineProcess:
                 raise EngineFailed(reply["error"], reply["remedy"])
             else:
                 return reply["value"]
-        raise EngineFailed(f"the engine's process ended with status {self._process.wait()}: {self._last_words()}")
+        words = self._last_words()
+        missing = "ModuleNotFoundError" in words and self.python != sys.executable
+        raise EngineFailed(
+            f"the engine's process ended with status {self._process.wait()}: {words}",
+            f"{self.python} -m pip install {NEEDS}" if missing else "",
+        )
 
     def _last_words(self) -> str:
         self._log.seek(0)

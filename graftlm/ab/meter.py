@@ -14,7 +14,6 @@ from graftlm.ab.classes.server import Server
 from graftlm.ab.http_calls import HttpCalls
 from graftlm.ab.prefix_caches import alive, forget
 from graftlm.core.errors import RemoteError
-from graftlm.core.execution.cache_name import cache_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -232,6 +231,8 @@ class Meter:
         runtime.complete = lambda request: timed([request])[0].result()
 
     def _count_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        from graftlm.core.execution.cache_name import cache_in
+
         ids = kwargs.get("input_ids", args[0] if args else None)
         if ids is None:
             return

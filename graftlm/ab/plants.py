@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -34,6 +34,7 @@ def check(
     plants: Sequence[Plant] = get_args(Plant),
     framework: str | None = None,
     swap: str | None = None,
+    pythons: Mapping[str, str | Path] | None = None,
 ) -> list[Finding]:
     """Compare `engine` with itself, once per fault that is planted into the second of the two.
 
@@ -54,6 +55,7 @@ def check(
             plants=[None, plant],
             framework=framework,
             swap=swap,
+            pythons=pythons,
         )
         found, evidence = _SIGNS[plant](compared)
         findings.append(Finding(plant, found, compared.results[1].error or evidence))

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
-from graftlm.ab.classes.batching_engine import BATCH_TOKENS, NUM_BLOCKS
 from graftlm.ab.prefix_caches import forget
 
 RESET = "/reset_prefix_cache"
@@ -50,6 +49,8 @@ def _cpu_sizes() -> list[str]:
     A first chat then waits until that is written, and two such servers end each other.
     """
     import torch
+
+    from graftlm.ab.classes.batching_engine import BATCH_TOKENS, NUM_BLOCKS
 
     if torch.cuda.is_available():
         return []

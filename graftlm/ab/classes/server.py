@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -18,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from graftlm.ab.classes.resettable_server import RESET
+from graftlm.ab.other_python import command, home_of
 from graftlm.core.errors import EngineError
 
 READY_S = 900.0
@@ -30,13 +29,13 @@ RUNNING_S = 10.0
 class Kind:
     """How one engine's server is started.
 
-    package  the module that must be installed
+    packages  the modules that must be installed; the last is the one that is missing first
     command  what follows the Python interpreter, of model and port
     path     is asked until it answers
     reset    empties the prefix cache by a POST; "" where the server has no such request
     """
 
-    package: str
+    packages: tuple[str, ...]
     command: Callable[[str, int], list[str]]
     path: str = "/v1/models"
     reset: str = ""
@@ -46,7 +45,7 @@ _RESETTABLE = ("-m", "graftlm.ab.classes.resettable_server")
 
 KINDS: Mapping[str, Kind] = {
     "hf-batching": Kind(
-        "fastapi",
+        ("transformers", "fastapi"),
         lambda model, port: [
             *_RESETTABLE, "transformers", model, "--continuous-batching", "--port", str(port)
         ],
@@ -54,19 +53,19 @@ KINDS: Mapping[str, Kind] = {
         RESET,
     ),
     "vllm": Kind(
-        "vllm",
+        ("vllm",),
         lambda model, port: ["-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)],
         "/health",
         "/reset_prefix_cache",
     ),
     "sglang": Kind(
-        "sglang",
+        ("sglang",),
         lambda model, port: ["-m", "sglang.launch_server", "--model-path", model, "--port", str(port)],
         "/health",
         "/flush_cache",
     ),
     "llama-cpp": Kind(
-        "llama_cpp",
+        ("llama_cpp",),
         lambda model, port: [
             *_RESETTABLE, "llama_cpp", "--model", gguf(model), "--n_ctx", "0", "--port", str(port)
         ],
@@ -116,9 +115,10 @@ class Server:
         self._await_ready()
 
     def _start(self, model: str) -> None:
-        package = self._kind.package
-        if importlib.util.find_spec(package) is None:
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        python = home_of(self._kind.packages)
+        if python is None:
+            missing = self._kind.packages[-1]
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -126,7 +126,7 @@ class Server:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the server runs)
         environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}  # which has the request that empties the cache
         self._process = subprocess.Popen(
-            [sys.executable, *self._kind.command(model, port), "--host", "127.0.0.1"],
+            command(python, *self._kind.command(model, port), "--host", "127.0.0.1"),
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=environment,
         )  # fmt: skip
         self.pid = self._process.pid

@@ -17,7 +17,7 @@ from tests.models import byte_tokenizer, tiny_model
 
 
 def kind(monkeypatch: pytest.MonkeyPatch, *command: str, package: str = "http") -> None:
-    monkeypatch.setattr(server, "KINDS", {"files": Kind(package, lambda model, port: [*command, str(port)], "/")})
+    monkeypatch.setattr(server, "KINDS", {"files": Kind((package,), lambda model, port: [*command, str(port)], "/")})
 
 
 def test_a_server_answers_at_its_url_and_ends_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
