@@ -7,22 +7,28 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from graftlm.core.errors import ConfigError
-from graftlm.core.grammar.compile import Grammar, compile_spec, read_options
-from graftlm.core.grammar.drafting import DraftingProcesses, default_count
+from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.grammar.compile import Grammar, can_be_drafted, compile_spec, read_options
+from graftlm.core.grammar.draft import Draft
+from graftlm.core.grammar.drafting import Answer, DraftingProcesses, default_count
 from graftlm.core.grammar.spec import JsonSchema, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 MAX_BYTES = 512 << 20
 NUM_WORKERS = 2
+NUM_FINISHERS = 6
+"""Threads for llguidance's part of what the processes drafted: 2 ms each, a fifth of it under Python's lock."""
 
 _COUNTED_AT_ONCE = 10
 """Memory is counted after one new grammar for so many that are kept: counting asks all of them."""
 
+
+_Task: TypeAlias = tuple[Hashable, "Future[Grammar]", Spec, Vocabulary, Options]
+"""What to compile, under which key it is kept, and who waits for it."""
 
 _caches: weakref.WeakSet[GrammarCache] = weakref.WeakSet()
 
@@ -61,8 +67,7 @@ class GrammarCache:
     def _start(self) -> None:
         """Begin with workers and a lock of this process; what is compiled stays, what was being compiled goes."""
         self._workers = ThreadPoolExecutor(self._num_workers, thread_name_prefix="graftlm-grammar")
-        # one for each process, which waits for it
-        self._askers = ThreadPoolExecutor(max(1, self._processes.count), thread_name_prefix="graftlm-grammar-ask")
+        self._finishers = ThreadPoolExecutor(NUM_FINISHERS, thread_name_prefix="graftlm-grammar-end")
         self._lock = threading.Lock()
         for key in [key for key, future in self._futures.items() if not future.done()]:
             del self._futures[key]
@@ -81,12 +86,29 @@ class GrammarCache:
             future = self._futures[key] = Future()
             # marked as running at once, so that nobody can cancel what others wait for
             future.set_running_or_notify_cancel()
-        if self._processes.ready:
-            drafting = partial(compile_spec, drafter=self._processes.draft)
-            self._askers.submit(self._compile, drafting, key, future, spec, vocabulary, given)
+        task = (key, future, spec, vocabulary, given)
+        if self._processes.ready and can_be_drafted(spec, vocabulary, given):
+            self._processes.submit(spec, given, partial(self._finish, task))
         else:
-            self._workers.submit(self._compile, self._compiler, key, future, spec, vocabulary, given)
+            self._workers.submit(self._compile, self._compiler, *task)
         return future
+
+    def _finish(self, task: _Task, answer: Answer) -> None:
+        """Make the grammar of what a process drafted, or compile it here where none did."""
+        if answer is None:
+            self._workers.submit(self._compile, self._compiler, *task)
+            return
+
+        def drafted(spec: Spec, options: Options) -> Draft:
+            if isinstance(answer, GrammarError):
+                raise answer
+            return answer
+
+        compiler = partial(compile_spec, drafter=drafted)
+        if isinstance(answer, GrammarError) or answer.dfa is not None:
+            self._compile(compiler, *task)
+        else:
+            self._finishers.submit(self._compile, compiler, *task)
 
     def get(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Grammar:
         """The grammar; waits while it is compiled."""
@@ -103,8 +125,12 @@ class GrammarCache:
 
     def close(self) -> None:
         """Finish the compilations under way and accept no new ones; kept grammars stay."""
+        self._processes = DraftingProcesses(0)
+        with self._lock:
+            futures = list(self._futures.values())
+        wait(futures)
         self._workers.shutdown()
-        self._askers.shutdown()
+        self._finishers.shutdown()
 
     def clear(self) -> None:
         """Drop all grammars; sequences that use one keep it."""

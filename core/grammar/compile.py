@@ -118,7 +118,7 @@ def compile_spec(
     reader: SchemaReader | None = None
     try:
         with limited(options.limits), paused():
-            if drafter is not None and _can_be_drafted(spec, vocabulary, options):
+            if drafter is not None and can_be_drafted(spec, vocabulary, options):
                 from graftlm.core.grammar.draft import finished
 
                 grammar = finished(drafter(spec, options), vocabulary)
@@ -148,9 +148,11 @@ def compile_spec(
     return replace(grammar, source=(spec, options))
 
 
-def _can_be_drafted(spec: Spec, vocabulary: Vocabulary, options: Options) -> bool:
-    drafted = options.engine is None and isinstance(spec, Regex | Choices | JsonSchema)
-    return drafted and bool(vocabulary.single_bytes.all())
+def can_be_drafted(spec: Spec, vocabulary: Vocabulary, options: Options) -> bool:
+    """Whether most of the work needs no vocabulary, and a process of its own may do it."""
+    if options.engine is not None or not isinstance(spec, Regex | Choices | JsonSchema):
+        return False
+    return _size(spec) <= options.limits.size and bool(vocabulary.single_bytes.all())
 
 
 def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
@@ -269,17 +271,22 @@ def _from_lark(text: str, vocabulary: Vocabulary, language: Callable[[], Pushdow
     return LlguidanceGrammar.from_lark(text, vocabulary, language)
 
 
-def _check_size(spec: Spec, limits: Limits) -> None:
+def _size(spec: Spec) -> int:
+    """Characters of a constraint."""
     match spec:
         case Regex(text) | Lark(text) | JsonSchema(text=text):
-            size = len(text)
+            return len(text)
         case Choices(options=choices):
-            size = sum(map(len, choices))
+            return sum(map(len, choices))
         case Composite():
-            return
-    if size > limits.size:
+            return 0
+
+
+def _check_size(spec: Spec, limits: Limits) -> None:
+    if _size(spec) > limits.size:
         raise GrammarError(
-            f"the constraint has {size:,} characters, the limit is {limits.size:,}; shorten it or raise limits.size"
+            f"the constraint has {_size(spec):,} characters, the limit is {limits.size:,}; "
+            "shorten it or raise limits.size"
         )
 
 

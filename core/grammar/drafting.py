@@ -10,19 +10,22 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
-import math
 import os
 import pickle
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import WALL_FACTOR
@@ -47,19 +50,40 @@ def default_count() -> int:
     return min(MAX_PROCESSES, 3 * cores // 4) if cores >= MIN_CORES else 0
 
 
+Answer: TypeAlias = Draft | GrammarError | None
+"""What a process found; None where it ended, hung, or met something else: the caller compiles here."""
+
+
+class _Task(NamedTuple):
+    """A constraint to draft, as it is sent, and who is told what was found."""
+
+    data: bytes
+    longest_s: float
+    done: Callable[[Answer], object]
+
+
 class DraftingProcesses:
-    """`count` processes; none runs before `start`. Thread-safe."""
+    """`count` processes; none runs before `start`. Thread-safe.
+
+    One thread reads all their answers and calls back: with a thread for each process, every one of them would wait for
+    Python's lock several times per constraint.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.num_drafted = 0
-        self._lock = threading.Lock()
         self._helper: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection] = []
-        self._awaiting: list[threading.Thread] = []
-        self._idle: SimpleQueue[Connection | None] = SimpleQueue()  # None stands for one that has ended
-        self._alive: set[Connection] = set()
+        self._begin()
         _all.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._settled = threading.Event()  # each is ready or has failed to start
+        self._alive: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._waiting: deque[_Task] = deque()
+        self._at_work: dict[Connection, tuple[_Task, float]] = {}  # and when to give it up
 
     @property
     def ready(self) -> bool:
@@ -72,7 +96,6 @@ class DraftingProcesses:
             if self._helper is not None or not self.count:
                 return
             pairs = [Pipe() for _ in range(self.count)]
-            self._connections = [ours for ours, _ in pairs]
             descriptors = [theirs.fileno() for _, theirs in pairs]
             code = f"from {__name__} import serve; serve({descriptors})"
             threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -91,72 +114,125 @@ class DraftingProcesses:
             finally:
                 for _, theirs in pairs:
                     theirs.close()
-            self._awaiting = [
-                threading.Thread(target=self._await, args=(connection,), name="graftlm grammar", daemon=True)
-                for connection in self._connections
-            ]
-            for thread in self._awaiting:
-                thread.start()
+            self._connections = [ours for ours, _ in pairs]
+            threading.Thread(target=self._read_answers, name="graftlm grammar", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until each process is ready or has failed to start."""
-        for thread in self._awaiting:
-            thread.join()
+        if self._connections:
+            self._settled.wait()
 
-    def _await(self, connection: Connection) -> None:
-        """Take a process as ready when it says so."""
-        with suppress(EOFError, OSError):
-            connection.recv_bytes()
-            self._alive.add(connection)
-            self._idle.put(connection)
+    def submit(self, spec: Spec, options: Options, done: Callable[[Answer], object]) -> None:
+        """Have one of the processes draft `spec`; `done` gets the answer, mostly on the thread that reads them.
 
-    def draft(self, spec: Spec, options: Options) -> Draft:
-        """`draft` in one of the processes, here if that one ends or hangs. Only while they are `ready`.
-
-        Waits while all of them are at work. Raises GrammarError.
+        What `done` does holds up the other answers.
         """
-        connection = self._idle.get()
-        answer: Any = None
-        try:
-            if connection is not None:
-                answer = _asked(connection, spec, options)
-        except (EOFError, OSError, pickle.PickleError, TimeoutError, ValueError):
-            log.warning("a process that compiles constraints has ended; one fewer does so")
+        longest_s = WALL_FACTOR * options.limits.seconds + _PATIENCE_S
+        task = _Task(pickle.dumps((spec, options)), longest_s, done)
+        with self._lock:
+            accepted = bool(self._alive)
+            if accepted:
+                self._waiting.append(task)
+        if accepted:
+            self._send()
+        else:
+            done(None)
+
+    def _send(self) -> None:
+        """Give waiting tasks to idle processes."""
+        while True:
+            with self._lock:
+                if not self._waiting or not self._idle:
+                    return
+                connection, task = self._idle.pop(), self._waiting.popleft()
+                self._at_work[connection] = task, time.monotonic() + task.longest_s
+            with suppress(OSError, ValueError):  # it has ended: the thread that reads will see it, and the task with it
+                connection.send_bytes(task.data)
+
+    def _read_answers(self) -> None:
+        """Until the last process has ended."""
+        with selectors.DefaultSelector() as selector:
+            for connection in self._connections:
+                selector.register(connection, selectors.EVENT_READ, connection)
+            num_starting = len(self._connections)
+            while selector.get_map():
+                found = {key.data for key, _ in selector.select(self._next_limit_s())}
+                now = time.monotonic()
+                late = [connection for connection, (_, limit) in list(self._at_work.items()) if limit < now]
+                for connection in found.union(late):
+                    try:
+                        if connection not in found:
+                            raise TimeoutError
+                        answer = connection.recv()
+                    except (EOFError, OSError, pickle.PickleError):
+                        selector.unregister(connection)
+                        num_starting -= self._lose(connection)
+                    else:
+                        num_starting -= self._take(connection, answer)
+                    if not num_starting:
+                        self._settled.set()
+
+    def _next_limit_s(self) -> float:
+        limits = [limit for _, limit in list(self._at_work.values())]
+        return min([_PATIENCE_S, *[max(0.0, limit - time.monotonic()) for limit in limits]])
+
+    def _take(self, connection: Connection, answer: Any) -> bool:
+        """An answer, or the word that a process is ready; whether it was starting."""
+        with self._lock:
+            task, _ = self._at_work.pop(connection, (None, 0.0))
+            self._alive.add(connection)
+            self._idle.append(connection)
+            self.num_drafted += isinstance(answer, Draft)
+        self._send()
+        if task is not None:
+            _tell(task, answer)
+        return task is None
+
+    def _lose(self, connection: Connection) -> bool:
+        """A process that has ended or hangs; whether it was starting."""
+        with self._lock:
+            was_alive = connection in self._alive
             self._alive.discard(connection)
-            if connection is not None:
-                connection.close()
-            connection = None
-        finally:
-            self._idle.put(connection)
-        if isinstance(answer, GrammarError):
-            raise answer
-        if isinstance(answer, Draft):
-            self.num_drafted += 1
-            return answer
-        return draft(spec, options)
+            if connection in self._idle:
+                self._idle.remove(connection)
+            lost = [self._at_work.pop(connection)[0]] if connection in self._at_work else []
+            if not self._alive:
+                lost += self._waiting
+                self._waiting.clear()
+            connection.close()
+        if was_alive and self.count:
+            log.warning("a process that compiles constraints has ended; one fewer does so")
+        for task in lost:
+            _tell(task, None)
+        return not was_alive
 
     def close(self) -> None:
         """End the processes; what they are at is compiled here."""
         with self._lock:
             helper, self.count = self._helper, 0
             for connection in self._connections:
-                self._alive.discard(connection)
-                with suppress(OSError):
-                    connection.close()
+                with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+                    end.shutdown(socket.SHUT_RDWR)  # which the thread that reads sees, as closing is not
         if helper is not None:
             helper.kill()  # those it forked end with their pipes
             helper.wait()
 
     def forget(self) -> None:
         """In a fork: they are the parent's."""
-        self._lock = threading.Lock()
-        self._alive = set()
+        self._begin()
         self.count = 0
         for connection in self._connections:
             with suppress(OSError):
                 connection.close()
         if self._helper is not None:
             self._helper.returncode = 0  # no child of this process
+
+
+def _tell(task: _Task, answer: Answer) -> None:
+    try:
+        task.done(answer)
+    except Exception:
+        log.exception("a constraint was drafted for nothing")
 
 
 _all: weakref.WeakSet[DraftingProcesses] = weakref.WeakSet()
@@ -175,15 +251,6 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
-
-
-def _asked(connection: Connection, spec: Spec, options: Options) -> Any:
-    """The answer of a process: a Draft, a GrammarError, or None where it met something else."""
-    connection.send((spec, options))
-    longest_s = WALL_FACTOR * options.limits.seconds + _PATIENCE_S
-    if not connection.poll(longest_s if math.isfinite(longest_s) else None):
-        raise TimeoutError
-    return connection.recv()
 
 
 def serve(descriptors: list[int]) -> None:
@@ -212,7 +279,7 @@ def serve(descriptors: list[int]) -> None:
 
 
 def _answer(connection: Connection) -> None:
-    connection.send_bytes(b"ready")
+    connection.send(None)  # ready
     while True:
         spec, options = connection.recv()
         try:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import drafting
 from graftlm.core.grammar.cache import GrammarCache
 from graftlm.core.grammar.drafting import DraftingProcesses
-from graftlm.core.grammar.spec import JsonSchema, Regex
+from graftlm.core.grammar.spec import JsonSchema, Limits, Regex
 from tests.grammars import BYTES, allows
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
@@ -42,6 +43,12 @@ def processes() -> Iterator[DraftingProcesses]:
     found.close()
 
 
+def _children(processes: DraftingProcesses) -> list[int]:
+    assert processes._helper is not None
+    path = Path(f"/proc/{processes._helper.pid}/task/{processes._helper.pid}/children")
+    return list(map(int, path.read_text().split()))
+
+
 def _script(code: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     pipe = subprocess.PIPE
@@ -62,16 +69,56 @@ def test_a_cache_has_processes_compile_as_soon_as_they_are_ready(processes: Draf
     cache.close()
 
 
+def test_a_cache_that_is_closed_finishes_what_the_processes_are_at(processes: DraftingProcesses) -> None:
+    cache = GrammarCache(processes=processes)
+    schema = {"type": "object", "properties": {"a": {"type": "object"}}}
+    future = cache.submit(JsonSchema(schema), BYTES)  # which llguidance finishes
+    cache.close()
+    assert future.done() and allows(future.result(), '{"a":{}}')
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        cache.submit(Regex("a"), BYTES)
+
+
 def test_a_process_that_was_killed_costs_no_constraint(processes: DraftingProcesses) -> None:
     cache = GrammarCache(processes=processes)
-    assert processes._helper is not None
-    children = Path(f"/proc/{processes._helper.pid}/task/{processes._helper.pid}/children").read_text().split()
-    for number, child in enumerate(children, 1):
-        os.kill(int(child), signal.SIGKILL)
+    for number, child in enumerate(_children(processes), 1):
+        os.kill(child, signal.SIGKILL)
         for i in range(4):
             assert allows(cache.get(Regex(f"a{number}{i}"), BYTES), f"a{number}{i}")
     assert not processes.ready
     assert allows(cache.get(Regex("b"), BYTES), "b")
+    cache.close()
+
+
+def test_a_process_that_hangs_costs_no_constraint(
+    processes: DraftingProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafting, "_PATIENCE_S", 0.2)
+    cache = GrammarCache(processes=processes)
+    children = _children(processes)
+    for child in children:
+        os.kill(child, signal.SIGSTOP)
+    try:
+        futures = [cache.submit(Regex(f"a{i}"), BYTES, limits=Limits(seconds=0.05)) for i in range(5)]
+        for i, future in enumerate(futures):
+            assert allows(future.result(60), f"a{i}")
+        assert not processes.ready
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        cache.close()
+
+
+def test_more_constraints_than_processes_wait_their_turn_and_all_end_when_the_processes_are_closed(
+    processes: DraftingProcesses,
+) -> None:
+    cache = GrammarCache(processes=processes)
+    futures = [cache.submit(Regex(f"[a-z]{{2,9}}{i}"), BYTES) for i in range(200)]
+    futures[0].result(60)
+    processes.close()
+    for i, future in enumerate(futures):
+        assert allows(future.result(60), f"abc{i}")
+    assert 0 < processes.num_drafted < 200
     cache.close()
 
 
