@@ -22,29 +22,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, dataclass_transform
+
+from graftlm.core.grammar.shared_nodes import ComposedNode, SharedNode
 
 MAX_CODE_POINT = 0x10FFFF
 
 Range: TypeAlias = tuple[int, int]
 T = TypeVar("T")
-
-
-class _Pickled:
-    """A node is pickled as the call that makes it; read back, equal ones are one, as schemas have much alike."""
-
-    __slots__ = ()
-    __match_args__: tuple[str, ...] = ()
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _shared, (type(self).__name__, *[getattr(self, name) for name in self.__match_args__])
-
-
-class _Composed(_Pickled):
-    """A node made of others: it computes its hash once, as nodes nest deep and are keys of many tables."""
-
-    __slots__ = ("_hash",)
 
 
 @dataclass_transform(frozen_default=True)
@@ -65,40 +50,40 @@ def _composed(cls: type[T]) -> type[T]:
 
 
 @dataclass(frozen=True, slots=True)
-class Empty(_Pickled):
+class Empty(SharedNode):
     """The empty text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Literal(_Pickled):
+class Literal(SharedNode):
     """Exactly `data`, which is never empty; usually UTF-8, but any bytes will do."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class CharSet(_Pickled):
+class CharSet(SharedNode):
     """One code point in `ranges`: sorted, disjoint, not adjacent, inclusive. Surrogates never match."""
 
     ranges: tuple[Range, ...]
 
 
 @_composed
-class Concat(_Composed):
+class Concat(ComposedNode):
     """The items one after the other; at least two."""
 
     items: tuple[Node, ...]
 
 
 @_composed
-class Alternation(_Composed):
+class Alternation(ComposedNode):
     """Any one of the items. Without items: the language with no text in it."""
 
     items: tuple[Node, ...]
 
 
 @_composed
-class Repeat(_Composed):
+class Repeat(ComposedNode):
     """`item` at least `min` and at most `max` times; `max` None is without end."""
 
     item: Node
@@ -107,7 +92,7 @@ class Repeat(_Composed):
 
 
 @_composed
-class Graph(_Composed):
+class Graph(ComposedNode):
     """A walk from state 0 to an accepting state: rows[state] are edges (node, target), accepting ones have no cycle of
     empty edges. Members of an object that may be left out, for one.
     """
@@ -117,14 +102,14 @@ class Graph(_Composed):
 
 
 @_composed
-class Intersection(_Composed):
+class Intersection(ComposedNode):
     """Texts that every item matches; at least two. automata/product.py turns it into an Automaton."""
 
     items: tuple[Node, ...]
 
 
 @_composed
-class Difference(_Composed):
+class Difference(ComposedNode):
     """Texts that `item` matches and `minus` does not. automata/product.py turns it into an Automaton."""
 
     item: Node
@@ -132,7 +117,7 @@ class Difference(_Composed):
 
 
 @_composed
-class Automaton(_Composed):
+class Automaton(ComposedNode):
     """A byte automaton that starts in state 0: rows[state] are edges (low, high, target), inclusive and disjoint."""
 
     rows: tuple[tuple[tuple[int, int, int], ...], ...]
@@ -140,15 +125,10 @@ class Automaton(_Composed):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(_Pickled):
+class Rule(SharedNode):
     """What the rule `name` of a context-free grammar derives; the empty text only where nothing asks `nullable`."""
 
     name: str
-
-
-@lru_cache(maxsize=8192)
-def _shared(kind: str, *values: Any) -> Any:
-    return globals()[kind](*values)
 
 
 Node: TypeAlias = (
