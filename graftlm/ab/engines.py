@@ -62,6 +62,8 @@ def remedy(error: BaseException) -> str:
     """What helps against an engine's error, where that is known; else empty."""
     if isinstance(error, NotImplementedError) and "async" in str(error).lower():
         return "the stock class has no asynchronous calls; compare with --engines hf-batching,graftlm"
+    if isinstance(error, NotImplementedError):
+        return "the stock class of this engine cannot do what the pipeline asks; name another engine, as openai:URL"
     return pip_command(error)
 
 

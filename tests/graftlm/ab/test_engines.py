@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from graftlm.ab.engines import framework_of, named_engines, pip_command
+from graftlm.ab.engines import framework_of, named_engines, pip_command, remedy
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,9 @@ def test_every_framework_knows_transformers_graftlm_and_endpoints(framework: str
 def test_the_pip_command_names_the_package_that_is_missing() -> None:
     assert pip_command(ModuleNotFoundError("x", name="langchain_openai.chat")) == "pip install langchain-openai"
     assert pip_command(ValueError("x")) == ""
+
+
+def test_what_a_stock_class_does_not_have_is_said_with_another_engine() -> None:
+    assert "hf-batching,graftlm" in remedy(NotImplementedError("no async calls"))
+    assert "name another engine" in remedy(NotImplementedError("Pydantic schema is not supported"))
+    assert remedy(ValueError("x")) == ""
