@@ -26,16 +26,21 @@ from graftlm.kernels.cpu.loops.arithmetic import (
     widen,
 )
 from graftlm.kernels.cpu.loops.compiler import compile_loop
-from graftlm.kernels.cpu.loops.prefill_dots import compile_prefill_dots
+from graftlm.kernels.cpu.loops.prefill_dots import compile_prefill_dots, highest_of
 from graftlm.kernels.cpu.loops.register_tiles import has_bfloat16_dots, has_wide_registers, outer_tile
+from graftlm.kernels.cpu.loops.softmax_tiles import float32_weights_tile
 
 KEYS = 64
 """Keys whose scores are held at once."""
 
 
-def _any_rows(num_rows: int, width: int, *, bfloat16: bool) -> Any:
+_SLACK = 8
+"""A score may exceed the peak that its column counts from by this many powers of 2: sums are seldom scaled anew."""
+
+
+def _any_rows(num_rows: int, width: int, *, bfloat16: bool, add: bool) -> Any:
     """The product of any number of rows: `num_rows` at a time, and the rest one by one."""
-    many, one = (outer_tile(rows, width, a_bfloat16=bfloat16) for rows in (num_rows, 1))
+    many, one = (outer_tile(rows, width, a_bfloat16=bfloat16, add=add) for rows in (num_rows, 1))
 
     @njit(forceinline=True, **FLAGS)
     def matmul(c, a, a_row, a_step, b, rows, depth):
@@ -50,11 +55,12 @@ def _any_rows(num_rows: int, width: int, *, bfloat16: bool) -> Any:
     return matmul
 
 
-def _matmul(*, bfloat16: bool) -> Any:
-    """C [num_rows, columns] = A B, as `outer_tile` reads them, for 16, 32 or 64 columns; A may be bfloat16."""
+def _matmul(*, bfloat16: bool, add: bool = False) -> Any:
+    """C [num_rows, columns] = A B, or C += A B, as `outer_tile` reads them, for 16, 32 or 64 columns."""
     wide = has_wide_registers()
-    by_16, by_32 = (_any_rows(rows, width, bfloat16=bfloat16) for rows, width in ((8, 1), (8, 2)))
-    by_64, narrow = _any_rows(4, 4, bfloat16=bfloat16), _any_rows(4, 1, bfloat16=bfloat16)
+    by_16, by_32, by_64, narrow = (
+        _any_rows(rows, width, bfloat16=bfloat16, add=add) for rows, width in ((8, 1), (8, 2), (4, 4), (4, 1))
+    )
 
     @njit(**FLAGS)
     def matmul(c, a, a_row, a_step, b, num_rows, depth, columns):
@@ -73,8 +79,30 @@ def _matmul(*, bfloat16: bool) -> Any:
 
 # Module-level: the loop below finds them as globals. Variables of its closure would be part of the cache key.
 _matmul_float32, _matmul_bfloat16 = _matmul(bfloat16=False), _matmul(bfloat16=True)
+_add_float32, _add_bfloat16 = _matmul(bfloat16=False, add=True), _matmul(bfloat16=True, add=True)
+_WIDE = has_wide_registers()
 
 _F = np.float32
+_LOG2_E = _F(1.4426950408889634)
+
+
+def _weights() -> Any:
+    """`float32_weights_tile` for 16, 32 or 64 columns."""
+    one, two, four = (float32_weights_tile(width) for width in (1, 2, 4))
+
+    @njit(**FLAGS)
+    def weights(sums, scores, shift, num_keys, columns):
+        if columns == 16:
+            one(sums, scores, shift, _LOG2_E, num_keys)
+        elif columns == 32:
+            two(sums, scores, shift, _LOG2_E, num_keys)
+        else:
+            four(sums, scores, shift, _LOG2_E, num_keys)
+
+    return weights
+
+
+_weights_of = _weights()
 
 
 def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool) -> MachineCode:
@@ -91,16 +119,16 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool
         query = carray(at(call.query), query_ptr[num_blocks], np.int64)
         visible = carray(at(call.visible), query_ptr[num_blocks], np.int64)
         spans = carray(at(call.spans), (span_ptr[num_blocks], 2), np.int64)
-        memory = allocate(4 * COLUMNS * (k_dim + 2 * v_dim + KEYS + 6))
+        memory = allocate(4 * COLUMNS * (k_dim + 2 * v_dim + KEYS + 5))
         q_columns, o = float_array(memory, (k_dim, COLUMNS))
-        added, place = float_array(o, (v_dim, COLUMNS))
-        total, s = float_array(place, (v_dim, COLUMNS))
+        added, total_at = float_array(o, (v_dim, COLUMNS))
+        total, s = float_array(total_at, (v_dim, COLUMNS))
         scores, place = float_array(s, (KEYS, COLUMNS))
         peak, place = float_array(place, (COLUMNS,))
-        weight, place = float_array(place, (COLUMNS,))
-        kept, place = float_array(place, (COLUMNS,))
-        gained, place = float_array(place, (COLUMNS,))
-        last_seen = carray(at(place), COLUMNS, np.int64)
+        weight, kept_at = float_array(place, (COLUMNS,))
+        kept, gained_at = float_array(kept_at, (COLUMNS,))
+        gained, last_seen_at = float_array(gained_at, (COLUMNS,))
+        last_seen = carray(at(last_seen_at), COLUMNS, np.int32)
         taken = 0
         while True:
             task = next_task(pointer)
@@ -123,7 +151,7 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool
             most, least = np.int64(0), np.int64(1 << 62)
             for column in range(COLUMNS):
                 seen = visible[first_query + min(column, num_columns - 1) // group]
-                last_seen[column] = seen
+                last_seen[column] = np.int32(seen)
                 most, least = max(most, seen), min(least, seen)
             for column in range(num_columns):
                 token = query[first_query + column // group]
@@ -143,7 +171,33 @@ def compile_prefill_attention(group: int, k_dim: int, v_dim: int, bfloat16: bool
                         _matmul_bfloat16(s, keys, k_dim * size, size, memory, num_keys, k_dim, columns)
                     else:
                         _matmul_float32(s, keys, k_dim * size, size, memory, num_keys, k_dim, columns)
-                    if position + num_keys > least:
+                    hides = position + num_keys > least
+                    if _WIDE:
+                        highest_of(kept_at, s, num_keys, last_seen_at, position, columns, hides)
+                        num_raised = np.int64(0)
+                        for column in range(columns):
+                            raised = (kept[column] - peak[column]) * _LOG2_E > _F(_SLACK)
+                            num_raised += np.int64(raised)
+                            gained[column] = exp(peak[column] - kept[column]) if raised else _F(1)
+                            peak[column] = kept[column] if raised else peak[column]
+                        if num_raised > 0:
+                            for column in range(columns):
+                                weight[column] *= gained[column]
+                            for d in range(v_dim):
+                                for column in range(columns):
+                                    total[d, column] *= gained[column]
+                        for column in range(columns):
+                            kept[column] = peak[column] * _LOG2_E
+                        _weights_of(gained_at, s, kept_at, num_keys, columns)
+                        if bfloat16:
+                            _add_bfloat16(total_at, values, size, v_dim * size, s, v_dim, num_keys, columns)
+                        else:
+                            _add_float32(total_at, values, size, v_dim * size, s, v_dim, num_keys, columns)
+                        for column in range(columns):
+                            weight[column] += gained[column]
+                        position += num_keys
+                        continue
+                    if hides:
                         for j in range(num_keys):
                             for column in range(columns):
                                 if position + j >= last_seen[column]:

@@ -104,7 +104,7 @@ def _softmax() -> Any:
     return highest, weights
 
 
-_highest, _weights = _softmax()
+highest_of, _weights = _softmax()
 
 # Module-level: the loop below finds them as globals. Variables of its closure would be part of the cache key.
 _scores, _add_values = _matmul(add=False), _matmul(add=True)
@@ -178,7 +178,7 @@ def compile_prefill_dots(k_dim: int, v_dim: int, group: int) -> MachineCode:
                         for column in range(columns):
                             scores[num_keys, column] = _F(-1e30)
                     hides = position + num_keys > least
-                    _highest(highest_at, scores_at, num_keys, last_seen_at, position, columns, hides)
+                    highest_of(highest_at, scores_at, num_keys, last_seen_at, position, columns, hides)
                     num_raised = np.int64(0)
                     for column in range(columns):
                         raised = (highest[column] - peak[column]) * factor > _F(_SLACK)

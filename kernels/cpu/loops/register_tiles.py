@@ -85,11 +85,15 @@ def _widened(builder: Any, halves: Any, kind: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(halves, bits), shift), kind)
 
 
-def outer_tile(num_rows: int, width: int, *, a_bfloat16: bool = False, b_bfloat16: bool = False) -> Any:
+def outer_tile(
+    num_rows: int, width: int, *, a_bfloat16: bool = False, b_bfloat16: bool = False, add: bool = False
+) -> Any:
     """C [num_rows, 16 * width] = A [num_rows, depth] B [depth, 16 * width], as a sum of outer products. C is float32.
 
     A is float32 or bfloat16 and is read through two strides in bytes: from row to row and from column to column.
     B is float32, or bfloat16 with two rows interleaved: [depth / 2, PANEL, 2]. Rows of B and C are PANEL apart.
+
+    add  whether C grows by the product, which is summed by itself before
     """
 
     @intrinsic
@@ -118,7 +122,10 @@ def outer_tile(num_rows: int, width: int, *, a_bfloat16: bool = False, b_bfloat1
             for i, totals in enumerate(sums.rows):
                 for j, total in enumerate(totals):
                     place = address(builder, c, constant(4 * (i * PANEL + 16 * j)), FLOATS)
-                    builder.store(builder.load(total), place, align=4)
+                    value = builder.load(total)
+                    if add:
+                        value = builder.fadd(builder.load(place, align=4), value)
+                    builder.store(value, place, align=4)
 
         def broadcast(builder: Any, a: Any, offset: Any) -> Any:
             if a_bfloat16:

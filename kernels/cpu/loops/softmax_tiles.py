@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -13,6 +14,8 @@ from graftlm.kernels.cpu.calls import COLUMNS
 from graftlm.kernels.cpu.loops.register_tiles import BITS, FLOATS, address, constant, spread
 
 _SERIES = (0.0095701, 0.05591786, 0.24024745, 0.69312181, 0.99999926)
+_LONG_SERIES = (1.53458116e-4, 1.33999312e-3, 9.61848896e-3, 5.55032878e-2, 0.240226469, 0.693147206, 1.0)
+"""2^x from -0.5 to 0.5: accurate to 3e-6, enough for bfloat16, and to the last place of a float32."""
 
 
 def _splat(value: float) -> Any:
@@ -85,7 +88,7 @@ def weights_tile(width: int) -> Any:
                         place = builder.add(offset, constant(4 * COLUMNS * key + 64 * i))
                         score = builder.load(address(builder, scores, place, FLOATS), align=4)
                         x = builder.fsub(builder.fmul(score, times, flags=("fast",)), shifts[i], flags=("fast",))
-                        value = _exp2(builder, x)
+                        value = _exp2(builder, x, _SERIES)
                         builder.store(builder.fadd(builder.load(totals[i]), value), totals[i])
                         pair.append(builder.add(builder.bitcast(value, BITS), half))
                     low, high = pair
@@ -101,12 +104,42 @@ def weights_tile(width: int) -> Any:
     return tile
 
 
-def _exp2(builder: Any, x: Any) -> Any:
-    """2^x, accurate to 3e-6; 0 where that is too small."""
+def float32_weights_tile(width: int) -> Any:
+    """scores [num_keys, 16 * width] become 2^(scores * factor - shift), rows COLUMNS apart; sums = their sums."""
+
+    @intrinsic
+    def tile(typingctx: Any, sums: Any, scores: Any, shift: Any, factor: Any, num_keys: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+            sums, scores, shift, factor, num_keys = arguments
+            shifts = [builder.load(address(builder, shift, constant(64 * i), FLOATS), align=4) for i in range(width)]
+            times = spread(builder, factor)
+            totals = [cgutils.alloca_once(builder, FLOATS) for _ in range(width)]
+            for total in totals:
+                builder.store(_splat(0.0), total)
+            with cgutils.for_range(builder, num_keys) as loop:
+                offset = builder.mul(loop.index, constant(4 * COLUMNS))
+                for i, total in enumerate(totals):
+                    place = address(builder, scores, builder.add(offset, constant(64 * i)), FLOATS)
+                    score = builder.load(place, align=4)
+                    x = builder.fsub(builder.fmul(score, times, flags=("fast",)), shifts[i], flags=("fast",))
+                    value = _exp2(builder, x, _LONG_SERIES)
+                    builder.store(builder.fadd(builder.load(total), value), total)
+                    builder.store(value, place, align=4)
+            for i, total in enumerate(totals):
+                builder.store(builder.load(total), address(builder, sums, constant(64 * i), FLOATS), align=4)
+
+        integer = types.int64
+        return types.void(integer, integer, integer, types.float32, integer), generate
+
+    return tile
+
+
+def _exp2(builder: Any, x: Any, terms: Sequence[float]) -> Any:
+    """2^x by a series of its fraction; 0 where that is too small."""
     one, two = ir.FunctionType(FLOATS, [FLOATS]), ir.FunctionType(FLOATS, [FLOATS, FLOATS])
     whole = builder.asm(one, "vrndscaleps $$0, $1, $0", "=v,v", [x], False)
     rest = builder.fsub(x, whole)
-    series = _splat(_SERIES[0])
-    for c in _SERIES[1:]:
+    series = _splat(terms[0])
+    for c in terms[1:]:
         series = builder.fadd(builder.fmul(series, rest, flags=("fast",)), _splat(c), flags=("fast",))
     return builder.asm(two, "vscalefps $2, $1, $0", "=v,v,v", [series, whole], False)
