@@ -21,6 +21,8 @@ MIN_ROUNDS = 3
 MAX_ROUNDS = 30
 MAX_EXPLAINED = 5
 """Differing answers of each engine whose first differing token is looked for."""
+MAX_SHOWN = 80
+"""Characters of an input that raised."""
 NARROW = 0.22
 """An interval whose width is at most this share of the ratio needs no further rounds: a fifth is between runs."""
 
@@ -187,11 +189,16 @@ class _Run:
                     if not failed or len(failed) == len(self._inputs):
                         result.error, result.rounds = result.error or str(error), []
                         continue
-                    result.left_out = {int(i): text for i, text in failed.items()}
+                    result.left_out = {int(i): f"{text} ({self._shown(int(i))})" for i, text in failed.items()}
                     for each in self._working:
                         each.ask("leave_out", inputs=[int(i) for i in failed])
                     repeat = True
                     break
+
+    def _shown(self, index: int) -> str:
+        """The beginning of an input: its number says little where another one was held out for the warm-up."""
+        text = " ".join(self._inputs[index].split())
+        return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
 
     def _measure(self) -> None:
         """Further rounds, in turns, until the intervals are narrow or the time is over."""

@@ -20,6 +20,10 @@ from graftlm.core.errors import ConfigError
 
 DATA = ("inputs", "warm_up", "right")
 NOT_ENGINES = {"run", *DATA}
+NO_RUN = (
+    "pipeline {!r} defines no run(llm, inputs); define one that returns an answer per input, or compare a script as it "
+    "is with --swap and the constructor of its model, as --swap ChatOpenAI"
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class Pipeline:
 
         framework  which of the file's `run_<framework>` to take
         """
+        if path.is_file() and not _may_define_run(path.read_text()):
+            raise ConfigError(NO_RUN.format(str(path)))  # a script: importing it would run it
         names = vars(_import(path))
         functions: dict[str, Callable[..., Any]] = {
             name: value
@@ -135,6 +141,18 @@ def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
+def _may_define_run(source: str) -> bool:
+    """Whether `run` or a `run_<framework>` may be a name of the file; True too for what Python cannot read."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return True
+    names = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    names += [alias.asname or alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    names += [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return any(name in ("run", "*") or name.startswith("run_") for name in names)
+
+
 def _program(path: Path, functions: Mapping[str, Any], framework: str | None) -> tuple[Run, str | None]:
     """`run`, or the `run_<framework>` that was asked for, and its framework."""
     several = {name.removeprefix("run_"): f for name, f in functions.items() if name.removeprefix("run_") in FRAMEWORKS}
@@ -146,10 +164,7 @@ def _program(path: Path, functions: Mapping[str, Any], framework: str | None) ->
             )
         return several[framework], framework
     if "run" not in functions:
-        raise ConfigError(
-            f"pipeline {str(path)!r} defines no run(llm, inputs); define one that returns an answer "
-            "per input, or compare a script as it is with --swap CONSTRUCTOR"
-        )
+        raise ConfigError(NO_RUN.format(str(path)))
     return functions["run"], framework
 
 

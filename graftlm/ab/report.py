@@ -210,7 +210,9 @@ def failures(comparisons: Sequence[Comparison]) -> list[str]:
     for c in comparisons:
         for result in c.results:
             lines += [f"{c.name} on {result.engine} failed: {result.error}"] * bool(result.error)
-            lines += [f"{c.name} on {result.engine}: input {i} raised {text}" for i, text in result.left_out.items()]
+            lines += [
+                f"{c.name} on {result.engine}: measured input {i} raised {text}" for i, text in result.left_out.items()
+            ]
     return lines
 
 

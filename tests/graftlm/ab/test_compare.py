@@ -219,7 +219,7 @@ def test_different_answers_are_said_in_the_first_line(idle: Path) -> None:
 def test_an_input_on_which_the_pipeline_raises_is_left_out_for_all(idle: Path) -> None:
     comparison = quick(idle, "low", "choosy")
     assert comparison.inputs == ["A", "c"]
-    assert comparison.results[1].left_out == {1: "ValueError: cannot read bad"}
+    assert comparison.results[1].left_out == {1: "ValueError: cannot read bad ('bad')"}
     assert [result.answers for result in comparison.results] == [["a", "c"], ["a", "c"]]
     assert "Left out: 1 of 3 inputs on which the pipeline raised an error." in comparison.differences()
 

@@ -96,3 +96,19 @@ def test_a_file_named_like_a_package_does_not_hide_it(tmp_path: Path) -> None:
     path = tmp_path / "json.py"
     path.write_text("import json\ndef hf(model): return json.dumps\ndef run(llm, inputs): return [llm(1)]\n")
     assert Pipeline.load(path).engine("hf").open("any")(1) == "1"
+
+
+def test_a_script_without_swap_is_not_run_and_the_option_is_named(tmp_path: Path) -> None:
+    """It used to be imported, which ran it, or failed with the package that --swap would have replaced."""
+    (tmp_path / "script.py").write_text("import a_package_that_nobody_has")
+    with pytest.raises(ConfigError, match="defines no run.*--swap ChatOpenAI"):
+        Pipeline.load(tmp_path / "script.py")
+
+
+@pytest.mark.parametrize(
+    "text", ["from json import dumps as run", "run = print", "async def run_dspy(llm, inputs): ..."]
+)
+def test_run_may_be_defined_in_any_way(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pipeline.py").write_text(f"{text}\nraise RuntimeError('it was imported')")
+    with pytest.raises(RuntimeError, match="it was imported"):
+        Pipeline.load(tmp_path / "pipeline.py")
