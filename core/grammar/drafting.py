@@ -15,6 +15,7 @@ import pickle
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -115,6 +116,8 @@ class DraftingProcesses:
                 for _, theirs in pairs:
                     theirs.close()
             self._connections = [ours for ours, _ in pairs]
+            for connection in self._connections:
+                _limit_waiting(connection)
             threading.Thread(target=self._read_answers, name="graftlm grammar", daemon=True).start()
 
     def wait(self) -> None:
@@ -226,6 +229,14 @@ class DraftingProcesses:
                 connection.close()
         if self._helper is not None:
             self._helper.returncode = 0  # no child of this process
+
+
+def _limit_waiting(connection: Connection) -> None:
+    """Have no message wait longer than `_PATIENCE_S` for a process that hangs halfway: OSError then."""
+    limit = struct.pack("ll", int(_PATIENCE_S), 0)
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 def _tell(task: _Task, answer: Answer) -> None:
