@@ -65,22 +65,24 @@ def _sums(measured: Sequence[dict[str, Any]]) -> list[str]:
         + (f"Below 1: {', '.join(below)}." if below else "None is below 1."),
     ]
     if any("llama-cpp" in one["engines"] for one in measured):
-        without = geometric_mean(map(_over_transformers, measured))
-        lines.append(f"Without llama.cpp, over the faster of hf and hf-batching: {without:.2f}x of wall time.")
+        without = [over for one in measured if (over := _over_transformers(one)) is not None]
+        rows = "" if len(without) == len(measured) else f", in {len(without)} rows that have one"
+        mean = geometric_mean(without)
+        lines.append(f"Without llama.cpp, over the faster of hf and hf-batching{rows}: {mean:.2f}x of wall time.")
     if best:
         lines.append(f"Prompt tokens from the cache, over those that could have come from it: {found / best:.1%}.")
     return [*lines, ""]
 
 
-def _over_transformers(one: dict[str, Any]) -> float:
-    """How much longer the faster engine of transformers took, by medians of wall times."""
+def _over_transformers(one: dict[str, Any]) -> float | None:
+    """How much longer the faster engine of transformers took, by medians of wall times; None if none was measured."""
     engines = one["engines"]
     walls = [
         statistics.median(engines[name]["wall_s"])
         for name in ("hf", "hf-batching")
         if "wall_s" in engines.get(name, {})
     ]
-    return min(walls) / statistics.median(engines["graftlm"]["wall_s"])
+    return min(walls) / statistics.median(engines["graftlm"]["wall_s"]) if walls else None
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -110,24 +112,26 @@ What these figures do not say:
   choices nor schemas and is left out there; `hf` applies GraftLM's token mask.
 - In other frameworks `hf` is the framework's own class for transformers, and `hf-batching` its OpenAI client at
   `transformers serve`, which has 256 blocks of KV cache on a CPU, as in the process.
-- `tree_of_thought` has one size.
+- `tree_of_thought` has one size. At full size only those engines ran beside GraftLM that had been the fastest at a
+  quarter: all in `generative_agents`, `judge`, `retrieval` and `word_problems`, hf and llama.cpp in `json_objects`,
+  hf-batching and llama.cpp in `react`, else the fastest one.
 - The best possible hit rate counts prompts alone. Turns that go on from generated text can exceed it.
 - Every engine's prefix cache is emptied before each round.
 - A batch of LangChain's is answered by `hf` from several Python threads, which compute on both cores beside each
   other; GraftLM has one thread here. So the ratio of CPU times is larger there.
 - `hf-batching` failed behind LangChain and LlamaIndex where their clients for OpenAI's API were not installed
-  (`langchain-openai`, `llama-index-llms-openai-like`).
+  (`langchain-openai`, `llama-index-llms-openai-like`). They fit into an environment of their own:
+  `--python hf-batching=PATH`.
 - `generative_agents` and `retrieval` share and generate little: what is left is the arithmetic of prompts,
   where both engines are near to the processor's limit. In a profile at dd10aa6 GraftLM's 1.45 s of
   `generative_agents` were 0.89 of matrix products, at 96 of the 105 GFLOP/s that they reach alone here, 0.19 of
   attention and 0.17 of decode steps of one row.
-- Up to f3561bd each prefix that a program asks for ahead was counted as a call less of `hf`, whose calls are
-  therefore said to differ.
 - `llama-cpp` is llama-cpp-python in the process, on the programs' token ids, one request after the other; it goes on
   with the last prompt as far as the next one is equal. Its own tokenizer knows none like sprout's, so it is not
   behind other frameworks. vLLM and SGLang are not in these tables.
-- OpenVINO is in no row: behind LangChain, LlamaIndex and DSPy it is optimum-intel's, which wants transformers below
-  5.6, and programs have no engine for it. `python -m bench cpu` compares with OpenVINO GenAI on token ids.
+- OpenVINO is in no row: behind LangChain, LlamaIndex and DSPy it is optimum-intel's, of which the newest on 26 November
+  2026 (2.2.0) wants transformers below 5.6, and programs have no engine for it. `python -m bench cpu` compares with
+  OpenVINO GenAI on token ids.
 """.splitlines()
 
 

@@ -77,3 +77,11 @@ def test_a_change_of_a_figure_changes_the_page() -> None:
     figures = json.loads(_suite.BASELINE.read_text())
     figures["rows"][0]["cpu_ratio"]["value"] = 123.45
     assert "123.45x" in page.written(page.PAGE.read_text(), figures)
+
+
+def test_the_mean_over_transformers_says_in_how_many_rows_it_ran() -> None:
+    wall = {"graftlm": {"wall_s": [1.0]}, "llama-cpp": {"wall_s": [2.0]}}
+    one = rows(2.0, 2.0, 2.0)[0] | {"ratio": rows(2.0, 2.0, 2.0)[0]["cpu_ratio"], "best_hit_rate": None}
+    both = [one | {"engines": wall}, one | {"engines": wall | {"hf": {"wall_s": [4.0]}}}]
+    assert "hf and hf-batching, in 1 rows that have one: 4.00x" in page._sums(both)[1]
+    assert "hf and hf-batching: 4.00x" in page._sums(both[1:])[1]
