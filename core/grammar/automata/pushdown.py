@@ -23,6 +23,7 @@ class Frame:
 
 
 Leaf = tuple[Rest, Frame]
+_MAX_FOLLOWED = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,6 +67,8 @@ class Pushdown:
             else:
                 found = [(after, frame) for rest, frame in leaves if (after := positions.step(rest, data[at]))]
                 at += 1
+            if len(found) == 1:
+                found = [self._followed(*found[0])]
             if len(found) == 1 and all([rest != END and type(nodes[rest]) is not Rule for rest in found[0][0]]):
                 rests, frame = found[0]
                 leaves, accepting = tuple([(rest, frame) for rest in rests]), False
@@ -74,6 +77,26 @@ class Pushdown:
             if not leaves and not accepting:
                 return None
         return Place(leaves, accepting)
+
+    def _followed(self, rests: tuple[Rest, ...], frame: Frame) -> tuple[tuple[Rest, ...], Frame]:
+        """The same once rules are called and ended, as long as there is one way: most tokens of JSON are rules."""
+        positions = self._positions
+        for _ in range(_MAX_FOLLOWED):  # a rule that calls itself first would never end
+            if len(rests) != 1:
+                break
+            (rest,) = rests
+            node = positions.nodes[rest]
+            if rest == END:
+                if len(frame.callers) != 1:
+                    break
+                after, frame = frame.callers[0]
+                rests = positions.leaves(after)
+            elif isinstance(node, Rule):
+                frame = Frame([(positions.nexts[rest], frame)])
+                rests = positions.leaves(self._bodies[node.name])
+            else:
+                break
+        return rests, frame
 
     def distance(self, place: Place) -> int:
         """Bytes of the shortest ending."""

@@ -157,3 +157,17 @@ def test_places_of_a_long_text_give_the_collector_nothing_to_look_at() -> None:
     place = pushdown.walk(pushdown.start, b"1a" * 2_000)
     gc.collect()
     assert place is not None and len(gc.get_objects()) - before < 50
+
+
+def test_a_rule_that_calls_itself_before_anything_else_is_read_in_the_ways_that_end() -> None:
+    endless = Pushdown(ast.concat(B, ast.Rule("endless")), {"endless": ast.concat(ast.Rule("endless"), A)})
+    assert ending(endless, b"b") is None
+    left = {"left": ast.alternation(ast.concat(ast.Rule("left"), A), B)}  # b, ba, baa, ...
+    begun = Pushdown(ast.concat(ast.literal("<"), ast.Rule("left"), ast.literal(">")), left)
+    assert [ending(begun, text) for text in (b"<", b"<b", b"<baa")] == [b"b>", b">", b">"]
+
+
+def test_rules_nest_deeper_than_they_are_followed_at_once() -> None:
+    rules = {f"r{i}": ast.concat(ast.Rule(f"r{i + 1}"), ast.Rule("end")) for i in range(40)}
+    deep = Pushdown(ast.concat(A, ast.Rule("r0")), {**rules, "r40": B, "end": ast.literal(">")})
+    assert [ending(deep, text) for text in (b"a", b"ab", b"ab>")] == [b"b" + b">" * 40, b">" * 40, b">" * 39]
