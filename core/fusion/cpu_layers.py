@@ -37,6 +37,7 @@ from graftlm.kernels.norm import Norm
 if TYPE_CHECKING:
     from graftlm.core.fusion.linears import Fusions
     from graftlm.kernels.cpu.decoder.decoder_layer import BlockLayer, DecodeLayer, LayerWeights, PrefillLayer
+    from graftlm.kernels.cpu.decoder.dot_layer import DotLayer
     from graftlm.kernels.cpu.linear.skinny_linear import SkinnyLinear
 
 log = logging.getLogger("graftlm.engine")
@@ -58,7 +59,7 @@ class FusedCpuLayer(NamedTuple):
 
     decode: DecodeLayer
     blocks: BlockLayer | None
-    prefill: PrefillLayer
+    prefill: PrefillLayer | DotLayer
     attention: nn.Module
     params: AttentionParams
     original: Callable[..., Any]
@@ -99,7 +100,7 @@ class FusedCpuLayer(NamedTuple):
             here = slice(first, first + _BLOCK)
             self._part(x[here], x.shape[0]).after(x[here], attended[here])
 
-    def _part(self, x: torch.Tensor, num_rows: int) -> DecodeLayer | BlockLayer | PrefillLayer:
+    def _part(self, x: torch.Tensor, num_rows: int) -> DecodeLayer | BlockLayer | PrefillLayer | DotLayer:
         """What runs x, which is all or a part of `num_rows` tokens."""
         if x.shape[0] <= self.max_rows:
             return self.decode
@@ -222,13 +223,15 @@ def _fuse_head(model: nn.Module, fusions: Fusions) -> None:
 
 def _install(found: list[_Found], fusions: Fusions, refused: dict[str, list[int]]) -> None:
     from graftlm.kernels.cpu.decoder.decoder_layer import BlockLayer, CompiledLayers, DecodeLayer, PrefillLayer
+    from graftlm.kernels.cpu.decoder.dot_layer import DotLayer
     from graftlm.kernels.cpu.decoder.elementwise import Elementwise
 
     loops = Elementwise(found[0].probe.hidden.dtype)
     compiled = CompiledLayers([one.weights for one in found])
     for index, (number, layer, probe, weights) in enumerate(found):
         decode = DecodeLayer(compiled, index)
-        parts = decode, BlockLayer(decode), PrefillLayer(weights, loops)
+        prefill = DotLayer(decode, loops) if DotLayer.fits(decode) else PrefillLayer(weights, loops)
+        parts = decode, BlockLayer(decode), prefill
         fused = FusedCpuLayer(*parts, probe.call.module, probe.call.params, layer.forward, compiled.space.num_rows)
         others = [fused._replace(max_rows=0), fused._replace(max_rows=0, blocks=None)]
         if all(_same(probe.first(n), fused) for n in _PROBED) and all(_same(probe, other) for other in others):

@@ -53,8 +53,11 @@ class PrefillCall(ctypes.Structure):
 class MatmulCall(ctypes.Structure):
     """One product x W^T. Fields are addresses and counts; `x_row` and `out_row` are strides in elements.
 
-    x         float32 [num_rows, depth], zeros after the weight's last input
-    segments  int64 [num_segments, 6], the weights whose outputs are concatenated. Each: first task, number of outputs,
+    x         float32 [num_rows, depth], zeros after the weight's last input; or bfloat16 if x_bfloat16 is not 0, for
+              processors that multiply it, with panels
+    task_rows rows of a task, which is PANEL outputs of them; 0 is all. num_tasks counts accordingly, and the tasks of
+              the same outputs follow one another
+    segments  int64 [num_segments, 6], the weights whose outputs are concatenated. Each: first panel, number of outputs,
               first column of `out`, address of the weight, address of an up projection or 0, address of the bias or 0.
               With an up projection, the result is silu(x W^T) * (x U^T).
     add       whether the result is added to `out`
@@ -64,7 +67,8 @@ class MatmulCall(ctypes.Structure):
 
     _fields_ = (
         *_SHARED,
-        *int_fields("num_rows", "depth", "x", "x_row", "segments", "num_segments", "out", "out_row", "add"),
+        *int_fields("num_rows", "depth", "x", "x_row", "x_bfloat16", "task_rows"),
+        *int_fields("segments", "num_segments", "out", "out_row", "add"),
     )
 
 

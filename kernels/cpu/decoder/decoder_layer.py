@@ -2,7 +2,7 @@
 
 Few tokens, as in decode steps, run compiled code with products of our own, which decoder_stack.py runs for all layers
 at once. Some hundred, as in a prompt, run it in blocks. Many tokens run oneDNN's products with compiled loops between
-them.
+them, or on some processors our own (dot_layer.py).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def _has(name: str) -> bool:
     return test is not None and bool(test())
 
 
-_DOTS = _has("avx512_bf16") and not _has("amx_tile")
+DOTS = _has("avx512_bf16") and not _has("amx_tile")
 """Whether our products have the fastest bfloat16 arithmetic of the processor: oneDNN uses AMX tiles, we do not."""
 
-MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 64 if _DOTS or own_panels(torch.bfloat16) else 16}
+MAX_DECODE_ROWS = {torch.float32: 64, torch.bfloat16: 64 if DOTS or own_panels(torch.bfloat16) else 16}
 """The largest number of rows for which our matrix products are as fast as oneDNN's."""
 
 MAX_BLOCKED_ROWS = 384

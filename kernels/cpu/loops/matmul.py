@@ -157,18 +157,24 @@ _row_major_dots = row_major_matmul(bfloat16=True, dots=True)
 
 
 def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
-    """Compile `void (MatmulCall *)`, for weights in panels or row-major ones. A task is PANEL outputs."""
+    """Compile `void (MatmulCall *)`, for weights in panels or row-major ones."""
     element, size = element_of(bfloat16)
     dots = bfloat16 and has_bfloat16_dots()
 
     def work(pointer):
         call = carray(pointer, 1)[0]
         num_rows, depth, x, x_row = call.num_rows, call.depth, call.x, call.x_row * 4
+        task_rows = call.task_rows if call.task_rows != 0 else num_rows
+        parts = (num_rows + task_rows - 1) // task_rows
         segments = carray(at(call.segments), (call.num_segments, 6), np.int64)
-        memory = allocate(8 * num_rows * PANEL + 2 * num_rows * depth)
-        sums, other = float_array(memory, (num_rows, PANEL))
-        ups, halves = float_array(other, (num_rows, PANEL))
-        if dots:
+        narrows = dots and call.x_bfloat16 == 0
+        memory = allocate(8 * task_rows * PANEL + (2 * num_rows * depth if narrows else 0))
+        sums, other = float_array(memory, (task_rows, PANEL))
+        ups, halves = float_array(other, (task_rows, PANEL))
+        halves_row = 2 * depth
+        if call.x_bfloat16 != 0:
+            halves, halves_row = x, 2 * call.x_row
+        if narrows:
             for row in range(num_rows):
                 half_row = carray(at(halves + 2 * row * depth), depth, element)
                 store_row(half_row, carray(at(x + row * x_row), depth, np.float32))
@@ -178,36 +184,38 @@ def compile_matmul(bfloat16: bool, row_major: bool = False) -> MachineCode:
             if task >= call.num_tasks:
                 break
             taken += 1
-            index = 0
-            while index + 1 < call.num_segments and task >= segments[index + 1, 0]:
+            panel, first_row, index = task // parts, task % parts * task_rows, 0
+            here = min(task_rows, num_rows - first_row)
+            while index + 1 < call.num_segments and panel >= segments[index + 1, 0]:
                 index += 1
-            first, num_out = (task - segments[index, 0]) * PANEL, segments[index, 1]
+            first, num_out = (panel - segments[index, 0]) * PANEL, segments[index, 1]
             if row_major:
                 first = min(first, num_out - 4)
             width = min(PANEL, num_out - first)
             weight, up, bias = segments[index, 3], segments[index, 4], segments[index, 5]
             offset = first * depth * size
+            some, some_halves = x + first_row * x_row, halves + first_row * halves_row
             if row_major:
                 if dots and depth % 32 == 0:
-                    _row_major_dots(memory, halves, 2 * depth, weight + offset, num_rows, depth, width)
+                    _row_major_dots(memory, some_halves, halves_row, weight + offset, here, depth, width)
                 elif bfloat16:
-                    _row_major_bfloat16(memory, x, x_row, weight + offset, num_rows, depth, width)
+                    _row_major_bfloat16(memory, some, x_row, weight + offset, here, depth, width)
                 else:
-                    _row_major(memory, x, x_row, weight + offset, num_rows, depth, width)
+                    _row_major(memory, some, x_row, weight + offset, here, depth, width)
             elif dots:
-                _dots(memory, halves, 2 * depth, weight + offset, num_rows, depth)
+                _dots(memory, some_halves, halves_row, weight + offset, here, depth)
                 if up != 0:
-                    _dots(other, halves, 2 * depth, up + offset, num_rows, depth)
+                    _dots(other, some_halves, halves_row, up + offset, here, depth)
             elif bfloat16:
-                _panels_bfloat16(memory, x, x_row, weight + offset, num_rows, depth, width)
+                _panels_bfloat16(memory, some, x_row, weight + offset, here, depth, width)
                 if up != 0:
-                    _panels_bfloat16(other, x, x_row, up + offset, num_rows, depth, width)
+                    _panels_bfloat16(other, some, x_row, up + offset, here, depth, width)
             else:
-                _panels(memory, x, x_row, weight + offset, num_rows, depth, width)
+                _panels(memory, some, x_row, weight + offset, here, depth, width)
                 if up != 0:
-                    _panels(other, x, x_row, up + offset, num_rows, depth, width)
-            for row in range(num_rows):
-                place = call.out + (row * call.out_row + segments[index, 2] + first) * size
+                    _panels(other, some, x_row, up + offset, here, depth, width)
+            for row in range(here):
+                place = call.out + ((first_row + row) * call.out_row + segments[index, 2] + first) * size
                 out = carray(at(place), width, element)
                 if bias != 0:
                     added = carray(at(bias + first * size), width, element)

@@ -1,0 +1,79 @@
+"""A decoder layer in steps of many tokens on processors that multiply bfloat16: products by our own loop.
+
+oneDNN's take about as long, but write gate and up projection to memory, which are read again for their SwiGLU, and
+what is added to the residual stream likewise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graftlm.kernels.cpu.calls import MatmulCall
+from graftlm.kernels.cpu.compiled.loop_runtime import Loop
+from graftlm.kernels.cpu.decoder.decoder_layer import (
+    DOTS,
+    DOWN_PRODUCT,
+    GATE_UP_PRODUCT,
+    OUT_PRODUCT,
+    QKV,
+    QKV_PRODUCT,
+    DecodeLayer,
+)
+from graftlm.kernels.cpu.decoder.elementwise import Elementwise
+
+_TASK_ROWS = 66
+"""Rows of a task: whole register tiles, whose sums stay in the first cache."""
+
+
+class DotLayer:
+    """The halves of one layer for steps of many tokens; see `fits`."""
+
+    def __init__(self, decode: DecodeLayer, loops: Elementwise) -> None:
+        self.weights, self.loops = decode.weights, loops
+        layers = decode.layers
+        self._loops = [
+            Loop(MatmulCall.from_buffer_copy(product), layers.call.matmul) for product in layers.products[decode.place]
+        ]
+        self._num_panels = [loop.call.num_tasks for loop in self._loops]
+        self._held = layers  # its products have addresses of what it holds
+
+    @staticmethod
+    def fits(decode: DecodeLayer) -> bool:
+        """Whether this is the fastest class for the layer: there is a part for each thread."""
+        layers = decode.layers
+        is_whole = all(p.depth == p.num_in for p in decode.weights.all_panels)
+        is_fast = DOTS and 2 * torch.get_num_threads() <= layers.num_parts
+        return layers.dtype is torch.bfloat16 and is_whole and is_fast
+
+    def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> QKV:
+        """As DecodeLayer.before, but in new memory."""
+        w = self.weights
+        normed = torch.empty_like(x)
+        self.loops.norm(x, None, w.before_attention, normed)
+        qkv = torch.empty(x.shape[0], w.num_qkv_heads * w.head_dim, dtype=x.dtype)
+        self._multiply(QKV_PRODUCT, normed, qkv)
+        q, k, v = w.heads(qkv)
+        self.loops.rotate(q, k, cos, sin, w.q_norm, w.k_norm)
+        return q, k, v
+
+    def after(self, x: torch.Tensor, attended: torch.Tensor) -> None:
+        """As DecodeLayer.after."""
+        w = self.weights
+        self._multiply(OUT_PRODUCT, attended.flatten(1), x)
+        normed = torch.empty_like(x)
+        self.loops.norm(x, None, w.before_mlp, normed)
+        hidden = torch.empty(x.shape[0], w.gate_size, dtype=x.dtype)
+        self._multiply(GATE_UP_PRODUCT, normed, hidden)
+        self._multiply(DOWN_PRODUCT, hidden, x)
+
+    def _multiply(self, product: int, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Run a product on x [num_rows, depth]; `out` is set, or grows by it, as the product says."""
+        loop = self._loops[product]
+        call: Any = loop.call
+        x = x.to(out.dtype).contiguous()
+        call.num_rows, call.task_rows, call.x_bfloat16 = x.shape[0], _TASK_ROWS, 1
+        call.x, call.x_row, call.out, call.out_row = x.data_ptr(), x.shape[1], out.data_ptr(), out.stride(0)
+        call.num_tasks = self._num_panels[product] * -(-x.shape[0] // _TASK_ROWS)
+        loop.run()
