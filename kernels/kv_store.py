@@ -24,7 +24,7 @@ class LayerKV:
     def num_bytes(self, dtype: torch.dtype, compact: bool = False) -> int:
         """Bytes of one token in this layer. compact: in 12 bits a number (kv_codec.py), whatever the dtype."""
         if compact:
-            return 2 * self.num_kv_heads * kv_codec.BYTES
+            return 2 * self.num_kv_heads * kv_codec.bytes_of(self.k_dim)
         if dtype is torch.int8:
             return self.num_kv_heads * (self.k_dim + self.v_dim + 2 * SCALE_BYTES)
         return self.num_kv_heads * (self.k_dim + self.v_dim) * dtype.itemsize
@@ -44,13 +44,13 @@ class KVStore:
                v / scales[layer][1]; None for every other
     token_scales  of a store in int8: per layer K's and V's, float32 [num_slots, num_kv_heads], ordered by head in
                memory, by which k and v are to be multiplied; None for every other
-    compact    k[layer] and v[layer] are int32 [num_slots, num_kv_heads, 48], in 12 bits a number (kv_codec.py), and
+    compact    k[layer] and v[layer] are int32 [num_slots, num_kv_heads, words], in 12 bits a number (kv_codec.py), and
                `dtype`, which is bfloat16, is what they are computed in
-    records    of a compact store: per layer int32 [num_slots, num_kv_heads, 96], the words of K and then those of V,
-               whose parts k and v are; None for every other
+    records    of a compact store: per layer int32 [num_slots, num_kv_heads, 2 * words], the words of K and then those
+               of V, whose parts k and v are; None for every other
     exponents  of a compact store: per layer uint8 [num_kv_heads, num_slots, 2], K's and V's; None for every other
 
-    Raises ValueError for a compact store of another dtype, or of other heads than of 128 dimensions.
+    Raises ValueError for a compact store of another dtype, or of heads of a size that kv_codec.py does not take.
     """
 
     def __init__(
@@ -79,9 +79,11 @@ class KVStore:
                 for layer in self.layout
             ]
         if compact:
-            words = kv_codec.WORDS
-            self.records = [self._allocate(layer.num_kv_heads, 2 * words, torch.int32) for layer in self.layout]
-            self.k, self.v = ([x[..., i : i + words] for x in self.records] for i in (0, words))
+            self.records = [
+                self._allocate(layer.num_kv_heads, 2 * kv_codec.words_of(layer.k_dim), torch.int32)
+                for layer in self.layout
+            ]
+            self.k, self.v = ([x.chunk(2, -1)[i] for x in self.records] for i in (0, 1))
             self.exponents = [self._allocate_exponents(layer.num_kv_heads) for layer in self.layout]
         else:
             self.k = [self._allocate(layer.num_kv_heads, layer.k_dim, dtype) for layer in self.layout]
@@ -108,8 +110,8 @@ def _check_compact(layout: Sequence[LayerKV], dtype: torch.dtype) -> None:
     if dtype is not torch.bfloat16:
         raise ValueError(f"a compact KV store is for bfloat16, not for {dtype}")
     for layer in layout:
-        if not layer.k_dim == layer.v_dim == kv_codec.DIM:
+        if layer.k_dim != layer.v_dim or layer.k_dim not in kv_codec.DIMS:
             raise ValueError(
-                f"a compact KV store is for heads of {kv_codec.DIM} dimensions, not of {layer.k_dim} (K) and "
+                f"a compact KV store is for heads of {kv_codec.SIZES} dimensions, not of {layer.k_dim} (K) and "
                 f"{layer.v_dim} (V)"
             )

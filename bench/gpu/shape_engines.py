@@ -19,9 +19,12 @@ Sampling = Mapping[str, Any]
 
 
 class GraftLMShape:
-    """A transformers model of the shape in this process, bfloat16 on a GPU, float32 elsewhere."""
+    """A transformers model of the shape in this process, bfloat16 on a GPU, float32 elsewhere.
 
-    def __init__(self, config: PretrainedConfig, max_model_len: int) -> None:
+    kv  CacheConfig.dtype
+    """
+
+    def __init__(self, config: PretrainedConfig, max_model_len: int, kv: str = "auto") -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -32,16 +35,18 @@ class GraftLMShape:
             for parameter in model.parameters():
                 if parameter.dim() >= 2:
                     parameter.data.normal_(0.0, 0.02)
-        self.model, self.max_model_len = model, max_model_len
+        self.model, self.max_model_len, self.kv = model, max_model_len, kv
         self.runtime: Any = None
 
     def start(self) -> str:
         """Load the runtime over the weights in memory; returns how it runs."""
-        from graftlm import Runtime
+        from graftlm import CacheConfig, Runtime
         from graftlm.testing.byte_tokenizer import byte_tokenizer
 
-        self.runtime = Runtime(self.model, tokenizer=byte_tokenizer(), max_model_len=self.max_model_len).load()
-        return str(self.runtime.stats().execution)
+        options = {"max_model_len": self.max_model_len, "cache": CacheConfig(dtype=self.kv)}
+        self.runtime = Runtime(self.model, tokenizer=byte_tokenizer(), **options).load()
+        stats = self.runtime.stats()
+        return f"{stats.execution}; KV in {stats.kv}"
 
     def answer(self, prompts: Sequence[Ids], samplings: Sequence[Sampling]) -> None:
         from graftlm import Request, SamplingParams
@@ -60,7 +65,7 @@ class GraftLMShape:
 class VLLMShape:
     """vLLM with weights of its own making; `start` includes them, for it does not separate the two."""
 
-    def __init__(self, config: PretrainedConfig, max_model_len: int) -> None:
+    def __init__(self, config: PretrainedConfig, max_model_len: int, _kv: str = "auto") -> None:
         from bench.gpu.engine_vllm import ENVIRONMENT
 
         os.environ.update(ENVIRONMENT)

@@ -96,12 +96,12 @@ def config_of(shape: Shape, *, tiny: bool) -> Any:
 class Measured:
     """One engine that runs a shape, and what was found out about it."""
 
-    def __init__(self, engine: str, shape: Shape, *, tiny: bool) -> None:
+    def __init__(self, engine: str, shape: Shape, *, tiny: bool, kv: str = "auto") -> None:
         self.divisor = DIVISOR if tiny else 1
         self.failed = False
         config = config_of(shape, tiny=tiny)
         self.vocabulary = config.vocab_size
-        self.engine = SHAPE_ENGINES[engine](config, 16_384 // self.divisor)
+        self.engine = SHAPE_ENGINES[engine](config, 16_384 // self.divisor, kv)
         began = time.perf_counter()
         how = self.engine.start()
         self.engine.answer([[5, 6, 7]], [{"max_tokens": 1}])
@@ -197,7 +197,7 @@ def measure(given: argparse.Namespace) -> int:
     """Measure one shape on one engine, in this process."""
     (name,) = given.shapes
     shape = SHAPES[name] | ({"num_hidden_layers": given.layers} if given.layers else {})
-    measured = Measured(given.engine, shape, tiny=given.tiny)
+    measured = Measured(given.engine, shape, tiny=given.tiny, kv=given.kv)
     print(f"{name}: first token after {measured.figures['start_s']} s; {measured.figures['how']}", flush=True)
     only = given.only.split(",")
     if "decode" in only:
@@ -232,6 +232,7 @@ def compare(given: argparse.Namespace) -> int:
                 command += ["--json", str(output), *(["--tiny"] if given.tiny else [])]
                 command += ["--layers", str(given.layers)] if given.layers else []
                 command += ["--profile"] if given.profile else []
+                command += ["--kv", given.kv]
                 with (Path(folder) / "errors").open("w+") as errors:
                     code = subprocess.run(command, env=os.environ | environment, cwd=ROOT, stderr=errors).returncode
                     errors.seek(0)
@@ -253,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode", type=sizes, default=DECODE, help="ROWSxCONTEXT with commas, as 1x500,32x1500")
     parser.add_argument("--profile", action="store_true", help="the kernels of decode steps, by time")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    parser.add_argument("--kv", default="auto", help="CacheConfig.dtype of GraftLM: model, compact, fp8")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short prompts, on any device")
     parser.add_argument("--json", type=Path, dest="output", help="write the figures to this file")
     given = parser.parse_args(arguments)

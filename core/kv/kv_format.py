@@ -76,7 +76,7 @@ def kv_format(loaded: LoadedModel, config: EngineConfig) -> KVFormat:
     if reason is not None and wanted == "compact":
         raise ConfigError(
             f"CacheConfig.dtype is 'compact', but {reason}; KV in 12 bits is for models in the paged lane with heads "
-            f"of {kv_codec.DIM} dimensions in bfloat16, on a Hopper GPU or a newer one, with Triton 3.6 or newer and "
+            f"of {kv_codec.SIZES} dimensions in bfloat16, on a Hopper GPU or a newer one, with Triton 3.6 or newer and "
             "its attention: leave it out"
         )
     compact = reason is None and loaded.kv_reason is None and _is_taken(loaded, wanted)
@@ -125,7 +125,7 @@ def _why_not_compact(loaded: LoadedModel, config: EngineConfig) -> str | None:
     if not loaded.layers:
         return f"{loaded.name} keeps its own cache"
     for layer in loaded.layers:
-        if not layer.k_dim == layer.v_dim == kv_codec.DIM:
+        if layer.k_dim != layer.v_dim or layer.k_dim not in kv_codec.DIMS:
             dims = str(layer.k_dim) if layer.k_dim == layer.v_dim else f"{layer.k_dim} and {layer.v_dim}"
             return f"{loaded.name} has heads of {dims} dimensions"
     return _card_problem(loaded)

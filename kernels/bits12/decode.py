@@ -15,22 +15,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.bits12.kv_codec import DIM, EIGHT, WORDS
+from graftlm.kernels.bits12.kv_fragments import copied, dims_of_keys, dims_of_values, keys_of, shared_layout, values_of
 from graftlm.kernels.gpu.attention.decode import ANYWHERE, DecodeRows, Workspace, num_sms
 from graftlm.kernels.gpu.attention.online_softmax import LOG2E, softcapped
 from graftlm.kernels.gpu.attention.split_kv import PARTS, uniform_parts
 from graftlm.kernels.gpu.pdl import grid_wait, launch_dependents, pdl_options
-from graftlm.kernels.hopper.tiles import barrier, halves
+from graftlm.kernels.hopper.tiles import barrier
 
 copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
 MAX_GROUP = 8
 """Most query heads of a KV head: they are the columns of a product."""
-
-TOKENS = 16
-"""Tokens of a block: the depth of a product."""
-
-_EIGHT = gl.constexpr(f"{{{EIGHT}}}")
 
 # What codes are is the number times 2^(15 - exponent). Queries and probabilities are multiplied by further powers of
 # two, so that no product is too small for float32.
@@ -39,50 +34,13 @@ _KEY_FACTOR = gl.constexpr(2.0**96)
 _VALUE_BIAS = gl.constexpr(24)
 _VALUE_FACTOR = gl.constexpr(2.0**88)
 
-
-def _layout(registers: list[list[int]], lanes: list[list[int]], *shape: int) -> gl.DistributedLinearLayout:
-    return gl.DistributedLinearLayout(registers, lanes, [], [], list(shape))
-
-
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
-# words of a block by token: who reads which. A thread's words make the numbers that it multiplies.
-_KEYS_LOW = gl.constexpr(
-    _layout([[0, 1], [0, 2], [0, 4], [8, 0]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], TOKENS, 32)
-)
-_KEYS_HIGH = gl.constexpr(_layout([[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], TOKENS, 16))
-_VALUES_LOW = gl.constexpr(
-    _layout([[0, 1], [0, 2], [1, 0], [8, 0]], [[2, 0], [4, 0], [0, 4], [0, 8], [0, 16]], TOKENS, 32)
-)
-_VALUES_HIGH = gl.constexpr(_layout([[0, 1], [1, 0], [8, 0]], [[2, 0], [4, 0], [0, 2], [0, 4], [0, 8]], TOKENS, 16))
-_COPY_LOW = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [1, 1], [1, 0]))
-_COPY_HIGH = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0]))
-_SHARED_LOW = gl.constexpr(gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
-_SHARED_HIGH = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
-_TOKENS = gl.constexpr(TOKENS)
 _PARTS = gl.constexpr(PARTS)
-_DIM = gl.constexpr(DIM)
-_WORDS = gl.constexpr(WORDS)
 
 
-@gluon.jit
-def _numbers(low, high):
-    """Words low [T, 32] and high [T, 16] of T vectors -> bfloat16 [T, 2, 2, 2, 2, 2, 2, 2].
-
-    A dimension is 64 * i7 + 8 * (4 * i1 + 2 * i2 + i3) + 4 * i4 + i5 + 2 * i6, by its indices i1 to i7.
-    """
-    T: gl.constexpr = low.shape[0]
-    first, second = gl.split(low.reshape([T, 8, 2, 2]).permute((0, 1, 3, 2)))
-    first, second = first.reshape([T, 16]), second.reshape([T, 16])
-    a, b, c, d = gl.inline_asm_elementwise(
-        _EIGHT,
-        "=&r,=&r,=&r,=&r,r,r,r",
-        [first, second, gl.convert_layout(high, first.type.layout, assert_trivial=True)],
-        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
-        is_pure=True,
-        pack=1,
-    )
-    numbers = gl.join(gl.join(halves(a), halves(b)), gl.join(halves(c), halves(d)))
-    return numbers.reshape([T, 2, 2, 2, 2, 2, 2, 2]).to(gl.bfloat16, bitcast=True)
+def tokens_of(dim: int) -> int:
+    """Tokens of a block, a multiple of 16, which is the depth of a product: so many that they are worth a softmax."""
+    return 32 if dim < 128 else 16
 
 
 @gluon.jit
@@ -92,19 +50,19 @@ def _scale(exponent, bias: gl.constexpr):
 
 
 @gluon.jit
-def _slots(slots, first, last, layout: gl.constexpr, WIDE: gl.constexpr):
-    """The slots of the block's tokens, the last one's beyond the end."""
-    n = gl.minimum(first + gl.arange(0, _TOKENS, layout=layout), last - 1)
+def _slots(slots, first, last, T: gl.constexpr, layout: gl.constexpr, WIDE: gl.constexpr):
+    """The slots of the block's T tokens, the last one's beyond the end."""
+    n = gl.minimum(first + gl.arange(0, T, layout=layout), last - 1)
     slot = gl.load(slots + gl.maximum(n, 0))
     return slot.to(gl.int64) if WIDE else slot
 
 
 @gluon.jit
-def _early_slots(slots, first, last, layout, STAGES, WIDE):
+def _early_slots(slots, first, last, T, layout, STAGES, WIDE):
     """The slots of the tokens of the first `STAGES` blocks."""
     found = ()
     for block in gl.static_range(STAGES):
-        found += (_slots(slots, first + block * _TOKENS, last, layout, WIDE),)
+        found += (_slots(slots, first + block * T, last, T, layout, WIDE),)
     return found
 
 
@@ -113,15 +71,19 @@ def _copy_block(records, shared, stage, slot, slot_words, there):
     """Ask for the words of a block, if it is `there`, to lie in the shared memory of `stage`."""
     if there:
         k_low, k_high, v_low, v_high = shared
-        i = gl.arange(0, 32, layout=gl.SliceLayout(0, _COPY_LOW))
-        j = gl.arange(0, 16, layout=gl.SliceLayout(0, _COPY_HIGH))
+        LOW: gl.constexpr = k_low.shape[2]
+        HIGH: gl.constexpr = k_high.shape[2]
+        copy_low: gl.constexpr = copied(LOW)
+        copy_high: gl.constexpr = copied(HIGH)
+        i = gl.arange(0, LOW, layout=gl.SliceLayout(0, copy_low))
+        j = gl.arange(0, HIGH, layout=gl.SliceLayout(0, copy_high))
         slot *= slot_words
-        low = gl.convert_layout(slot, gl.SliceLayout(1, _COPY_LOW))[:, None] + i[None, :]
-        high = gl.convert_layout(slot, gl.SliceLayout(1, _COPY_HIGH))[:, None] + j[None, :] + 32
+        low = gl.convert_layout(slot, gl.SliceLayout(1, copy_low))[:, None] + i[None, :]
+        high = gl.convert_layout(slot, gl.SliceLayout(1, copy_high))[:, None] + j[None, :] + LOW
         copy(k_low.index(stage), records + low)
         copy(k_high.index(stage), records + high)
-        copy(v_low.index(stage), records + low + _WORDS)
-        copy(v_high.index(stage), records + high + _WORDS)
+        copy(v_low.index(stage), records + low + LOW + HIGH)
+        copy(v_high.index(stage), records + high + LOW + HIGH)
     async_copy.commit_group()
 
 
@@ -130,11 +92,13 @@ def _decode(
     q, records, exponents, table, rows, lens, starts, items, counts, part_out, part_lse, counters, sinks, out,
     scale, softcap, window, q_row, q_head, slot_words, head_words, e_head, table_row, out_row, out_head,
     num_prefix, num_parts,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, WIDE: gl.constexpr, SPLIT: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, PDL: gl.constexpr,
+    GROUP: gl.constexpr, D: gl.constexpr, T: gl.constexpr, STAGES: gl.constexpr, WIDE: gl.constexpr,
+    SPLIT: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, SINKS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (KV head, item): tokens [first, last) of a row's part of the table."""
     launch_dependents(PDL)
+    LOW: gl.constexpr = D // 4
+    HIGH: gl.constexpr = D // 8
     tokens: gl.constexpr = gl.SliceLayout(1, _MMA)
     columns: gl.constexpr = gl.SliceLayout(0, _MMA)
     factor: gl.constexpr = gl.DotOperandLayout(0, _MMA, 2)
@@ -148,55 +112,53 @@ def _decode(
     start = covered
     if WINDOW:
         start = gl.maximum(start, length - window)
-    per_split = gl.maximum(gl.cdiv(gl.cdiv(length - start, gl.load(counts + b)), _TOKENS), 1) * _TOKENS
+    per_split = gl.maximum(gl.cdiv(gl.cdiv(length - start, gl.load(counts + b)), T), 1) * T
     used = gl.maximum(gl.cdiv(length - start, per_split), 1)  # parts that have tokens; one at least
     first = start + s * per_split
     last = gl.minimum(first + per_split, length)
-    early = _early_slots(slots, first, last, one_each, STAGES, WIDE)
-    e_slots = _slots(slots, first, last, tokens, False)
+    early = _early_slots(slots, first, last, T, one_each, STAGES, WIDE)
+    e_slots = _slots(slots, first, last, T, tokens, False)
     grid_wait(PDL)
     if s < used:
         shared = (
-            gl.allocate_shared_memory(gl.int32, [STAGES, _TOKENS, 32], _SHARED_LOW),
-            gl.allocate_shared_memory(gl.int32, [STAGES, _TOKENS, 16], _SHARED_HIGH),
-            gl.allocate_shared_memory(gl.int32, [STAGES, _TOKENS, 32], _SHARED_LOW),
-            gl.allocate_shared_memory(gl.int32, [STAGES, _TOKENS, 16], _SHARED_HIGH),
+            gl.allocate_shared_memory(gl.int32, [STAGES, T, LOW], shared_layout(LOW)),
+            gl.allocate_shared_memory(gl.int32, [STAGES, T, HIGH], shared_layout(HIGH)),
+            gl.allocate_shared_memory(gl.int32, [STAGES, T, LOW], shared_layout(LOW)),
+            gl.allocate_shared_memory(gl.int32, [STAGES, T, HIGH], shared_layout(HIGH)),
         )
         k_low, k_high, v_low, v_high = shared
         records += h * head_words
         exponents += h * e_head
         for block in gl.static_range(STAGES - 1):
-            _copy_block(records, shared, block, early[block], slot_words, first + block * _TOKENS < last)
+            _copy_block(records, shared, block, early[block], slot_words, first + block * T < last)
         slot = early[STAGES - 1]
         exponent = gl.load(exponents + e_slots)
-        e_slots = _slots(slots, first + _TOKENS, last, tokens, False)
+        e_slots = _slots(slots, first + T, last, T, tokens, False)
         # inputs of a product in the order in which threads find those of the keys
-        i = gl.arange(0, _DIM, layout=gl.SliceLayout(1, other))
-        dim = i >> 6 << 6 | (i >> 1 & 3) << 4 | (i >> 5 & 1) << 3 | (i >> 4 & 1) << 2 | (i >> 3 & 1) << 1 | i & 1
+        dim = dims_of_keys(D, gl.SliceLayout(1, other))
         g = gl.arange(0, 8, layout=gl.SliceLayout(0, other))
         queries = gl.load(
             q + b * q_row + ((h * GROUP + g) * q_head)[None, :] + dim[:, None], mask=(g < GROUP)[None, :], other=0.0
         )
         queries = (queries.to(gl.float32) * _KEY_FACTOR).to(gl.bfloat16)
         m = gl.full([8], -1e30, gl.float32, columns)
-        weights = gl.zeros([_TOKENS, 8], gl.float32, _MMA)
-        acc = gl.zeros([_DIM, 8], gl.float32, _MMA)
-        n = gl.arange(0, _TOKENS, layout=tokens)
+        weights = gl.zeros([T, 8], gl.float32, _MMA)
+        acc = gl.zeros([D, 8], gl.float32, _MMA)
+        n = gl.arange(0, T, layout=tokens)
         stage = 0
-        for position in range(first, last, _TOKENS):
+        for position in range(first, last, T):
             async_copy.wait_group(STAGES - 2)
             barrier()
             ahead = stage + STAGES - 1
             ahead = gl.where(ahead >= STAGES, ahead - STAGES, ahead)
-            _copy_block(records, shared, ahead, slot, slot_words, position + (STAGES - 1) * _TOKENS < last)
-            slot = _slots(slots, position + STAGES * _TOKENS, last, one_each, WIDE)
+            _copy_block(records, shared, ahead, slot, slot_words, position + (STAGES - 1) * T < last)
+            slot = _slots(slots, position + STAGES * T, last, T, one_each, WIDE)
             now = exponent.to(gl.int32)
             exponent = gl.load(exponents + e_slots)
-            e_slots = _slots(slots, position + 2 * _TOKENS, last, tokens, False)
-            keys = _numbers(k_low.index(stage).load(_KEYS_LOW), k_high.index(stage).load(_KEYS_HIGH))
-            keys = keys.permute((0, 7, 3, 4, 6, 1, 2, 5)).reshape([_TOKENS, _DIM])
+            e_slots = _slots(slots, position + 2 * T, last, T, tokens, False)
+            keys = keys_of(k_low.index(stage), k_high.index(stage))
             x = mma_v2(
-                gl.convert_layout(keys, factor, assert_trivial=True), queries, gl.zeros([_TOKENS, 8], gl.float32, _MMA)
+                gl.convert_layout(keys, factor, assert_trivial=True), queries, gl.zeros([T, 8], gl.float32, _MMA)
             )
             x *= (_scale(now & 0xFF, _KEY_BIAS) * scale)[:, None]
             if SOFTCAP:
@@ -207,8 +169,7 @@ def _decode(
             shrink = gl.exp2(m - high)
             weights = weights * shrink[None, :] + p
             p = (p * _scale(now >> 8 & 0xFF, _VALUE_BIAS)[:, None]).to(gl.bfloat16)
-            values = _numbers(v_low.index(stage).load(_VALUES_LOW), v_high.index(stage).load(_VALUES_HIGH))
-            values = values.permute((7, 4, 6, 5, 1, 2, 3, 0)).reshape([_DIM, _TOKENS])
+            values = values_of(v_low.index(stage), v_high.index(stage))
             if gl.max(gl.where(high > m, 1, 0), 0) > 0:
                 acc *= shrink[None, :]
             acc = mma_v2(gl.convert_layout(values, factor, assert_trivial=True), gl.convert_layout(p, other), acc)
@@ -217,8 +178,7 @@ def _decode(
         async_copy.wait_group(0)
         total = gl.sum(weights, 0)
         acc *= _VALUE_FACTOR
-        i = gl.arange(0, _DIM, layout=tokens)
-        e = i >> 6 << 6 | (i & 7) << 3 | (i >> 5 & 1) << 2 | (i >> 4 & 1) << 1 | i >> 3 & 1
+        e = dims_of_values(D, tokens)
         g = gl.arange(0, 8, layout=columns)
         g_ok = g < GROUP
         head = h * GROUP + g
@@ -244,7 +204,7 @@ def _decode(
             part = (b * num_heads + head).to(gl.int64) * num_parts + num_prefix + s
             has = total > 0
             safe = gl.where(has, total, 1.0)
-            gl.store(part_out + (part * _DIM)[None, :] + e[:, None], acc / safe[None, :], mask=g_ok[None, :])
+            gl.store(part_out + (part * D)[None, :] + e[:, None], acc / safe[None, :], mask=g_ok[None, :])
             gl.store(part_lse + part, gl.where(has, m + gl.log2(safe), -1e30), mask=g_ok)
             counter = counters + b * gl.num_programs(0) + h
             barrier()  # all of this program's part is written before it counts as done
@@ -253,29 +213,29 @@ def _decode(
                 gl.store(counter, 0)
                 _join(
                     part_out, part_lse, sinks, out + b * out_row, out_head, b * num_heads, h * GROUP,
-                    low, num_prefix + used, num_parts, GROUP, SINKS,
+                    low, num_prefix + used, num_parts, GROUP, D, SINKS,
                 )  # fmt: skip
 
 
 @gluon.jit
 def _join(
     part_out, part_lse, sinks, out, out_head, first_head, kv_first, low, end, num_parts,
-    GROUP: gl.constexpr, SINKS: gl.constexpr,
+    GROUP: gl.constexpr, D: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """Weigh parts [low, end) of the heads of one KV head by their log-sum-exp."""
     HEADS: gl.constexpr = triton.next_power_of_2(GROUP)
-    PARTS: gl.constexpr = 16 // HEADS
-    parts_of: gl.constexpr = gl.BlockedLayout([HEADS, PARTS, 4], [1, 1, 32], [1, 1, 1], [2, 1, 0])
+    PARTS: gl.constexpr = 16 // HEADS if D <= 128 else 8 // HEADS
+    parts_of: gl.constexpr = gl.BlockedLayout([HEADS, PARTS, D // 32], [1, 1, 32], [1, 1, 1], [2, 1, 0])
     heads: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, parts_of))
     g = gl.arange(0, HEADS, layout=heads)
     s = gl.arange(0, PARTS, layout=gl.SliceLayout(0, gl.SliceLayout(2, parts_of)))
-    e = gl.arange(0, _DIM, layout=gl.SliceLayout(0, gl.SliceLayout(1, parts_of)))
+    e = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, parts_of)))
     g_ok = g < GROUP
     head = kv_first + g
     rows = (first_head + head).to(gl.int64)[:, None] * num_parts
     high = gl.full([HEADS], -1e30, gl.float32, heads)
     total = gl.zeros([HEADS], gl.float32, heads)
-    acc = gl.zeros([HEADS, _DIM], gl.float32, gl.SliceLayout(1, parts_of))
+    acc = gl.zeros([HEADS, D], gl.float32, gl.SliceLayout(1, parts_of))
     of_acc: gl.constexpr = gl.SliceLayout(1, acc.type.layout)  # what is one for each head, as acc has heads
     for p in range(low, end, PARTS):
         ok = g_ok[:, None] & (p + s < end)[None, :]
@@ -283,7 +243,7 @@ def _join(
         # from the second-level cache: other multiprocessors wrote them during this launch
         lse = gl.load(part_lse + part, mask=ok, other=-1e30, cache_modifier=".cg")
         values = gl.load(
-            part_out + (part * _DIM)[:, :, None] + e[None, None, :],
+            part_out + (part * D)[:, :, None] + e[None, None, :],
             mask=ok[:, :, None],
             other=0.0,
             cache_modifier=".cg",
@@ -303,7 +263,7 @@ def _join(
         acc *= gl.convert_layout(shrink, of_acc)[:, None]
     found = acc / gl.convert_layout(gl.where(total > 0, total, 1.0), of_acc)[:, None]
     g = gl.arange(0, HEADS, layout=of_acc)
-    e = gl.arange(0, _DIM, layout=gl.SliceLayout(0, acc.type.layout))
+    e = gl.arange(0, D, layout=gl.SliceLayout(0, acc.type.layout))
     gl.store(
         out + ((kv_first + g) * out_head)[:, None] + e[None, :],
         found.to(out.dtype.element_ty),
@@ -311,20 +271,23 @@ def _join(
     )
 
 
-_REGISTERS = 128
-"""Registers of a thread."""
+def num_registers(head_dim: int) -> int:
+    """Registers of a thread: nothing spills, and nine programs of large heads run at once, sixteen of others."""
+    return 128 if head_dim <= 128 else 224
 
 
-def num_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
+def num_splits(num_rows: int, num_kv_heads: int, num_sms: int, head_dim: int = 128) -> int:
     """Parts to cut rows of one length into, by how many programs there are for each multiprocessor."""
-    splits, programs = 1, num_rows * num_kv_heads / num_sms
-    while (programs < 5.5 and splits < 4) or (programs < 2.75 and splits < 16):
+    splits, programs, few = 1, num_rows * num_kv_heads / num_sms, 2.75 if head_dim <= 128 else 2.25
+    while (programs < 2 * few and splits < 4) or (programs < few and splits < 16):
         splits, programs = 2 * splits, 2 * programs
     return splits
 
 
-def num_stages(num_programs: float) -> int:
+def num_stages(num_programs: float, head_dim: int = 128) -> int:
     """Blocks in shared memory: as many as let all programs of a multiprocessor run at once, if any number does."""
+    if head_dim > 128:
+        return 4 if num_programs <= 4 else 3 if num_programs <= 6 else 2
     return 8 if num_programs <= 4 else 4 if num_programs <= 9 else 2
 
 
@@ -343,19 +306,19 @@ def compact_decode_attention(
 ) -> torch.Tensor:
     """Attend each row's newest token to the row's slots; see gpu/attention/decode.py: decode_attention.
 
-    q          bfloat16 [num_rows, num_heads, 128], last dimension dense, at most 8 heads for each KV head
-    records    int32 [num_slots, num_kv_heads, 96], last dimension dense: words of K, then of V
+    q          bfloat16 [num_rows, num_heads, head_dim], last dimension dense, at most 8 heads for each KV head
+    records    int32 [num_slots, num_kv_heads, 2 * words], last dimension dense: words of K, then of V (kv_codec.py)
     exponents  uint8 [num_kv_heads, num_slots, 2]
     num_prefix parts of each row that a kernel before has written to `workspace`, for tokens before `step.starts`
     stages     blocks in shared memory; None for what suits the number of programs
-    -> bfloat16 [num_rows, num_heads, 128], written to `out` if given
+    -> bfloat16 [num_rows, num_heads, head_dim], written to `out` if given
     """
-    num_rows, num_heads, _ = q.shape
+    num_rows, num_heads, head_dim = q.shape
     num_kv_heads = records.shape[1]
     parts = step.parts or uniform_parts(num_rows, splits, q.device)
     num_parts = parts.most + num_prefix
     if stages is None:
-        stages = num_stages(num_rows * num_kv_heads * splits / num_sms(q.device))
+        stages = num_stages(num_rows * num_kv_heads * splits / num_sms(q.device), head_dim)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _decode[(num_kv_heads, len(parts.items))](
@@ -365,8 +328,9 @@ def compact_decode_attention(
         params.scale * LOG2E, (params.softcap or 1.0) * LOG2E, params.window or 0, q.stride(0), q.stride(1),
         records.stride(0), records.stride(1), exponents.shape[1], step.table.stride(0), out.stride(0), out.stride(1),
         num_prefix, num_parts,
-        GROUP=num_heads // num_kv_heads, STAGES=stages, WIDE=records.numel() >= 1 << 31, SPLIT=num_parts > 1,
-        WINDOW=params.window is not None, SOFTCAP=params.softcap is not None, SINKS=params.sinks is not None,
-        num_warps=1, maxnreg=_REGISTERS, **pdl_options(q),
+        GROUP=num_heads // num_kv_heads, D=head_dim, T=tokens_of(head_dim), STAGES=stages,
+        WIDE=records.numel() >= 1 << 31, SPLIT=num_parts > 1, WINDOW=params.window is not None,
+        SOFTCAP=params.softcap is not None, SINKS=params.sinks is not None,
+        num_warps=1, maxnreg=num_registers(head_dim), **pdl_options(q),
     )  # fmt: skip
     return out

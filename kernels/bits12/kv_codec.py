@@ -1,29 +1,40 @@
 """Keys and values in 12 bits a number: the format and its definition.
 
-A vector of 128 bfloat16 numbers keeps the exponent of its largest number once. Each number keeps its sign, its mantissa
-and, in four bits, how far its exponent lies below that one. Down to 2^-14 of the largest power of two a number is kept
-as it is; a smaller one becomes the nearest multiple of 2^-21 of it, which is what summing in another order may change.
-So attention reads three quarters of the bytes, and as much memory holds a third more tokens. Numbers below 2^-126
-become 0.
+A vector of 64, 128 or 256 bfloat16 numbers keeps the exponent of its largest number once. Each number keeps its sign,
+its mantissa and, in four bits, how far its exponent lies below that one. Down to 2^-14 of the largest power of two a
+number is kept as it is; a smaller one becomes the nearest multiple of 2^-21 of it, which is what summing in another
+order may change. So attention reads three quarters of the bytes, and as much memory holds a third more tokens.
+Numbers below 2^-126 become 0.
 
-As bits, with `field` = exponent - largest exponent + 15, at least 0, then seven bits of mantissa, a vector is 48 words:
+As bits, with `field` = exponent - largest exponent + 15, at least 0, then seven bits of mantissa, a vector of 2 h
+numbers is 3 h / 4 words:
 
-    32 words  the low bytes of the fields: four dimensions a word; words of dimensions [8 g, 8 g + 8), then of
-              [64 + 8 g, 64 + 8 g + 8), for g from 0 to 7
-    16 words  sign (bit 7) and upper three bits (bits 2 to 0) of dimensions [4 w, 4 w + 4), a byte each; those of
-              dimensions [64 + 4 w, 64 + 4 w + 4), as a word turned left by four bits, lie in what these leave free
+    h / 2 words  the low bytes of the fields: four dimensions a word; words of dimensions [8 g, 8 g + 8), then of
+                 [h + 8 g, h + 8 g + 8), for g from 0 to h / 8 - 1
+    h / 4 words  sign (bit 7) and upper three bits (bits 2 to 0) of dimensions [4 w, 4 w + 4), a byte each; those of
+                 dimensions [h + 4 w, h + 4 w + 4), as a word turned left by four bits, lie in what these leave free
 """
 
 from __future__ import annotations
 
 import torch
 
-DIM = 128
-WORDS = 48
-"""int32 words of one vector."""
+DIMS = (64, 128, 256)
+"""How many numbers a vector may have."""
 
-BYTES = 4 * WORDS + 1
-"""Bytes of one vector with its exponent."""
+SIZES = f"{', '.join(map(str, DIMS[:-1]))} or {DIMS[-1]}"
+"""The same in words."""
+
+
+def words_of(dim: int) -> int:
+    """int32 words of a vector of so many numbers."""
+    return dim * 3 // 8
+
+
+def bytes_of(dim: int) -> int:
+    """Bytes of such a vector with its exponent."""
+    return 4 * words_of(dim) + 1
+
 
 EIGHT = """
 .reg .b32 first, second;
@@ -41,12 +52,16 @@ The first half's are in $0 and $1, the second's in $2 and $3: as bfloat16, what 
 """
 
 _UPPER = 0x87878787
-_LOW_WORD = [(w >> 1) * 4 + half * 2 + (w & 1) for half in (0, 1) for w in range(16)]
-"""Where the low bytes of dimensions [4 w, 4 w + 4) of either half lie."""
+
+
+def _low_word(dim: int) -> list[int]:
+    """Where the low bytes of dimensions [4 w, 4 w + 4) of either half lie."""
+    return [(w >> 1) * 4 + half * 2 + (w & 1) for half in (0, 1) for w in range(dim // 8)]
 
 
 def pack(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x bfloat16 [..., 128] -> words int32 [..., 48], exponents uint8 [...]."""
+    """x bfloat16 [..., dim] -> words int32 [..., words_of(dim)], exponents uint8 [...]."""
+    dim = x.shape[-1]
     bits = x.view(torch.int16).int() & 0xFFFF
     exponent, mantissa = bits >> 7 & 0xFF, bits & 0x7F
     largest = exponent.amax(-1, keepdim=True)
@@ -57,19 +72,20 @@ def pack(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     field = torch.where(exponent > 0, field, 0)
     low = _words(field & 0xFF)
     upper = _words(bits >> 15 << 7 | field >> 8)
-    first, second = upper[..., :16], upper[..., 16:]
-    words = torch.empty(*x.shape[:-1], WORDS, dtype=torch.int64, device=x.device)
-    words[..., _LOW_WORD] = low
-    words[..., 32:] = first | (second << 4 | second >> 28) & 0xFFFFFFFF
+    first, second = upper.chunk(2, -1)
+    words = torch.empty(*x.shape[:-1], words_of(dim), dtype=torch.int64, device=x.device)
+    words[..., _low_word(dim)] = low
+    words[..., dim // 4 :] = first | (second << 4 | second >> 28) & 0xFFFFFFFF
     return torch.where(words < 1 << 31, words, words - (1 << 32)).int(), largest[..., 0].to(torch.uint8)
 
 
 def unpack(words: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """What `pack` keeps: words int32 [..., 48], exponents uint8 [...] -> float32 [..., 128]."""
+    """What `pack` keeps: words int32 [..., words_of(dim)], exponents uint8 [...] -> float32 [..., dim]."""
+    dim = words.shape[-1] * 8 // 3
     unsigned = words.long() & 0xFFFFFFFF
-    upper = unsigned[..., 32:]
+    upper = unsigned[..., dim // 4 :]
     upper = torch.cat([upper & _UPPER, (upper >> 4 | upper << 28) & _UPPER], -1)
-    bits = _bytes(upper) << 8 | _bytes(unsigned[..., _LOW_WORD])
+    bits = _bytes(upper) << 8 | _bytes(unsigned[..., _low_word(dim)])
     field = bits & 0x7FFF
     whole = torch.where(field >= 0x80, field & 0x7F | 0x80, field)
     size = torch.ldexp(whole.double(), (field >> 7).clamp(min=1) - 7 + exponents.long()[..., None] - 15 - 127)

@@ -24,39 +24,40 @@ def _fields(bits, largest):
 
 
 @triton.jit
-def _words(given, BLOCK: tl.constexpr):
-    """Bytes [BLOCK, 64] as words of four, [BLOCK, 16]."""
+def _words(given):
+    """Bytes [n, h] as words of four, [n, h / 4]."""
     shifts = (8 * tl.arange(0, 4))[None, None, :]
-    return tl.sum(given.reshape([BLOCK, 16, 4]) << shifts, 2)
+    return tl.sum(given.reshape([given.shape[0], given.shape[1] // 4, 4]) << shifts, 2)
 
 
 @triton.jit
-def pack(a, b, BLOCK: tl.constexpr):
-    """Pack BLOCK vectors, given as their two halves [BLOCK, 64]: bfloat16, or float32 that bfloat16 holds.
+def pack(a, b):
+    """Pack n vectors, given as their two halves [n, h]: bfloat16, or float32 that bfloat16 holds.
 
-    -> the low bytes of either half, int32 [BLOCK, 16] each; the upper bits of both, int32 [BLOCK, 16]; the exponents,
-       int32 [BLOCK]. `store_packed` says where they belong.
+    -> the low bytes of either half, int32 [n, h / 4] each; the upper bits of both, int32 [n, h / 4]; the exponents,
+       int32 [n]. `store_packed` says where they belong.
     """
     a, b = _bits(a), _bits(b)
     largest = tl.max(tl.maximum(a >> 7 & 0xFF, b >> 7 & 0xFF), 1)
     first, second = _fields(a, largest[:, None]), _fields(b, largest[:, None])
-    upper = _words(a >> 8 & 0x80 | first >> 8, BLOCK)
-    turned = _words(b >> 8 & 0x80 | second >> 8, BLOCK)
+    upper = _words(a >> 8 & 0x80 | first >> 8)
+    turned = _words(b >> 8 & 0x80 | second >> 8)
     upper = upper | turned << 4 | (turned >> 28 & 0xF)
-    return _words(first & 0xFF, BLOCK), _words(second & 0xFF, BLOCK), upper, largest
+    return _words(first & 0xFF), _words(second & 0xFF), upper, largest
 
 
 @triton.jit
-def store_packed(a, b, words, exponents, ok, BLOCK: tl.constexpr):
-    """Pack BLOCK vectors as `pack` takes them and write those that are `ok`, [BLOCK, 1].
+def store_packed(a, b, words, exponents, ok):
+    """Pack n vectors as `pack` takes them and write those that are `ok`, [n, 1].
 
-    words      where the 48 words of each begin, pointers [BLOCK, 1]
-    exponents  where the exponent of each goes, pointers [BLOCK, 1]
+    words      where the words of each begin, pointers [n, 1]
+    exponents  where the exponent of each goes, pointers [n, 1]
     """
-    low_a, low_b, upper, largest = pack(a, b, BLOCK)
-    w = tl.arange(0, 16)[None, :]
+    low_a, low_b, upper, largest = pack(a, b)
+    WORDS: tl.constexpr = a.shape[1] // 4
+    w = tl.arange(0, WORDS)[None, :]
     low = words + (w // 2 * 4 + w % 2)
     tl.store(low, low_a, mask=ok)
     tl.store(low + 2, low_b, mask=ok)
-    tl.store(words + 32 + w, upper, mask=ok)
+    tl.store(words + 2 * WORDS + w, upper, mask=ok)
     tl.store(exponents, largest.to(tl.uint8)[:, None], mask=ok)

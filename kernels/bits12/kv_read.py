@@ -28,16 +28,16 @@ def power_of(exponent):
 
 
 @triton.jit
-def read_vectors(records, power, N: tl.constexpr, ASM: tl.constexpr):
-    """Read N vectors of 128 numbers. records uint8 pointers [N], power int32 [N] of their exponents.
+def read_vectors(records, power, N: tl.constexpr, D: tl.constexpr, ASM: tl.constexpr):
+    """Read N vectors of D numbers. records uint8 pointers [N], power int32 [N] of their exponents.
 
-    Returns: [N, 128], 2^-64 of what is kept; bfloat16, float32 without ASM, which is for an interpreter. Whatever the
+    Returns: [N, D], 2^-64 of what is kept; bfloat16, float32 without ASM, which is for an interpreter. Whatever the
     bytes are, the numbers are finite.
     """
-    low = tl.load(records[:, None] + tl.arange(0, 128)[None, :])
-    first, second = tl.split(tl.permute(tl.reshape(low, [N, 8, 2, 8]), (0, 1, 3, 2)))
-    d = tl.arange(0, 64)
-    rest = tl.reshape(tl.load(records[:, None] + 128 + d[None, :]), [N, 8, 8])
+    low = tl.load(records[:, None] + tl.arange(0, D)[None, :])
+    first, second = tl.split(tl.permute(tl.reshape(low, [N, D // 16, 2, 8]), (0, 1, 3, 2)))
+    d = tl.arange(0, D // 2)
+    rest = tl.reshape(tl.load(records[:, None] + D + d[None, :]), [N, D // 16, 8])
     if ASM:
         first, second = tl.inline_asm_elementwise(
             _EIGHT,
@@ -48,13 +48,13 @@ def read_vectors(records, power, N: tl.constexpr, ASM: tl.constexpr):
             pack=4,
         )
     else:
-        after = tl.reshape(tl.load(records[:, None] + 128 + (d // 4 * 4 + (d + 1) % 4)[None, :]), [N, 8, 8])
+        after = tl.reshape(tl.load(records[:, None] + D + (d // 4 * 4 + (d + 1) % 4)[None, :]), [N, D // 16, 8])
         rest, after = rest.to(tl.int32), after.to(tl.int32)
         factor = (power & -65536).to(tl.float32, bitcast=True)[:, None, None]
         first = (((rest & 0x87) << 8 | first.to(tl.int32)) << 16).to(tl.float32, bitcast=True) * factor
         rest = (rest >> 4 | after << 4) & 0x87
         second = ((rest << 8 | second.to(tl.int32)) << 16).to(tl.float32, bitcast=True) * factor
-    return tl.reshape(tl.permute(tl.join(first, second), (0, 3, 1, 2)), [N, 128])
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 3, 1, 2)), [N, D])
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def attend_records(
     N: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Let queries q [M, 128] at `position` [M] see tokens [first, last) of the table, which begin with `slot` [N].
+    """Let queries q [M, D] at `position` [M] see tokens [first, last) of the table, which begin with `slot` [N].
 
     k, v       uint8 pointers to the records of slot 0 of a head, k_slot and v_slot bytes apart
     exponents  int16 pointer to slot 0 of the head: K's in the lower byte, V's in the upper one
@@ -84,8 +84,8 @@ def attend_records(
     for n in tl.range(first, last, N, num_stages=STAGES):
         here = slot.to(tl.int64)
         both = exponent.to(tl.int32)
-        keys = read_vectors(k + here * k_slot, power_of(both & 0xFF), N, ASM)
-        values = read_vectors(v + here * v_slot, power_of(both >> 8 & 0xFF), N, ASM)
+        keys = read_vectors(k + here * k_slot, power_of(both & 0xFF), N, q.shape[1], ASM)
+        values = read_vectors(v + here * v_slot, power_of(both >> 8 & 0xFF), N, q.shape[1], ASM)
         exponent = tl.load(exponents + later)
         slot = slots_of(slots, n + N, last, N)
         later = slots_of(slots, n + 2 * N, last, N)

@@ -123,10 +123,10 @@ def _store_compact(
     exponent = exponents + head.to(tl.int64) * e_head + slot * 2
     key = k + token * k_token + head * k_head + d
     a, b = tl.load(key, mask=ok, other=0.0), tl.load(key + HALF, mask=ok, other=0.0)
-    store_packed(a, b, k_store + slot * ks_slot + head * ks_head, exponent, ok, BLOCK)
+    store_packed(a, b, k_store + slot * ks_slot + head * ks_head, exponent, ok)
     value = v + token * v_token + head * v_head + d
     a, b = tl.load(value, mask=ok, other=0.0), tl.load(value + HALF, mask=ok, other=0.0)
-    store_packed(a, b, v_store + slot * vs_slot + head * vs_head, exponent + 1, ok, BLOCK)
+    store_packed(a, b, v_store + slot * vs_slot + head * vs_head, exponent + 1, ok)
 
 
 def store_kv(
@@ -145,17 +145,17 @@ def store_kv(
     slots    int32 or int64 [num_tokens]
     k_scale  float32 [num_kv_heads]: the store holds k / k_scale, in float8; v_scale likewise
     exponents  uint8 [num_kv_heads, num_slots, 2]: the store is compact, k_store and v_store are int32
-               [num_slots, num_kv_heads, 48] (kv_codec.py), for heads of 128 dimensions in bfloat16
+               [num_slots, num_kv_heads, words] (kv_codec.py), for heads of as many dimensions as it takes, in bfloat16
     """
     num_tokens, num_heads, k_dim = k.shape
     v_dim = v.shape[2]
     if exponents is not None:
-        assert k_dim == v_dim == kv_codec.DIM
+        assert k_dim == v_dim and k_dim in kv_codec.DIMS
         block = 1 if num_tokens == 1 else 4 if num_tokens <= 16 else 16
         _store_compact[(triton.cdiv(num_tokens, block), num_heads)](
             k, v, k_store, v_store, exponents, slots, num_tokens, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             k_store.stride(0), k_store.stride(1), v_store.stride(0), v_store.stride(1), exponents.stride(0),
-            HALF=kv_codec.DIM // 2, BLOCK=block, num_warps=4 if block > 4 else 1,
+            HALF=k_dim // 2, BLOCK=block, num_warps=4 if block > 4 else 1,
         )  # fmt: skip
         return
     _store_kv[(num_tokens, num_heads)](

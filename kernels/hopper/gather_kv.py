@@ -35,8 +35,8 @@ def _lay_out(
         slot = tl.load(slots + n, mask=old, other=0).to(tl.int64)
         if COMPACT:
             both = tl.load(exponents + h.to(tl.int64) * exponents_head + slot).to(tl.int32)
-            keys = read_vectors(k + h * k_head + slot * k_slot, power_of(both & 0xFF), PART, ASM)
-            values = read_vectors(v + h * v_head + slot * v_slot, power_of(both >> 8 & 0xFF), PART, ASM)
+            keys = read_vectors(k + h * k_head + slot * k_slot, power_of(both & 0xFF), PART, D, ASM)
+            values = read_vectors(v + h * v_head + slot * v_slot, power_of(both >> 8 & 0xFF), PART, D, ASM)
             keys, values = keys.to(tl.float32) * SCALE, values.to(tl.float32) * SCALE
         else:
             keys = tl.load(k + h * k_head + (slot * k_slot)[:, None] + d, mask=old[:, None], other=0.0)
@@ -65,7 +65,7 @@ def lay_out(
     """Lay out the blocks of a PromptLayout one after the other; 0 where a block has no token.
 
     k, v          [num_slots, num_kv_heads, head_dim]; with `exponents`, uint8 [num_kv_heads, num_slots, 2], those of a
-                  compact store, int32 [num_slots, num_kv_heads, 48]
+                  compact store, int32 [num_slots, num_kv_heads, words]
     table         int32 [num_table_rows, max_len], the slots of sequences; rows int32: which row of it each row has
     k_new, v_new  [num_tokens, num_kv_heads, head_dim], of the step, last dimension dense
     blocks        int32 [num_blocks, FIELDS]

@@ -31,25 +31,31 @@ def on_hopper(kind: str = "llama", *, kv: Any = "auto", dtype: torch.dtype = tor
     return Runtime(model(kind, **overrides).to(dtype), tokenizer=byte_tokenizer(), **options)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    ("kind", "head_dim"),
+    [("llama", 128), ("qwen3", 128), ("mistral", 128), ("gemma3", 256), ("gemma2", 256), ("llama", 64)],
+)
 @pytest.mark.parametrize("num_rows", [1, 5, 40])
-def test_logits_are_near_those_of_float32(kind: str, num_rows: int) -> None:
-    with warnings.catch_warnings(), on_hopper(kind) as runtime:
+def test_logits_are_near_those_of_float32(kind: str, head_dim: int, num_rows: int) -> None:
+    size = {"head_dim": head_dim}
+    with warnings.catch_warnings(), on_hopper(kind, overrides=size) as runtime:
         warnings.simplefilter("error")
         assert runtime.load().stats().kv == COMPACT
-        assert error_of_decode(runtime, model(kind).bfloat16().float(), num_rows) < 2e-2
+        assert error_of_decode(runtime, model(kind, **size).bfloat16().float(), num_rows) < 2e-2
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_a_replayed_graph_computes_what_the_eager_step_does(kind: str) -> None:
-    with on_hopper(kind) as runtime:
+@pytest.mark.parametrize(("kind", "head_dim"), [("llama", 128), ("mistral", 128), ("gemma3", 256), ("llama", 64)])
+def test_a_replayed_graph_computes_what_the_eager_step_does(kind: str, head_dim: int) -> None:
+    with on_hopper(kind, overrides={"head_dim": head_dim}) as runtime:
         assert runtime.load().stats().kv == COMPACT
         assert difference_of_graphs(runtime, 8) == 0.0
 
 
-def test_a_cached_prefix_gives_the_logits_of_a_fresh_one() -> None:
+@pytest.mark.parametrize(("kind", "head_dim"), [("llama", 128), ("gemma3", 256), ("llama", 64)])
+def test_a_cached_prefix_gives_the_logits_of_a_fresh_one(kind: str, head_dim: int) -> None:
     (prompt,) = family(1, shared=300)
-    with on_hopper() as cached, on_hopper(kv="model") as plain:
+    size = {"head_dim": head_dim}
+    with on_hopper(kind, overrides=size) as cached, on_hopper(kind, kv="model", overrides=size) as plain:
         fresh = cached.logits(prompt).result()
         cached.generate(prompt[:290], max_tokens=1)
         again, expected = cached.logits(prompt).result(), plain.logits(prompt).result()
@@ -70,7 +76,7 @@ def test_a_pool_of_so_many_bytes_holds_a_third_more_tokens() -> None:
     [
         ({"kv": "model"}, "bfloat16"),
         ({"strict": True}, "bfloat16"),
-        ({"overrides": {"head_dim": 64}}, "bfloat16"),
+        ({"overrides": {"head_dim": 32}}, "bfloat16"),
         ({"dtype": torch.float16}, "float16"),
     ],
 )

@@ -276,11 +276,12 @@ class TritonAttention:
 
     def num_splits(self, num_rows: int) -> int:
         """Parts that the tokens of `num_rows` rows of one length are cut into."""
-        of_grid = num_rows, min(layer.num_kv_heads for layer in self.store.layout), self.num_sms
+        layout = self.store.layout
+        of_grid = num_rows, min(layer.num_kv_heads for layer in layout), self.num_sms, max(x.k_dim for x in layout)
         if self._compact is not None:
             compact: int = self._compact.num_splits(*of_grid)
             return compact
-        return num_splits(*of_grid, max(layer.k_dim for layer in self.store.layout))
+        return num_splits(*of_grid)
 
     def _workspace(self, num_rows: int, num_heads: int, v_dim: int, num_parts: int) -> Workspace:
         """Room for a launch, which all launches share: one ends before the next begins.

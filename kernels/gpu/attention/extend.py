@@ -168,7 +168,7 @@ class CompactRows:
     """What a compact store does not say alone: exponents, and the step's own K and V, which are not read from it.
 
     exponents  uint8 [num_kv_heads, num_slots, 2]
-    k, v       bfloat16 [num_tokens, num_kv_heads, 128], last dimension dense
+    k, v       bfloat16 [num_tokens, num_kv_heads, k_dim], last dimension dense
     cached     whether any row has tokens from before the step
     """
 
@@ -205,8 +205,8 @@ def extend_attention(
     q  [num_tokens, num_heads, k_dim], k [num_slots, num_kv_heads, k_dim], v [num_slots, num_kv_heads, v_dim]
     -> [num_tokens, num_heads, v_dim], dtype of q, written to `out` if given; softmax in float32.
 
-    With `compact`, k and v are a compact store's, int32 [num_slots, num_kv_heads, 48], heads have 128 dimensions,
-    and what is in the slots of new tokens does not matter.
+    With `compact`, k and v are a compact store's, int32 [num_slots, num_kv_heads, words] (kv_codec.py), and what is in
+    the slots of new tokens does not matter.
     """
     num_tokens, num_heads, k_dim = q.shape
     num_kv_heads, v_dim = v.shape[1], v.shape[2]
@@ -223,7 +223,7 @@ def extend_attention(
         tile = tile_of(q.dtype, max(k_dim, v_dim), step.max_new * group, unpacking_rows=unpacking_rows)
         many = step.max_new * group > LARGE.queries
         if tile == LARGE and many and card_of(q.device).shared_memory >= LARGE_MANY_BYTES:
-            tile = LARGE_MANY
+            tile = LARGE_UNPACKING if unpacking_rows else LARGE_MANY
     blocks = triton.cdiv(step.max_new * group, tile.queries)
     _extend[(blocks, num_kv_heads, step.rows.shape[0])](
         q, k, v, step.table, step.rows, step.lens, step.indptr, params.sinks if params.sinks is not None else q,
@@ -246,6 +246,9 @@ def extend_attention(
 LARGE, LARGE_MANY = ExtendTile(64, 32, 4, 2), ExtendTile(128, 64, 8, 3)
 """Tiles of heads of more than 128 dimensions, the second for more queries than the first has: 16 rows of 512 tokens, 8
 heads of 256 over 4 KV heads, take 96 instead of 128 us on an H200."""
+
+LARGE_UNPACKING = ExtendTile(128, 64, 8, 2)
+"""LARGE_MANY where cached tokens are unpacked, which takes more shared memory."""
 
 LARGE_MANY_BYTES = 225 << 10
 """Shared memory that a card must have for LARGE_MANY."""

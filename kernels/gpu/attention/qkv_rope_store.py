@@ -91,7 +91,7 @@ def _rotate_store(
             a, b, rest = saturate(a * inverse), saturate(b * inverse), saturate(rest * inverse)
         if COMPACT:
             exponent = exponents + kv_head.to(tl.int64) * e_head + slot * 2 + is_v.to(tl.int32)
-            store_packed(a, b, there, exponent, t_ok[:, None], BLOCK)
+            store_packed(a, b, there, exponent, t_ok[:, None])
         else:
             stored = k_store.dtype.element_ty
             tl.store(there + at[None, :], a.to(stored), mask=ok)
@@ -117,16 +117,16 @@ def rotate_store(
     k_scale  float32 [num_kv_heads]: the store holds k / k_scale, in float8; v_scale likewise
     block    tokens of one program; None takes the measured rule
     exponents  uint8 [num_kv_heads, num_slots, 2]: the store is compact, k_store and v_store are int32
-               [num_slots, num_kv_heads, 48] (kv_codec.py), for heads of 128 dimensions in bfloat16
+               [num_slots, num_kv_heads, words] (kv_codec.py), for heads of as many dimensions as it takes, in bfloat16
     -> q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]: views of `packed.qkv`
     """
     qkv, dim, q_norm, k_norm = packed.qkv, packed.head_dim, packed.q_norm, packed.k_norm
     num_tokens = qkv.shape[0]
-    assert exponents is None or (dim == kv_codec.DIM and qkv.dtype is torch.bfloat16)
+    assert exponents is None or (dim in kv_codec.DIMS and qkv.dtype is torch.bfloat16)
     half = packed.cos.shape[-1] // 2
     rest = dim - 2 * half
     # halves of a head that is turned as a whole are packed where they are turned; others afterwards
-    stores = exponents is None or (half == kv_codec.DIM // 2 and packed.rotation in ("halves", "none"))
+    stores = exponents is None or (rest == 0 and packed.rotation in ("halves", "none"))
     heads = packed.num_heads + packed.num_kv_heads * (2 if stores else 1)
     block = block or (1 if num_tokens == 1 else 4 if num_tokens <= 16 else 16)
     _rotate_store[(triton.cdiv(num_tokens, block), heads)](

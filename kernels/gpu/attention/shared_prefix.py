@@ -132,7 +132,8 @@ def decode_prefix(
 ) -> None:
     """Attend the newest tokens of the prefix's members to the prefix: the first `splits` of their `num_parts` parts.
 
-    q, k, v    as for decode_attention, without a window; k and v of a compact store int32 [num_slots, num_kv_heads, 48]
+    q, k, v    as for decode_attention, without a window; k and v of a compact store int32
+               [num_slots, num_kv_heads, words]
     exponents  of a compact store, uint8 [num_kv_heads, num_slots, 2]
     """
     k_dim, v_dim = q.shape[2], v.shape[2]

@@ -64,6 +64,15 @@ def test_a_model_that_can_keeps_kv_in_12_bits_unless_its_own_dtype_is_asked_for(
     assert kv_format(loaded, config("fp8")) == KVFormat(torch.float8_e4m3fn)
 
 
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_heads_of_64_and_256_dimensions_are_kept_in_12_bits_too_beside_others(
+    loaded: LoadedModel, head_dim: int
+) -> None:
+    given = replace(loaded, layers=(LAYER, LayerSpec(8, 2, head_dim, head_dim, window=64)))
+    assert kv_format(given, config()) == COMPACT
+    assert COMPACT.bytes_per_token(given) == 2 * 2 * (193 + head_dim * 3 // 2 + 1)
+
+
 def test_a_card_newer_than_the_one_that_was_measured_has_to_be_asked(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +90,7 @@ def test_a_card_newer_than_the_one_that_was_measured_has_to_be_asked(
         ({}, {"strict": True}, "strict=True"),
         ({}, {"attention": "flashinfer"}, "attention='flashinfer'"),
         ({}, {"attention": "of a plugin"}, "attention='of a plugin'"),
-        ({"layers": (LAYER, LayerSpec(8, 2, 64, 64))}, {}, "tiny has heads of 64 dimensions"),
+        ({"layers": (LAYER, LayerSpec(8, 2, 80, 80))}, {}, "tiny has heads of 80 dimensions"),
         ({"layers": (LAYER, LayerSpec(8, 2, 192, 128))}, {}, "tiny has heads of 192 and 128 dimensions"),
         ({"layers": (LAYER, LayerSpec(9, 1, 128, 128))}, {}, "9 query heads share a KV head, and at most 8 can"),
     ],

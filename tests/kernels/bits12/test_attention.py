@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.bits12.kv_codec import DIM, pack, unpack
+from graftlm.kernels.bits12.kv_codec import pack, unpack
 from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.kv_store import KVStore, LayerKV
 from tests.kernels.gpu.attention.test_attention import DEVICE, error, reference
@@ -17,33 +17,35 @@ HEADS, KV_HEADS = 4, 2
 DTYPE, TOLERANCE = (torch.bfloat16, 1e-2) if DEVICE.type == "cuda" else (torch.float32, 1e-4)
 
 
-def numbers(num_tokens: int, num_heads: int) -> torch.Tensor:
-    """bfloat16 [num_tokens, num_heads, DIM]: one number of a vector may be large, one vector all zero."""
-    x = torch.randn(num_tokens, num_heads, DIM, device=DEVICE)
+def numbers(num_tokens: int, num_heads: int, dim: int) -> torch.Tensor:
+    """bfloat16 [num_tokens, num_heads, dim]: one number of a vector may be large, one vector all zero."""
+    x = torch.randn(num_tokens, num_heads, dim, device=DEVICE)
     x[:, :, 7] *= 20
     x[0, 0] = 0
     return x.bfloat16()
 
 
 @pytest.mark.parametrize(
-    "rows",
+    ("rows", "dim"),
     [
-        ((1, 70), (1, 5), (9, 40), (6, 0)),  # decode, a chunk behind cached tokens, a prompt
-        ((1, 70), (1, 0), (1, 33)),
-        ((5, 0), (40, 0)),
-        ((1, 16), (12, 0)),
+        (((1, 70), (1, 5), (9, 40), (6, 0)), 128),  # decode, a chunk behind cached tokens, a prompt
+        (((1, 70), (1, 5), (9, 40), (6, 0)), 256),
+        (((1, 70), (1, 5), (9, 40), (6, 0)), 64),
+        (((1, 70), (1, 0), (1, 33)), 128),
+        (((5, 0), (40, 0)), 128),
+        (((1, 16), (12, 0)), 128),
     ],
 )
-def test_every_row_attends_to_cached_tokens_as_kept_and_to_its_own(rows: tuple[tuple[int, int], ...]) -> None:
+def test_every_row_attends_to_cached_tokens_as_kept_and_to_its_own(rows: tuple[tuple[int, int], ...], dim: int) -> None:
     torch.manual_seed(0)
     plan = plan_of(*rows)
-    store = KVStore([LayerKV(KV_HEADS, DIM, DIM)], 200, torch.bfloat16, DEVICE, compact=True)
+    store = KVStore([LayerKV(KV_HEADS, dim, dim)], 200, torch.bfloat16, DEVICE, compact=True)
     assert store.exponents is not None
     for i, held in enumerate((store.k[0], store.v[0])):
-        words, exponents = pack(numbers(store.num_slots, KV_HEADS))
+        words, exponents = pack(numbers(store.num_slots, KV_HEADS, dim))
         held.copy_(words)
         store.exponents[0][:, :, i] = exponents.T
-    q, k, v = (numbers(plan.num_tokens, heads).to(DTYPE) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    q, k, v = (numbers(plan.num_tokens, heads, dim).to(DTYPE) for heads in (HEADS, KV_HEADS, KV_HEADS))
     attention = TritonAttention(store)
     attention.prepare(plan)
     out = attention.forward(0, q, k, v, plan, AttentionParams(0.05))

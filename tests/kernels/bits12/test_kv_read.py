@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from graftlm.kernels.attention_params import AttentionParams
-from graftlm.kernels.bits12.kv_codec import pack, unpack
+from graftlm.kernels.bits12.kv_codec import DIMS, pack, unpack, words_of
 from graftlm.kernels.bits12.kv_read import SCALE, power_of, read_vectors
 from graftlm.kernels.gpu.attention.decode import DecodeRows, Workspace
 from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, ExtendTile, extend_attention
@@ -20,29 +20,29 @@ from tests.kernels.gpu.attention.test_attention import DEVICE, error, reference,
 ON_GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32  # the interpreter has no products in bfloat16
 TOLERANCE = 1e-2 if ON_GPU else 2e-5
-DIM = 128
 NUM_SLOTS = 200
 
 
 @triton.jit
-def _read_all(records, exponents, out, N: tl.constexpr, ASM: tl.constexpr):
+def _read_all(records, exponents, out, N: tl.constexpr, D: tl.constexpr, ASM: tl.constexpr):
     n = tl.arange(0, N)
-    found = read_vectors(records + n * 192, power_of(tl.load(exponents + n).to(tl.int32)), N, ASM)
-    tl.store(out + n[:, None] * 128 + tl.arange(0, 128)[None, :], found)
+    found = read_vectors(records + n * (D // 2 * 3), power_of(tl.load(exponents + n).to(tl.int32)), N, D, ASM)
+    tl.store(out + n[:, None] * D + tl.arange(0, D)[None, :], found)
 
 
 def read(x: torch.Tensor) -> torch.Tensor:
-    """What is read of x [N, 128], packed."""
+    """What is read of x [N, dim], packed."""
     words, exponents = pack(x)
     out = torch.full(x.shape, float("nan"), dtype=DTYPE, device=DEVICE)
-    _read_all[(1,)](words.view(torch.uint8), exponents, out, len(x), ON_GPU)
+    _read_all[(1,)](words.view(torch.uint8), exponents, out, *x.shape, ON_GPU)
     return out.double() * SCALE.value
 
 
+@pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("size", [2.0**-34, 1.0, 2.0**66])
-def test_numbers_are_read_as_they_were_packed(size: float) -> None:
+def test_numbers_are_read_as_they_were_packed(size: float, dim: int) -> None:
     torch.manual_seed(0)
-    x = (torch.randn(32, DIM, device=DEVICE) * torch.logspace(-3, 3, 32, device=DEVICE)[:, None] * size).bfloat16()
+    x = (torch.randn(32, dim, device=DEVICE) * torch.logspace(-3, 3, 32, device=DEVICE)[:, None] * size).bfloat16()
     x[:, ::5] *= 2.0**-12  # below what keeps all its bits
     assert torch.equal(read(x), unpack(*pack(x)).double())
 
@@ -50,18 +50,18 @@ def test_numbers_are_read_as_they_were_packed(size: float) -> None:
 def test_any_bytes_are_finite_numbers() -> None:
     words = torch.randint(-(2**31), 2**31, (32, 48), dtype=torch.int64, device=DEVICE).int()
     exponents = torch.arange(224, 256, device=DEVICE).to(torch.uint8)
-    out = torch.full((32, DIM), float("nan"), dtype=DTYPE, device=DEVICE)
-    _read_all[(1,)](words.view(torch.uint8), exponents, out, 32, ON_GPU)
+    out = torch.full((32, 128), float("nan"), dtype=DTYPE, device=DEVICE)
+    _read_all[(1,)](words.view(torch.uint8), exponents, out, 32, 128, ON_GPU)
     assert out.isfinite().all()
 
 
 class Store:
     """A compact store of random bytes, in which sequences that share no slots are written as far as they are cached."""
 
-    def __init__(self, cached: list[int], kv_heads: int) -> None:
+    def __init__(self, cached: list[int], kv_heads: int, dim: int = 128) -> None:
         torch.manual_seed(0)
         self.k, self.v = (
-            torch.randint(-(2**31), 2**31, (NUM_SLOTS, kv_heads, 48), device=DEVICE).int() for _ in range(2)
+            torch.randint(-(2**31), 2**31, (NUM_SLOTS, kv_heads, words_of(dim)), device=DEVICE).int() for _ in range(2)
         )
         self.exponents = torch.randint(0, 256, (kv_heads, NUM_SLOTS, 2), device=DEVICE).to(torch.uint8)
         self.table = torch.full((len(cached) + 1, max(cached) + 80), NUM_SLOTS - 1, dtype=torch.int32, device=DEVICE)
@@ -70,7 +70,7 @@ class Store:
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         for row, own in zip(self.rows.tolist(), slots, strict=False):
             self.table[row, : len(own)] = own.int()
-            k, v = (numbers(len(own), kv_heads) for _ in range(2))
+            k, v = (numbers(len(own), kv_heads, dim) for _ in range(2))
             self.k[own], k_exponents = pack(k)
             self.v[own], v_exponents = pack(v)
             self.exponents[:, own] = torch.stack([k_exponents, v_exponents], -1).transpose(0, 1)
@@ -81,10 +81,10 @@ def ints(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
-def numbers(count: int, heads: int) -> torch.Tensor:
-    """Vectors of unlike sizes, bfloat16 [count, heads, 128]."""
+def numbers(count: int, heads: int, dim: int) -> torch.Tensor:
+    """Vectors of unlike sizes, bfloat16 [count, heads, dim]."""
     sizes = torch.exp2(torch.randint(-3, 2, (count, heads, 1), device=DEVICE).float())
-    return (torch.randn(count, heads, DIM, device=DEVICE) * sizes).bfloat16()
+    return (torch.randn(count, heads, dim, device=DEVICE) * sizes).bfloat16()
 
 
 HEADS = [(4, 4), (8, 2), (8, 1)]
@@ -92,17 +92,18 @@ VARIANTS = [{}, {"window": 7}, {"window": 40}, {"softcap": 2.0}, {"sinks": True}
             {"window": 40, "softcap": 2.0, "sinks": True}]  # fmt: skip
 LENGTHS = [([0, 5, 70], [5, 1, 67]), ([31, 32, 33], [1, 32, 33]), ([64, 0, 1], [3, 64, 65])]
 TILE = None if ON_GPU else ExtendTile(32, 32, 4, 2)
-GRID = [(h, v, n) for h in HEADS for v in VARIANTS for n in LENGTHS]
+GRID = [(h, v, n, dim) for h in HEADS for v in VARIANTS for n in LENGTHS for dim in DIMS]
 if not ON_GPU:
-    GRID = [(HEADS[1], v, LENGTHS[0]) for v in VARIANTS] + [(h, {}, n) for h in HEADS for n in LENGTHS[1:]]
+    GRID = [(HEADS[1], v, LENGTHS[0], 128) for v in VARIANTS] + [(h, {}, n, 128) for h in HEADS for n in LENGTHS[1:]]
+    GRID += [(HEADS[1], VARIANTS[2], LENGTHS[0], dim) for dim in (64, 256)]
 
 
-@pytest.mark.parametrize(("heads", "variant", "lengths"), GRID)
-def test_extend_reads_cached_tokens_from_the_store_and_new_ones_from_the_step(heads, variant, lengths) -> None:
+@pytest.mark.parametrize(("heads", "variant", "lengths", "dim"), GRID)
+def test_extend_reads_cached_tokens_from_the_store_and_new_ones_from_the_step(heads, variant, lengths, dim) -> None:
     (num_heads, kv_heads), (cached, new) = heads, lengths
-    store = Store(cached, kv_heads)
+    store = Store(cached, kv_heads, dim)
     num_tokens, starts = sum(new), [0, new[0], new[0] + new[1], sum(new)]
-    packed = torch.randn(num_tokens + 1, num_heads + 2 * kv_heads, DIM, device=DEVICE).to(DTYPE)
+    packed = torch.randn(num_tokens + 1, num_heads + 2 * kv_heads, dim, device=DEVICE).to(DTYPE)
     q, k, v = packed[1:].split([num_heads, kv_heads, kv_heads], 1)  # strided, as in a step
     options = {"scale": 0.1, "window": variant.get("window"), "softcap": variant.get("softcap")}
     options["sinks"] = torch.randn(num_heads, device=DEVICE) if variant.get("sinks") else None
@@ -113,7 +114,7 @@ def test_extend_reads_cached_tokens_from_the_store_and_new_ones_from_the_step(he
         ints(starts),
         max(new),
     )
-    out = torch.full((num_tokens, num_heads, DIM), float("nan"), dtype=DTYPE, device=DEVICE)
+    out = torch.full((num_tokens, num_heads, dim), float("nan"), dtype=DTYPE, device=DEVICE)
     rows = CompactRows(store.exponents, k, v)
     params = AttentionParams(**options)
     assert extend_attention(q, store.k, store.v, step, params, compact=rows, tile=TILE, out=out) is out
@@ -125,15 +126,21 @@ def test_extend_reads_cached_tokens_from_the_store_and_new_ones_from_the_step(he
 
 
 @pytest.mark.parametrize(
-    ("heads", "length", "splits", "softcap"),
-    [((4, 4), 64, 2, None), ((8, 2), 80, 2, None), ((8, 2), 65, 1, 2.0), ((8, 1), 3, 2, None), ((8, 1), 130, 1, None)],
+    ("heads", "length", "splits", "softcap", "dim"),
+    [
+        ((4, 4), 64, 2, None, 128),
+        ((8, 2), 80, 2, None, 128),
+        ((8, 2), 65, 1, 2.0, 256),
+        ((8, 1), 3, 2, None, 64),
+        ((8, 1), 130, 1, None, 128),
+    ],
 )
-def test_a_shared_prefix_leaves_its_parts_and_their_weights(heads, length, splits, softcap) -> None:
+def test_a_shared_prefix_leaves_its_parts_and_their_weights(heads, length, splits, softcap, dim) -> None:
     num_heads, kv_heads = heads
-    store = Store([length, 20], kv_heads)
+    store = Store([length, 20], kv_heads, dim)
     members, num_parts = [0, 2, 3], splits + 1
-    q = torch.randn(4, num_heads, DIM, device=DEVICE).to(DTYPE)
-    workspace = Workspace.allocate(4, num_heads, DIM, num_parts, DEVICE)
+    q = torch.randn(4, num_heads, dim, device=DEVICE).to(DTYPE)
+    workspace = Workspace.allocate(4, num_heads, dim, num_parts, DEVICE)
     workspace.out.fill_(float("nan"))
     workspace.lse.fill_(float("nan"))
     table_rows = store.rows[[0, 1, 0, 0]]
@@ -144,7 +151,7 @@ def test_a_shared_prefix_leaves_its_parts_and_their_weights(heads, length, split
         splits=splits, num_parts=num_parts, exponents=store.exponents,
     )  # fmt: skip
     lse = workspace.lse.view(4, num_heads, num_parts)
-    parts = workspace.out.view(4, num_heads, num_parts, DIM)
+    parts = workspace.out.view(4, num_heads, num_parts, dim)
     assert lse[1].isnan().all()  # no member
     assert parts[:, :, splits:].isnan().all()  # of other kernels
     weights = torch.exp2(lse[members, :, :splits].double())
@@ -163,12 +170,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
-from graftlm.kernels.gpu.attention.extend import _extend, tile_of
+from graftlm.kernels.gpu.attention.extend import LARGE_UNPACKING, _extend, tile_of
 import torch
 
-window, num_queries = sys.argv[1] == "True", int(sys.argv[2])
-tile = tile_of(torch.bfloat16, 128, num_queries, unpacking_rows=8)
-given = dict(GROUP=4, D=128, D_PAD=128, E=128, E_PAD=128, M=tile.queries, N=tile.block, WINDOW=window, SOFTCAP=False,
+window, num_queries, dim = sys.argv[1] == "True", int(sys.argv[2]), int(sys.argv[3])
+tile = tile_of(torch.bfloat16, dim, num_queries, unpacking_rows=8)
+if dim > 128 and num_queries > tile.queries:
+    tile = LARGE_UNPACKING
+given = dict(GROUP=4, D=dim, D_PAD=dim, E=dim, E_PAD=dim, M=tile.queries, N=tile.block, WINDOW=window, SOFTCAP=False,
              SINKS=False, SCALED=False, PRECISION="tf32", COMPACT=True, CACHED=True, ASM=True)
 types = dict.fromkeys(["q", "k_new", "v_new", "sinks", "out"], "*bf16") | dict.fromkeys(["k", "v"], "*u8")
 types |= dict.fromkeys(["table", "rows", "lens", "indptr"], "*i32") | dict.fromkeys(["k_scale", "v_scale"], "*fp32")
@@ -190,10 +199,13 @@ print(found.metadata.shared, found.asm["ptx"].count("mul.rn.bf16x2"), int("seria
 """
 
 
-@pytest.mark.parametrize(("window", "num_queries"), [(False, 256), (False, 4096), (True, 256)])
-def test_on_hopper_products_follow_each_other_without_a_pause(window: bool, num_queries: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "num_queries", "dim"),
+    [(False, 256, 128), (False, 4096, 128), (True, 256, 128), (True, 64, 256), (False, 256, 256), (False, 256, 64)],
+)
+def test_on_hopper_products_follow_each_other_without_a_pause(window: bool, num_queries: int, dim: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", _COMPILE, str(window), str(num_queries)]
+    command = [sys.executable, "-c", _COMPILE, str(window), str(num_queries), str(dim)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     shared, factors, serialized = (int(value) for value in run.stdout.split())
