@@ -92,7 +92,8 @@ VARIANTS = [{}, {"window": 7}, {"window": 40}, {"softcap": 2.0}, {"sinks": True}
             {"window": 40, "softcap": 2.0, "sinks": True}]  # fmt: skip
 LENGTHS = [([0, 5, 70], [5, 1, 67]), ([31, 32, 33], [1, 32, 33]), ([64, 0, 1], [3, 64, 65])]
 TILE = None if ON_GPU else ExtendTile(32, 32, 4, 2)
-GRID = [(h, v, n, dim) for h in HEADS for v in VARIANTS for n in LENGTHS for dim in DIMS]
+GRID = [(h, v, n, 128) for h in HEADS for v in VARIANTS for n in LENGTHS]
+GRID += [(HEADS[1], v, n, dim) for v in VARIANTS for n in LENGTHS for dim in (64, 256)]
 if not ON_GPU:
     GRID = [(HEADS[1], v, LENGTHS[0], 128) for v in VARIANTS] + [(h, {}, n, 128) for h in HEADS for n in LENGTHS[1:]]
     GRID += [(HEADS[1], VARIANTS[2], LENGTHS[0], dim) for dim in (64, 256)]
