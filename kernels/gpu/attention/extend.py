@@ -223,7 +223,7 @@ def extend_attention(
         tile = tile_of(q.dtype, max(k_dim, v_dim), step.max_new * group, unpacking_rows=unpacking_rows)
         many = step.max_new * group > LARGE.queries
         if tile == LARGE and many and card_of(q.device).shared_memory >= LARGE_MANY_BYTES:
-            tile = LARGE_UNPACKING if unpacking_rows else LARGE_MANY
+            tile = LARGE_MANY if compact is None else LARGE_COMPACT
     blocks = triton.cdiv(step.max_new * group, tile.queries)
     _extend[(blocks, num_kv_heads, step.rows.shape[0])](
         q, k, v, step.table, step.rows, step.lens, step.indptr, params.sinks if params.sinks is not None else q,
@@ -247,8 +247,8 @@ LARGE, LARGE_MANY = ExtendTile(64, 32, 4, 2), ExtendTile(128, 64, 8, 3)
 """Tiles of heads of more than 128 dimensions, the second for more queries than the first has: 16 rows of 512 tokens, 8
 heads of 256 over 4 KV heads, take 96 instead of 128 us on an H200."""
 
-LARGE_UNPACKING = ExtendTile(128, 64, 8, 2)
-"""LARGE_MANY where cached tokens are unpacked, which takes more shared memory."""
+LARGE_COMPACT = ExtendTile(128, 64, 8, 2)
+"""LARGE_MANY with a compact store, where queries and the step's own K and V lie in shared memory."""
 
 LARGE_MANY_BYTES = 225 << 10
 """Shared memory that a card must have for LARGE_MANY."""
