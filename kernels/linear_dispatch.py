@@ -21,6 +21,7 @@ from graftlm.kernels.gpu.linear.gemv import gemv
 from graftlm.kernels.gpu.linear.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
 from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.gpu.pdl import supports_pdl
+from graftlm.kernels.gpu.support import SLOW_MEMORY, memory_rate
 from graftlm.kernels.hopper.support import gluon_kernel, takes
 from graftlm.kernels.norm import Addition, Norm
 
@@ -73,9 +74,9 @@ MEASURED = (
 """Measured on an H200 with bfloat16 weights of Llama 8B; bench/gpu-notes.md has the figures. The first entry that has
 the number of rows and takes the weight is used; torch's library multiplies all other rows."""
 
-_LARGE, _SLOW = 1 << 25, 4e12
-"""A weight of so many numbers, and a memory of fewer bytes a second: an H100's. There up to 64 rows of such a weight
-take less time in 12 bits than in 16: gate and up of Llama 8B 74 us instead of 87, the logits 310 instead of 366."""
+_LARGE = 1 << 25
+"""A weight of so many numbers: with an H100's memory up to 64 rows of it take less time in 12 bits than in 16, gate and
+up of Llama 8B 74 us instead of 87, the logits 310 instead of 366."""
 
 
 ORDER_PROBES = (16, 32, FEW_ROWS, 96, 128, 160, 192, 256, 300, 640)
@@ -276,9 +277,7 @@ def compact_rows_of(weight: torch.Tensor) -> int:
     """Up to how many rows a weight in 12 bits is the faster one."""
     if weight.device.type != "cuda":
         return 32
-    card = torch.cuda.get_device_properties(weight.device)
-    clock, width = getattr(card, "memory_clock_rate", 0), getattr(card, "memory_bus_width", 0)  # kHz, bits
-    return FEW_ROWS if 0 < clock * width * 250 < _SLOW and weight.numel() >= _LARGE else 32
+    return FEW_ROWS if 0 < memory_rate(weight.device) < SLOW_MEMORY and weight.numel() >= _LARGE else 32
 
 
 def max_rows_of(weight: torch.Tensor) -> int:

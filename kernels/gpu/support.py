@@ -39,6 +39,18 @@ def triton_version() -> tuple[int, ...]:
     return tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
+SLOW_MEMORY = 4e12
+"""Bytes a second: an H100's memory has fewer, an H200's more."""
+
+
+def memory_rate(device: torch.device) -> float:
+    """Bytes a second of a GPU's memory; 0 where torch does not say."""
+    card = torch.cuda.get_device_properties(device)
+    return (
+        250.0 * getattr(card, "memory_clock_rate", 0) * getattr(card, "memory_bus_width", 0)
+    )  # kHz, bits, two a clock
+
+
 class Card(NamedTuple):
     """num_sms: multiprocessors; shared_memory: bytes of it that a program can have."""
 

@@ -44,6 +44,17 @@ def loaded(on_cpu: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
     return replace(on_cpu, device=GPU, dtype=torch.bfloat16, layers=(LAYER, LAYER))
 
 
+def test_heads_of_64_are_kept_in_12_bits_by_default_where_memory_is_slow(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = replace(loaded, layers=(LAYER, LayerSpec(8, 2, 64, 64)))
+    wide = replace(loaded, layers=(LAYER, LayerSpec(8, 2, 256, 256)))
+    for rate, expected in ((3.35e12, COMPACT), (4.8e12, PLAIN), (0.0, PLAIN)):
+        monkeypatch.setattr(module, "memory_rate", lambda device, rate=rate: rate)
+        assert kv_format(narrow, config()) == expected
+        assert kv_format(wide, config()) == COMPACT
+
+
 def has_card(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
@@ -69,7 +80,7 @@ def test_heads_of_64_and_256_dimensions_are_kept_in_12_bits_too_beside_others(
     loaded: LoadedModel, head_dim: int
 ) -> None:
     given = replace(loaded, layers=(LAYER, LayerSpec(8, 2, head_dim, head_dim, window=64)))
-    assert kv_format(given, config()) == COMPACT
+    assert kv_format(given, config("compact")) == COMPACT
     assert COMPACT.bytes_per_token(given) == 2 * 2 * (193 + head_dim * 3 // 2 + 1)
 
 
