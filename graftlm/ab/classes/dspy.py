@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from graftlm.ab.classes.client import Constructor, key, load, served
+from graftlm.ab.classes.openvino import same_work
 
 
 class TransformersEngine:
     """A local model behind DSPy the way a user writes it: the chat template, then `generate`, one call at a time."""
 
-    def __init__(self, model: str, loader: Any = None) -> None:
+    def __init__(self, model: str, loader: Any = None, **options: Any) -> None:
         transformers = load("transformers")
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        self.model = (loader or transformers.AutoModelForCausalLM).from_pretrained(model)
+        self.model = (loader or transformers.AutoModelForCausalLM).from_pretrained(model, **options)
         self.lock = threading.Lock()
 
     def complete(self, request: Any) -> Any:
@@ -40,15 +41,15 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
     def openai(model: str, url: str) -> Any:
         return load("dspy").LM(f"openai/{model}", api_base=url, api_key=key(), **greedy)
 
-    def hf(model: str, loader: Any = None) -> Any:
-        return load("dspy").LM("local/transformers", engine=TransformersEngine(model, loader), **greedy)
+    def hf(model: str, loader: Any = None, **options: Any) -> Any:
+        return load("dspy").LM("local/transformers", engine=TransformersEngine(model, loader, **options), **greedy)
 
     return {
         "hf": hf,
         "graftlm": lambda model: load("graftlm.adapters.dspy").GraftLM(model, **greedy),
         "openai": openai,
         **served(openai),
-        "openvino": lambda model: hf(model, load("optimum.intel").OVModelForCausalLM),
+        "openvino": lambda model: hf(model, load("optimum.intel").OVModelForCausalLM, ov_config=same_work(model)),
     }
 
 

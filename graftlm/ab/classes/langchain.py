@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from graftlm.ab.classes.client import Constructor, key, load, served
-from graftlm.ab.classes.openvino import one_call_at_a_time
+from graftlm.ab.classes.openvino import one_call_at_a_time, same_work
 from graftlm.ab.classes.server import gguf
 from graftlm.core.errors import EngineError
 
@@ -27,7 +27,7 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
         return huggingface.ChatHuggingFace(llm=pipeline)
 
     def openvino(model: str) -> Any:
-        chat = hf(model, backend="openvino")
+        chat = hf(model, backend="openvino", model_kwargs={"ov_config": same_work(model)})
         one_call_at_a_time(chat.llm.pipeline.model)
         return chat
 

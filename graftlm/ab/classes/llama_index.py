@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graftlm.ab.classes.client import Constructor, key, load, served
-from graftlm.ab.classes.openvino import one_call_at_a_time
+from graftlm.ab.classes.openvino import one_call_at_a_time, same_work
 from graftlm.ab.classes.server import gguf
 
 
@@ -30,7 +30,7 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
 
     def openvino(model: str) -> Any:
         kind = load("llama_index.llms.openvino").OpenVINOLLM
-        llm = kind(model_id_or_path=model, device_map="cpu", **local)
+        llm = kind(model_id_or_path=model, device_map="cpu", model_kwargs={"ov_config": same_work(model)}, **local)
         one_call_at_a_time(llm._model)
         return llm
 
