@@ -167,7 +167,7 @@ class DraftingProcesses:
                         if connection not in found:
                             raise TimeoutError
                         answer = connection.recv()
-                    except (EOFError, OSError, pickle.PickleError):
+                    except Exception:  # it has ended, hangs, or wrote what cannot be read
                         selector.unregister(connection)
                         num_starting -= self._lose(connection)
                     else:
