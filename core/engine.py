@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import EngineError, GraftError
-from graftlm.core.in_flight_step import InFlightStep
+from graftlm.core.execution.in_flight_step import InFlightStep
+from graftlm.core.execution.step_plan import PlanRow, ScheduledRow, StepPlan, build_plan
 from graftlm.core.kv.memory import give_back
 from graftlm.core.kv.prefix_cache import PrefixCache
 from graftlm.core.metrics import Counters, Stats
@@ -25,7 +26,6 @@ from graftlm.core.scheduling.speculation import Drafter, DraftVerifier
 from graftlm.core.scheduling.step_retry import goal_of, step_error
 from graftlm.core.scheduling.step_times import StepPrices
 from graftlm.core.scheduling.steps_ahead import StepsAhead
-from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan, build_plan
 
 if TYPE_CHECKING:
     from graftlm.core.engine_builder import Runner, RunnerSpec

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import ConfigError, PluginError
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.kv.memory import pool_size, step_tokens
 from graftlm.core.kv.prefix_cache import SnapshotLane
-from graftlm.core.step_plan import StepPlan
 from graftlm.kernels.attention import StrictAttention
 
 if TYPE_CHECKING:

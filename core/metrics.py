@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from graftlm.core.execution.step_plan import StepPlan
     from graftlm.core.request import OpenRequest
-    from graftlm.core.step_plan import StepPlan
 
 
 @dataclass

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from graftlm.core.config import SamplingParams
     from graftlm.core.execution.serial import LaneState
+    from graftlm.core.execution.step_plan import SlotMap
     from graftlm.core.grammar.compile import Grammar
     from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.kv.pages import Extent
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from graftlm.core.scheduling.choice import Choice
     from graftlm.core.scheduling.speculation import DraftState
     from graftlm.core.scheduling.stop_strings import StopMatcher
-    from graftlm.core.step_plan import SlotMap
     from graftlm.core.text.detokenizer import Detokenizer
 
 SequenceStatus = Literal["waiting", "running", "held", "finished"]
@@ -138,7 +138,7 @@ class Sequence:
     tokens      the prompt followed by the generated tokens that the host knows. Written by scheduling/output_writer.py
     bounds      Written by scheduling/request_tracker.py
     group       None once the request has ended
-    slot_map    Written by step_plan.py
+    slot_map    Written by execution/step_plan.py
     lane        the serial lane's cache. Written by execution/serial.py
     draft       how guesses of the next tokens fared. Written by scheduling/speculation.py
 

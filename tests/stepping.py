@@ -8,11 +8,11 @@ import numpy as np
 
 from graftlm.core.execution.paged import PagedRunner
 from graftlm.core.execution.serial import SerialRunner
+from graftlm.core.execution.step_plan import ScheduledRow, build_plan
 from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
-from graftlm.core.step_plan import ScheduledRow, build_plan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.kv_store import KVStore
 

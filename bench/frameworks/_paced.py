@@ -18,7 +18,7 @@ from graftlm import Runtime
 from graftlm.core.config import EngineConfig
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
-from graftlm.core.step_plan import StepPlan
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.plugins import manager
 from graftlm.plugins.hookspecs import Register, hookimpl
 

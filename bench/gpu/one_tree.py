@@ -147,8 +147,12 @@ def plan_of(step: Step, first: int, vocab_size: int) -> Any:
 
     extent = _first_of("Extent", "graftlm.core.kv.pages", "graftlm.core.pages")
     sequence_of = _first_of("Sequence", "graftlm.core.sequence", "graftlm.core.request")
-    scheduled_row = _first_of("ScheduledRow", "graftlm.core.step_plan", "graftlm.core.plan")
-    build_plan = _first_of("build_plan", "graftlm.core.step_plan", "graftlm.core.plan")
+    scheduled_row = _first_of(
+        "ScheduledRow", "graftlm.core.execution.step_plan", "graftlm.core.step_plan", "graftlm.core.plan"
+    )
+    build_plan = _first_of(
+        "build_plan", "graftlm.core.execution.step_plan", "graftlm.core.step_plan", "graftlm.core.plan"
+    )
 
     generator = np.random.default_rng(step.rows)
     length = step.past + step.new

@@ -16,7 +16,7 @@ import torch
 from graftlm.core.execution.experts import GatheredExperts
 from graftlm.core.execution.paged import PagedRunner, feed
 from graftlm.core.execution.replay_cost import ReplayCost
-from graftlm.core.step_plan import StepPlan
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.kernels.gpu.attention.step_buffers import CapturableAttention, DeviceStep, Layout
 from graftlm.kernels.jit.precompile import compile_together
 from graftlm.kernels.transfer import send

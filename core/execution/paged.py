@@ -28,8 +28,8 @@ from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
+    from graftlm.core.execution.step_plan import StepPlan
     from graftlm.core.loaded_model import LoadedModel
-    from graftlm.core.step_plan import StepPlan
     from graftlm.kernels.attention import Attention
 
 IMPLEMENTATION = "graftlm"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graftlm.core.step_plan import StepPlan
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.kernels.gpu.attention.step_buffers import best_prefix
 
 LAUNCH = 4.5e11

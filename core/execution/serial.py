@@ -25,9 +25,9 @@ from graftlm.core.execution.paged import accepts_logits_to_keep
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from graftlm.core.execution.step_plan import StepPlan
     from graftlm.core.loaded_model import LoadedModel
     from graftlm.core.sequence import Sequence
-    from graftlm.core.step_plan import StepPlan
 
 Extension = Literal["chunks", "tokens", "recompute"]
 MIN_BRANCH = 16

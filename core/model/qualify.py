@@ -18,10 +18,10 @@ from torch import nn
 
 from graftlm.core.errors import ModelError
 from graftlm.core.execution.paged import AttentionCall, AttentionSwitch, PagedRunner
+from graftlm.core.execution.step_plan import PlanRow, StepPlan
 from graftlm.core.kv.pages import Extent, coalesce
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
-from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels.attention import Attention, LayerSpec, StrictAttention
 from graftlm.kernels.cpu.attention.backend import attend
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS

@@ -16,9 +16,9 @@ from graftlm.kernels.transfer import send
 if TYPE_CHECKING:
     import torch
 
+    from graftlm.core.execution.step_plan import StepPlan
     from graftlm.core.sampling.device_sampler import DeviceSampler, Drawn
     from graftlm.core.scheduling.output_writer import OutputWriter
-    from graftlm.core.step_plan import StepPlan
     from graftlm.core.text.tokenizer import Tokenizer
 
 Outcome = int | list[Sampled] | GraftError | None

@@ -12,12 +12,12 @@ import numpy as np
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.errors import EngineError, GraftError, RequestTooLong
+from graftlm.core.execution.step_plan import ScheduledRow, StepPlan
 from graftlm.core.kv.prefix_cache import GROWTH, PrefixCache
 from graftlm.core.kv.radix import Node, Peek
 from graftlm.core.metrics import Counters
 from graftlm.core.scheduling.step_retry import StepRetry
 from graftlm.core.sequence import Sequence
-from graftlm.core.step_plan import ScheduledRow, StepPlan
 
 WINDOW = 256  # waiting sequences that are considered in one step
 HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room for

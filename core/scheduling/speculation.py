@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from graftlm.core.errors import GraftError, failure_of
+from graftlm.core.execution.step_plan import PlanRow, ScheduledRow, StepPlan
 from graftlm.core.sampling.sampler import is_greedy
 from graftlm.core.scheduling.ngram_lookup import Recent, find
 from graftlm.core.scheduling.scheduler import AHEAD, Failure
 from graftlm.core.scheduling.step_times import MAX_NEW, MAX_STEP, StepPrices
-from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from graftlm.core.errors import EngineError
+from graftlm.core.execution.step_plan import PlanRow, ScheduledRow
 from graftlm.core.sequence import Sequence
-from graftlm.core.step_plan import PlanRow, ScheduledRow
 
 NUM_PARTS = 4
 """Parts of a failed step. Of up to so many sequences each runs alone at once; of 256 after four failures at most."""

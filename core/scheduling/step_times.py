@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from graftlm.core.step_plan import StepPlan
+    from graftlm.core.execution.step_plan import StepPlan
 
 MAX_NEW = 8
 """Most tokens of a row in a step of few tokens: one that reads a prompt is another matter."""

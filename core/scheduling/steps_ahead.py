@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.core.execution.step_plan import PlanRow, ScheduledRow, StepPlan
 from graftlm.core.sampling.sampler import is_greedy, not_finite
 from graftlm.core.scheduling.scheduler import AHEAD, Scheduler
 from graftlm.core.scheduling.step_times import StepPrices
-from graftlm.core.step_plan import PlanRow, ScheduledRow, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq

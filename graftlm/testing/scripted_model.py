@@ -14,10 +14,10 @@ from torch import nn
 from graftlm.core.config import EngineConfig
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.request import Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.sequence import Sequence as EngineSequence
-from graftlm.core.step_plan import StepPlan
 from graftlm.plugins import manager
 from graftlm.testing.byte_tokenizer import byte_tokenizer
 

@@ -21,8 +21,8 @@ from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.engine import LocalEngine
 from graftlm.core.engine_builder import RunnerSpec
 from graftlm.core.errors import GraftError, RequestCancelled, RequestTimeout, RequestTooLong
+from graftlm.core.execution.step_plan import StepPlan, slots_of
 from graftlm.core.request import Chunk, Completion, Request, Submission
-from graftlm.core.step_plan import StepPlan, slots_of
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.faults import InjectedExit, InjectedFault, failing
 from tests.models import byte_tokenizer

@@ -16,11 +16,11 @@ import torch
 from graftlm.core import engine as engine_module
 from graftlm.core.config import CacheConfig, SamplingParams
 from graftlm.core.errors import EngineError, GrammarError, RequestCancelled
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.sampling.device_sampler import DeviceSampler, Drawn
 from graftlm.core.sequence import Sequence, SequenceGroup
-from graftlm.core.step_plan import StepPlan
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 
 NEW = 12

@@ -22,7 +22,7 @@ OWNERS = {
     "tokens": "scheduling/output_writer.py",
     "bounds": "scheduling/request_tracker.py",
     "group": "sequence.py",
-    "slot_map": "step_plan.py",
+    "slot_map": "execution/step_plan.py",
     "lane": "execution/serial.py",
     "draft": "scheduling/speculation.py",
 }

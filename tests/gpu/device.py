@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from graftlm.core.config import CacheConfig
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.runtime import Runtime
-from graftlm.core.step_plan import StepPlan
 from tests.models import byte_tokenizer, random_prompt, tiny_model
 
 SHAPES = ["llama", "qwen3", "mistral", "gemma3", "phi3", "gpt2"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from graftlm.core.step_plan import StepPlan
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.kernels.gpu.linear import batch_invariant_matmul
 from graftlm.kernels.gpu.linear.batch_invariant_matmul import LARGE, MANY_ROWS, SMALL, ProductTile, product
 from graftlm.kernels.linear_dispatch import KINDS

@@ -10,8 +10,8 @@ import torch
 
 from graftlm.core.config import CacheConfig
 from graftlm.core.execution.cuda_graphs import WIDE
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.runtime import Runtime
-from graftlm.core.step_plan import StepPlan
 from graftlm.kernels.hopper.prompt_layout import MIN_TOKENS
 from tests.gpu.device import family, relative, replace_forward
 from tests.models import byte_tokenizer, random_prompt, tiny_model

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
+from graftlm.core.execution.step_plan import PlanRow, StepPlan
 from graftlm.core.fusion.gpu_layers import FusedLayer
 from graftlm.core.fusion.gpu_modules import PackedProjections, fuse_gpu
 from graftlm.core.kv.pages import Extent
@@ -19,7 +20,6 @@ from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import batch_dependence
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
-from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels import linear_dispatch
 from graftlm.kernels.gpu.attention.backend import TritonAttention
 from graftlm.kernels.kv_store import KVStore

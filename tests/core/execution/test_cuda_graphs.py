@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from graftlm.core.config import CacheConfig
 from graftlm.core.execution.cuda_graphs import Captured, GraphRunner, Shape
 from graftlm.core.execution.replay_cost import READ, SHARED_READ
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.runtime import Runtime
-from graftlm.core.step_plan import StepPlan
 from graftlm.kernels.gpu.attention.step_buffers import Layout
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 

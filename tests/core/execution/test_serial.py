@@ -80,8 +80,8 @@ def test_namespaces_share_no_snapshot() -> None:
 
 
 def test_a_snapshot_that_was_dropped_meanwhile_is_computed_again() -> None:
+    from graftlm.core.execution.step_plan import ScheduledRow, build_plan
     from graftlm.core.kv.pages import Extent
-    from graftlm.core.step_plan import ScheduledRow, build_plan
 
     loaded = load("bloom")
     prompt = random_prompt(20)
@@ -95,8 +95,8 @@ def test_a_snapshot_that_was_dropped_meanwhile_is_computed_again() -> None:
 
 
 def test_logits_come_for_several_tokens_when_scoring() -> None:
+    from graftlm.core.execution.step_plan import ScheduledRow, build_plan
     from graftlm.core.kv.pages import Extent
-    from graftlm.core.step_plan import ScheduledRow, build_plan
 
     for kind in ("bloom", "mamba"):
         sequence = sequence_of(random_prompt(20))

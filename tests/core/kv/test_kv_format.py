@@ -13,13 +13,13 @@ import torch
 from graftlm.core.config import CacheConfig, EngineConfig
 from graftlm.core.engine_builder import build_runner
 from graftlm.core.errors import ConfigError
+from graftlm.core.execution.step_plan import StepPlan
 from graftlm.core.kv import kv_format as module, memory
 from graftlm.core.kv.kv_format import KVFormat, kv_format
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model import load
 from graftlm.core.model.load import load_model
 from graftlm.core.runtime import Runtime
-from graftlm.core.step_plan import StepPlan
 from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.bits12 import kv_codec
 from graftlm.kernels.kv_store import KVStore

@@ -238,8 +238,8 @@ def test_greedy_tokens_equal_those_of_generate(kind: str, chunk: int) -> None:
 
 def test_logits_come_for_the_wanted_rows_only() -> None:
     loaded = load()
+    from graftlm.core.execution.step_plan import ScheduledRow, build_plan
     from graftlm.core.kv.pages import Extent
-    from graftlm.core.step_plan import ScheduledRow, build_plan
     from tests.stepping import sequence_of
 
     runner = PagedRunner(loaded, TorchAttention(KVStore(loaded.kv_layout, 64, loaded.dtype)))

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
+from graftlm.core.execution.step_plan import ScheduledRow
 from graftlm.core.kv.pages import coalesce
 from graftlm.core.kv.prefix_cache import PIECE, PrefixCache
 from graftlm.core.metrics import Counters
@@ -11,7 +12,6 @@ from graftlm.core.request import Request, Submission
 from graftlm.core.scheduling.scheduler import Scheduler
 from graftlm.core.sequence import Bounds, Sequence, SequenceGroup
 from graftlm.core.serving.stream import StreamListener
-from graftlm.core.step_plan import ScheduledRow
 
 
 class Bench:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from graftlm.core.config import CacheConfig, EngineConfig, SamplingParams
 from graftlm.core.errors import ConfigError
+from graftlm.core.execution.step_plan import ScheduledRow
 from graftlm.core.metrics import Stats
 from graftlm.core.request import Chunk, Completion, Request, Submission
 from graftlm.core.runtime import Runtime
 from graftlm.core.scheduling.speculation import AcceptanceRate, Drafter
 from graftlm.core.scheduling.step_times import MAX_NEW, StepPrices
 from graftlm.core.sequence import Bounds
-from graftlm.core.step_plan import ScheduledRow
 from tests.models import byte_tokenizer, greedy_reference, random_prompt, tiny_model
 from tests.stepping import sequence_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from graftlm.core.execution.step_plan import PlanRow, SharedPrefix, StepPlan
 from graftlm.core.kv.pages import Extent
-from graftlm.core.step_plan import PlanRow, SharedPrefix, StepPlan
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import pack, unpack
 from graftlm.kernels.gpu.attention import cudnn_prefill

@@ -8,11 +8,11 @@ import torch
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
+from graftlm.core.execution.step_plan import SharedPrefix, StepPlan
 from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.load import load_model
 from graftlm.core.model.qualify import _plan
-from graftlm.core.step_plan import SharedPrefix, StepPlan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.compiled import loop_runtime
 from graftlm.kernels.cpu.decoder import decoder_layer

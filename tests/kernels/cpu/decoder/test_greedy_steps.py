@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from graftlm.core.execution.paged import PagedRunner
+from graftlm.core.execution.step_plan import SharedPrefix, StepPlan
 from graftlm.core.kv.pages import Extent
 from graftlm.core.loaded_model import LoadedModel
 from graftlm.core.model.qualify import _plan
-from graftlm.core.step_plan import SharedPrefix, StepPlan
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.kv_store import KVStore
 from tests.kernels.cpu.decoder.test_decoder_stack import filled, load, pytestmark  # noqa: F401

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from graftlm.core.execution.step_plan import PlanRow, StepPlan
 from graftlm.core.kv.pages import Extent
-from graftlm.core.step_plan import PlanRow, StepPlan
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.gpu.attention import cudnn_prefill
 from graftlm.kernels.gpu.attention.backend import TritonAttention

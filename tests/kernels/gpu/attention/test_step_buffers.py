@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from graftlm.core.execution.step_plan import ScheduledRow, StepPlan, build_plan
 from graftlm.core.kv.pages import Extent
 from graftlm.core.request import Request
 from graftlm.core.sequence import Sequence
-from graftlm.core.step_plan import ScheduledRow, StepPlan, build_plan
 from graftlm.kernels.gpu.attention.step_buffers import DeviceStep
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

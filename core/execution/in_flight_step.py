@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from graftlm.core.execution.step_plan import StepPlan
     from graftlm.core.sampling.step_sampler import PendingTokens
-    from graftlm.core.step_plan import StepPlan
 
 
 @dataclass(eq=False)
