@@ -114,9 +114,13 @@ class Measured:
         drawn: Ids = rng.integers(min(1000, self.vocabulary // 2), self.vocabulary - 1, length).tolist()
         return drawn
 
+    def rows(self, rows: int) -> int:
+        """As many rows, or with --tiny so much fewer, but two where there were more than one."""
+        return max(rows // self.divisor, min(rows, 2))
+
     def decode(self, rows: int, context: int) -> float:
         """Milliseconds of a decode step: an answer of NEW + 1 tokens less one of 1 token, both of cached prompts."""
-        rows, context = max(rows // self.divisor, 2), max(context // self.divisor, 8)
+        rows, context = self.rows(rows), max(context // self.divisor, 8)
         rng = np.random.default_rng(rows)
         prompts = [self.ids(rng, context) for _ in range(rows)]
         self.engine.flush()
@@ -162,7 +166,7 @@ class Measured:
         from torch.profiler import ProfilerActivity, profile
 
         rng = np.random.default_rng(rows)
-        prompts = [self.ids(rng, context // self.divisor) for _ in range(max(rows // self.divisor, 2))]
+        prompts = [self.ids(rng, context // self.divisor) for _ in range(self.rows(rows))]
         steps = 16
         self.generate(prompts, max_tokens=2)
         with profile(activities=[ProfilerActivity.CUDA]) as found:

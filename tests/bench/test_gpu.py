@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench.gpu import compare, measure, report, sanitize
+from bench.gpu import compare, measure, report, sanitize, shapes
 from bench.gpu.limits import Decoder, Limits, Rates, limits, pairs
 from bench.gpu.model import CONFIG, learn_tokenizer
 from bench.gpu.workloads import Answer, Draw, Ids, Sizes, decode, sections
@@ -313,3 +313,14 @@ def test_slow_tools_run_a_few_cases_unless_tests_are_named(
 
 def test_the_kernels_that_are_watched_are_those_that_are_launched() -> None:
     assert {"_decode", "_extend", "_norm", "_gemv", "_largest"} < set(sanitize.kernels())
+
+
+@pytest.mark.parametrize(
+    ("divisor", "rows", "expected"), [(1, 1, 1), (1, 32, 32), (100, 1, 1), (100, 32, 2), (100, 300, 3)]
+)
+def test_as_many_rows_decode_as_are_asked_for(divisor: int, rows: int, expected: int) -> None:
+    class Tiny(shapes.Measured):
+        def __init__(self) -> None:
+            self.divisor = divisor
+
+    assert Tiny().rows(rows) == expected
