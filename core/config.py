@@ -119,8 +119,11 @@ class CacheConfig:
 class SchedulerConfig:
     """The order in which waiting requests start.
 
-    policy      "lpm": longest cached prefix first, aged by waiting time; "fcfs"; "random".
-    max_age_s   a request that waited longer goes before every younger one, whatever its prefix.
+    policy      "lpm": longest cached prefix first, aged by waiting time; of requests that arrived together and have as
+                much cached, those whose `max_tokens` is above half of the largest start first, then those with the
+                fewest prompt tokens to compute. "fcfs": in order of arrival. "random".
+    max_age_s   a request that waited longer goes before every younger one, whatever its prefix; what arrives within
+                1/16 of it counts as having arrived together.
     """
 
     policy: Literal["lpm", "fcfs", "random"] = "lpm"

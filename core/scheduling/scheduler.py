@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from bisect import insort
 from collections.abc import Callable, Container, Iterable
@@ -17,9 +16,9 @@ from graftlm.core.kv.prefix_cache import GROWTH, PrefixCache
 from graftlm.core.kv.radix import Node, Peek
 from graftlm.core.metrics import Counters
 from graftlm.core.scheduling.step_retry import StepRetry
+from graftlm.core.scheduling.waiting_order import WaitingOrder
 from graftlm.core.sequence import Sequence
 
-WINDOW = 256  # waiting sequences that are considered in one step
 HEADROOM = 32  # tokens of each running sequence that a newcomer must leave room for
 AHEAD = 16  # tokens that a row may decode before it is scheduled again
 WORTH_WAITING = 16  # tokens a sibling must share with a running prefill to wait for it
@@ -38,13 +37,12 @@ class Failure(NamedTuple):
 class Scheduler:
     """Continuous batching over one prefix cache.
 
-    Rows that decode come first, then prefills already running, then waiting sequences: those older than `max_age_s` in
-    order of arrival, the others by cached prefix plus age. Prompts share the step's token budget, which the last of
-    them may exceed a little if it is then done: what it left over would make a step of its own. The budget is smaller
-    in a step that decodes a streamed answer, because its reader waits for the whole step. A waiting sequence
-    whose next tokens a running prefill is about to compute lets it go ahead and joins once they are published. When
-    slots run out, the youngest running sequence is retracted: what it computed stays in the tree as long as there is
-    room, and it waits again with all its tokens.
+    Rows that decode come first, then prefills already running, then waiting sequences (waiting_order.py). Prompts share
+    the step's token budget, which the last of them may exceed a little if it is then done: what it left over would
+    make a step of its own. The budget is smaller in a step that decodes a streamed answer, because its reader waits
+    for the whole step. A waiting sequence whose next tokens a running prefill is about to compute lets it go ahead and
+    joins once they are published. When slots run out, the youngest running sequence is retracted: what it computed
+    stays in the tree as long as there is room, and it waits again with all its tokens.
 
     step_tokens   prompt tokens computed in one step, beside one token of each row that decodes
     mixed_tokens  the same in a step that decodes a streamed answer
@@ -69,7 +67,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.failures: list[Failure] = []
         self.retry = StepRetry()
-        self._random = random.Random(config.seed)
+        self.order = WaitingOrder(config.schedule, cache, step_tokens, config.max_batch, config.seed)
 
     @property
     def idle(self) -> bool:
@@ -188,11 +186,10 @@ class Scheduler:
     # -- who runs ----------------------------------------------------------------------------------------------
 
     def _admit(self, rows: list[ScheduledRow], budget: int, part: Container[Sequence] | None) -> None:
-        now = self.clock()
         leaders = self._leaders(part)
         headroom = sum(min(s.remaining, HEADROOM) for s in self.running)
         started = False
-        for sequence, peek in self._order(now, part):
+        for sequence, peek in self.order.of(self.waiting, self.running, self.clock(), part):
             if budget <= 0 or len(self.running) >= self.config.max_batch:
                 return
             if started:
@@ -304,21 +301,6 @@ class Scheduler:
         failure = EngineError(f"no KV slots could be taken: {type(error).__name__}: {error}")
         failure.__cause__ = error
         self.failures.append(Failure(sequence, failure))
-
-    def _order(self, now: float, part: Container[Sequence] | None) -> list[tuple[Sequence, Peek]]:
-        """The waiting sequences to look at, in the order in which they may start."""
-        window = self.waiting[:WINDOW] if part is None else [s for s in self.waiting if s in part]
-        policy = self.config.schedule.policy
-        if policy == "random":
-            window = self._random.sample(window, len(window))
-        if policy != "lpm" or not self.cache.enabled:
-            return [(s, self.cache.peek(s)) for s in window[: self.config.max_batch]]
-        max_age = self.config.schedule.max_age_s
-        aged = [s for s in window if now - s.arrived_s > max_age]
-        young = [(s, self.cache.peek(s)) for s in window if now - s.arrived_s <= max_age]
-        rate = self.step_tokens / max_age if max_age else 0.0  # a full step is worth the whole age
-        young.sort(key=lambda item: (-(item[1].length + rate * (now - item[0].arrived_s)), id(item[1].node)))
-        return [(s, self.cache.peek(s)) for s in aged] + young
 
     def _leaders(self, part: Container[Sequence] | None) -> Leaders:
         """What the running prefills of the part begin with, by the place in the tree where it will hang."""

@@ -109,7 +109,7 @@ def test_the_end_of_a_prompt_that_barely_misses_its_step_runs_with_it() -> None:
 
 def test_no_prompt_starts_in_a_step_that_is_full() -> None:
     bench = Bench(max_step_tokens=32)
-    first, second = bench.add(*range(100, 132), max_tokens=1), bench.add(7, 8, max_tokens=1)
+    first, second = bench.add(*range(100, 132), max_tokens=1), bench.add(*range(200, 232), max_tokens=1)
     assert [[row.sequence for row in bench.step()] for _ in range(2)] == [[first], [second]]
 
 
@@ -250,3 +250,26 @@ def test_waiting_sequences_stay_in_order_of_arrival_however_they_come_to_wait() 
     bench.scheduler.add([sibling])
     assert bench.scheduler.waiting == [early, sibling, held, late]
     bench.run()
+
+
+def test_newcomers_with_long_answers_and_short_prompts_cannot_starve_an_old_request() -> None:
+    bench, waited = Bench(max_batch=1, max_age_s=2.0), 0
+    rng = np.random.default_rng(0)
+    stranger = bench.add(*range(500, 600), max_tokens=1)
+    bench.now = 0.05
+    while stranger.progress.status == "waiting":
+        bench.add(*rng.integers(1000, 1 << 20, 3).tolist(), max_tokens=2)
+        bench.step()
+        bench.now += 0.01
+        waited += 1
+        assert bench.now < 1.0, "it waited for those that arrived later"
+    assert waited > 1  # those that arrived with it did go first
+
+
+def test_a_burst_ends_with_its_longest_answer_and_little_later() -> None:
+    """The longest answer is handed over last: in order of arrival it would run on alone, 100 steps and more."""
+    bench = Bench(slots=20_000, max_step_tokens=64)
+    for start in range(1000, 101_000, 1000):
+        bench.add(*range(start, start + 64), max_tokens=4)
+    bench.add(*range(64), max_tokens=150)
+    assert bench.run() <= 160

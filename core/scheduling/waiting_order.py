@@ -1,0 +1,78 @@
+"""WaitingOrder: in which order waiting sequences may start."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container, Iterable, Sequence as Seq
+from typing import NamedTuple
+
+from graftlm.core.config import SchedulerConfig
+from graftlm.core.kv.prefix_cache import PrefixCache
+from graftlm.core.kv.radix import Peek
+from graftlm.core.sequence import Sequence
+
+WINDOW = 256  # waiting sequences that are considered in one step
+TOGETHER = 1 / 16  # of max_age_s: sequences that arrive within it count as having arrived together
+SAME = 16  # tokens: prefixes that differ by less are as good as each other, for texts may begin alike by chance
+LONG = 1 / 2  # of the longest answer: from here on an answer is long
+
+
+class Candidate(NamedTuple):
+    """A waiting sequence, and what the cache holds of it."""
+
+    sequence: Sequence
+    peek: Peek
+
+
+class WaitingOrder:
+    """Orders the oldest waiting sequences by the policy of the configuration.
+
+    Under "lpm" those older than `max_age_s` come first, in order of arrival. The others follow by cached prefix plus
+    age, of which a full age is worth a step's tokens. Among those that arrived together and have about as much cached,
+    long answers start first, since a long one that starts last runs on alone; then those with the fewest tokens to
+    compute, so that most of them wait least.
+
+    step_tokens  prompt tokens computed in one step
+    max_batch    the most sequences that run at once
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, cache: PrefixCache, step_tokens: int, max_batch: int, seed: int | None
+    ) -> None:
+        self.config = config
+        self.cache = cache
+        self.max_batch = max_batch
+        self._rate = step_tokens / config.max_age_s if config.max_age_s else 0.0
+        self._random = random.Random(seed)
+
+    def of(
+        self, waiting: Seq[Sequence], running: Iterable[Sequence], now: float, part: Container[Sequence] | None
+    ) -> list[Candidate]:
+        """Those to look at, in the order in which they may start.
+
+        waiting  in order of arrival
+        part     only sequences of it are looked at; None stands for all
+        """
+        window = list(waiting[:WINDOW]) if part is None else [s for s in waiting if s in part]
+        if self.config.policy == "random":
+            window = self._random.sample(window, len(window))
+        if self.config.policy != "lpm" or not self.cache.enabled:
+            return self._peeked(window[: self.max_batch])
+        aged = [s for s in window if now - s.arrived_s > self.config.max_age_s]
+        young = self._peeked([s for s in window if now - s.arrived_s <= self.config.max_age_s])
+        long = LONG * max((s.remaining for s in (*running, *window)), default=0)
+        young.sort(key=lambda one: self._rank(one, now, long))
+        return self._peeked(aged) + young
+
+    def _peeked(self, sequences: Iterable[Sequence]) -> list[Candidate]:
+        return [Candidate(sequence, self.cache.peek(sequence)) for sequence in sequences]
+
+    def _rank(self, one: Candidate, now: float, long: float) -> tuple[float, int, float, int]:
+        """Sorts first what may start first. long: answers are compared from this length on"""
+        sequence, peek = one
+        together = TOGETHER * self.config.max_age_s
+        arrived_s = sequence.arrived_s // together * together if together else sequence.arrived_s
+        cached = peek.length - peek.length % SAME
+        claim = cached + self._rate * (now - arrived_s)
+        place = id(peek.node) if cached else 0
+        return -claim, place, -max(sequence.remaining, long), sequence.num_tokens - peek.length
