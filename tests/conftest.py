@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,10 @@ KERNEL_TESTS = Path(__file__).parent / "kernels"
 
 if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # it must be chosen before a kernel is imported
+    with suppress(ModuleNotFoundError):  # Triton is for Linux alone
+        from tests.triton_interpreter import quicken
+
+        quicken()
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products ask for
 
 

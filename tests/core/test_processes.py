@@ -379,8 +379,10 @@ def test_workers_of_pytest_xdist_have_one_runtime_each(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error::ResourceWarning\n")
     outputs = []
     for workers in ("2", "0"):
-        command = [sys.executable, "-m", "pytest", "-n", workers, "-rP", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+        plugins = ["-p", "xdist", "-p", "graftlm.pytest_plugin", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *plugins, "-n", workers, "-rP"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of others take seconds in each process
         done = subprocess.run(
             command,
             cwd=tmp_path,
