@@ -18,6 +18,7 @@ from graftlm.kernels.gpu.attention.prefill_path import PrefillCall
 from graftlm.kernels.gpu.verified_path import MAX_ERROR, VerifiedPath
 
 MIN_TOKENS = 2048  # new tokens of a row that is worth it
+MIN_INSTEAD = 8192  # the same where another fast kernel takes the step: what that loses is less than to be prepared
 STEP = 1024  # lengths are rounded up to multiples of this
 
 
@@ -108,7 +109,10 @@ class DensePrefill(VerifiedPath):
 
 
 class AllDense:
-    """`dense` for steps all of whose prefill rows are long and without cached tokens; prepared as a path of its own."""
+    """`dense` for steps all of whose prefill rows are very long and without cached tokens, before any other path.
+
+    It is prepared as a path of its own.
+    """
 
     def __init__(self, dense: DensePrefill) -> None:
         self._dense = dense
@@ -121,7 +125,9 @@ class AllDense:
         pass
 
     def takes(self, call: PrefillCall) -> bool:
-        return self._dense.takes(call) and all(segment.dense for segment in self._dense.segments)
+        segments = self._dense.segments
+        long = all(segment.dense and segment.stop - segment.start >= MIN_INSTEAD for segment in segments)
+        return long and self._dense.takes(call)
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segment: Segment, scale: float) -> Partial:

@@ -275,8 +275,9 @@ def test_a_step_whose_rows_end_early_in_their_tiles_goes_another_way(monkeypatch
         assert step.taken == taken
 
 
-def test_where_all_prompts_are_long_and_cold_each_goes_through_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudnn_prefill, "MIN_TOKENS", 50)
+def test_where_all_prompts_are_very_long_and_cold_each_goes_through_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn_prefill, "MIN_TOKENS", 30)
+    monkeypatch.setattr(cudnn_prefill, "MIN_INSTEAD", 50)
     for rows, taken in (((1, 9), (60, 0), (70, 0)), 0), (((60, 0), (40, 0)), 1), (((60, 0), (70, 5)), 1):
         step = Step(plan_of(*rows))
         step.attention.dense.enabled = True
