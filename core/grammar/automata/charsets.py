@@ -1,9 +1,11 @@
-r"""Character classes with the meaning they have in Python's `re`: \d \w \s and letters without case."""
+r"""Character classes with the meaning they have in Python's `re`: \d \w \s and letters without case; and \p{...}."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import cache, lru_cache
+from itertools import groupby
 
 import numpy as np
 
@@ -33,6 +35,60 @@ def portable_category(letter: str, wide: bool = False) -> tuple[Range, ...]:
     if wide:
         return normalise((*category(letter), (0xFEFF, 0xFEFF))) if letter == "s" else category(letter)
     return ((9, 13), (32, 32)) if letter == "s" else category(letter, ascii_only=True)
+
+
+_CATEGORIES = {
+    **{"C": "Other", "Cc": "Control", "Cf": "Format", "Cn": "Unassigned", "Co": "Private_Use", "Cs": "Surrogate"},
+    **{
+        "L": "Letter",
+        "Ll": "Lowercase_Letter",
+        "Lm": "Modifier_Letter",
+        "Lo": "Other_Letter",
+        "Lt": "Titlecase_Letter",
+    },
+    **{"Lu": "Uppercase_Letter", "LC": "Cased_Letter", "M": "Mark", "Mc": "Spacing_Mark", "Me": "Enclosing_Mark"},
+    **{"Mn": "Nonspacing_Mark", "N": "Number", "Nd": "Decimal_Number", "Nl": "Letter_Number", "No": "Other_Number"},
+    **{"P": "Punctuation", "Pc": "Connector_Punctuation", "Pd": "Dash_Punctuation", "Pe": "Close_Punctuation"},
+    **{"Pf": "Final_Punctuation", "Pi": "Initial_Punctuation", "Po": "Other_Punctuation", "Ps": "Open_Punctuation"},
+    **{"S": "Symbol", "Sc": "Currency_Symbol", "Sk": "Modifier_Symbol", "Sm": "Math_Symbol", "So": "Other_Symbol"},
+    **{"Z": "Separator", "Zl": "Line_Separator", "Zp": "Paragraph_Separator", "Zs": "Space_Separator", "Any": "Any"},
+}
+_SHORT_NAMES = {name: short for short, long in _CATEGORIES.items() for name in (short, long)}
+
+
+@lru_cache(maxsize=256)
+def property_ranges(name: str, complemented: bool = False, wide: bool | None = None) -> tuple[Range, ...] | None:
+    r"""The code points of \p{name} or, `complemented`, of \P{name}; None for a name that is no general category.
+
+    wide  with True also, and with False never, code points without a character: another version of Unicode may put one
+          there.
+    """
+    short = _SHORT_NAMES.get(name.removeprefix("General_Category=").removeprefix("gc="))
+    if short is None:
+        return None
+    if short == "Any":
+        return () if complemented else ((0, MAX_CODE_POINT),)
+    runs = _runs_of_categories()
+    members = ("Lu", "Ll", "Lt") if short == "LC" else tuple(one for one in runs if one.startswith(short))
+    found = normalise(span for one in members for span in runs[one])
+    if complemented:
+        found = complement(found)
+    if wide is None:
+        return found
+    unassigned = runs["Cn"]
+    return normalise((*found, *unassigned)) if wide else intersect(found, complement(unassigned))
+
+
+@cache
+def _runs_of_categories() -> dict[str, tuple[Range, ...]]:
+    """For each general category the code points that this Python's Unicode puts there."""
+    found: dict[str, list[Range]] = {}
+    first = 0
+    for one, run in groupby(map(unicodedata.category, map(chr, range(MAX_CODE_POINT + 1)))):
+        last = first + sum(1 for _ in run)
+        found.setdefault(one, []).append((first, last - 1))
+        first = last
+    return {one: tuple(spans) for one, spans in found.items()}
 
 
 @lru_cache(maxsize=2048)

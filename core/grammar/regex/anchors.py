@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import (
     ANY_CHAR,
     EMPTY,
+    NOTHING,
     Alternation,
     CharSet,
     Concat,
@@ -20,6 +22,7 @@ from graftlm.core.grammar.ast import (
     alternation,
     concat,
     literal,
+    nullable,
     optional,
     plus,
     repeat,
@@ -55,7 +58,10 @@ def is_anchor(node: Node) -> bool:
 
 
 def sorted_anchors(items: list[Node]) -> list[Node]:
-    """`items` with each `^` before the lookaheads that stand directly before it: neither takes any text."""
+    """`items`, groups taken apart, with each `^` before the lookaheads that stand directly before it: neither takes any
+    text.
+    """
+    items = [part for item in items for part in (item.items if isinstance(item, Concat) else (item,))]
     for i in range(1, len(items)):
         at, item = i, items[i]
         while at and isinstance(item, Rule) and item.name[0] == "^" and isinstance(items[at - 1], Lookahead):
@@ -66,7 +72,7 @@ def sorted_anchors(items: list[Node]) -> list[Node]:
 
 def anchored(node: Node) -> Node:
     """The texts that `node` matches from end to end."""
-    return alternation(*(_look(body, EMPTY) for _, body, _ in _split(node)))
+    return alternation(*(_look(body, EMPTY, True) for _, body, _ in _split(node)))
 
 
 def found_anywhere(node: Node, *, wide: bool = False) -> Node:
@@ -75,45 +81,85 @@ def found_anywhere(node: Node, *, wide: bool = False) -> Node:
     wide  as in dialects where `$` also matches before a line break that ends the text.
     """
     around, end = star(ANY_CHAR), optional(literal("\n")) if wide else EMPTY
-    return alternation(
-        *(
-            concat(EMPTY if at_start else around, _look(body, end if at_end else around))
-            for at_start, body, at_end in _split(node)
-        )
-    )
+    found = []
+    for at_start, body, at_end in _split(node):
+        rest = end if at_end else around
+        if at_start or _asks_for_start(body):
+            found.append(_look(body, rest, True))
+        if not at_start:
+            before = plus(ANY_CHAR) if _asks_for_start(body) else around
+            found.append(concat(before, _look(body, rest, False)))
+    return alternation(*found)
 
 
-def _look(node: Node, rest: Node) -> Node:
-    """`node` and then `rest`, the end of the text, with the lookaheads in `node` applied to what follows them."""
+def _look(node: Node, rest: Node, at_start: bool | None) -> Node:
+    """`node` and then `rest`, the end of the text, with the lookaheads in `node` applied to what follows them.
+
+    at_start  whether the text begins with `node`; None where that depends on what was matched before it.
+    """
     ahead = _lookahead_in(node)
     if ahead is None:
         return concat(node, rest)
     match node:
         case Lookahead():
-            around = star(ANY_CHAR)
-            wanted = alternation(*(_look(body, EMPTY if ends else around) for _, body, ends in _split(node.body)))
+            wanted = _wanted(node, at_start)
             return Difference(rest, wanted) if node.refused else Intersection((rest, wanted))
         case Concat(items):
-            for item in reversed(items):
-                rest = _look(item, rest)
+            for item, begins in reversed(list(zip(items, _beginnings(items, at_start), strict=True))):
+                rest = _look(item, rest, begins)
             return rest
         case Alternation(items):
-            return alternation(*(_look(item, rest) for item in items))
+            return alternation(*(_look(item, rest, at_start) for item in items))
         case Repeat(item, 0, 1):
-            return alternation(rest, _look(item, rest))
+            return alternation(rest, _look(item, rest, at_start))
         case Repeat(Concat((Lookahead(refused=True) as refused, CharSet() as char)), 0 | 1 as least, None) if (
             isinstance(rest, Empty) and _lookahead_in(refused.body) is None
         ):
             # (?:(?!x).)*$ is free of x, wherever it begins
-            after = alternation(
-                *(_look(body, EMPTY if ends else star(ANY_CHAR)) for _, body, ends in _split(refused.body))
-            )
+            after = _wanted(refused, None)
             return Difference(repeat(char, least, None), concat(star(char), Intersection((plus(ANY_CHAR), after))))
     position = int(ahead.name[1:])
     raise GrammarError(
         f"regex, position {position}: a lookahead in a repeat is not regular in general; take it out of the repeat",
         position=position,
     )
+
+
+def _wanted(ahead: Lookahead, at_start: bool | None) -> Node:
+    """The ends of texts that begin as the lookahead says."""
+    around, found = star(ANY_CHAR), []
+    for asks_for_start, body, ends in _split(ahead.body):
+        if asks_for_start and at_start is None:
+            position = int(ahead.name[1:])
+            raise GrammarError(
+                f"regex, position {position}: '^' in a lookahead that may stand at the start or not; leave it out",
+                position=position,
+            )
+        if at_start or not asks_for_start:
+            found.append(_look(body, EMPTY if ends else around, at_start))
+    return alternation(*found)
+
+
+def _beginnings(items: tuple[Node, ...], at_start: bool | None) -> list[bool | None]:
+    """For each item whether the text begins with it, as in `_look`."""
+    found = []
+    for item in items:
+        found.append(at_start)
+        if at_start is not False and not isinstance(item, Lookahead):
+            at_start = None if _without_text(item) is not None else False
+    return found
+
+
+def _asks_for_start(node: Node) -> bool:
+    """Whether a lookahead in `node` has a `^`."""
+    match node:
+        case Lookahead():
+            return _anchor_in(node.body, "^") is not None or _asks_for_start(node.body)
+        case Concat(items) | Alternation(items):
+            return any(_asks_for_start(item) for item in items)
+        case Repeat(item, _, _):
+            return _asks_for_start(item)
+    return False
 
 
 def _lookahead_in(node: Node) -> Lookahead | None:
@@ -134,34 +180,37 @@ def _split(node: Node) -> list[tuple[bool, Node, bool]]:
         for at_start, body in _peel(node, "^", _first)
         for at_end, inner in _peel(body, "$", _last)
     ]
-    for _, inner, _ in parts:
-        found = _anchor_in(inner)
-        if found is not None:
-            position = int(found.name[1:])
-            raise GrammarError(
-                f"regex, position {position}: {found.name[0]!r} holds at the ends of the pattern only; "
-                "leave it out or move it there",
-                position=position,
-            )
-    return parts
+    kept = [part for part in parts if part[1] != NOTHING]
+    # an anchor is left in a repeat, or there is text on both of its sides
+    anchors = (_anchor_in(inner, "^$") for _, inner, _ in kept) if kept else iter([_anchor_in(node, "^$")])
+    found = next((anchor for anchor in anchors if anchor is not None), None)
+    if found is not None:
+        position = int(found.name[1:])
+        raise GrammarError(
+            f"regex, position {position}: {found.name[0]!r} holds at the ends of the pattern only; "
+            "leave it out or move it there",
+            position=position,
+        )
+    return kept
 
 
-def _first(items: tuple[Node, ...]) -> tuple[Node, Callable[[Node], Node], Node]:
-    """The outermost item, how to put something in its place, and what is left without it."""
-    return items[0], lambda node: concat(node, *items[1:]), concat(*items[1:])
+_Outermost: TypeAlias = Callable[[tuple[Node, ...]], tuple[Node, Callable[[Node, Node], Node], Node]]
 
 
-def _last(items: tuple[Node, ...]) -> tuple[Node, Callable[[Node], Node], Node]:
-    return items[-1], lambda node: concat(*items[:-1], node), concat(*items[:-1])
+def _first(items: tuple[Node, ...]) -> tuple[Node, Callable[[Node, Node], Node], Node]:
+    """The outermost item, how it goes together with the others, and the others."""
+    return items[0], concat, concat(*items[1:])
 
 
-def _peel(
-    node: Node, sign: str, outermost: Callable[[tuple[Node, ...]], tuple[Node, Callable[[Node], Node], Node]]
-) -> list[tuple[bool, Node]]:
+def _last(items: tuple[Node, ...]) -> tuple[Node, Callable[[Node, Node], Node], Node]:
+    return items[-1], lambda edge, others: concat(others, edge), concat(*items[:-1])
+
+
+def _peel(node: Node, sign: str, outermost: _Outermost) -> list[tuple[bool, Node]]:
     """Alternatives of `node` without the anchors at one end: whether there was one, and the rest."""
     if isinstance(node, Rule) and node.name[0] == sign:
         return [(True, EMPTY)]
-    if _anchor_in(node) is None:
+    if _anchor_in(node, sign) is None:
         return [(False, node)]
     match node:
         case Alternation(items):
@@ -169,23 +218,60 @@ def _peel(
         case Repeat(item, 0, 1):
             return [*_peel(item, sign, outermost), (False, EMPTY)]
         case Concat(items):
-            edge, replaced, others = outermost(items)
+            edge, put, others = outermost(items)
             parts: list[tuple[bool, Node]] = []
             for found, inner in _peel(edge, sign, outermost):
                 if isinstance(inner, Empty):  # the next item is now at the end
                     parts += [(found or further, rest) for further, rest in _peel(others, sign, outermost)]
-                else:
-                    parts.append((found, replaced(inner)))
+                    continue
+                parts.append((found, put(inner, _without_anchors(others, sign))))
+                # anchors behind `inner` hold where it takes no text
+                if _anchor_in(others, sign) is not None and (looks := _without_text(inner)) is not None:
+                    parts += [
+                        (further, put(looks, rest))
+                        for further, rest in _peel(others, sign, outermost)
+                        if further or _anchor_in(rest, sign) is not None
+                    ]
             return parts
     return [(False, node)]
 
 
-def _anchor_in(node: Node) -> Rule | None:
+def _without_anchors(node: Node, sign: str) -> Node:
+    """The texts of `node` for which no anchor has to hold."""
     match node:
-        case Rule(name) if name[0] != "?":
+        case Rule(name) if name[0] == sign:
+            return NOTHING
+        case Concat(items):
+            return concat(*(_without_anchors(item, sign) for item in items))
+        case Alternation(items):
+            return alternation(*(_without_anchors(item, sign) for item in items))
+        case Repeat(item, low, high):
+            return repeat(_without_anchors(item, sign), low, high)
+    return node
+
+
+def _without_text(node: Node) -> Node | None:
+    """The anchors and lookaheads that hold where `node` takes no text; None if it takes some."""
+    match node:
+        case Rule():
+            return node
+        case Concat(items):
+            looks = [look for item in items if (look := _without_text(item)) is not None]
+            return concat(*looks) if len(looks) == len(items) else None
+        case Alternation(items):
+            looks = [look for item in items if (look := _without_text(item)) is not None]
+            return alternation(*looks) if looks else None
+        case Repeat(item, low, _):
+            return EMPTY if low == 0 else _without_text(item)
+    return EMPTY if nullable(node) else None
+
+
+def _anchor_in(node: Node, signs: str) -> Rule | None:
+    match node:
+        case Rule(name) if name[0] in signs:
             return node
         case Concat(items) | Alternation(items):
-            return next((found for item in items if (found := _anchor_in(item)) is not None), None)
+            return next((found for item in items if (found := _anchor_in(item, signs)) is not None), None)
         case Repeat(item, _, _):
-            return _anchor_in(item)
+            return _anchor_in(item, signs)
     return None

@@ -1,9 +1,11 @@
 r"""Regular expressions in the dialect of Python's `re`, as far as it is regular.
 
-    a . [a-z^] [^...] \d \D \w \W \s \S \n \t \x41 \u0041 \U00000041 \N{BULLET} \101 \.
+    a . [a-z^] [^...] \d \D \w \W \s \S \p{L} \P{L} \n \t \x41 \u0041 \U00000041 \N{BULLET} \101 \.
     (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...) (?=...) (?!...)
     | * + ? {m} {m,} {,n} {m,n} and their lazy forms
-    ^ $ \A \Z at the ends
+    ^ $ \A \Z where no text can stand between them and the end
+
+`re` has no \p{...}; it means what it means in ECMA-262, Rust and PCRE, for general categories.
 
 Which text matches does not depend on greediness, so lazy and greedy repeats are the same. A lookahead
 is an intersection with what follows it to the end, or a difference; it may stand anywhere but in a repeat. Lookbehinds,
@@ -30,7 +32,13 @@ from graftlm.core.grammar.ast import (
     normalise,
     repeat,
 )
-from graftlm.core.grammar.automata.charsets import PORTABLE_BREAKS, category, ignore_case, portable_category
+from graftlm.core.grammar.automata.charsets import (
+    PORTABLE_BREAKS,
+    category,
+    ignore_case,
+    portable_category,
+    property_ranges,
+)
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.regex.anchors import (
     Lookahead,
@@ -312,10 +320,27 @@ class _Parser:
         if c in _ESCAPES and (c != "b" or in_class):
             return ord(_ESCAPES[c])
         if c in "pP":
-            self._fail(f"\\{c} (Unicode property) is unknown to Python's re; write a class such as [^\\W\\d_]", start)
+            return self._property(c, start)
         if c.isascii() and c.isalnum():
             self._fail(f"\\{c} is no known escape; write {c} alone to match the letter", start)
         return ord(c)
+
+    def _property(self, letter: str, start: int) -> tuple[Range, ...]:
+        """What follows `\\p` or `\\P`: one letter, or a name in braces."""
+        name, end = self._text[self._at : self._at + 1], self._at + 1
+        if name == "{":
+            end = self._text.find("}", self._at) + 1
+            name = self._text[self._at + 1 : end - 1] if end else ""
+        wide = self._negated != self._wide if self._portable else None
+        found = property_ranges(name, complemented=letter == "P", wide=wide)
+        if found is None:
+            self._fail(
+                f"\\{letter} takes the Unicode property of a general category, as in \\p{{L}}, \\p{{Lu}} or "
+                f"\\p{{Letter}}, not {name!r}; write scripts and other properties as ranges",
+                start,
+            )
+        self._at = end
+        return found
 
     def _is_octal(self, at: int) -> bool:
         digits = self._text[at : at + 3]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from decimal import Decimal
 from typing import Any
@@ -83,6 +84,23 @@ def _json_inside(validator: Any, media: Any, instance: Any, schema: Any) -> Any:
             yield jsonschema.ValidationError(f"{instance!r} is not JSON: {error}")
         else:
             yield from validator.descend(inner, schema.get("contentSchema", {}))
+
+
+class _Patterns:
+    r"""`re` as jsonschema's keywords use it; `regex`, which transformers installs, for patterns with \p{...}."""
+
+    @staticmethod
+    def search(pattern: str, text: str) -> Any:
+        if "\\p" not in pattern.lower():
+            return re.search(pattern, text)
+        import regex  # type: ignore[import-untyped]
+
+        return regex.search(pattern, text)
+
+
+for _module in ("_keywords", "_legacy_keywords", "_utils"):  # no public place takes another search
+    if hasattr(jsonschema, _module):
+        getattr(jsonschema, _module).re = _Patterns
 
 
 def complaint(schema: str, documents: str, formats: list[str], text: str) -> str | None:

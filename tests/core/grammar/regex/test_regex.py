@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 import warnings
 
 import pytest
@@ -94,6 +95,88 @@ def test_anchors_bind_the_alternative_they_stand_in(pattern: str, inside: list[s
     assert not any(dfa.matches(text.encode()) for text in outside)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "^(?=^[^b1])(^((?!11).)*$).*$",
+            "(a|^)b",
+            "a*^b",
+            "a?$b?",
+            "^a*$b*",
+            "(^a|b)(a$|b)b*",
+            "b*(^|a)(?=a)",
+            "(?!^ab$).+",
+        ),
+        *(
+            "(?=^a)",
+            "a(?=^b|1)",
+            "(?:^|a)(?!^b)b",
+            "(?!^$)",
+            "^(?:$|a)a*",
+            "((^a)|(b$))?1*",
+            "(^a$)|(^b)$",
+        ),
+        *("(?:$|(?=a))a?", "(?!^(?:ab|ba)$)[ab]+$"),
+    ],
+)
+def test_an_anchor_holds_where_no_text_can_stand_between_it_and_the_end(pattern: str) -> None:
+    _is_as_in_re(pattern)
+
+
+_ANCHORED = st.recursive(
+    st.sampled_from(["a", "b", "1", ".", "^", "$", ""]),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=3).map("".join),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: f"(?:{'|'.join(parts)})"),
+        st.tuples(inner, st.sampled_from("*+?")).map(lambda parts: f"(?:{parts[0]}){parts[1]}"),
+        st.tuples(st.sampled_from("=!"), inner).map(lambda parts: f"(?{parts[0]}{parts[1]})"),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_ANCHORED)
+def test_anchors_and_lookaheads_anywhere_mean_what_they_mean_in_re(pattern: str) -> None:
+    try:
+        parse(pattern), parse(pattern, search=True)
+    except GrammarError:
+        return
+    _is_as_in_re(pattern, longest=3)
+
+
+def _is_as_in_re(pattern: str, longest: int = 4) -> None:
+    words = ["".join(letters) for length in range(longest + 1) for letters in itertools.product("ab1", repeat=length)]
+    found, whole = parse(pattern, search=True), parse(pattern)
+    assert [word for word in words if product.matches(found, word) != bool(re.search(pattern, word))] == []
+    assert [word for word in words if product.matches(whole, word) != bool(re.fullmatch(pattern, word))] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "categories"),
+    [
+        *((r"\p{L}", {"Lu", "Ll", "Lt", "Lm", "Lo"}), (r"\pN", {"Nd", "Nl", "No"}), (r"\p{Lu}", {"Lu"})),
+        *((r"\p{Uppercase_Letter}", {"Lu"}), (r"\p{gc=Zs}", {"Zs"}), (r"[\p{Nd}\p{Pc}]", {"Nd", "Pc"})),
+        (r"\p{General_Category=Punctuation}", {"Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"}),
+    ],
+)
+def test_a_unicode_property_takes_the_characters_of_its_categories(pattern: str, categories: set[str]) -> None:
+    complemented = "[^" + pattern[1:] if pattern[0] == "[" else "\\P" + pattern[2:]
+    inside, outside = parse(pattern), parse(complemented)
+    for code_point in [*range(0x3000), *range(0x10400, 0x10500), *range(0x1D7C0, 0x1D800)]:
+        text, taken = chr(code_point), unicodedata.category(chr(code_point)) in categories
+        assert product.matches(inside, text) == taken, hex(code_point)
+        assert product.matches(outside, text) != taken, hex(code_point)
+
+
+def test_characters_that_unicode_may_assign_later_are_taken_only_in_a_wide_reading() -> None:
+    unassigned = "\u0378"
+    for pattern in (r"^\p{L}$", r"^\P{L}$", r"^[^\p{L}]$", r"^[^\P{L}]$"):
+        assert not product.matches(parse(pattern, search=True, portable=True), unassigned), pattern
+        assert product.matches(parse(pattern, search=True, portable=True, wide=True), unassigned), pattern
+
+
 @pytest.mark.parametrize("letter", "dws")
 def test_categories_hold_the_characters_that_re_puts_in_them(letter: str) -> None:
     dfa = Dfa.compile(parse(rf"\{letter}"))
@@ -143,7 +226,9 @@ def test_details_of_the_dialect(pattern: str, text: str, expected: bool) -> None
         ("a{3,2}", 1, "minimum above its maximum"),
         ("ab\\", 2, "backslash"),
         (r"\q", 0, "no known escape"),
-        (r"\p{L}", 0, "property"),
+        (r"\p{Han}", 0, "scripts"),
+        (r"\p{L", 0, "Unicode property"),
+        (r"b*(?!^ab$)$", 2, "may stand at the start or not"),
         (r"\x4", 0, "hexadecimal"),
         ("a^b", 1, "ends of the pattern"),
         ("a$b", 1, "ends of the pattern"),
