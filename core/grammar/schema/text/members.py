@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
@@ -17,10 +16,15 @@ from graftlm.core.grammar.schema.text.branches import Formula, Question, Walk, a
 if TYPE_CHECKING:
     from graftlm.core.grammar.schema.lowering import Lowering
 
-MAX_PATTERNS = 6
+MAX_KINDS = 64
+"""Combinations of patterns that a name matches together."""
+MAX_UNCHECKED_KINDS = 16
 
 Counts = tuple[int, int]
 """Declared and other members so far, as far as bounds on their number need it."""
+
+_Kind = tuple[tuple[str | Shape, ...], tuple[str | Shape, ...]]
+"""Tests that a name passes, and those that it fails."""
 
 
 class Members:
@@ -152,21 +156,36 @@ class Members:
         alive = tuple(leaf for leaf in leaves(formula) if isinstance(leaf, Object))
         tests: list[str | Shape] = list(dict.fromkeys(pattern for leaf in alive for pattern, _ in leaf.patterns))
         tests += list(dict.fromkeys(leaf.names for leaf in alive if leaf.names is not None))
-        if len(tests) > MAX_PATTERNS:
-            raise GrammarError(
-                f"{len(tests)} patterns and propertyNames in one object, the limit is {MAX_PATTERNS}; join patterns "
-                "with equal schemas",
-                pointer=next((leaf.pointer for leaf in alive if leaf.patterns), ""),
-            )
         found = []
-        for size in range(len(tests), -1, -1):
-            for chosen in combinations(range(len(tests)), size):
-                passed = tuple(tests[i] for i in chosen)
-                ways = list(self._branch(formula, {leaf: _other_member(leaf, passed) for leaf in alive}))
-                name = self._name(passed, tuple(test for test in tests if test not in passed)) if ways else ast.NOTHING
-                if name != ast.NOTHING:
-                    found += [(self._lowering.tokens.key(name), value, after) for value, after in ways]
+        for passed, failed in self._kinds_of_names(tests, alive):
+            ways = list(self._branch(formula, {leaf: _other_member(leaf, passed) for leaf in alive}))
+            name = self._name(passed, failed) if ways else ast.NOTHING
+            if name != ast.NOTHING:
+                found += [(self._lowering.tokens.key(name), value, after) for value, after in ways]
         return found
+
+    def _kinds_of_names(self, tests: list[str | Shape], alive: tuple[Object, ...]) -> list[_Kind]:
+        """Which tests a name may pass, and which it then fails; those that pass most come first."""
+        kinds: list[_Kind] = [((), ())]
+        for test in tests:
+            passing = [((*passed, test), failed) for passed, failed in kinds]
+            if len(kinds) > MAX_UNCHECKED_KINDS:  # patterns of one object mostly exclude each other
+                passing = [(passed, failed) for passed, failed in passing if self._fit_in_pairs(passed)]
+            kinds = passing + [(passed, (*failed, test)) for passed, failed in kinds]
+            if len(kinds) > MAX_KINDS:
+                kinds = [(passed, failed) for passed, failed in kinds if self._name(passed, failed) != ast.NOTHING]
+            if len(kinds) > MAX_KINDS:
+                raise GrammarError(
+                    f"{len(tests)} patterns and propertyNames in one object, and names can match more than {MAX_KINDS} "
+                    "combinations of them; join patterns with equal schemas, or let patterns exclude each other",
+                    pointer=next((leaf.pointer for leaf in alive if leaf.patterns), ""),
+                )
+        place = {test: i for i, test in enumerate(tests)}
+        return sorted(kinds, key=lambda kind: (-len(kind[0]), [place[test] for test in kind[0]]))
+
+    def _fit_in_pairs(self, passed: tuple[str | Shape, ...]) -> bool:
+        """Whether a name may pass the last of these tests together with each of the others."""
+        return all(self._name((test, passed[-1]), ()) != ast.NOTHING for test in passed[:-1])
 
     def _name(self, passed: tuple[str | Shape, ...], failed: tuple[str | Shape, ...]) -> Node:
         if (passed, failed) not in self._name_nodes:

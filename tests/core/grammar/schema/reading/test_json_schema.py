@@ -241,6 +241,24 @@ def test_patterns_of_several_schemas_meet() -> None:
           [{"a": 1}, {"ab": 3}, {}], [{"ab": 1}, {"b": 3}, {"a": "x"}])  # fmt: skip
 
 
+def test_patterns_that_exclude_each_other_may_be_many() -> None:
+    kinds = {f"^k{i}(x|$)": {"type": "integer", "minimum": i} for i in range(15)}
+    check({"type": "object", "patternProperties": kinds, "additionalProperties": False},
+          [{"k3": 3}, {"k14x": 14, "k1": 1}], [{"k3": 2}, {"k14": 13}, {"k15": 15}, {"a": 1}])  # fmt: skip
+
+
+def test_patterns_that_include_each_other_may_be_many() -> None:
+    nested = {"^" + "abcdefgh"[: i + 1]: {"type": "integer", "minimum": i} for i in range(8)}
+    check({"type": "object", "patternProperties": nested, "additionalProperties": False},
+          [{"abc": 2}, {"ax": 0}, {"abcdefgh": 7}], [{"abc": 1}, {"abcdefgh": 6}, {"b": 1}])  # fmt: skip
+
+
+def test_patterns_that_match_in_too_many_combinations_are_refused() -> None:
+    kinds = {letter: {"minimum": i} for i, letter in enumerate("abcdefg")}
+    with pytest.raises(GrammarError, match="7 patterns .* names can match more than 64"):
+        compiled({"type": "object", "patternProperties": kinds})
+
+
 def test_members_and_items_that_nothing_looks_at_can_be_restricted() -> None:
     base = {"$defs": {"base": {"type": "object", "properties": {"a": INTEGER}}}, "$ref": "#/$defs/base"}
     given = {**base, "properties": {"b": INTEGER}, "unevaluatedProperties": False}
