@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 
-import pytest
 import torch
 
 from graftlm.kernels.gpu.norm import add_norm, norm_rows
 from graftlm.kernels.norm import Norm
+from tests.kernels.compiling import run_compiler
 
 _COMPILE = """
 import triton
@@ -38,12 +36,8 @@ def compile_for_hopper(module: str, name: str, arguments: str, kind: str, regist
     kind       "bf16" or "fp16"
     registers  of a thread when it starts; None leaves it to the compiler
     """
-    pytest.importorskip("triton")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    script = _COMPILE.format(module=module, name=name, arguments=arguments, kind=kind, registers=registers)
-    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
-    shared, products, changes = (int(value) for value in run.stdout.split()[-3:])
+    program = _COMPILE.format(module=module, name=name, arguments=arguments, kind=kind, registers=registers)
+    shared, products, changes = map(int, run_compiler(program)[-3:])
     assert shared <= 227 * 1024
     assert products > 0
     assert changes > 0  # warps that load leave registers to those that multiply

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,6 +10,7 @@ import torch
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.bits12.kv_codec import DIMS, pack, unpack
 from graftlm.kernels.hopper.support import gluon_kernel
+from tests.kernels.compiling import run_compiler
 from tests.kernels.gluon import error
 
 LENGTHS = [1, 15, 16, 17, 32, 33, 700, 1499]
@@ -206,11 +204,8 @@ print(found.metadata.shared, ptx.count("mma.sync"), ptx.count("cp.async.cg"), pt
 def test_the_kernel_compiles_for_hopper(stages: int, split: bool, dim: int) -> None:
     if gluon_kernel("bits12.decode") is None:
         pytest.skip("this Triton has no Gluon")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    script = _COMPILE.format(stages=stages, split=split, dim=dim)
-    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
-    shared, products, copies, spilled = (int(value) for value in run.stdout.split()[-4:])
+    program = _COMPILE.format(stages=stages, split=split, dim=dim)
+    shared, products, copies, spilled = map(int, run_compiler(program)[-4:])
     block = 12288 if dim == 256 else 6144
     assert stages * block <= shared <= stages * block + 128  # blocks, and slots on their way between threads
     assert products == block * 16 // 6144  # half of them of keys, half of values

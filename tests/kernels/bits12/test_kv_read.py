@@ -1,9 +1,5 @@
 """Attention over a compact store against its definition; without a GPU, in Triton's interpreter, in float32."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import triton
@@ -15,6 +11,7 @@ from graftlm.kernels.bits12.kv_read import SCALE, power_of, read_vectors
 from graftlm.kernels.gpu.attention.decode import DecodeRows, Workspace
 from graftlm.kernels.gpu.attention.extend import CompactRows, ExtendRows, ExtendTile, extend_attention
 from graftlm.kernels.gpu.attention.shared_prefix import PrefixRows, decode_prefix
+from tests.kernels.compiling import run_compiler
 from tests.kernels.gpu.attention.test_attention import DEVICE, error, reference, scores_of
 
 ON_GPU = DEVICE.type == "cuda"
@@ -215,11 +212,7 @@ print(found.metadata.shared, found.asm["ptx"].count("mul.rn.bf16x2"), int("seria
 def test_on_hopper_products_follow_each_other_without_a_pause(
     window: bool, num_queries: int, dim: int, cached: bool
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", _COMPILE, str(window), str(num_queries), str(dim), str(cached)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
-    shared, factors, serialized = (int(value) for value in run.stdout.split())
+    shared, factors, serialized = map(int, run_compiler(_COMPILE, window, num_queries, dim, cached))
     assert shared <= 227 * 1024
     assert factors > 0 or not cached
     assert not serialized
