@@ -25,6 +25,7 @@ from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention.backend import TorchAttention
 from graftlm.kernels.cpu.attention.int8 import Int8Attention
 from graftlm.kernels.cpu.decoder.greedy_steps import GreedySteps
+from graftlm.kernels.gpu.support import triton_problem
 from graftlm.kernels.transfer import send
 
 if TYPE_CHECKING:
@@ -183,6 +184,10 @@ def accepts_logits_to_keep(model: nn.Module) -> bool:
 
 def feed(input_ids: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """Where a source is not -1, take that token of `drawn` instead of the id. input_ids, sources  [num_tokens]"""
+    if triton_problem(drawn.device) is None:
+        from graftlm.kernels.gpu.step_inputs import feed_tokens
+
+        return feed_tokens(input_ids, sources, drawn)
     return torch.where(sources >= 0, drawn[sources.clamp(min=0)], input_ids)
 
 

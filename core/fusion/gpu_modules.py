@@ -23,6 +23,7 @@ from graftlm.core.fusion.layer_parts import Product, Recognised, activation_of, 
 from graftlm.core.fusion.linears import Fusions
 from graftlm.core.fusion.mixtures import fuse_mixtures
 from graftlm.core.fusion.rotary_patch import RotaryPatch
+from graftlm.core.fusion.rotary_tables import fuse_rotary_tables
 from graftlm.kernels.gpu.elementwise import gate_mul, rotate
 from graftlm.kernels.gpu.linear.batch_invariant_matmul import FixedProduct
 from graftlm.kernels.gpu.norm import norm_rows
@@ -56,6 +57,7 @@ def fuse_gpu(
         for module in list(model.modules()):
             if not _pack_qkv(module, work):
                 _pack_gate_up(module, work) or _fuse_norm(module, work)
+        fuse_rotary_tables(model, fusions, dry=dry)
         _fuse_rotary(model, work, dry=dry)
         fuse_layers(model, work.found, fusions, work.agree, max_rows=max_rows, compact=compact > 0, linear=linear)
         _fuse_head(model, work, compact=fusions.num_compact > 0)

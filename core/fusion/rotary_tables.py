@@ -1,0 +1,90 @@
+"""Cosines and sines of all positions by one kernel, in place of the forward of a model's rotary embedding.
+
+Only where frequencies do not depend on the positions, and only if the kernel gives what the module gives.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from graftlm.core.fusion.linears import Fusions
+from graftlm.kernels.gpu.step_inputs import rotary_table
+
+CONSTANT = frozenset({"default", "linear", "llama3", "yarn"})
+"""Types whose frequencies are the same for all positions."""
+
+_PROBED = (0, 1, 2, 7, 100, 1_000, 4_095, 32_767, 100_003)
+"""Positions for which the kernel is compared with the module."""
+
+_TOLERANCE = 1e-6
+
+
+class Frequencies(NamedTuple):
+    """What a table is made of. values  float32 [rotary_dim / 2]"""
+
+    values: torch.Tensor
+    factor: float
+
+
+def fuse_rotary_tables(model: nn.Module, fusions: Fusions, *, dry: bool = False) -> None:
+    """Replace the forward of every rotary embedding that has an equal. dry: of those that may have one."""
+    for module in model.modules():
+        found = _frequencies(module)
+        if not found:
+            continue
+        own = module.forward
+        table = _forward(own, found)
+        if dry or all(_same(own, table, kind, frequencies) for kind, frequencies in found.items()):
+            setattr(module, "forward", table)  # noqa: B010
+            fusions.add(partial(delattr, module, "forward"))
+
+
+def _frequencies(module: nn.Module) -> dict[str | None, Frequencies]:
+    """Of each type of layers that a rotary embedding distinguishes; None stands for all. Empty if it is none."""
+    types: Any = getattr(module, "rope_type", None)
+    kinds: dict[str | None, str] = {None: types} if isinstance(types, str) else types if isinstance(types, dict) else {}
+    found: dict[str | None, Frequencies] = {}
+    for kind, rope_type in kinds.items():
+        prefix = "" if kind is None else f"{kind}_"
+        values = getattr(module, f"{prefix}inv_freq", None)
+        factor = getattr(module, f"{prefix}attention_scaling", None)
+        if not isinstance(values, torch.Tensor) or values.dim() != 1 or not isinstance(factor, float | int):
+            return {}
+        if rope_type not in CONSTANT:
+            return {}
+        found[kind] = Frequencies(values.float().contiguous(), float(factor))
+    return found
+
+
+def _forward(own: Callable[..., Any], found: dict[str | None, Frequencies]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def forward(x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
+        frequencies = found.get(layer_type)
+        one_row = position_ids.dim() == 2 and position_ids.shape[0] == 1
+        if frequencies is None or not one_row or position_ids.device != frequencies.values.device:
+            return own(x, position_ids) if layer_type is None else own(x, position_ids, layer_type)
+        cos, sin = rotary_table(position_ids[0], *frequencies, x.dtype)
+        return cos[None], sin[None]
+
+    return forward
+
+
+def _same(own: Callable[..., Any], table: Callable[..., Any], kind: str | None, frequencies: Frequencies) -> bool:
+    """Whether both give the same, in float32."""
+    device = frequencies.values.device
+    x = torch.empty(1, len(_PROBED), 1, device=device)
+    positions = torch.tensor([_PROBED], device=device)
+    options = {} if kind is None else {"layer_type": kind}
+    try:
+        expected, found = own(x, positions, **options), table(x, positions, **options)
+    except Exception:  # it takes something else, or the kernel refuses it: it keeps its own
+        return False
+    shapes = all(a.shape == b.shape for a, b in zip(expected, found, strict=True))
+    limit = _TOLERANCE * max(frequencies.factor, 1.0)
+    return shapes and all(float((a - b).abs().max()) <= limit for a, b in zip(expected, found, strict=True))
