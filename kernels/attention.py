@@ -106,6 +106,8 @@ class PackedQKV:
     cos     [num_tokens, rotary_dim <= head_dim]; sin likewise. The rest of a head is not rotated
     q_norm  RMSNorm of each head before it is rotated; k_norm likewise, with the same epsilon; both or none
     rotation  which numbers of a head are turned together
+    parts   float32 [num_parts, num_tokens, as in qkv]: qkv is their sum, and that of `bias`, but holds nothing yet;
+            None if it does
     """
 
     qkv: torch.Tensor
@@ -117,6 +119,8 @@ class PackedQKV:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     rotation: Rotation = "halves"
+    parts: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
     def split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]; views."""

@@ -21,7 +21,7 @@ from graftlm.kernels.gpu.linear.gemv import gemv
 from graftlm.kernels.gpu.linear.skinny_matmul import skinny_gate_up, skinny_matmul, skinny_parts
 from graftlm.kernels.gpu.norm import add_norm
 from graftlm.kernels.gpu.pdl import supports_pdl
-from graftlm.kernels.gpu.support import SLOW_MEMORY, memory_rate
+from graftlm.kernels.gpu.support import SLOW_MEMORY, card_of, memory_rate
 from graftlm.kernels.hopper.support import gluon_kernel, takes
 from graftlm.kernels.norm import Addition, Norm
 
@@ -37,15 +37,15 @@ AllClose = Callable[[torch.Tensor, torch.Tensor], bool]
 """Tells whether two results of the same computation are equal within the tolerance."""
 
 Run = Callable[[torch.Tensor], torch.Tensor]
-"""What a kernel does with rows x [num_rows, k]. For qkv and head -> [num_rows, n], for gate_up activation(gate) * up
-[num_rows, n / 2], for add [num_parts, num_rows, n], which the norm that follows sums up."""
+"""What a kernel does with rows x [num_rows, k]. For head -> [num_rows, n], for gate_up activation(gate) * up
+[num_rows, n / 2], for add float32 [num_parts, num_rows, n], which the norm that follows sums up; for qkv either."""
 
 Chosen = tuple[Kind, tuple[range, ...], Run]
 """A kernel, the numbers of rows that it multiplies, what it does."""
 
 Make = Callable[[torch.Tensor, torch.Tensor | None, Role, Activation], Run | None]
 """weight [n, k], bias [n], role, activation of the gates -> what multiplies with it; None where the kernel cannot take
-the weight. The bias of an `add` is left to the sum."""
+the weight. The bias is left to the sum of parts."""
 
 FEW_ROWS = 64
 """Kernels for few rows go up to so many."""
@@ -101,7 +101,7 @@ def _prefetch(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activ
     kernel = gluon_kernel("hopper.prefetch_matmul") if takes(weight) else None
     if kernel is None:
         return None
-    if role == "add":
+    if role == "add" or (role == "qkv" and _has_few_outputs(weight)):
         return lambda x: kernel.prefetch_parts(x, weight)
     return lambda x: kernel.prefetch_matmul(x, weight, bias)
 
@@ -131,7 +131,7 @@ def _bits12(weight: torch.Tensor, bias: torch.Tensor | None, role: Role, activat
         return None
     if role == "gate_up":
         return lambda x: kernel.compact_gate_up(x, held, activation)
-    if role == "add":
+    if role == "add" or (role == "qkv" and _has_few_outputs(weight)):
         return lambda x: kernel.compact_parts(x, held)
     return lambda x: kernel.compact_matmul(x, held, bias)
 
@@ -186,6 +186,11 @@ def _bits12_one_order(
     return product
 
 
+def _has_few_outputs(weight: torch.Tensor) -> bool:
+    """Whether programs of 64 outputs and all inputs would leave half of the multiprocessors without work."""
+    return 2 * -(-weight.shape[0] // 64) <= card_of(weight.device).num_sms
+
+
 def can_compact(weight: torch.Tensor) -> bool:
     """Whether `weight` [n, k] could be held in 12 bits: bfloat16 on Hopper, dense, k in 64s and at least 256."""
     suits = weight.dtype is torch.bfloat16 and takes(weight) and weight.shape[1] >= 2 * INPUTS
@@ -228,6 +233,11 @@ class LinearPlan:
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_rows, k] @ weight.T + bias. -> [num_rows, n]"""
+        found = self.product(x)
+        return found if found.dim() == 2 else _sum(found, self.bias, x.dtype)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_rows, k] @ weight.T + bias, or what that is the sum of: float32 [num_parts, num_rows, n], and bias."""
         run = self._run(len(x))
         return run(x) if run is not None else self._all(x)
 
@@ -356,6 +366,12 @@ def _in_one_order(
     return ("bits12_one_order", (range(1, max(COMPACT_ORDER_PROBES) + 1),), few), every
 
 
+def _sum(parts: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of parts [num_parts, num_rows, n] and bias. -> [num_rows, n]"""
+    total = parts.sum(0)
+    return (total if bias is None else total + bias).to(dtype)
+
+
 def _checked(
     kind: Kind,
     weight: torch.Tensor,
@@ -375,7 +391,9 @@ def _checked(
         expected = gate_mul(expected, activation) if role == "gate_up" else expected
         for n in probes:
             found = run(x[:n])
-            if not agree(expected[:n], found.sum(0).to(x.dtype) if role == "add" else found):
+            if found.dim() == 3:
+                found = _sum(found, bias if role != "add" else None, x.dtype)
+            if not agree(expected[:n], found):
                 return None
         return run
     except Exception:  # Triton has another form of what the kernel is written in, or memory is short

@@ -61,16 +61,22 @@ class Heads:
     rotation: Rotation = "halves"
     whole_norms: bool = False
 
-    def packed(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, parts: Parts) -> PackedQKV:
-        """What the attention is called with, of the product qkv [num_tokens, all heads * head_dim]."""
+    def packed(
+        self, x: torch.Tensor, product: LinearPlan, cos: torch.Tensor, sin: torch.Tensor, parts: Parts
+    ) -> PackedQKV:
+        """What the attention is called with, of x [num_tokens, hidden_size] and the product for all heads."""
         q_norm, k_norm = parts.q_norm, parts.k_norm
+        qkv = product.matmul(x) if self.whole_norms else product.product(x)
         if self.whole_norms and q_norm is not None and k_norm is not None:
             q, k, _ = qkv.split([n * self.head_dim for n in (self.num_heads, *[self.num_kv_heads] * 2)], -1)
             norm_rows_(q, q_norm)
             norm_rows_(k, k_norm)
             q_norm = k_norm = None
         heads = self.num_heads, self.num_kv_heads, self.head_dim
-        return PackedQKV(qkv, *heads, cos, sin, q_norm, k_norm, self.rotation)
+        if qkv.dim() == 2:
+            return PackedQKV(qkv, *heads, cos, sin, q_norm, k_norm, self.rotation)
+        whole = torch.empty(qkv.shape[1:], dtype=x.dtype, device=x.device)
+        return PackedQKV(whole, *heads, cos, sin, q_norm, k_norm, self.rotation, qkv, product.bias)
 
 
 class PrenormedResidual:
@@ -155,7 +161,7 @@ class FusedLayer:
         parts, heads = self.parts, self.heads
         if normed is None:
             normed = norm_rows(x, parts.before_attention) if parts.before_attention is not None else x
-        packed = heads.packed(self.linears.qkv.matmul(normed), cos, sin, parts)
+        packed = heads.packed(normed, self.linears.qkv, cos, sin, parts)
         last_token_only = wanted is not None and wanted.last_token_only
         call = PackedCall(parts.attention, packed, heads.params, last_token_only)
         attended = step(call).flatten(1)
@@ -284,11 +290,13 @@ def _rotated(probe: LayerProbe, parts: Parts, heads: Heads, agree: AllClose) -> 
     normed = probe.hidden[0] if parts.before_attention is None else parts.before_attention(probe.hidden[0])
     for rotation in ROTATIONS:
         candidate = replace(heads, rotation=rotation)
-        qkv = torch.nn.functional.linear(normed, parts.qkv.weight, parts.qkv.bias)
+        plain = LinearPlan(parts.qkv.weight, parts.qkv.bias)
         q, k, v = (x[0].transpose(0, 1) for x in (probe.call.q, probe.call.k, probe.call.v))
         store, slots = (torch.empty_like(k), torch.empty_like(v)), torch.arange(len(q), device=q.device)
         try:
-            found = rotate_store(candidate.packed(qkv, probe.cos[0], probe.sin[0], parts), *store, slots.int())
+            found = rotate_store(
+                candidate.packed(normed, plain, probe.cos[0], probe.sin[0], parts), *store, slots.int()
+            )
         except Exception:  # a kernel refuses this shape
             continue
         if agree(q, found[0]) and agree(k, store[0]) and agree(v, store[1]):

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,7 @@ from graftlm.kernels.gpu.norm import add_norm, norm_rows
 from graftlm.kernels.gpu.sampling.argmax import greedy
 from graftlm.kernels.gpu.sampling.nucleus import draw_nucleus
 from graftlm.kernels.gpu.sampling.token_mask import apply_mask, walk_mask
+from graftlm.kernels.gpu.step_inputs import copy_words, feed_tokens, rotary_table
 from graftlm.kernels.gpu.support import Card
 from graftlm.kernels.norm import Addition, Norm
 
@@ -156,6 +158,12 @@ def launches() -> None:
             noted(
                 f"{num_tokens} tokens", lambda p=packed, k=k, n=num_tokens: rotate_store(p, k, k, torch.zeros(n, **i32))
             )
+            parts = torch.empty(2, *qkv.shape)
+            summed = replace(packed, parts=parts, bias=norm.weight)
+            noted(
+                f"{num_tokens} tokens parts",
+                lambda p=summed, k=k, n=num_tokens: rotate_store(p, k, k, torch.zeros(n, **i32)),
+            )
         noted("", lambda q=q, k=k: rotate(q[:8], k[:8], torch.empty(8, q.shape[2]), torch.empty(8, q.shape[2])))
         noted("", lambda k=k: store_kv(k[:8], k[:8], k, k, torch.zeros(8, **i32)))
     weight = torch.empty(4096, 4096, dtype=half)
@@ -182,6 +190,10 @@ def launches() -> None:
     noted("", lambda: apply_mask(logits, masks, masks[:, 0]))
     noted("", lambda: walk_mask(logits, masks[:, 0], masks[:, 0], masks, masks[0].to(torch.uint8), masks, masks[0]))
     noted("", lambda: write_table(masks, torch.zeros(4, 4, **i32), 4))
+    noted("", lambda: copy_words(masks[0], masks[1]))
+    noted("", lambda: feed_tokens(masks[0], masks[0], torch.zeros(4, dtype=torch.int64)))
+    for num_tokens in (1, 40):
+        noted(f"{num_tokens} tokens", lambda n=num_tokens: rotary_table(masks[0, :n], logits[0, :64], 1.0, half))
 
 
 def mixtures() -> None:

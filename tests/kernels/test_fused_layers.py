@@ -155,6 +155,9 @@ def use(monkeypatch: pytest.MonkeyPatch, kind: linear_dispatch.Kind, entry: line
             given.append(len(x))
             if role == "gate_up":
                 return gate(x, weight)
+            if role == "qkv":  # in two parts
+                halves = zip(x.chunk(2, -1), weight.chunk(2, -1), strict=True)
+                return torch.stack([torch.nn.functional.linear(*half) for half in halves])
             product = torch.nn.functional.linear(x, weight, bias)
             return product[None] if role == "add" else product
 

@@ -139,6 +139,16 @@ def test_a_plan_computes_what_the_layer_does(calls: list[Kind], num_rows: int) -
     assert plan(weight, "add", agree=close).add_norm(x, residual, norm) is None  # torch adds in its epilogue
 
 
+def test_parts_are_summed_for_who_wants_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = randn(3, 8), randn(16, 8), randn(16)
+    parts = torch.stack([x[:, :4] @ weight[:, :4].T, x[:, 4:] @ weight[:, 4:].T])
+    monkeypatch.setitem(linear_dispatch.KINDS, "prefetch", lambda *_: lambda rows: parts[:, : len(rows)])
+    monkeypatch.setattr(linear_dispatch, "MEASURED", [linear_dispatch.Measured("prefetch", ("qkv",), (range(1, 65),))])
+    linear = plan(weight, "qkv", bias, agree=close, max_rows=64)
+    assert torch.equal(linear.product(x), parts)
+    assert close(linear.matmul(x), x @ weight.T + bias)
+
+
 def test_halves_of_the_inputs_add_up_to_the_product() -> None:
     x, weight, bfloat16 = randn(70, 96), randn(40, 96), torch.bfloat16
     for dtype, tolerance in ((torch.float32, 1e-5), (bfloat16, 1e-2)):

@@ -18,17 +18,31 @@ def _round(x, KIND: tl.constexpr):
     return x.to(KIND).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "e_head"])
+@triton.jit
+def _take(source, part, bias, i, ok, PARTS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr):
+    """The numbers at source + i [BLOCK, n] in float32, or the sum of their parts, `part` apart, rounded to KIND."""
+    value = tl.load(source + i, mask=ok, other=0.0).to(tl.float32)
+    if PARTS:
+        for p in tl.static_range(1, PARTS):
+            value += tl.load(source + p * part + i, mask=ok, other=0.0)
+        if BIAS:
+            value += bias.to(tl.float32)
+        value = _round(value, KIND)
+    return value
+
+
+@triton.jit(do_not_specialize=["num_tokens", "e_head", "part"])
 def _rotate_store(
-    qkv, cos, sin, q_weight, k_weight, k_store, v_store, k_scale, v_scale, exponents, slots, num_tokens, eps,
-    qkv_token, table_token, ks_slot, ks_head, vs_slot, vs_head, e_head,
+    parts, bias, qkv, cos, sin, q_weight, k_weight, k_store, v_store, k_scale, v_scale, exponents, slots, num_tokens,
+    eps, part, parts_token, qkv_token, table_token, ks_slot, ks_head, vs_slot, vs_head, e_head,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, ROUNDED: tl.constexpr, SCALED: tl.constexpr,
-    STORES: tl.constexpr, COMPACT: tl.constexpr, ROTATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    STORES: tl.constexpr, COMPACT: tl.constexpr, ROTATION: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of tokens, head): q is turned where it lies; k too, and stored; v is stored.
 
-    Cosines, sines, slots and the weights of norms are read early, whatever the head takes of them.
+    Cosines, sines, slots, biases and the weights of norms are read early, whatever the head takes of them.
     """
     launch_dependents(PDL)
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -50,14 +64,25 @@ def _rotate_store(
         wa = tl.load(weight + at, mask=d < HALF, other=0.0)
         wb = tl.load(weight + second, mask=d < HALF, other=0.0)
         wr = tl.load(weight + 2 * HALF + r, mask=r < REST, other=0.0)
+    bias_a, bias_b, bias_rest = 0.0, 0.0, 0.0
+    if BIAS:
+        bias_a = tl.load(bias + head * D + at, mask=d < HALF, other=0.0)[None, :]
+        bias_b = tl.load(bias + head * D + second, mask=d < HALF, other=0.0)[None, :]
+        bias_rest = tl.load(bias + head * D + 2 * HALF + r, mask=r < REST, other=0.0)[None, :]
     grid_wait(PDL)
     here = qkv + token[:, None] * qkv_token + head * D
-    a = tl.load(here + at[None, :], mask=ok, other=0.0).to(tl.float32)
-    b = tl.load(here + second[None, :], mask=ok, other=0.0).to(tl.float32)
+    source = parts + token[:, None] * parts_token + head * D
+    a = _take(source, part, bias_a, at[None, :], ok, PARTS, BIAS, kind)
+    b = _take(source, part, bias_b, second[None, :], ok, PARTS, BIAS, kind)
     rest = tl.zeros([BLOCK, REST_PAD], tl.float32)
     if REST:
-        rest = tl.load(here + 2 * HALF + r[None, :], mask=rest_ok, other=0.0).to(tl.float32)
+        rest = _take(source, part, bias_rest, 2 * HALF + r[None, :], rest_ok, PARTS, BIAS, kind)
     is_v = head >= Q_HEADS + K_HEADS
+    if PARTS and is_v:
+        tl.store(here + at[None, :], a.to(kind), mask=ok)
+        tl.store(here + second[None, :], b.to(kind), mask=ok)
+    if PARTS and REST:
+        tl.store(here + 2 * HALF + r[None, :], rest.to(kind), mask=rest_ok)
     if not is_v:
         if NORM:
             squares = tl.sum(a * a, 1) + tl.sum(b * b, 1) + tl.sum(rest * rest, 1)
@@ -110,7 +135,7 @@ def rotate_store(
     block: int | None = None,
     exponents: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Norm and rotate the heads of q and k in place, and write k and v at their slots.
+    """Norm and rotate the heads of q and k in place, and write k and v at their slots. Parts are summed up into qkv.
 
     k_store  [num_slots, num_kv_heads, head_dim]; v_store likewise
     slots    int32 or int64, at least [num_tokens]
@@ -127,20 +152,24 @@ def rotate_store(
     rest = dim - 2 * half
     # halves of a head that is turned as a whole are packed where they are turned; others afterwards
     stores = exponents is None or (rest == 0 and packed.rotation in ("halves", "none"))
-    heads = packed.num_heads + packed.num_kv_heads * (2 if stores else 1)
+    parts, bias = packed.parts, packed.bias
+    heads = packed.num_heads + packed.num_kv_heads * (2 if stores or parts is not None else 1)
+    source = parts[0] if parts is not None else qkv
     block = block or (1 if num_tokens == 1 else 4 if num_tokens <= 16 else 16)
     _rotate_store[(triton.cdiv(num_tokens, block), heads)](
-        qkv, packed.cos, packed.sin,
+        source, bias if bias is not None else qkv, qkv, packed.cos, packed.sin,
         q_norm.weight if q_norm is not None else qkv, k_norm.weight if k_norm is not None else qkv,
         k_store, v_store, k_scale if k_scale is not None else qkv, v_scale if v_scale is not None else qkv,
         exponents if exponents is not None else qkv,
-        slots, num_tokens, q_norm.eps if q_norm is not None else 0.0, qkv.stride(0), packed.cos.stride(-2),
+        slots, num_tokens, q_norm.eps if q_norm is not None else 0.0,
+        parts.stride(0) if parts is not None else 0, source.stride(0), qkv.stride(0), packed.cos.stride(-2),
         k_store.stride(0), k_store.stride(1), v_store.stride(0), v_store.stride(1),
         exponents.stride(0) if exponents is not None else 0,
         Q_HEADS=packed.num_heads, K_HEADS=packed.num_kv_heads, D=dim, HALF=half,
         HALF_PAD=triton.next_power_of_2(half), REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
         NORM=q_norm is not None, ROUNDED=q_norm is not None and q_norm.rounded, SCALED=k_scale is not None,
-        STORES=stores, COMPACT=exponents is not None, ROTATION=packed.rotation, BLOCK=block,
+        STORES=stores, COMPACT=exponents is not None, ROTATION=packed.rotation,
+        PARTS=len(parts) if parts is not None else 0, BIAS=parts is not None and bias is not None, BLOCK=block,
         num_warps=4 if block > 4 else 1,
         enable_fp_fusion=False,  # a product and a sum in one instruction would leave out the rounding between them
         **pdl_options(qkv),

@@ -59,3 +59,42 @@ def test_heads_are_rotated_to_the_bit_as_by_the_models_own_code(dtype: torch.dty
         assert torch.equal(out, x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None])
         assert torch.equal(unpacked, out)
     assert torch.equal(stores[0], found[1]) and torch.equal(stores[1], before[2])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("num_parts", "num_tokens", "rotary"), [(1, 1, 64), (2, 1, 64), (3, 5, 48), (2, 37, 64)])
+def test_parts_are_summed_into_what_is_rotated(num_parts: int, num_tokens: int, rotary: int, biased: bool) -> None:
+    parts, angle = random(num_parts, num_tokens, 4 * 64), random(num_tokens, rotary // 2)
+    dtype = HALF_DTYPES[-1]
+    cos, sin = (torch.cat([f(angle)] * 2, -1).to(dtype) for f in (torch.cos, torch.sin))
+    bias = random(4 * 64, dtype=dtype) if biased else None
+    whole = parts[0].clone()
+    for part in parts[1:]:
+        whole += part
+    if bias is not None:
+        whole += bias.float()
+    norms = [Norm(random(64, dtype=dtype), 1e-5)] * 2 if num_parts == 3 else [None] * 2
+    shape = 2, 1, 64, cos, sin, *norms
+    stores = [[torch.zeros(num_tokens, 1, 64, dtype=dtype, device=DEVICE) for _ in "kv"] for _ in "ab"]
+    slots = torch.arange(num_tokens, device=DEVICE)
+    expected = rotate_store(PackedQKV(whole.to(dtype), *shape), *stores[0], slots)
+    empty = torch.full_like(whole, 7.0).to(dtype)
+    found = rotate_store(PackedQKV(empty, *shape, parts=parts, bias=bias), *stores[1], slots)
+    assert all(torch.equal(a, b) for a, b in zip([*expected, *stores[0]], [*found, *stores[1]], strict=True))
+
+
+@pytest.mark.gpu
+def test_parts_are_summed_for_a_store_that_is_packed_afterwards() -> None:
+    parts, angle = random(2, 3, 4 * 64), random(3, 24)
+    cos, sin = (torch.cat([f(angle)] * 2, -1).bfloat16() for f in (torch.cos, torch.sin))
+    words = torch.zeros(3, 1, 24, dtype=torch.int32, device=DEVICE)
+    exponents = torch.zeros(1, 3, 2, dtype=torch.uint8, device=DEVICE)
+    found = []
+    for packed in (
+        PackedQKV(parts.sum(0).bfloat16(), 2, 1, 64, cos, sin),
+        PackedQKV(parts.sum(0).bfloat16() * 0, 2, 1, 64, cos, sin, parts=parts),
+    ):
+        stores = words.clone(), words.clone(), exponents.clone()
+        out = rotate_store(packed, *stores[:2], torch.arange(3, device=DEVICE), exponents=stores[2])
+        found.append([*out, *stores])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
