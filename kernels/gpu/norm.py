@@ -110,8 +110,10 @@ def _launch(
 ) -> None:
     (num_rows, n), (post, factor) = x.shape, addition
     assert post is None or not (post.centered or post.bias is not None)
-    # parts are of few rows: a row's latency is all there is
+    block = triton.next_power_of_2(n)
+    # parts are of few rows, and a row's latency is all there is: so no thread has more than four of its numbers
     most = 8 if not num_parts else 16 if num_rows > 32 or strict else 32
+    warps = most if n > 2048 else max(block // 128, 4) if num_parts and num_rows <= 32 and not strict else 4
     _norm[(num_rows,)](
         x, bias if bias is not None else x, post.weight if post is not None else x, residual,
         norm.weight if norm is not None else x, norm.bias if norm is not None and norm.bias is not None else x, out,
@@ -120,5 +122,5 @@ def _launch(
         PARTS=num_parts, BIAS=bias is not None, POST=post is not None, POST_ROUNDED=post is not None and post.rounded,
         SCALED=factor != 1.0, NORM=norm is not None, ROUNDED=norm is not None and norm.rounded,
         CENTERED=norm is not None and norm.centered, SHIFTED=norm is not None and norm.bias is not None,
-        BLOCK=triton.next_power_of_2(n), num_warps=most if n > 2048 else 4, **pdl_options(x),
+        BLOCK=block, num_warps=warps, **pdl_options(x),
     )  # fmt: skip
