@@ -15,7 +15,6 @@ backreferences, word boundaries, conditionals, atomic groups and possessive repe
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from graftlm.core.errors import GrammarError
@@ -32,23 +31,10 @@ from graftlm.core.grammar.ast import (
     normalise,
     repeat,
 )
-from graftlm.core.grammar.automata.charsets import (
-    PORTABLE_BREAKS,
-    category,
-    ignore_case,
-    portable_category,
-    property_ranges,
-)
+from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.regex.anchors import (
-    Lookahead,
-    anchored,
-    end_anchor,
-    found_anywhere,
-    is_anchor,
-    sorted_anchors,
-    start_anchor,
-)
+from graftlm.core.grammar.regex import anchors
+from graftlm.core.grammar.regex.flags import NAMES, Flags
 
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
@@ -71,19 +57,7 @@ def parse(
     Raises GrammarError with the position of what cannot be parsed or kept.
     """
     node = _Parser(pattern, max_depth, portable, wide).parse()
-    return found_anywhere(node, wide=wide) if search else anchored(node)
-
-
-@dataclass(frozen=True)
-class _Flags:
-    ignore_case: bool = False
-    dot_all: bool = False
-    multiline: bool = False
-    verbose: bool = False
-    ascii_only: bool = False
-
-
-_FLAG_NAMES = {"i": "ignore_case", "s": "dot_all", "m": "multiline", "x": "verbose", "a": "ascii_only"}
+    return anchors.found_anywhere(node, wide=wide) if search else anchors.anchored(node)
 
 
 class _Parser:
@@ -93,7 +67,7 @@ class _Parser:
         self._wide = wide
         self._negated = False  # inside [^...]
         self._at = 0
-        self._flags = _Flags()
+        self._flags = Flags()
         self._depth = 0
         self._max_depth = max_depth
         self._names: set[str] = set()
@@ -125,7 +99,7 @@ class _Parser:
             self._skip_blanks()
             if self._at >= len(self._text) or self._text[self._at] in "|)":
                 # a lookahead and an anchor at the same place may change places
-                return concat(*sorted_anchors(items))
+                return concat(*anchors.sorted_anchors(items))
             start = self._at
             items.append(self._repeats(self._atom(), start))
 
@@ -134,7 +108,7 @@ class _Parser:
         bounds = self._quantifier()
         if bounds is None:
             return item
-        if is_anchor(item):
+        if anchors.is_anchor(item):
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         if self._take("+"):
             self._fail(
@@ -182,12 +156,12 @@ class _Parser:
         if c == "\\":
             return self._escape(start)
         if c == ".":
-            breaks = PORTABLE_BREAKS if self._portable and not self._wide else ((10, 10),)
+            breaks = charsets.PORTABLE_BREAKS if self._portable and not self._wide else ((10, 10),)
             return ANY_CHAR if self._flags.dot_all else char_set(complement(breaks))
         if c in "^$":
             if self._flags.multiline:
                 self._fail(f"{c} with the flag m means any line; leave the flag out", start)
-            return start_anchor(start) if c == "^" else end_anchor(start)
+            return anchors.start_anchor(start) if c == "^" else anchors.end_anchor(start)
         if c in "*+?" or c == "{" and self._counts_at(start):
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         return self._character(ord(c))
@@ -200,7 +174,7 @@ class _Parser:
 
     def _character(self, code_point: int) -> Node:
         if self._flags.ignore_case:
-            return char_set(ignore_case(((code_point, code_point),), self._flags.ascii_only))
+            return char_set(charsets.ignore_case(((code_point, code_point),), self._flags.ascii_only))
         if 0xD800 <= code_point <= 0xDFFF:
             return NOTHING  # no UTF-8 text has a surrogate
         return literal(chr(code_point))
@@ -221,7 +195,7 @@ class _Parser:
         self._flags = outer
         if refused:
             self._wide = not self._wide
-        return Lookahead(node, refused, start) if ahead else node
+        return anchors.Lookahead(node, refused, start) if ahead else node
 
     def _extension(self, start: int) -> None:
         """Read what stands between `(?` and the body of a group."""
@@ -255,19 +229,18 @@ class _Parser:
             self._flags = self._read_flags(0)
             self._at += 1
 
-    def _read_flags(self, start: int) -> _Flags:
+    def _read_flags(self, start: int) -> Flags:
         flags, value = self._flags, True
         while self._text[self._at : self._at + 1] not in (":", ")", ""):
             c = self._text[self._at]
             self._at += 1
             if c == "-":
                 value = False
-            elif c in _FLAG_NAMES:
-                flags = replace(flags, **{_FLAG_NAMES[c]: value})
-            elif c == "u":
-                flags = replace(flags, ascii_only=False)
-            else:
-                self._fail(f"(?{c} begins no group that is known; flags are {', '.join(_FLAG_NAMES)} and u", start)
+                continue
+            changed = flags.changed(c, value)
+            if changed is None:
+                self._fail(f"(?{c} begins no group that is known; flags are {', '.join(NAMES)} and u", start)
+            flags = changed
         return flags
 
     # -- escapes and classes -----------------------------------------------------------------------------------
@@ -278,7 +251,7 @@ class _Parser:
             if self._portable:
                 self._fail(f"\\{c} means different things in different dialects; use ^ and $", start)
             self._at += 1
-            return start_anchor(start) if c == "A" else end_anchor(start)
+            return anchors.start_anchor(start) if c == "A" else anchors.end_anchor(start)
         if c in ("b", "B") and c:
             self._fail(f"\\{c} (word boundary) depends on both sides; write the characters around it out", start)
         if c.isdigit() and c != "0" and not self._is_octal(self._at):
@@ -295,9 +268,9 @@ class _Parser:
         c = self._text[self._at]
         self._at += 1
         if c in "dDwWsS" and self._portable:
-            return portable_category(c, wide=self._negated != self._wide)
+            return charsets.portable_category(c, wide=self._negated != self._wide)
         if c in "dDwWsS":
-            return category(c, self._flags.ascii_only)
+            return charsets.category(c, self._flags.ascii_only)
         if c in _HEX_ESCAPES:
             digits = self._text[self._at : self._at + _HEX_ESCAPES[c]]
             if len(digits) < _HEX_ESCAPES[c] or not all(d in "0123456789abcdefABCDEF" for d in digits):
@@ -332,7 +305,7 @@ class _Parser:
             end = self._text.find("}", self._at) + 1
             name = self._text[self._at + 1 : end - 1] if end else ""
         wide = self._negated != self._wide if self._portable else None
-        found = property_ranges(name, complemented=letter == "P", wide=wide)
+        found = charsets.property_ranges(name, complemented=letter == "P", wide=wide)
         if found is None:
             self._fail(
                 f"\\{letter} takes the Unicode property of a general category, as in \\p{{L}}, \\p{{Lu}} or "
@@ -380,7 +353,7 @@ class _Parser:
             else:
                 ranges += low
         if self._flags.ignore_case:
-            ranges = list(ignore_case(normalise(ranges), self._flags.ascii_only))
+            ranges = list(charsets.ignore_case(normalise(ranges), self._flags.ascii_only))
         return char_set(complement(ranges) if negated else ranges)
 
     def _class_member(self) -> int | tuple[Range, ...]:
