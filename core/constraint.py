@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 _vocabularies: WeakKeyDictionary[Any, Vocabulary] = WeakKeyDictionary()
 _lock = threading.Lock()
 
-_NICENESS = 5
-"""Of the thread that builds what may not be needed, so that the model goes first."""
-
-_CORES_TO_SHARE = 4
-"""With fewer, what is built beside a load makes it longer: by a tenth where the model is tiny."""
-
 
 def _new_lock() -> None:
     global _lock
@@ -53,17 +47,10 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 def prepare_constraints(tokenizer: Tokenizer) -> None:
     """Prepare what the first constraint needs, in threads, while a model is loaded. Returns at once.
 
-    These are the grammar modules, the trie over the vocabulary and, on four cores or more, llguidance's tokenizer where
-    it can be built outside of Python's lock; the compiled loops follow the first constraint. Nothing depends on it but
-    the time that the first constrained request takes.
+    These are the grammar modules and the trie over the vocabulary; the compiled loops follow the first constraint.
+    Nothing depends on it but the time that the first constrained request takes.
     """
     threading.Thread(target=_prepare, args=(tokenizer,), name="graftlm grammar", daemon=True).start()
-
-
-def prepare_constraints_after_load(tokenizer: Tokenizer) -> None:
-    """Prepare what would have slowed the load down on two or three cores. Returns at once."""
-    if 1 < _num_cores() < _CORES_TO_SHARE:
-        threading.Thread(target=_build_aside, args=(tokenizer,), name="graftlm grammar", daemon=True).start()
 
 
 def _prepare(tokenizer: Tokenizer) -> None:
@@ -74,33 +61,16 @@ def _prepare(tokenizer: Tokenizer) -> None:
         from graftlm.core.grammar.cache import start_processes
 
         start_processes()
-        if _num_cores() >= _CORES_TO_SHARE:
-            _build_aside(tokenizer)
-
-
-def _build_aside(tokenizer: Tokenizer) -> None:
-    """Build llguidance's tokenizer on this thread, if it holds up no other one; the thread may only end then."""
-    with suppress(Exception):
-        from graftlm.core.grammar.engines.llguidance_tokenizer import builds_outside_lock
-
-        if builds_outside_lock(vocabulary_of(tokenizer)):  # so on Linux, where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            prepare_llguidance(tokenizer)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prepare_llguidance(tokenizer: Tokenizer) -> None:
     """Prepare what the first constraint that no automaton holds needs: llguidance's tokenizer, once per process.
 
-    It takes 0.4 to 0.9 s for 128,000 tokens of a real vocabulary and 100 MB. Where `builds_outside_lock` is false,
-    llguidance keeps Python's lock meanwhile: call this where nobody waits for an answer, as `graftlm serve` does while
-    it loads.
+    It takes 0.7 s for 128,000 tokens of a real vocabulary and 100 MB. llguidance keeps Python's lock meanwhile: call
+    this where nobody waits for an answer, as `graftlm serve` does while it loads.
     """
     with suppress(Exception):  # the request that needs it meets the error
-        from graftlm.core.grammar.engines.llguidance_tokenizer import tokenizer_of
+        from graftlm.core.grammar.engines.llguidance import tokenizer_of
 
         tokenizer_of(vocabulary_of(tokenizer))
 

@@ -78,7 +78,7 @@ def build_local(
     model: Any, config: EngineConfig, *, tokenizer: Tokenizer, wake: Callable[[], None] = lambda: None
 ) -> LocalEngine:
     """Load `model` and put an engine over it, with the loader and the kernels that the configuration names."""
-    from graftlm.core.constraint import prepare_constraints, prepare_constraints_after_load
+    from graftlm.core.constraint import prepare_constraints
     from graftlm.core.engine import LocalEngine
     from graftlm.core.model.lease import ModelLease
     from graftlm.kernels.cpu.contention import CoreContention
@@ -109,9 +109,7 @@ def build_local(
     owned = replace(spec, close=close)
     if contention is not None:
         owned = replace(owned, count_step=contention.add)
-    engine = LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
-    prepare_constraints_after_load(tokenizer)
-    return engine
+    return LocalEngine(owned, tokenizer, config, wake=wake, finished=registry.request_finished)
 
 
 def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str, AttentionFactory]) -> RunnerSpec:

@@ -116,8 +116,6 @@ class Lark:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
             raise GrammarError("the Lark grammar is empty; define at least `start: ...`")
-        if any("\ud800" <= char <= "\udfff" for char in self.text):
-            raise GrammarError("the Lark grammar holds a lone surrogate, which UTF-8 cannot write; remove it")
 
     @property
     def key(self) -> tuple[str, str]:

@@ -7,8 +7,6 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
 from graftlm.core.constraint import prepare_constraints
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import byte_tokenizer
@@ -49,33 +47,6 @@ def prepared(tokenizer: Tokenizer) -> None:
 
 def test_a_loaded_runtime_has_the_trie_of_its_vocabulary_and_loads_compiled_loops_after_the_first_constraint() -> None:
     subprocess.run([sys.executable, "-c", LOADED_RUNTIME], check=True, cwd=ROOT)
-
-
-AFTER_LOAD = """
-import os, threading, time
-import graftlm.core.constraint as constraint
-from graftlm.core.grammar.engines import llguidance_tokenizer as engine
-from tests.models import byte_tokenizer
-
-tokenizer = byte_tokenizer()
-built = engine.tokenizer_of
-engine.MIN_TOKENS = 0
-constraint._num_cores = lambda: CORES
-for prepare in (constraint.prepare_constraints, constraint.prepare_constraints_after_load):
-    before = set(threading.enumerate())
-    prepare(tokenizer)
-    for thread in set(threading.enumerate()) - before:
-        thread.join()
-    print(constraint.vocabulary_of(tokenizer).fingerprint in built, end=" ")
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is built when it is needed")
-@pytest.mark.parametrize(("cores", "built"), [(1, "False False "), (2, "False True "), (4, "True True ")])
-def test_what_llguidance_needs_is_built_beside_a_load_on_four_cores_and_after_it_on_two(cores: int, built: str) -> None:
-    script = AFTER_LOAD.replace("CORES", str(cores))
-    done = subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == built
 
 
 def test_a_tokenizer_that_fails_ends_no_load() -> None:

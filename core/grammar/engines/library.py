@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,9 +16,6 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 T = TypeVar("T")
 
 
-_all: weakref.WeakSet[PerVocabulary[Any]] = weakref.WeakSet()
-
-
 class PerVocabulary(Generic[T]):
     """What a library builds once per vocabulary (half a second at 128k tokens); the last four are kept."""
 
@@ -29,7 +24,6 @@ class PerVocabulary(Generic[T]):
         self._capacity = capacity
         self._kept: OrderedDict[str, T] = OrderedDict()
         self._lock = threading.Lock()
-        _all.add(self)
 
     def __call__(self, vocabulary: Vocabulary) -> T:
         with self._lock:
@@ -43,15 +37,6 @@ class PerVocabulary(Generic[T]):
 
     def __contains__(self, fingerprint: str) -> bool:
         return fingerprint in self._kept
-
-
-def _new_locks() -> None:
-    for built in list(_all):
-        built._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_locks)  # the thread that builds is not in the fork
 
 
 class LibraryMatcher(ABC):

@@ -11,14 +11,13 @@ import numpy as np
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.automata.pushdown import Place, Pushdown
 from graftlm.core.grammar.budget import limited
-from graftlm.core.grammar.engines.library import LibraryMatcher, allow_eos, clear_beyond
-from graftlm.core.grammar.engines.llguidance_tokenizer import outside_main_thread, tokenizer_of
+from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 _MAX_STEPS = 256
 _MAX_ENDING = 100_000
@@ -119,7 +118,7 @@ class LlguidanceMatcher(LibraryMatcher):
             return True
         has_eos = bool(self._vocabulary.eos_token_ids)
         buffer = row if has_eos else np.zeros(_num_words(self._vocabulary), np.int32)
-        outside_main_thread(_compute_mask, self._matcher, buffer)
+        self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
         self._check()
         if not has_eos:
             row[:] = buffer[: len(row)]
@@ -157,7 +156,7 @@ class LlguidanceMatcher(LibraryMatcher):
     def forced(self, context: Sequence[int]) -> list[int]:
         if self._stopped or self._matcher.is_stopped():
             return []
-        return list(outside_main_thread(self._matcher.compute_ff_tokens))
+        return list(self._matcher.compute_ff_tokens())
 
     def forced_bytes(self) -> bytes:
         if self._stopped or self._matcher.is_stopped():
@@ -246,9 +245,9 @@ class LlguidanceMatcher(LibraryMatcher):
         while len(found) < _MAX_STEPS:
             if probe.is_accepting():
                 return found
-            ids = outside_main_thread(probe.compute_ff_tokens)
+            ids = probe.compute_ff_tokens()
             if not ids:
-                outside_main_thread(_compute_mask, probe, row)
+                probe.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
                 first = in_string if inside is not None and _allowed(row, inside) else ()
                 chosen = self._choose(row, [*first, *order])
                 if chosen is None:
@@ -269,8 +268,29 @@ class LlguidanceMatcher(LibraryMatcher):
         return min(solid or written, key=lambda i: len(self._vocabulary.tokens[i]), default=None)
 
 
-def _compute_mask(matcher: LLMatcher, row: MaskRow) -> None:
-    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+class _ByteTokenizer:
+    """The tokenizer interface that llguidance's TokenizerWrapper expects."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        ends = vocabulary.eos_token_ids
+        self.tokens = vocabulary.tokens if ends else [*vocabulary.tokens, b""]
+        self.eos_token_id = ends[0] if ends else vocabulary.vocab_size
+        self.special_token_ids = [i for i, data in enumerate(self.tokens) if not data]
+        self._vocabulary = vocabulary
+
+    def __call__(self, data: bytes | str) -> list[int]:
+        return self._vocabulary.encode(data.encode() if isinstance(data, str) else data)
+
+
+def _build_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_ByteTokenizer(vocabulary)))
+
+
+tokenizer_of = PerVocabulary(_build_tokenizer)
 
 
 def _allowed(row: MaskRow, token_id: int) -> bool:
