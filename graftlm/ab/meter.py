@@ -30,7 +30,7 @@ class Work:
     calls              model calls; prefixes that GraftLM computes ahead of them are none, but their tokens are computed
     prompt_tokens      tokens of all prompts, as asked for
     computed_tokens    those of them that were run through the model
-    completion_tokens  generated tokens
+    completion_tokens  generated tokens; None where a framework picks them itself from logits, as Guidance does
     largest_batch      the most sequences in one forward pass
     """
 
@@ -127,7 +127,7 @@ class Meter:
         forget()
         kept += [server.name for server in Server.open if not server.reset()]
         with self._lock:
-            self._counted = Work(0, 0, 0, 0, 0) if self._generating else Work()
+            self._counted = Work(0, 0, 0, None, 0) if self._generating else Work()
             self._spans, self._ahead = [], (0, 0)
         self._http.reset()
         return kept

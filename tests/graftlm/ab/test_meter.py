@@ -110,6 +110,18 @@ def test_generated_tokens_are_counted_up_to_each_rows_end_token() -> None:
     assert _num_generated(model, given, output) == 2 + 4
 
 
+def test_tokens_that_a_framework_picks_from_logits_used_to_be_told_as_none_generated() -> None:
+    import torch
+
+    model, meter = tiny_model(), Meter()
+    meter.attach()
+    meter.start()
+    model(torch.tensor([[5, 6, 7]]))
+    assert meter.work() == Work(1, 3, 3, None, 1)
+    model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, min_new_tokens=2, do_sample=False)
+    assert meter.work() == Work(2, 6, 6, 2, 1)
+
+
 def test_a_model_that_is_no_torch_module_counts_by_its_calls() -> None:
     torch = pytest.importorskip("torch")
     from transformers import GenerationConfig, GenerationMixin
