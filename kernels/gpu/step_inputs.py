@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from graftlm.kernels.jit.precompile import is_dry
+
 
 @triton.jit
 def _copy(source, target, n, BLOCK: tl.constexpr):
@@ -53,7 +55,9 @@ def copy_words(source: torch.Tensor, target: torch.Tensor) -> None:
 
 def feed_tokens(ids: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """ids [num_tokens], or where a source is not -1 that token of drawn. -> int64 [num_tokens]"""
-    out = torch.empty(len(ids), dtype=torch.int64, device=ids.device)
+    # a dry run launches nothing, and its ids are looked up all the same
+    make = torch.zeros if is_dry() else torch.empty
+    out = make(len(ids), dtype=torch.int64, device=ids.device)
     block = 128
     _feed[(triton.cdiv(len(ids), block),)](ids, sources, drawn, out, len(ids), BLOCK=block, num_warps=4)
     return out

@@ -40,6 +40,7 @@ KERNELS = (
     "gpu.sampling.argmax",
     "gpu.sampling.nucleus",
     "gpu.sampling.token_mask",
+    "gpu.step_inputs",
     "hopper.gate_up_decode",
     "hopper.gate_up_prefill",
     "hopper.gather_kv",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from graftlm.kernels.gpu.step_inputs import copy_words, feed_tokens, rotary_table
+from graftlm.kernels.jit.precompile import compile_together
 from tests.kernels.gpu.test_elementwise import DEVICE, HALF_DTYPES
 
 
@@ -15,6 +16,17 @@ def test_ids_are_those_given_or_drawn(num_tokens: int) -> None:
     expected = torch.where(sources >= 0, drawn[sources.clamp(min=0)], ids)
     assert torch.equal(feed_tokens(ids, sources, drawn), expected)
     assert torch.equal(feed_tokens(ids.long(), sources, drawn), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
+def test_ids_of_a_dry_run_can_be_looked_up() -> None:
+    ids, sources = torch.arange(5000, device=DEVICE).int(), torch.full((5000,), -1, device=DEVICE).int()
+    garbage = torch.full((5000,), -(1 << 40), device=DEVICE)
+    del garbage  # its memory is what the ids are written to
+    found: list[torch.Tensor] = []
+    compile_together(lambda: found.append(feed_tokens(ids, sources, ids.long())), DEVICE)
+    assert not found[0].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF_DTYPES[-1]])
