@@ -48,8 +48,7 @@ class Choices:
         for option in given:
             if not isinstance(option, str):
                 raise GrammarError(f"a choice is text, not {type(option).__name__} ({option!r}); convert it with str()")
-            if any("\ud800" <= char <= "\udfff" for char in option):
-                raise GrammarError(f"choice {option!r} holds a lone surrogate, which UTF-8 cannot write; remove it")
+            _require_utf8(option, f"choice {option!r}")
         if not given:
             raise GrammarError("choices is empty; give at least one option")
         if len(set(given)) != len(given):
@@ -116,6 +115,8 @@ class Lark:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
             raise GrammarError("the Lark grammar is empty; define at least `start: ...`")
+        for i, line in enumerate(self.text.splitlines(), 1):
+            _require_utf8(line, f"line {i} of the Lark grammar")
 
     @property
     def key(self) -> tuple[str, str]:
@@ -204,6 +205,11 @@ class Options:
             raise ConfigError(f"whitespace is {self.whitespace!r}; use 'compact', 'single' or 'flexible'")
         if self.on_unsupported not in get_args(OnUnsupported):
             raise ConfigError(f"on_unsupported is {self.on_unsupported!r}; use 'error', 'warn' or 'check'")
+
+
+def _require_utf8(text: str, name: str) -> None:
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise GrammarError(f"{name} holds a lone surrogate, which UTF-8 cannot write; remove it")
 
 
 def _as_schema(schema: Any) -> Any:

@@ -100,6 +100,11 @@ def test_an_empty_lark_grammar_is_refused() -> None:
         Lark("  \n")
 
 
+def test_a_lark_grammar_that_utf_8_cannot_write_is_refused_with_its_line() -> None:
+    with pytest.raises(GrammarError, match="line 2 .* lone surrogate"):
+        Lark('start: word\nword: "\ud800"')
+
+
 @pytest.mark.parametrize("options", [{"whitespace": "some"}, {"on_unsupported": "ignore"}])
 def test_an_option_out_of_range_names_what_is_allowed(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="use '"):
