@@ -114,8 +114,8 @@ What these figures do not say:
   `transformers serve`, which has 256 blocks of KV cache on a CPU, as in the process.
 - `tree_of_thought` has one size. At full size only those engines ran beside GraftLM that had been the fastest at a
   quarter: all in `generative_agents`, `judge`, `retrieval` and `word_problems`, hf and llama.cpp in `json_objects`,
-  hf-batching and llama.cpp in `react`, else the fastest one. In `skeleton_of_thought` that was hf-batching, which took
-  39 s at full size; llama.cpp was faster.
+  hf-batching and llama.cpp in `chats` and `react`, else the fastest one. In `skeleton_of_thought` that was
+  hf-batching, which took 39 s at full size; llama.cpp was faster.
 - The best possible hit rate counts prompts alone. Turns that go on from generated text can exceed it.
 - Every engine's prefix cache is emptied before each round.
 - A batch of LangChain's is answered by `hf` from several Python threads, which compute on both cores beside each
