@@ -72,7 +72,8 @@ def rotary_table(
     -> cos, sin [num_tokens, dim] of `dtype`
     """
     num_tokens, half = len(positions), len(frequencies)
-    cos, sin = (torch.empty(num_tokens, 2 * half, dtype=dtype, device=positions.device) for _ in "cs")
+    cos = torch.empty(num_tokens, 2 * half, dtype=dtype, device=positions.device)
+    sin = torch.empty_like(cos)
     block = 1 if num_tokens <= 16 else 16
     _table[(triton.cdiv(num_tokens, block),)](
         positions, frequencies, cos, sin, factor, num_tokens, HALF=half, PAD=triton.next_power_of_2(half), BLOCK=block,

@@ -221,7 +221,8 @@ class _Staging:
         pinned = device.type == "cuda"
         self._host = torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=pinned)
         self._arrived = torch.empty_like(self._host, device=device) if pinned else None
-        self._sent, self._taken = (torch.cuda.Event() if pinned else None for _ in "st")
+        self._sent = torch.cuda.Event() if pinned else None
+        self._taken = torch.cuda.Event() if pinned else None
         if self._taken is not None:
             self._taken.record(torch.cuda.current_stream(device))  # what had this memory before has ended
         host = self._host.numpy()
@@ -234,14 +235,14 @@ class _Staging:
             return
         from graftlm.kernels.gpu.step_inputs import copy_words
 
-        beside, stream = torch.cuda.current_stream(device.device), copying_stream(device.device, "in")
-        stream.wait_event(self._taken)
-        with torch.cuda.stream(stream):
+        computing, copying = torch.cuda.current_stream(device.device), copying_stream(device.device, "in")
+        copying.wait_event(self._taken)
+        with torch.cuda.stream(copying):
             self._arrived.copy_(self._host, non_blocking=True)
-        self._sent.record(stream)
-        beside.wait_event(self._sent)
+        self._sent.record(copying)
+        computing.wait_event(self._sent)
         copy_words(self._arrived, device)
-        self._taken.record(beside)
+        self._taken.record(computing)
 
     def wait(self) -> None:
         """Wait until the device has read what was sent last."""
