@@ -46,7 +46,10 @@ def fuse_rotary_tables(model: nn.Module, fusions: Fusions, *, dry: bool = False)
 
 
 def _frequencies(module: nn.Module) -> dict[str | None, Frequencies]:
-    """Of each type of layers that a rotary embedding distinguishes; None stands for all. Empty if it is none."""
+    """The frequencies of a rotary embedding by layer type, under None if all layers share them.
+
+    Empty for any other module, and where frequencies depend on the positions.
+    """
     types: Any = getattr(module, "rope_type", None)
     kinds: dict[str | None, str] = {None: types} if isinstance(types, str) else types if isinstance(types, dict) else {}
     found: dict[str | None, Frequencies] = {}
