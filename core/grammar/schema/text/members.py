@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAX_KINDS = 64
 """Combinations of patterns that a name matches together."""
 MAX_UNCHECKED_KINDS = 16
+"""From here on patterns are compared in pairs before they are combined."""
 
 Counts = tuple[int, int]
 """Declared and other members so far, as far as bounds on their number need it."""
