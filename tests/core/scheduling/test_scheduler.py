@@ -1,5 +1,7 @@
 """The order in which sequences run, on a prefix cache without any model."""
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
@@ -58,6 +60,25 @@ class Bench:
             self.step()
             steps += 1
             assert steps < 5000, "the scheduler does not end"
+        return steps
+
+    def steps_until_it_starts(
+        self,
+        waiting: Sequence,
+        newcomer: Callable[[], Iterable[int]],
+        *,
+        max_tokens: int,
+        tick_s: float,
+        limit_s: float,
+    ) -> int:
+        """Add a newcomer before each step, `tick_s` apart, until `waiting` starts, which has to be before `limit_s`."""
+        steps = 0
+        while waiting.progress.status == "waiting":
+            self.add(*newcomer(), max_tokens=max_tokens)
+            self.step()
+            self.now += tick_s
+            steps += 1
+            assert self.now < limit_s, "newcomers starve it"
         return steps
 
 
@@ -176,13 +197,7 @@ def test_a_stream_of_cache_friendly_newcomers_cannot_starve_an_old_request() -> 
     bench.add(*range(30), max_tokens=1)
     bench.run()
     stranger = bench.add(*range(500, 530), max_tokens=1)
-    waited = 0
-    while stranger.progress.status == "waiting":
-        bench.add(*range(30), 99, max_tokens=1)
-        bench.step()
-        bench.now += 0.1
-        waited += 1
-        assert bench.now < 2.5, "it waited longer than the age cap"
+    waited = bench.steps_until_it_starts(stranger, lambda: (*range(30), 99), max_tokens=1, tick_s=0.1, limit_s=2.5)
     assert waited > 1  # the others did go first for a while
 
 
@@ -257,16 +272,12 @@ def test_waiting_sequences_stay_in_order_of_arrival_however_they_come_to_wait() 
 
 
 def test_newcomers_with_long_answers_and_short_prompts_cannot_starve_an_old_request() -> None:
-    bench, waited = Bench(max_batch=1, max_age_s=2.0), 0
-    rng = np.random.default_rng(0)
+    bench, rng = Bench(max_batch=1, max_age_s=2.0), np.random.default_rng(0)
     stranger = bench.add(*range(500, 600), max_tokens=1)
     bench.now = 0.05
-    while stranger.progress.status == "waiting":
-        bench.add(*rng.integers(1000, 1 << 20, 3).tolist(), max_tokens=2)
-        bench.step()
-        bench.now += 0.01
-        waited += 1
-        assert bench.now < 1.0, "it waited for those that arrived later"
+    waited = bench.steps_until_it_starts(
+        stranger, lambda: rng.integers(1000, 1 << 20, 3).tolist(), max_tokens=2, tick_s=0.01, limit_s=1.0
+    )
     assert waited > 1  # those that arrived with it did go first
 
 

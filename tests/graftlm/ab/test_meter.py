@@ -110,7 +110,7 @@ def test_generated_tokens_are_counted_up_to_each_rows_end_token() -> None:
     assert _num_generated(model, given, output) == 2 + 4
 
 
-def test_tokens_that_a_framework_picks_from_logits_used_to_be_told_as_none_generated() -> None:
+def test_tokens_that_a_framework_picks_from_logits_are_not_counted() -> None:
     import torch
 
     model, meter = tiny_model(), Meter()

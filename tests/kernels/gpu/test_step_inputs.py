@@ -19,7 +19,6 @@ def test_ids_are_those_given_or_drawn(num_tokens: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
 def test_ids_of_a_dry_run_can_be_looked_up() -> None:
     ids, sources = torch.arange(5000, device=DEVICE).int(), torch.full((5000,), -1, device=DEVICE).int()
     garbage = torch.full((5000,), -(1 << 40), device=DEVICE)
