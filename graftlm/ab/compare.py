@@ -155,6 +155,11 @@ class _Run:
             except EngineFailed as error:
                 raise ConfigError(f"the pipeline file cannot be imported: {error}") from error
             self._comparison.name, self._comparison.title = found["name"], found["title"]
+            if self._inputs and found["inputs"] != self._inputs:
+                raise ConfigError(
+                    f"inputs() of pipeline {found['name']!r} gives other inputs in each process; let it give the same "
+                    "ones each time, as with random.Random(0)"
+                )
             self._inputs = found["inputs"]
             self._comparison.notes += [note for note in found["notes"] if note not in self._comparison.notes]
         if not found["held_out"]:

@@ -20,6 +20,8 @@ CROWDED = 0.1
 RESOLVED_S = 0.25
 """Rounds shorter than this are not judged alone: processor time is counted in hundredths of a second on every core."""
 MAX_LOST = 0.9
+MIN_OUTSIDE_S = 0.1
+"""Seconds without a model call that are worth a word, where they are most of a round."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Round:
     lost        share of the time in which the engine's threads had no core because of them; below 0: cores were left
     energy_j    what the GPUs used meanwhile, with what other processes did there; None where no card tells
     errors      that the pipeline or its framework kept to itself, one sentence each
+    caught      errors that `except` clauses of the pipeline's file caught, whatever raised them
+    prompts     tells this round's prompts from those of another, whatever their order; None where none was seen
+    unfinished  model calls that had not ended when `run` returned, as of threads that it leaves behind
     """
 
     wall_s: float
@@ -49,6 +54,9 @@ class Round:
     lost: float = 0.0
     energy_j: float | None = None
     errors: list[str] = field(default_factory=list)
+    caught: list[str] = field(default_factory=list)
+    prompts: int | None = None
+    unfinished: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,11 @@ class EngineResult:
         return 1 - self.profile.unique_tokens / total if total else None
 
     @property
+    def num_idle(self) -> int:
+        """Rounds in which no model call was made, although calls can be counted."""
+        return sum(one.work.calls == 0 for one in self.rounds)
+
+    @property
     def hidden(self) -> list[str]:
         """Errors that the pipeline kept to itself, of the first round that had any."""
         return next((one.errors for one in self.rounds if one.errors), [])
@@ -173,12 +186,15 @@ class Comparison:
         return counted.ratio(by, counted.lost if by == "wall_s" else 0.0) if counted.pairs else None
 
     def counted(self, result: EngineResult, baseline: EngineResult | None = None) -> Counted:
-        """The pairs of rounds that a ratio is taken of.
+        """The pairs of rounds that a ratio is taken of. A round without a model call says nothing of an engine.
 
         Where at least three pairs are left, the first is left out, in which engines do for the first time what all
         rounds do, and then those in which other processes took more than CROWDED of an engine's time.
         """
-        pairs = list(zip((baseline or self.baseline).rounds, result.rounds, strict=False))
+        base = baseline or self.baseline
+        if base.num_idle or result.num_idle:
+            return Counted([], 0)
+        pairs = list(zip(base.rounds, result.rounds, strict=False))
         pairs = pairs[1:] if len(pairs) > MIN_PAIRS else pairs
         calm = [pair for pair in pairs if not _is_crowded(*pair)]
         return Counted(calm, len(pairs) - len(calm)) if len(calm) >= MIN_PAIRS else Counted(pairs, 0)
@@ -229,15 +245,31 @@ class Comparison:
             said.append("The run was interrupted: these are partial figures.")
         said += [f"{r.engine} failed." for r in self.results if r.error]
         measured = [result for result in self.results if result.rounds]
+        said += [
+            f"{r.engine} was asked nothing in {r.num_idle} of {len(r.rounds)} rounds: the pipeline remembered answers, "
+            "met errors, or asked another model. There is no ratio."
+            for r in measured
+            if r.num_idle
+        ]
         for result in measured:
             said += [
                 f"{result.engine} answers {result.num_varying} of {len(self.inputs)} inputs differently each round."
             ] * bool(result.num_varying)
             said += [f"{result.engine}: {what} vary between rounds." for what in _varying_counts(result)]
+        said += [
+            f"{r.engine}: model calls had not ended when run() returned in {num} of {len(r.rounds)} rounds."
+            for r in measured
+            if (num := sum(one.unfinished > 0 for one in r.rounds))
+        ]
         hidden = [(r.engine, "; ".join(r.hidden).rstrip(" .")) for r in measured if r.hidden]
         said += [f"The pipeline kept errors with {engine} to itself: {text}." for engine, text in hidden]
         for result in measured[1:] if self.baseline.rounds else ():
             said += self._against_baseline(result)
+        said += [
+            f"For {profile.outside_s / profile.wall_s:.0%} of {r.engine}'s time no model call was under way."
+            for r in measured
+            if (profile := r.profile) and profile.calls and MIN_OUTSIDE_S < profile.outside_s > profile.wall_s / 2
+        ]
         if unknown := [result.engine for result in measured if result.work.calls is None]:
             said.append(f"Calls could not be counted: {', '.join(unknown)}. An answer from a cache would not be seen.")
         left_out = sorted({i for result in self.results for i in result.left_out})
@@ -256,6 +288,16 @@ class Comparison:
             if ours is not None and theirs is not None and ours != theirs:
                 counted = what.replace("_", " ")
                 said.append(f"{counted} differ: {theirs:,} with {self.baseline.engine}, {ours:,} with {result.engine}.")
+        prompts = [one.profile.prompts if one.profile else None for one in (self.baseline, result)]
+        if None not in prompts and prompts[0] != prompts[1] and not any("prompt tokens" in one for one in said):
+            said.append(f"prompts differ between {self.baseline.engine} and {result.engine}.")
+        caught = [one.rounds[-1].caught for one in (self.baseline, result)]
+        if len(caught[0]) != len(caught[1]):
+            first = next(filter(None, caught))[0].rstrip(" .")
+            said.append(
+                f"The pipeline caught {len(caught[0])} errors with {self.baseline.engine} and {len(caught[1])} with "
+                f"{result.engine}, the first {first}."
+            )
         return said
 
 
@@ -270,11 +312,12 @@ def _mean(rounds: Sequence[Round], what: Literal["lost", "other_cores"]) -> floa
 
 
 def _varying_counts(result: EngineResult) -> list[str]:
-    return [
+    said = [
         what.replace("_", " ")
         for what in ("calls", "prompt_tokens")
         if len({getattr(one.work, what) for one in result.rounds}) > 1
     ]
+    return said or ["prompts"] * (len({one.prompts for one in result.rounds}) > 1)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -50,6 +50,7 @@ class EngineProcess:
         self._log = (Path(self._folder.name) / "log").open("w+")
         environment = os.environ | {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         environment[PYTHON] = sys.executable
+        environment.setdefault("PYTHONHASHSEED", "0")  # sets have the same order in every process, and so do prompts
         self.python = python or sys.executable
         environment |= {"DSPY_CACHEDIR": self._folder.name, "TOKENIZERS_PARALLELISM": "true", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(

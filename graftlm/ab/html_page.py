@@ -111,8 +111,10 @@ def summary(comparison: Comparison) -> str:
     for result in comparison.results[1:]:
         found = comparison.ratio(result)
         if found is None:
-            base = comparison.baseline.engine
-            said.append(f"{result.engine} has {f'nothing beside it: {base} failed' if result.rounds else 'no result'}")
+            base = comparison.baseline
+            why = f"nothing beside it: {base.engine} failed" if result.rounds and not base.rounds else (
+                "no ratio" if result.rounds else "no result")  # fmt: skip
+            said.append(f"{result.engine} has {why}")
             continue
         low, high = found.low, found.high
         if low is None or high is None:

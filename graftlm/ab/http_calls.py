@@ -21,11 +21,12 @@ class HttpCalls:
     """Counts completed requests. A count is None where an answer did not tell it: then the sum is unknown.
 
     hook  may be called again: each client library of the process is hooked once, when it is there
-    span  is told when each call began, at its end
+    span    is told when each call began, at its end
+    prompt  is told the body of each request that was answered
     """
 
-    def __init__(self, span: Callable[[float], None]) -> None:
-        self._span = span
+    def __init__(self, span: Callable[[float], None], prompt: Callable[[Any], None] = lambda body: None) -> None:
+        self._span, self._prompt = span, prompt
         self._lock = threading.Lock()
         self._hooked: set[str] = set()
         self._usages: list[Mapping[str, int | None]] = []
@@ -66,14 +67,15 @@ class HttpCalls:
         self._hooked.add(name)
         return module
 
-    def _begun(self, url: str, status: int, begin: float) -> _Answer | None:
-        """Follow one answer; None if it is not a model's."""
+    def _begun(self, url: str, status: int, begin: float, body: Any) -> _Answer | None:
+        """Follow one answer, to a request with this body; None if it is not a model's."""
         if not urlsplit(url).path.endswith(_PATHS):
             return None
         if status >= 400:
             with self._lock:
                 self.refused[status] += 1
             return None
+        self._prompt(body)
         return _Answer(self, begin)
 
     def _ended(self, begin: float, usage: Mapping[str, int | None]) -> None:
@@ -85,7 +87,8 @@ class HttpCalls:
         send, asend = httpx.Client.send, httpx.AsyncClient.send
 
         def follow(request: Any, response: Any, begin: float) -> Any:
-            answer = self._begun(str(request.url), response.status_code, begin)
+            body = getattr(request, "_content", None)  # not there where it is streamed
+            answer = self._begun(str(request.url), response.status_code, begin, body)
             if answer is None:
                 return response
             if response.is_closed:
@@ -114,7 +117,7 @@ class HttpCalls:
         def counted(session: Any, request: Any, **options: Any) -> Any:
             begin = time.perf_counter()
             response = send(session, request, **options)
-            answer = self._begun(request.url, response.status_code, begin)
+            answer = self._begun(request.url, response.status_code, begin, request.body)
             if answer is not None and not options.get("stream"):
                 answer.end(response.content)
             elif answer is not None:
@@ -131,7 +134,7 @@ class HttpCalls:
         def counted(transport: Any, request: Any) -> Any:
             begin = time.perf_counter()
             response = stream(transport, request)
-            if (answer := self._begun(request.url, response.status, begin)) is not None:
+            if (answer := self._begun(request.url, response.status, begin, request.body)) is not None:
                 response._chunks = answer.read(response._chunks)
             return response
 
@@ -139,7 +142,7 @@ class HttpCalls:
         async def acounted(transport: Any, request: Any) -> Any:
             begin = time.perf_counter()
             response = await astream(transport, request)
-            if (answer := self._begun(request.url, response.status, begin)) is not None:
+            if (answer := self._begun(request.url, response.status, begin, request.body)) is not None:
                 response._chunks = answer.aread(response._chunks)
             return response
 

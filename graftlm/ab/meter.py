@@ -11,9 +11,11 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graftlm.ab.classes.server import Server
+from graftlm.ab.failures import told
+from graftlm.ab.fingerprint import Fingerprint
 from graftlm.ab.http_calls import HttpCalls
 from graftlm.ab.prefix_caches import alive, forget
-from graftlm.core.errors import RemoteError
+from graftlm.core.errors import RemoteError, RequestCancelled
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,12 +78,16 @@ class Meter:
         self._counted = Work()
         self._spans: list[tuple[float, float]] = []
         self._ahead = (0, 0)
+        self._failed: list[BaseException] = []
+        self._under_way = 0
+        self._local = threading.local()
+        self._prompts = Fingerprint()
         self.runtimes: list[Runtime] = []
         self._endpoints: set[int] = set()  # the ids of runtimes in front of one
         self.models: list[Any] = []
         self._generating: list[Any] = []  # transformers models, and those of its kin that run elsewhere
         self._llamas: list[Any] = []
-        self._http = HttpCalls(self._span)
+        self._http = HttpCalls(self._span, lambda body: self._prompts.add(body))
         self._http.hook()
 
     def attach(self) -> None:
@@ -128,7 +134,8 @@ class Meter:
         kept += [server.name for server in Server.open if not server.reset()]
         with self._lock:
             self._counted = Work(0, 0, 0, None, 0) if self._generating else Work()
-            self._spans, self._ahead = [], (0, 0)
+            self._spans, self._ahead, self._failed = [], (0, 0), []
+            self._prompts = Fingerprint()
         self._http.reset()
         return kept
 
@@ -150,12 +157,44 @@ class Meter:
         computed = prompt - cached if prompt is not None and cached is not None else None
         return Work(self._http.num, prompt, computed, completion)
 
-    def refused(self) -> list[str]:
-        """Requests of HTTP clients since `start` that were answered with an error, one sentence per status."""
-        return [
+    @property
+    def prompts(self) -> int | None:
+        """A number that tells the prompts since `start` from others, whatever their order; None if none was seen."""
+        return self._prompts.value
+
+    def failed(self) -> list[str]:
+        """Model calls since `start` that failed, and requests that were refused; one text each."""
+        with self._lock:
+            failed = list(self._failed)
+        said = [
             f"{num:,} request{'s were' if num > 1 else ' was'} answered with HTTP {status}"
             for status, num in self._http.refused.items()
         ]
+        return said + (
+            [f"{len(failed):,} model calls failed, the first with {told(failed[0])}"] if len(failed) > 1
+            else [f"a model call failed with {told(one)}" for one in failed]
+        )  # fmt: skip
+
+    def under_way(self, patience_s: float = 0.2) -> int:
+        """Model calls in this process that have begun and not ended, at the latest after `patience_s`.
+
+        A future tells its caller first that it is done, and then this meter.
+        """
+        deadline = time.perf_counter() + patience_s
+        while self._under_way and time.perf_counter() < deadline:
+            time.sleep(0.001)
+        return self._under_way
+
+    def _begin(self, prompt: Any) -> None:
+        self._prompts.add(prompt)
+        with self._lock:
+            self._under_way += 1
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._under_way -= 1
+            if error is not None and not isinstance(error, RequestCancelled):
+                self._failed.append(error)
 
     def spans(self, started: float) -> list[tuple[float, float]]:
         """Start and end of each call, in seconds after `started` (of `time.perf_counter`)."""
@@ -166,7 +205,8 @@ class Meter:
         with self._lock:
             self._spans.append((begin, time.perf_counter()))
 
-    def _answered(self, runtime: Any, begin: float, _: Any) -> None:
+    def _answered(self, runtime: Any, begin: float, future: Any) -> None:
+        self._end(None if future.cancelled() else future.exception())
         if id(runtime) not in self._endpoints:
             self._span(begin)
 
@@ -186,11 +226,19 @@ class Meter:
         @wraps(generate)
         def timed(*args: Any, **kwargs: Any) -> T:
             begin = time.perf_counter()
+            given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+            self._begin(None if given is None else given.tolist())
+            self._local.generates = True
+            error: BaseException | None = None
             try:
                 output = generate(*args, **kwargs)
+            except BaseException as raised:
+                error = raised
+                raise
             finally:
+                self._local.generates = False
+                self._end(error)
                 self._span(begin)
-            given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
             work = Work(completion_tokens=_num_generated(model, given, output))
             if not by_forward and given is not None:
                 mask = kwargs.get("attention_mask")
@@ -208,6 +256,7 @@ class Meter:
         @wraps(complete)
         def timed(*args: Any, **kwargs: Any) -> T:
             begin = time.perf_counter()
+            self._prompts.add([args, kwargs.get("prompt")])
             answer = complete(*args, **kwargs)
             usage = answer.get("usage") or {} if isinstance(answer, dict) else {}
             with self._lock:
@@ -224,6 +273,8 @@ class Meter:
             begin = time.perf_counter()
             futures = submit_many(requests)
             for request, future in zip(requests, futures, strict=True):
+                if not request.pin:
+                    self._begin(request.prompt)
                 future.add_done_callback(self._note_ahead if request.pin else partial(self._answered, runtime, begin))
             return futures
 
@@ -237,6 +288,8 @@ class Meter:
         if ids is None:
             return
         rows, width = ids.shape
+        if not getattr(self._local, "generates", False):
+            self._prompts.add(ids.tolist())
         past = cache_in(kwargs)
         num_past = past.get_seq_length() if past is not None else 0
         mask = kwargs.get("attention_mask")

@@ -8,12 +8,13 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from graftlm.ab.caught import CaughtErrors
 from graftlm.ab.engines import FRAMEWORKS, MAX_TOKENS, framework_of, known_or_raise, named_engines
 from graftlm.ab.script import Script
 from graftlm.core.errors import ConfigError
@@ -58,6 +59,7 @@ class Pipeline:
     constructors: Mapping[str, Callable[..., Any]]
     framework: str | None = None
     notes: Sequence[str] = ()
+    caught: CaughtErrors = field(default_factory=CaughtErrors)
 
     @classmethod
     def load(cls, path: Path, framework: str | None = None) -> Pipeline:
@@ -67,7 +69,8 @@ class Pipeline:
         """
         if path.is_file() and not _may_define_run(path.read_text()):
             raise ConfigError(NO_RUN.format(str(path)))  # a script: importing it would run it
-        names = vars(_import(path))
+        caught = CaughtErrors()
+        names = vars(_import(path, caught))
         functions: dict[str, Callable[..., Any]] = {
             name: value
             for name, value in names.items()
@@ -88,7 +91,7 @@ class Pipeline:
         inputs, held_out = _inputs(path, functions)
         title = (names.get("__doc__") or path.stem).strip().partition("\n")[0]
         right = functions.get("right")
-        return cls(path.stem, title, run, inputs, held_out, right, constructors, framework)
+        return cls(path.stem, title, run, inputs, held_out, right, constructors, framework, (), caught)
 
     @classmethod
     def of_script(cls, path: Path, constructor: str) -> Pipeline:
@@ -99,7 +102,7 @@ class Pipeline:
         title = (ast.get_docstring(ast.parse(path.read_text())) or path.stem).partition("\n")[0]
         return cls(
             path.stem, title, lambda llm, inputs: [script.run(llm)], [None], [], None, engines, script.framework,
-            notes if script.unused else (),
+            notes if script.unused else (), script.caught,
         )  # fmt: skip
 
     def engine(self, spec: str) -> Engine:
@@ -189,12 +192,18 @@ def _inputs(path: Path, functions: Mapping[str, Callable[..., Any]]) -> tuple[li
     return (inputs[1:], inputs[:1]) if len(inputs) > 1 else (inputs, [])
 
 
-def _import(path: Path) -> ModuleType:
-    """Import a file by its path, under a name of its own: `dspy.py` must not stand in for the package."""
+def _import(path: Path, caught: CaughtErrors) -> ModuleType:
+    """Import a file by its path, under a name of its own: `dspy.py` must not stand in for the package.
+
+    It finds the modules beside it, after all others for the same reason.
+    """
     name = f"graftlm_pipeline_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
     if spec is None or spec.loader is None:
         raise ConfigError(f"pipeline {str(path)!r} cannot be read; give the path of a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.append(str(path.resolve().parent))
+    tree = ast.parse(path.read_bytes(), str(path))
+    vars(module).update(caught.watch(tree))
+    exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
     return module

@@ -45,6 +45,7 @@ class Profile:
     phases         seconds of the wall time by what they were spent on; they add up to `wall_s`
     unique_tokens  prompt tokens that any engine has to compute: each distinct prefix once; None if prompts are unknown
     mean_batch     sequences in a forward pass on average; None where passes are not seen
+    prompts        tells the token ids of all prompts from others, whatever their order; None if they are not known
     """
 
     wall_s: float
@@ -52,6 +53,7 @@ class Profile:
     phases: dict[str, float]
     unique_tokens: int | None = None
     mean_batch: float | None = None
+    prompts: int | None = None
 
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Profile:
@@ -60,6 +62,11 @@ class Profile:
     @property
     def time_to_first_token_s(self) -> float | None:
         return _median(call.to_first_s for call in self.calls)
+
+    @property
+    def outside_s(self) -> float:
+        """Seconds in which no model call was under way."""
+        return outside(self.wall_s, self.calls)
 
     @property
     def time_between_tokens_s(self) -> float | None:

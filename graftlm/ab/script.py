@@ -10,8 +10,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from graftlm.ab.caught import CaughtErrors
 from graftlm.ab.engines import framework_of_package
 from graftlm.core.errors import ConfigError
 
@@ -35,6 +37,8 @@ class Script:
     program: Any
     max_tokens: int | None
     unused: tuple[str, ...]
+    names: Mapping[str, Any]
+    caught: CaughtErrors
 
     @classmethod
     def load(cls, path: Path, constructor: str) -> Script:
@@ -46,8 +50,7 @@ class Script:
             tree = ast.parse(path.read_text(), str(path))
         except SyntaxError as error:
             raise ConfigError(f"{str(path)!r} is not Python: {error}") from error
-        names = _imported(tree)
-        swap = _Swap(constructor, names)
+        swap = _Swap(constructor, _imported(tree))
         swap.visit(tree)
         if not swap.calls:
             found = ", ".join(sorted(swap.others)) or "none"
@@ -71,8 +74,10 @@ class Script:
         if any(call.args for call in swap.calls):
             unused.insert(0, "the positional ones")
         _drop_missing(tree)
-        program = compile(ast.fix_missing_locations(tree), str(path), "exec")
-        return cls(path, framework, program, limits[0] if limits else None, tuple(unused))
+        caught = CaughtErrors()
+        names = caught.watch(tree)
+        program = compile(tree, str(path), "exec", dont_inherit=True)  # else our `from __future__` holds there too
+        return cls(path, framework, program, limits[0] if limits else None, tuple(unused), names, caught)
 
     def run(self, llm: Any) -> str:
         """Run the script once with `llm` as what the constructor returns; what it printed.
@@ -83,14 +88,17 @@ class Script:
         arguments, sys.argv = sys.argv, [str(self.path)]
         folder = str(self.path.resolve().parent)
         sys.path.append(folder)
+        ours = sys.modules["__main__"]
+        main = sys.modules["__main__"] = ModuleType("__main__")  # where pydantic, for one, looks up names of the script
+        names = vars(main)
+        names |= {"__file__": str(self.path), ENGINE: lambda *a, **k: llm, **self.names}
         try:
             with contextlib.redirect_stdout(printed), contextlib.suppress(_CleanExit):
-                _executed(
-                    self.program, {"__name__": "__main__", "__file__": str(self.path), ENGINE: lambda *a, **k: llm}
-                )
+                _executed(self.program, names)
         finally:
             sys.argv = arguments
             sys.path.remove(folder)
+            sys.modules["__main__"] = ours
         text = printed.getvalue()
         if not text.strip():
             raise ConfigError(f"the script {str(self.path)!r} printed nothing; what it prints is what is compared")

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any, Literal, TextIO
 from graftlm.ab.classes.server import Server
 from graftlm.ab.engines import remedy
 from graftlm.ab.failures import LoggedErrors, told
+from graftlm.ab.fingerprint import Fingerprint
 from graftlm.ab.inspector import Inspector
 from graftlm.ab.meter import Meter
 from graftlm.ab.pipeline import Pipeline
@@ -109,6 +111,7 @@ class Worker:
         asked = inputs[:-1] if self._remembered else inputs
         self._meter.start()
         self.errors.clear()
+        self._pipeline.caught.clear()
         cpu_s, all_cpu_s, energy_j = cpu_seconds(), machine_cpu_seconds(), energy_joules()
         started = time.perf_counter()
         answers = self._pipeline.answer(self._llm, asked) + self._remembered
@@ -116,6 +119,7 @@ class Worker:
         cpu_s = cpu_seconds() - cpu_s
         others = (machine_cpu_seconds() - all_cpu_s - cpu_s) / wall_s
         used_j = None if energy_j is None else (energy_joules() or 0.0) - energy_j
+        unfinished = self._meter.under_way()
         if self._plant == "slow":
             time.sleep(wall_s)
             wall_s *= 2
@@ -131,7 +135,10 @@ class Worker:
             "cpu_s": cpu_s,
             "other_cores": others,
             "lost": lost_share(others, cpu_s / wall_s),
-            "errors": [*self._meter.refused(), *[self.errors.told()] * bool(self.errors.told())],
+            "errors": [*self._meter.failed(), *[self.errors.told()] * bool(self.errors.told())],
+            "caught": self._pipeline.caught.told(),
+            "prompts": self._meter.prompts,
+            "unfinished": unfinished,
             "energy_j": used_j,
             **peak_memory(),
         }
@@ -146,6 +153,7 @@ class Worker:
             self._pipeline.answer(self._llm, inputs)
             wall_s = time.perf_counter() - started
         profile = dataclasses.asdict(inspector.profile(wall_s, self._meter.spans(started)))
+        profile["prompts"] = _fingerprint(profile["calls"])
         for call in profile["calls"]:
             call["prompt_ids"] = call["token_ids"] = ()
         return profile
@@ -182,6 +190,16 @@ class Worker:
 
     def calls(self) -> int:
         return self._meter.work().calls or 0
+
+
+def _fingerprint(calls: Sequence[Mapping[str, Any]]) -> int | None:
+    """Of the prompts' token ids, which engines have in common; None where a call's are not known."""
+    prompts = Fingerprint()
+    for call in calls:
+        if not call["prompt_ids"]:
+            return None
+        prompts.add(call["prompt_ids"])
+    return prompts.value
 
 
 def local_name(model: str) -> str:
@@ -299,13 +317,21 @@ def as_json(value: Any) -> Any:
     if hasattr(value, "content") and hasattr(value, "tool_calls"):  # a message of LangChain
         calls = [{"name": call["name"], "args": call["args"]} for call in value.tool_calls]
         return {"content": as_json(value.content), "tool_calls": as_json(calls)} if calls else as_json(value.content)
+    if hasattr(value, "source_nodes") and hasattr(value, "response"):  # of LlamaIndex, which numbers its nodes anew
+        return as_json(value.response)
+    if hasattr(value, "raw") and hasattr(value, "delta"):  # LlamaIndex's answer of a model, with all that a server said
+        return str(value)
     if hasattr(value, "model_dump"):
         return as_json(value.model_dump(mode="json"))
     if hasattr(value, "toDict"):  # a prediction of DSPy
         return as_json(value.toDict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return as_json(dataclasses.asdict(value))
-    return str(value)
+    return _ADDRESS.sub("", str(value))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object lies in memory, which no two processes agree on."""
 
 
 def as_text(value: Any) -> str:

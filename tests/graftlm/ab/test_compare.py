@@ -243,6 +243,18 @@ def test_the_cause_is_told_where_a_framework_hides_it(tmp_path: Path, num_inputs
     assert "no grammars here" in said
 
 
+def test_inputs_that_each_process_draws_anew_are_an_error(tmp_path: Path) -> None:
+    """Each engine was given inputs of its own, and the report showed those of the last one."""
+    path = tmp_path / "drawn.py"
+    path.write_text(
+        IDLE.replace('return ["warm-up", "A", "bad", "c"]', "import os; return ['a', f'pid {os.getpid()}']")
+    )
+    with pytest.raises(ConfigError, match="gives other inputs in each process; let it give the same ones each time"):
+        quick(path, "low", "high")
+    path.write_text(IDLE.replace('["warm-up", "A", "bad", "c"]', 'list({"a", "b", "c", "d", "e", "f"})'))
+    quick(path, "low", "high")  # sets have the same order in every process
+
+
 def test_answers_that_vary_by_themselves_are_said(idle: Path) -> None:
     assert "moody answers 3 of 3 inputs differently each round." in quick(idle, "moody").differences()
 

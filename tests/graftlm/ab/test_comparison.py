@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from graftlm.ab import Comparison, EngineResult, Round, assert_faster, assert_same_answers
 from graftlm.ab.meter import Work
+from graftlm.ab.profile import Call, Profile
 from graftlm.core.errors import ConfigError
 
 
@@ -44,6 +47,47 @@ def test_an_engine_that_answers_differently_each_round_is_said_to() -> None:
     varying.rounds[1].answers[:] = ["a", "b"]
     varying.rounds[1] = Round(1.0, ["a", "z"], None, Work(calls=2, prompt_tokens=20))
     assert compared(varying).differences() == ["graftlm answers 1 of 2 inputs differently each round."]
+
+
+def test_rounds_in_which_no_model_was_asked_have_no_ratio() -> None:
+    """Answers from a cache of the pipeline's own: two memories were compared, and nothing was said."""
+    comparison = compared(measured("hf", [1.0] * 4, ["a", "b"], calls=0), measured("graftlm", [0.1] * 4, ["a", "b"]))
+    assert comparison.differences()[0] == (
+        "hf was asked nothing in 4 of 4 rounds: the pipeline remembered answers, met errors, or asked another model. "
+        "There is no ratio."
+    )
+    assert comparison.ratio(comparison.results[1]) is None
+
+
+def test_prompts_of_the_same_length_that_vary_are_said() -> None:
+    """A clock in the prompt: calls, tokens and answers were equal, and so were the prompts, it was said."""
+    clock = measured("hf", [1.0, 1.0], ["a", "b"])
+    clock.rounds = [replace(one, prompts=number) for number, one in enumerate(clock.rounds)]
+    assert compared(clock).differences() == ["hf: prompts vary between rounds."]
+    one, other = measured("hf", [1.0], ["a", "b"]), measured("graftlm", [1.0], ["a", "b"])
+    one.profile, other.profile = (Profile(1.0, [], {}, prompts=number) for number in (1, 2))
+    assert compared(one, other).differences() == ["prompts differ between hf and graftlm."]
+
+
+def test_calls_that_outlive_their_round_are_said() -> None:
+    early = measured("hf", [1.0, 1.0], ["a", "b"])
+    early.rounds[1] = replace(early.rounds[1], unfinished=2)
+    assert compared(early).differences() == ["hf: model calls had not ended when run() returned in 1 of 2 rounds."]
+
+
+def test_errors_that_the_pipeline_catches_on_one_engine_are_said() -> None:
+    hf, ours = measured("hf", [1.0], ["a", "b"]), measured("graftlm", [1.0], ["a", "b"])
+    ours.rounds = [replace(ours.rounds[0], caught=["ConfigError: no such option."])]
+    assert compared(hf, ours).differences() == [
+        "The pipeline caught 0 errors with hf and 1 with graftlm, the first ConfigError: no such option."
+    ]
+
+
+def test_time_in_which_no_model_is_asked_is_said_where_it_is_most() -> None:
+    slept, quick = measured("hf", [1.0], ["a", "b"]), measured("graftlm", [1.0], ["a", "b"])
+    slept.profile = Profile(2.0, [Call(0.0, 0.1), Call(0.5, 0.8)], {})
+    quick.profile = Profile(0.05, [Call(0.0, 0.01)], {})  # too short to tell
+    assert compared(slept, quick).differences() == ["For 80% of hf's time no model call was under way."]
 
 
 def loaded(engine: str, rounds: list[tuple[float, float]]) -> EngineResult:

@@ -11,6 +11,7 @@ import graftlm as gl
 from graftlm.ab.classes import native
 from graftlm.ab.meter import Meter, Work, _num_generated
 from graftlm.ab.prefix_caches import alive
+from graftlm.core.errors import RequestTooLong
 from tests.core.remote.models import answers
 from tests.core.remote.server import Server
 from tests.models import byte_tokenizer, tiny_model
@@ -56,6 +57,23 @@ def test_a_prefix_computed_ahead_is_no_call_but_its_tokens_are_computed(runtime:
     assert (work.calls, work.prompt_tokens) == (2, sum(map(len, PROMPTS)))
     assert work.computed_tokens == len(PROMPTS[0]) + len("is")
     assert len(meter.spans(0.0)) == 2
+
+
+def test_failed_and_unfinished_calls_are_told_and_prompts_are_told_apart(runtime: gl.Runtime) -> None:
+    meter = Meter()
+    meter.attach()
+    found = []
+    for prompts in (PROMPTS, PROMPTS[::-1], [PROMPTS[0], "The same beginning, and thus"]):
+        meter.start()
+        runtime.generate(prompts, max_tokens=1, temperature=0)
+        found.append(meter.prompts)
+    assert found[0] == found[1] != found[2] and meter.failed() == []
+    with pytest.raises(RequestTooLong):
+        runtime.generate("a" * 9999, max_tokens=1)
+    assert meter.failed()[0].startswith("a model call failed with RequestTooLong: the prompt is 9,999 tokens")
+    assert meter.under_way() == 0
+    meter._begin("a call from a thread that outlives run()")
+    assert meter.under_way(patience_s=0) == 1
 
 
 @pytest.mark.parametrize("engine", ["hf", "hf-batching"])
@@ -138,7 +156,7 @@ def test_a_model_that_is_no_torch_module_counts_by_its_calls() -> None:
     padded = torch.tensor([[0, 5, 5, 5], [5, 5, 5, 5]])
     model.generate(input_ids=padded, attention_mask=(padded > 0).long())
     assert meter.work() == Work(2, 7, 7, 5, 2)
-    assert len(meter.spans(0.0)) == 1
+    assert len(meter.spans(0.0)) == 1 and meter.failed() == []
 
 
 def test_a_call_of_llama_cpp_counts_by_the_usage_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,29 @@ def test_a_file_gives_title_inputs_and_engines(tmp_path: Path) -> None:
     assert (pipeline.name, pipeline.title) == ("shout", "Shouts.")
     assert (pipeline.held_out, pipeline.inputs) == (["a"], ["b"])
     assert list(pipeline.constructors) == ["plain", "at"]
+
+
+def test_a_file_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of the current folder were found."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "texts_beside_it.py").write_text("A = 'a'\n")
+    text = GOOD.replace('["a", "b"]', '[A, "b"]').replace("from pathlib", "from texts_beside_it import A\nfrom pathlib")
+    assert Pipeline.load(written(tmp_path, text)).held_out == ["a"]
+
+
+def test_what_the_file_catches_is_noted(tmp_path: Path) -> None:
+    text = GOOD.replace(
+        "return [llm(text) for text in inputs]",
+        """
+    try:
+        return [llm(text) for text in inputs]
+    except TypeError:
+        return [""] * len(inputs)""",
+    )
+    pipeline = Pipeline.load(written(tmp_path, text))
+    assert pipeline.answer(len, ["a"]) == [1] and pipeline.caught.told() == []
+    assert pipeline.answer(None, ["a"]) == [""]
+    assert pipeline.caught.told() == ["TypeError: 'NoneType' object is not callable"]
 
 
 def test_inputs_may_be_a_list(tmp_path: Path) -> None:

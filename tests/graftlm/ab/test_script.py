@@ -53,6 +53,19 @@ def test_constructors_of_each_framework_are_known_by_their_import(
     assert Script.load(written(tmp_path, text), constructor).framework == framework
 
 
+def test_a_script_is_the_main_module_and_keeps_its_annotations(tmp_path: Path) -> None:
+    """Its annotations became texts, as ours are, and pydantic looked for their names among ours."""
+    text = (
+        "import dspy\nfrom pydantic import BaseModel\nclass Part(BaseModel): n: int\n"
+        "class Whole(BaseModel): parts: list[Part]\n"
+        "dspy.LM('x')\nprint(Whole(parts=[{'n': 1}]).parts[0], Whole.__annotations__['parts'] == list[Part])\n"
+        "try: int('x')\nexcept ValueError: pass\n"
+    )
+    script = Script.load(written(tmp_path, text), "dspy.LM")
+    assert script.run(None) == "n=1 True\n"
+    assert script.caught.told() == ["ValueError: invalid literal for int() with base 10: 'x'"]
+
+
 def test_a_script_ends_as_it_ends_by_itself(tmp_path: Path) -> None:
     ending = "import dspy, sys\ndspy.LM()\nprint('said')\nsys.exit({})"
     assert Script.load(written(tmp_path, ending.format("")), "dspy.LM").run(None) == "said\n"

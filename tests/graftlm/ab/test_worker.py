@@ -4,6 +4,9 @@ import dspy
 import psutil
 import pytest
 from langchain_core.messages import AIMessage
+from llama_index.core.base.llms.types import CompletionResponse
+from llama_index.core.base.response.schema import Response
+from llama_index.core.schema import NodeWithScore, TextNode
 from pydantic import BaseModel
 
 from graftlm.ab.worker import as_json, as_text, lost_share, machine_cpu_seconds
@@ -22,6 +25,10 @@ def test_answers_of_the_frameworks_become_values_that_can_be_compared() -> None:
     }
     assert as_json([City(name="Paris"), {1: (True, None)}]) == [{"name": "Paris"}, {"1": [True, None]}]
     assert as_json(dspy.Prediction(answer="Paris")) == {"answer": "Paris"}
+    node = NodeWithScore(node=TextNode(text="about Paris"), score=1.0)  # numbered anew each time
+    assert as_json(Response("Paris", source_nodes=[node])) == "Paris"
+    assert as_json(CompletionResponse(text="Paris", raw={"id": "cmpl-7"})) == "Paris"
+    assert as_json([object()]) == ["<object object>"]
     assert as_text({"name": "Zürich"}) == '{"name": "Zürich"}'
 
 
