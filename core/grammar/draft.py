@@ -61,7 +61,7 @@ def draft(spec: Spec, options: Options) -> Draft:
 
 
 def _without_rules(language: Language, options: Options) -> Draft:
-    dfa = Dfa.compile(without_products(language.node), options.limits)
+    dfa = Dfa.compile(without_products(language.node, options.limits.states), options.limits)
     return Draft(dfa.measured(), issues=language.issues, annotations=language.annotations)
 
 

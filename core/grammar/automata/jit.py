@@ -43,7 +43,7 @@ _GRAMMAR = "graftlm.core.grammar"
 _MODULES = tuple(
     f"{_GRAMMAR}.{name}"
     for name in (
-        *("automata.determinize", "automata.distances"),
+        *("automata.determinize", "automata.distances", "automata.pairs"),
         *("masks.trie", "masks.trie_walk", "masks.slices", "masks.spelling"),
     )
 )

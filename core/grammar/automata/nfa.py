@@ -236,12 +236,11 @@ class NfaBuilder:
         self._skip(source, first)
         for state in node.accepting:
             self._skip(first + state, end)
-        for state, row in enumerate(node.rows, first):
-            for low, high, target in row:
-                self._sources.append(state)
-                self._lows.append(low)
-                self._highs.append(high)
-                self._targets.append(first + target)
+        self._sources.extend([state for state, row in enumerate(node.rows, first) for _ in row])
+        edges = [edge for row in node.rows for edge in row]
+        self._lows.extend([low for low, _, _ in edges])
+        self._highs.extend([high for _, high, _ in edges])
+        self._targets.extend([first + target for _, _, target in edges])
         return end
 
     def _add_alternation(self, items: tuple[Node, ...], source: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, reduce
+from collections.abc import Sequence
+from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -10,7 +11,10 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Automaton, Difference, Intersection, Node
-from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata import pairs
+from graftlm.core.grammar.automata.determinize import ACTION_WIDTH
+from graftlm.core.grammar.automata.dfa import UNREACHABLE, Dfa
+from graftlm.core.grammar.automata.distances import measure
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.spec import Limits
 
@@ -23,6 +27,9 @@ Int64Array: TypeAlias = "npt.NDArray[np.int64]"
 MAX_STATES = 20_000
 # A byte that UTF-8 never uses: added as a text of its own, it keeps the automaton of an empty language buildable.
 _NEVER = 0xFF
+_SLICE = 500_000
+"""Pairs times classes of bytes between two looks at the clock: half a second at most, as Python."""
+_NO_ACTIONS = np.zeros((1, ACTION_WIDTH), np.int32)
 
 
 @lru_cache(maxsize=512)
@@ -31,9 +38,41 @@ def product(node: Intersection | Difference) -> Automaton:
     return _as_automaton(_table(node))
 
 
-def without_products(node: Node) -> Node:
-    """`node` with every intersection and difference in it replaced by its automaton."""
+def without_products(node: Node, max_states: int | None = None) -> Node:
+    """`node` with every intersection and difference in it replaced by its automaton.
+
+    Raises GrammarError, before it makes them, where they alone have more than `max_states` states.
+    """
+    if max_states is not None and _least_states(node, {}) > max_states:
+        raise GrammarError(
+            f"the constraint needs more than {max_states:,} states; "
+            "simplify it (patterns beside lengths or other patterns cost most) or raise limits.states"
+        )
     return _without_products(node, {})
+
+
+def _least_states(node: Node, known: dict[int, int]) -> int:
+    """How many states of products an automaton of `node` has, wherever parts of `node` begin with other bytes.
+
+    known  by id: a shared node counts in each place, and is looked at once
+    """
+    found = known.get(id(node))
+    if found is None:
+        match node:
+            case Intersection() | Difference():
+                found = len(_table(node).targets) - 1
+            case ast.Concat(items):
+                found = sum(_least_states(item, known) for item in items)
+            case ast.Alternation(items):
+                found = max((_least_states(item, known) for item in items), default=0)
+            case ast.Repeat(item):
+                found = _least_states(item, known)
+            case ast.Graph(rows):
+                found = sum(max((_least_states(item, known) for item, _ in row), default=0) for row in rows)
+            case _:
+                found = 0
+        known[id(node)] = found
+    return found
 
 
 def _without_products(node: Node, done: dict[int, Node]) -> Node:
@@ -48,8 +87,15 @@ def _without_products(node: Node, done: dict[int, Node]) -> Node:
     return found
 
 
+@lru_cache(maxsize=2048)
 def is_empty(node: Node) -> bool:
     """Whether no text matches `node`."""
+    match node:
+        case Intersection((*items, last)):
+            first = _both_of(items)
+            return not _Walk(first, _table(last), keep_if_second=True, stops=True).run()
+        case Difference(item, minus):
+            return not _Walk(_table(item), _table(minus), keep_if_second=False, stops=True).run()
     return not _live(_table(node))[1]
 
 
@@ -116,7 +162,7 @@ def _table(node: Node) -> _Table:
         case Automaton():
             return _expand(node)
         case Intersection(items):
-            return reduce(_both, map(_table, items))
+            return _both_of(items)
         case Difference(item, minus):
             return _combine(_table(item), _table(minus), keep_if_second=False)
     node = ast.alternation(ast.Literal(bytes([_NEVER])), without_products(node))
@@ -139,56 +185,72 @@ def _expand(node: Automaton) -> _Table:
     return _Table(np.repeat(np.arange(len(starts) - 1), np.diff(starts)), targets, accepting)
 
 
-def _both(first: _Table, second: _Table) -> _Table:
-    return _combine(first, second, keep_if_second=True)
+def _both_of(items: Sequence[Node]) -> _Table:
+    return reduce(partial(_combine, keep_if_second=True), map(_table, items))
 
 
 def _combine(a: _Table, second: _Table, *, keep_if_second: bool) -> _Table:
     """Walk both at once; without `keep_if_second` accept what `second` does not."""
-    width, num_classes = len(second.targets), second.targets.shape[1]
-    pairs_of_classes = (a.classes * num_classes + second.classes).tolist()
-    joint = {pair: i for i, pair in enumerate(dict.fromkeys(pairs_of_classes))}
-    classes = np.array([joint[pair] for pair in pairs_of_classes])
-    in_a, in_second = np.divmod(np.array(list(joint)), num_classes)
-    numbers: dict[int, int] = {width + 1: 1}  # both at their start
-    rows: list[Int32Array] = [np.zeros((1, len(joint)), np.int32)]
-    frontier = np.array([width + 1], np.int64)
-    while len(frontier):
-        left, right = a.targets[frontier // width][:, in_a], second.targets[frontier % width][:, in_second]
-        alive = (left != 0) & (right != 0) if keep_if_second else left != 0
-        found = np.where(alive, left.astype(np.int64) * width + right, 0).ravel()
-        begins = np.flatnonzero(np.diff(found, prepend=-1))  # neighbours mostly lead to one state: sort few
-        codes, inverse = np.unique(found[begins], return_inverse=True)
-        new = [code for code in codes.tolist() if code and code not in numbers]
-        numbers.update(zip(new, range(len(numbers) + 1, len(numbers) + 1 + len(new)), strict=True))
-        check(in_a.nbytes * len(numbers))
-        if len(numbers) > MAX_STATES:
-            raise GrammarError(
-                f"combining two patterns or lengths needs more than {MAX_STATES:,} states; use one of them alone"
-            )
-        targets = np.array([numbers[code] if code else 0 for code in codes.tolist()], np.int32)
-        rows.append(np.repeat(targets[inverse], np.diff(begins, append=len(found))).reshape(alive.shape))
-        frontier = np.array(new, np.int64)
-    pairs = np.array([0, *numbers], np.int64)
-    accepted = second.accepting[pairs % width]
-    accepting = a.accepting[pairs // width] & (accepted if keep_if_second else ~accepted)
-    accepting[0] = False
-    return _trim(_Table(classes, np.concatenate(rows), accepting))
+    walk = _Walk(a, second, keep_if_second=keep_if_second)
+    walk.run()
+    return _trim(walk.table())
+
+
+class _Walk:
+    """Two tables walked at once, as far as pairs of their states are reached."""
+
+    def __init__(self, a: _Table, second: _Table, *, keep_if_second: bool, stops: bool = False) -> None:
+        self._a, self._second, self._is_both, self._stops = a, second, keep_if_second, stops
+        num_classes = second.targets.shape[1]
+        pairs_of_classes = (a.classes * num_classes + second.classes).tolist()
+        joint = {pair: i for i, pair in enumerate(dict.fromkeys(pairs_of_classes))}
+        self._classes = np.array([joint[pair] for pair in pairs_of_classes])
+        self._in_a, self._in_second = np.divmod(np.array(list(joint)), num_classes)
+        self._pairs = np.zeros((512, 2), np.int32)
+        self._pairs[1] = 1  # both at their start
+        self._rows = np.zeros((512, len(joint)), np.int32)
+        self._control = np.array([2, 1], np.int64)
+
+    def run(self) -> bool:
+        """Number all pairs; with `stops` end early, with True, where a text may end."""
+        a, second, control = self._a, self._second, self._control
+        slots = np.zeros(1 << (4 * MAX_STATES).bit_length(), np.int32)
+        budget = max(1, _SLICE // len(self._in_a))
+        while True:
+            status = pairs.walk(
+                a.targets, second.targets, self._in_a, self._in_second, a.accepting, second.accepting,
+                self._is_both, self._stops, self._pairs, self._rows, slots, control, budget,
+            )  # fmt: skip
+            if control[pairs.NUM_PAIRS] - 1 > MAX_STATES:
+                raise GrammarError(
+                    f"combining two patterns or lengths needs more than {MAX_STATES:,} states; use one of them alone"
+                )
+            if status in (pairs.DONE, pairs.FOUND):
+                return bool(status == pairs.FOUND)
+            check(self._rows.nbytes)
+            if status == pairs.GROW:
+                self._pairs, self._rows = _doubled(self._pairs), _doubled(self._rows)
+
+    def table(self) -> _Table:
+        num_pairs = int(self._control[pairs.NUM_PAIRS])
+        in_a, in_second = self._pairs[:num_pairs].T
+        accepted = self._second.accepting[in_second]
+        accepting = self._a.accepting[in_a] & (accepted if self._is_both else ~accepted)
+        accepting[0] = False
+        return _Table(self._classes, self._rows[:num_pairs].copy(), accepting)
+
+
+def _doubled(array: Int32Array) -> Int32Array:
+    larger = np.zeros((2 * len(array), array.shape[1]), np.int32)
+    larger[: len(array)] = array
+    return larger
 
 
 def _live(table: _Table) -> npt.NDArray[np.bool_]:
     """Which states can reach an accepting one."""
-    num_states, num_classes = table.targets.shape
-    edges = table.targets.ravel()
-    order = np.argsort(edges, kind="stable")
-    sources, begins = order // num_classes, np.searchsorted(edges[order], np.arange(num_states + 1))
-    live = table.accepting.copy()
-    work = np.flatnonzero(live)
-    while len(work):
-        check()
-        found = np.concatenate([sources[begins[state] : begins[state + 1]] for state in work.tolist()])
-        work = np.unique(found[~live[found]])
-        live[work] = True
+    distance = np.where(table.accepting, 0, UNREACHABLE).astype(np.int32)
+    measure(table.targets, _NO_ACTIONS, distance)
+    live: npt.NDArray[np.bool_] = distance != UNREACHABLE
     live[0] = False
     return live
 
@@ -212,10 +274,9 @@ def _as_automaton(table: _Table) -> Automaton:
     lows = begins[columns]
     # a run ends where the next one begins, the last one of a state with the bytes
     highs = np.where(np.append(states[1:] != states[:-1], True), 256, np.append(lows[1:], 256)) - 1
-    rows: list[list[tuple[int, int, int]]] = [[] for _ in targets]
-    for state, low, high, target in zip(
-        states.tolist(), lows.tolist(), highs.tolist(), targets[states, columns].tolist(), strict=True
-    ):
-        if target:
-            rows[state].append((low, high, target - 1))
-    return Automaton(tuple(map(tuple, rows)), frozenset((np.flatnonzero(table.accepting) - 1).tolist()))
+    after = targets[states, columns]
+    kept = after != 0
+    edges = list(zip(lows[kept].tolist(), highs[kept].tolist(), (after[kept] - 1).tolist(), strict=True))
+    ends = np.cumsum(np.bincount(states[kept], minlength=len(targets))).tolist()
+    rows = tuple(tuple(edges[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
+    return Automaton(rows, frozenset((np.flatnonzero(table.accepting) - 1).tolist()))

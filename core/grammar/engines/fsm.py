@@ -44,7 +44,7 @@ class FsmGrammar:
     @classmethod
     def compile(cls, node: Node, vocabulary: Vocabulary, limits: Limits | None = None) -> FsmGrammar:
         """Compile `node`. Raises GrammarError when nothing matches, or not within `limits`, or cannot be spelled."""
-        node = without_products(node)
+        node = without_products(node, (limits or Limits()).states)
         dfa = Dfa.compile(node, limits)
         if dfa.loops and not is_complete(dfa, vocabulary):
             dfa = Dfa.compile(node, limits, counters=False)

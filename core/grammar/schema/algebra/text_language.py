@@ -25,6 +25,12 @@ def pattern_node(pattern: str, wide: bool = False) -> Node:
     return regex.parse(pattern, search=True, portable=True, wide=wide)
 
 
+@lru_cache(maxsize=1024)
+def spelled_pattern(pattern: str, wide: bool = False) -> Node:
+    """The same as it is written inside a JSON string."""
+    return json_text.spell(pattern_node(pattern, wide))
+
+
 @lru_cache(maxsize=64)
 def format_node(name: str) -> Node:
     """Plain texts of format `name`."""

@@ -212,7 +212,7 @@ class Members:
 
     def _test_node(self, test: str | Shape, *, wide: bool) -> Node:
         if isinstance(test, str):
-            return json_text.spell(text_language.pattern_node(test, wide))
+            return text_language.spelled_pattern(test, wide)
         pieces = self._algebra.pieces(test, "string")
         if wide:  # everything but what surely fails
             failing = self._algebra.pieces_outside(test, "string")

@@ -70,3 +70,27 @@ def test_a_product_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_lengths_are_counted_in_characters(pattern: str, low: int, high: int | None, expected: bool) -> None:
     assert product.has_length(parse(pattern), low, high) is expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(PATTERNS, PATTERNS)
+def test_emptiness_agrees_with_the_states_of_the_whole_product(left: str, right: str) -> None:
+    a, b = parse(left), parse(right)
+    assert product.is_empty(ast.Intersection((a, b))) == (not product.product(ast.Intersection((a, b))).accepting)
+    assert product.is_empty(ast.Difference(a, b)) == (not product.product(ast.Difference(a, b)).accepting)
+
+
+def test_emptiness_is_answered_where_the_whole_product_would_have_too_many_states() -> None:
+    large = ast.Intersection((parse("(?:.{300})*"), parse("(?:.{299})*")))
+    with pytest.raises(GrammarError, match="more than 20,000 states"):
+        product.product(large)
+    assert not product.is_empty(large)
+
+
+def test_products_that_exceed_the_states_together_are_refused_before_their_automata_are_made() -> None:
+    part = ast.Intersection((parse("a.*"), parse(".{0,300}")))
+    assert 1_500 < len(product.product(part).rows) < 3_000
+    sequence, choice = ast.concat(part, ast.literal(";"), part), ast.alternation(part, ast.literal(";"))
+    with pytest.raises(GrammarError, match="more than 3,000 states"):
+        product.without_products(sequence, 3_000)
+    assert isinstance(product.without_products(choice, 3_000), ast.Alternation)
