@@ -60,7 +60,7 @@ def framework_of(source: str) -> str | None:
 
 def remedy(error: BaseException) -> str:
     """What helps against an engine's error, where that is known; else empty."""
-    if isinstance(error, NotImplementedError) and "async" in str(error).lower():
+    if isinstance(error, NotImplementedError | AttributeError) and "async" in str(error).lower():
         return "the stock class has no asynchronous calls; compare with --engines hf-batching,graftlm"
     if isinstance(error, NotImplementedError):
         return "the stock class of this engine cannot do what the pipeline asks; name another engine, as openai:URL"

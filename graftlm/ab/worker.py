@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -314,8 +315,8 @@ def as_json(value: Any) -> Any:
         return {str(key): as_json(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(one) for one in value]
-    if hasattr(value, "content") and hasattr(value, "tool_calls"):  # a message of LangChain
-        calls = [{"name": call["name"], "args": call["args"]} for call in value.tool_calls]
+    if hasattr(value, "content") and hasattr(value, "response_metadata"):  # a message of LangChain
+        calls = [{"name": call["name"], "args": call["args"]} for call in getattr(value, "tool_calls", ())]
         return {"content": as_json(value.content), "tool_calls": as_json(calls)} if calls else as_json(value.content)
     if hasattr(value, "source_nodes") and hasattr(value, "response"):  # of LlamaIndex, which numbers its nodes anew
         return as_json(value.response)
@@ -387,7 +388,15 @@ def serve(commands: TextIO, replies: TextIO) -> None:
         say(reply)
 
 
+def end_with(parent: int) -> None:
+    """Kill this process and the servers that it has started once `parent` is gone, whatever ended that."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(os.getpgid(0), signal.SIGKILL)  # a group of its own, see `EngineProcess`
+
+
 def main() -> None:
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     replies, commands = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a pipeline that reads its input finds none, and no commands

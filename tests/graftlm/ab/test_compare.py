@@ -333,6 +333,17 @@ def test_ctrl_c_leaves_a_partial_report_that_says_so(tmp_path: Path) -> None:
     assert not psutil.pid_exists(worker)
 
 
+def test_an_engine_ends_with_a_comparison_that_was_killed(tmp_path: Path) -> None:
+    """Its server stayed, with the memory of a card, where the comparison was ended by another signal than Ctrl-C's."""
+    path = tmp_path / "long.py"
+    path.write_text("import time\ndef slow(model): return time.sleep\ndef run(llm, inputs): llm(600)\n")
+    process = subprocess.Popen([sys.executable, "-m", "graftlm", "ab", str(path), "--engines", "slow"])
+    worker = psutil.Process(_child_of(process.pid))
+    process.kill()
+    process.wait()
+    worker.wait(timeout=60)
+
+
 def _child_of(pid: int) -> int:
     """The engine's process, once it is there."""
     deadline = time.monotonic() + 60

@@ -32,5 +32,7 @@ def test_the_pip_command_names_the_package_that_is_missing() -> None:
 
 def test_what_a_stock_class_does_not_have_is_said_with_another_engine() -> None:
     assert "hf-batching,graftlm" in remedy(NotImplementedError("no async calls"))
+    no_stream = AttributeError("'HuggingFacePipeline' object has no attribute 'async_client'")
+    assert "hf-batching,graftlm" in remedy(no_stream)
     assert "name another engine" in remedy(NotImplementedError("Pydantic schema is not supported"))
     assert remedy(ValueError("x")) == ""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import dspy
 import psutil
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.base.response.schema import Response
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -19,6 +19,7 @@ class City(BaseModel):
 def test_answers_of_the_frameworks_become_values_that_can_be_compared() -> None:
     call = {"name": "add", "args": {"a": 1}, "id": "x1", "type": "tool_call"}
     assert as_json(AIMessage("Paris", id="run-1")) == "Paris"
+    assert as_json([HumanMessage("Where?", id="1"), ToolMessage("Paris", tool_call_id="2")]) == ["Where?", "Paris"]
     assert as_json(AIMessage("", tool_calls=[call])) == {
         "content": "",
         "tool_calls": [{"name": "add", "args": {"a": 1}}],
