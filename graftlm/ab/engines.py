@@ -34,11 +34,7 @@ _PIP_NAMES = {
     "fastapi": "'transformers[serving]'",
     "llama_cpp": "'llama-cpp-python[server]'",
     "optimum": "'optimum[openvino]'",
-    "llama_index.llms.llama_cpp": "llama-index-llms-llama-cpp",
-    "llama_index.llms.openvino": "llama-index-llms-openvino",
     "llama_index": "llama-index-core",
-    "llama_index.llms.huggingface": "llama-index-llms-huggingface",
-    "llama_index.llms.openai_like": "llama-index-llms-openai-like",
 }
 
 
@@ -71,8 +67,10 @@ def pip_command(error: BaseException) -> str:
     """The command that installs the package whose absence `error` reports; empty for any other error."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
-    root = error.name.partition(".")[0]
-    return f"pip install {_PIP_NAMES.get(error.name) or _PIP_NAMES.get(root) or root.replace('_', '-')}"
+    root, *parts = error.name.split(".")
+    if root == "llama_index" and len(parts) > 1:  # each integration is a package: llama_index.llms.openai
+        return f"pip install {'-'.join([root, *parts[:2]]).replace('_', '-')}"
+    return f"pip install {_PIP_NAMES.get(root) or root.replace('_', '-')}"
 
 
 def named_engines(framework: str | None, max_tokens: int) -> Mapping[str, Constructor]:

@@ -160,12 +160,18 @@ def _imported(tree: ast.Module) -> dict[str, str]:
 
 
 def _drop_missing(tree: ast.Module) -> None:
-    """Drop imports of frameworks' packages that are not installed: only the replaced class was wanted of them."""
+    """Drop imports of frameworks' modules that are not installed: only the replaced class was wanted of them."""
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             body: list[ast.stmt] = found if isinstance(found := getattr(node, name, None), list) else []
             for i, statement in enumerate(body):
-                if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-                    root = statement.module.partition(".")[0]
-                    if framework_of_package(root) and importlib.util.find_spec(root) is None:
-                        body[i] = ast.Pass()
+                module = statement.module if isinstance(statement, ast.ImportFrom) and not statement.level else None
+                if module and framework_of_package(module) and not _is_there(module):
+                    body[i] = ast.Pass()
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False

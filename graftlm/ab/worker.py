@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from graftlm.ab.answers import as_json, as_text
 from graftlm.ab.classes.server import Server
 from graftlm.ab.engines import remedy
 from graftlm.ab.failures import LoggedErrors, told
@@ -111,6 +111,8 @@ class Worker:
         inputs = [one for i, one in enumerate(self._pipeline.inputs) if i not in self._left_out]
         asked = inputs[:-1] if self._remembered else inputs
         self._meter.start()
+        if isinstance(history := getattr(self._llm, "history", None), list):  # of DSPy's LM: a script may print it
+            history.clear()
         self.errors.clear()
         self._pipeline.caught.clear()
         cpu_s, all_cpu_s, energy_j = cpu_seconds(), machine_cpu_seconds(), energy_joules()
@@ -305,39 +307,6 @@ def _peak_of_tree(pid: int) -> int:
             status = Path(f"/proc/{process.pid}/status").read_text()
             total += next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
     return total
-
-
-def as_json(value: Any) -> Any:
-    """An answer as a JSON value that can be compared. Ids and metadata of messages are left out."""
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): as_json(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
-    if hasattr(value, "content") and hasattr(value, "response_metadata"):  # a message of LangChain
-        calls = [{"name": call["name"], "args": call["args"]} for call in getattr(value, "tool_calls", ())]
-        return {"content": as_json(value.content), "tool_calls": as_json(calls)} if calls else as_json(value.content)
-    if hasattr(value, "source_nodes") and hasattr(value, "response"):  # of LlamaIndex, which numbers its nodes anew
-        return as_json(value.response)
-    if hasattr(value, "raw") and hasattr(value, "delta"):  # LlamaIndex's answer of a model, with all that a server said
-        return str(value)
-    if hasattr(value, "model_dump"):
-        return as_json(value.model_dump(mode="json"))
-    if hasattr(value, "toDict"):  # a prediction of DSPy
-        return as_json(value.toDict())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return as_json(dataclasses.asdict(value))
-    return _ADDRESS.sub("", str(value))
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Where an object lies in memory, which no two processes agree on."""
-
-
-def as_text(value: Any) -> str:
-    value = as_json(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
 
     def hf(model: str) -> Any:
         kind = load("llama_index.llms.huggingface").HuggingFaceLLM
-        return kind(model_name=model, tokenizer_name=model, **local)
+        return _as_chat(kind(model_name=model, tokenizer_name=model, **local))
 
     def llama_cpp(model: str, own: str = "") -> Any:
         return load("llama_index.llms.llama_cpp").LlamaCPP(
@@ -32,7 +32,7 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
         kind = load("llama_index.llms.openvino").OpenVINOLLM
         llm = kind(model_id_or_path=model, device_map="cpu", model_kwargs={"ov_config": same_work(model)}, **local)
         one_call_at_a_time(llm._model)
-        return llm
+        return _as_chat(llm)
 
     return {
         "hf": hf,
@@ -42,6 +42,14 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
         "llama-cpp": llama_cpp,
         "openvino": openvino,
     }
+
+
+def _as_chat(llm: Any) -> Any:
+    """Let `complete` ask a model with a chat template as a chat, as `OpenAILike` and GraftLM's class do."""
+    if getattr(llm._tokenizer, "chat_template", None):
+        message = load("llama_index.core.llms").ChatMessage
+        llm.completion_to_prompt = lambda text: llm.messages_to_prompt([message(content=text)])
+    return llm
 
 
 def on_runtime(runtime: Any, max_tokens: int) -> Any:

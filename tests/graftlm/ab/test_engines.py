@@ -27,6 +27,9 @@ def test_every_framework_knows_transformers_graftlm_and_endpoints(framework: str
 
 def test_the_pip_command_names_the_package_that_is_missing() -> None:
     assert pip_command(ModuleNotFoundError("x", name="langchain_openai.chat")) == "pip install langchain-openai"
+    missing = ModuleNotFoundError("x", name="llama_index.llms.openai_like.base")
+    assert pip_command(missing) == "pip install llama-index-llms-openai-like"
+    assert pip_command(ModuleNotFoundError("x", name="llama_index")) == "pip install llama-index-core"
     assert pip_command(ValueError("x")) == ""
 
 

@@ -66,6 +66,12 @@ def test_a_script_is_the_main_module_and_keeps_its_annotations(tmp_path: Path) -
     assert script.caught.told() == ["ValueError: invalid literal for int() with base 10: 'x'"]
 
 
+def test_a_class_of_a_part_of_llama_index_need_not_be_installed(tmp_path: Path) -> None:
+    """Its first name, `llama_index`, is there without it: the script failed, and was to install llama-index-core."""
+    text = "from llama_index.llms.no_such_llm import NoSuch\nprint(NoSuch())"
+    assert Script.load(written(tmp_path, text), "NoSuch").run("engine") == "engine\n"
+
+
 def test_a_script_ends_as_it_ends_by_itself(tmp_path: Path) -> None:
     ending = "import dspy, sys\ndspy.LM()\nprint('said')\nsys.exit({})"
     assert Script.load(written(tmp_path, ending.format("")), "dspy.LM").run(None) == "said\n"
