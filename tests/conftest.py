@@ -1,5 +1,6 @@
 """Where there is a GPU the kernels run on it; without one in Triton's interpreter, and tests marked `gpu` are skipped.
 
+Each test draws the same in every run, and other texts with GRAFTLM_TEST_DRAWS=1, 2, ...: see `same_draws`.
 `python -m pytest -m gpu` runs what needs a GPU and looks only where such tests are, so that it needs no more than
 PyTorch, transformers, Triton and pytest. `make test` runs the tests in several processes, a file in one of them.
 """
@@ -8,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +43,13 @@ if not HAS_GPU:
         quicken()
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products ask for
 
+with suppress(ModuleNotFoundError):  # GPU tests run without it
+    from hypothesis import HealthCheck, settings
+
+    # An example may take any time: beside other processes a deadline or a health check of seconds fails by chance.
+    settings.register_profile("any-machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any-machine")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # Before Python 3.14 the main thread's first asyncio.get_event_loop() makes a loop, which frameworks call and nobody
@@ -65,3 +76,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"))
         else:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+_seeds = random.Random()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_source_of_seeds() -> Iterator[None]:
+    """Runtimes of this process that have no seed of their own take those of their requests from `_seeds`."""
+    from graftlm.core.scheduling import request_tracker
+
+    with pytest.MonkeyPatch.context() as patched:
+        seeded = SimpleNamespace(Random=lambda seed: _seeds if seed is None else random.Random(seed))
+        patched.setattr(request_tracker, "random", seeded)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def same_draws(request: pytest.FixtureRequest) -> None:
+    """Requests without a seed draw the same in every run of a test, alone or not; two of them draw differently.
+
+    So a text that breaks an assertion breaks it always. What processes that a test starts draw is not settled here.
+    """
+    _seeds.seed(os.environ.get("GRAFTLM_TEST_DRAWS", "") + request.node.nodeid)

@@ -313,4 +313,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestEngine.settings = settings(max_examples=60, stateful_step_count=60)

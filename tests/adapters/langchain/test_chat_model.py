@@ -196,7 +196,8 @@ def test_closing_a_stream_frees_what_it_held(llm: ChatGraftLM) -> None:
 
 async def test_cancelling_a_task_frees_what_it_held(llm: ChatGraftLM) -> None:
     task = asyncio.create_task(llm.ainvoke("hello", max_tokens=3000))
-    await asyncio.sleep(0.05)
+    while not llm.runtime_for().stats().open:
+        await asyncio.sleep(0.001)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

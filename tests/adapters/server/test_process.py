@@ -33,7 +33,7 @@ LONG: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """With a key, and room for two requests."""
-    arguments = ["--api-key", "secret", "--api-key", "other", "--max-open-requests", "2", "--drain-timeout", "1"]
+    arguments = ["--api-key", "secret", "--api-key", "other", "--max-open-requests", "2", "--drain-timeout", "0.2"]
     with started(tmp_path_factory.mktemp("small"), "sprout", *arguments) as served:
         served.wait_ready()
         yield served

@@ -51,7 +51,7 @@ roles = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(TEMPLATES)), roles, st.data(), st.sampled_from([None, TOOLS]), st.booleans())
 def test_messages_are_written_as_the_template_writes_them(
     name: str, turns: tuple[str, ...], data: st.DataObject, tools: Any, prompt: bool

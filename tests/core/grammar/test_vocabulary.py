@@ -56,7 +56,7 @@ def test_the_fingerprint_names_the_content() -> None:
     assert len({v.fingerprint for v in others} | {Vocabulary([b"a", b"b"]).fingerprint}) == 4
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.one_of(st.binary(max_size=12), st.text(max_size=12).map(str.encode), st.just('{"name":"é"}'.encode())))
 def test_the_ids_of_any_bytes_spell_them(data: bytes) -> None:
     for vocabulary in (byte_vocabulary(), bpe_vocabulary()):

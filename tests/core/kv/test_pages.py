@@ -55,7 +55,7 @@ def test_coalesce_joins_only_what_follows() -> None:
     assert coalesce([Extent(0, 2), Extent(2, 4), Extent(6, 7)]) == [Extent(0, 4), Extent(6, 7)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=30))
 def test_every_slot_is_free_or_held_once(operations: list[tuple[bool, int]]) -> None:
     pool, held = PagePool(40), []

@@ -115,7 +115,7 @@ def test_a_lock_survives_a_split_of_its_node() -> None:
 token_lists = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(["insert", "match", "lock", "unlock", "evict"]), token_lists), max_size=40))
 def test_counters_and_slots_agree_after_any_sequence_of_operations(operations: list[tuple[str, list[int]]]) -> None:
     tree, locked, next_slot, freed = RadixTree(), [], 0, []

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from graftlm.core.program.batch import common_prefix
 
@@ -18,7 +18,6 @@ def test_of_nothing_nothing_is_common() -> None:
     assert common_prefix([[1], []]).tolist() == []
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=4))
 def test_the_prefix_is_common_and_no_longer_one_is(prompts: list[list[int]]) -> None:
     prefix = common_prefix(prompts).tolist()

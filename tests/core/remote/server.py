@@ -146,7 +146,7 @@ class Server:
         calls = self.calls
         return len(calls), sum(r.prompt_tokens for r in calls), sum(r.completion_tokens for r in calls)
 
-    def wait_until(self, condition: Callable[[Server], bool], timeout_s: float = 10.0) -> None:
+    def wait_until(self, condition: Callable[[Server], bool], timeout_s: float = 60.0) -> None:
         end_s = time.monotonic() + timeout_s
         while not condition(self):
             assert time.monotonic() < end_s, "it never came to that"

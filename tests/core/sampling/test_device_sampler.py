@@ -47,7 +47,7 @@ def packed(ids: list[int]) -> np.ndarray:
 masks = st.none() | st.sets(st.integers(0, VOCAB - 1), min_size=1).map(lambda ids: packed(sorted(ids)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2**40), masks), min_size=1, max_size=9))
 def test_both_samplers_draw_the_same_tokens(wanted: list[tuple[dict[str, Any], int, np.ndarray | None]]) -> None:
     torch.manual_seed(len(wanted))

@@ -241,7 +241,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(prompts, st.integers(24, 60), st.integers(1, 9), st.integers(1, 6), st.sampled_from(["lpm", "fcfs", "random"]))
 def test_everything_ends_and_every_slot_comes_back(
     wanted: list[tuple[list[int], int]], slots: int, budget: int, max_batch: int, policy: str

@@ -263,7 +263,7 @@ def test_a_failing_sampler_fails_the_rows_that_were_sampled_further(monkeypatch:
         runtime._thread.call(lambda engine: engine.check_integrity())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_guessed_the_answers_are_the_same(data: st.DataObject, pair: tuple[Runtime, Runtime]) -> None:
     plain, drafted = pair

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from graftlm.core.scheduling.stop_strings import StopMatcher
 
@@ -49,7 +49,6 @@ def test_after_a_match_nothing_more_is_shown() -> None:
     assert matcher.flush() == ""
 
 
-@settings(deadline=None)
 @given(
     stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
     pieces=st.lists(st.text("abc", max_size=5), max_size=8),
@@ -59,7 +58,6 @@ def test_the_answer_does_not_depend_on_how_the_text_is_cut(stop: list[str], piec
     assert run(stop, pieces) == run(stop, list(text)) == run(stop, [text])
 
 
-@settings(deadline=None)
 @given(stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), text=st.text("abc", max_size=20))
 def test_shown_text_is_the_beginning_of_the_text_and_holds_no_stop_string(stop: list[str], text: str) -> None:
     shown, matched = run(stop, [text])

@@ -93,22 +93,22 @@ def test_a_thread_that_was_interrupted_keeps_no_other_asleep(monkeypatch: pytest
 
 
 def test_threads_that_wait_hear_of_a_runtime_that_is_closed() -> None:
-    model = ScriptedModel(lambda prompt: "ok" * 1000)
+    model = ScriptedModel()
+    model.hold()
     heard: list[BaseException] = []
     with model.runtime() as runtime:
         runtime.load()
 
         def ask(number: int) -> None:
             try:
-                runtime.generate(f"{number}", max_tokens=100_000)
+                runtime.generate(f"{number}", max_tokens=4)
             except BaseException as error:
                 heard.append(error)
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
-        while len(runtime.stats().open) < 8:
-            pass
+        model.wait_for(8)
     for thread in threads:
         thread.join(30)
     assert len(heard) == 8

@@ -39,7 +39,7 @@ def whole(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=5), block_chars=st.integers(1, 12))
 def test_ids_by_blocks_are_those_of_the_whole_text(kind: str, texts: list[str], block_chars: int) -> None:
     tokenizer = Tokenizer.from_hf(tokenizer_kind(kind))
@@ -50,7 +50,7 @@ def test_ids_by_blocks_are_those_of_the_whole_text(kind: str, texts: list[str], 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shared=TEXTS, texts=st.lists(TEXTS, min_size=2, max_size=6), block_chars=st.integers(1, 12))
 def test_ids_of_texts_one_after_the_other_are_those_of_each(
     kind: str, shared: str, texts: list[str], block_chars: int

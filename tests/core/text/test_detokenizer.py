@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import IM_END, byte_tokenizer
@@ -41,7 +41,6 @@ def test_a_tokenizer_whose_decoder_tidies_up_is_decoded_by_itself() -> None:
     assert "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush() == tokenizer.decode(ids)
 
 
-@settings(deadline=None)
 @given(st.text(), st.integers(1, 5))
 def test_pieces_join_to_the_decoded_text_and_never_split_a_character(text: str, step: int) -> None:
     ids = BYTES.encode_continuation(text)
@@ -51,7 +50,6 @@ def test_pieces_join_to_the_decoded_text_and_never_split_a_character(text: str, 
     assert "".join(pieces) + detokenizer.flush() == BYTES.decode(ids)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 270), max_size=30))
 def test_any_ids_give_the_same_text_at_once_and_one_by_one(ids: list[int]) -> None:
     one_by_one = BYTES.detokenizer()
@@ -59,7 +57,6 @@ def test_any_ids_give_the_same_text_at_once_and_one_by_one(ids: list[int]) -> No
     assert text == BYTES.decode(ids) == one_by_one.text
 
 
-@settings(deadline=None)
 @given(st.text("aehlo é\n中", min_size=1))
 def test_sentencepiece_text_survives_a_continuation(text: str) -> None:
     detokenizer = SENTENCEPIECE.detokenizer()

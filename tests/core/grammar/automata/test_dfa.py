@@ -91,7 +91,7 @@ COUNTED = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(COUNTED, st.lists(st.tuples(st.sampled_from(["a", "b", "é", "ab", "-"]), st.integers(0, 30)), max_size=4))
 def test_an_automaton_with_counters_is_the_same_language_as_one_without(
     pattern: str, parts: list[tuple[str, int]]
@@ -107,7 +107,7 @@ def test_an_automaton_with_counters_is_the_same_language_as_one_without(
         assert unrolled.matches(text[:end]) == counted.matches(text[:end])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(COUNTED, st.binary(max_size=12))
 def test_every_place_has_a_shortest_ending_that_is_accepted(pattern: str, noise: bytes) -> None:
     try:

@@ -17,7 +17,7 @@ WORDS = ["".join(letters) for n in range(6) for letters in itertools.product("ab
 PATTERNS = st.sampled_from(["a*", "(a|bb)*", "[ab]{2,4}", "a?b+", "", "(ab)*a?", ".*b.*", "b"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(PATTERNS, PATTERNS)
 def test_a_product_accepts_what_both_or_only_the_first_accepts(left: str, right: str) -> None:
     a, b = parse(left), parse(right)

@@ -75,7 +75,7 @@ def test_the_state_names_the_place_only_without_counters() -> None:
     assert matcher_of("[^a]{1,400}").state is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(COUNTED, st.lists(st.integers(0, 1000), max_size=8), st.integers(0, 8))
 def test_rolling_back_and_forking_restore_every_answer(pattern: str, choices: list[int], undo: int) -> None:
     vocabulary = bpe_vocabulary()
@@ -102,7 +102,7 @@ def test_rolling_back_and_forking_restore_every_answer(pattern: str, choices: li
         assert mask(later, vocabulary) == mask(trail[0], vocabulary)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(COUNTED, st.lists(st.integers(0, 1000), max_size=8))
 def test_the_ending_is_accepted_and_no_longer_than_promised(pattern: str, choices: list[int]) -> None:
     vocabulary = bpe_vocabulary()

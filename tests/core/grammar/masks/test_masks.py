@@ -45,7 +45,7 @@ def walk_at_random(dfa: Dfa, vocabulary: Vocabulary, choices: list[int]) -> list
     return places
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.one_of(PATTERNS, COUNTED), st.lists(st.integers(0, 1000), max_size=5))
 def test_masks_of_random_patterns_are_what_brute_force_finds(pattern: str, choices: list[int]) -> None:
     vocabulary = bpe_vocabulary()
@@ -71,7 +71,7 @@ def test_masks_of_random_patterns_are_what_brute_force_finds(pattern: str, choic
     ]
     + [r"\w+", r"[a-z ]{9,20}[A-Z]", r"[a-z ]{9,12}[a-z]", r"[a-zé]*[é-ü]{2,30}", r"(?i)[a-z]{12}"],
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(choices=st.lists(st.integers(0, 1000), min_size=3, max_size=12))
 def test_masks_inside_repeated_classes_are_what_brute_force_finds(pattern: str, choices: list[int]) -> None:
     vocabulary = bpe_vocabulary()

@@ -55,7 +55,7 @@ PATTERNS = st.recursive(ATOMS, _compound, max_leaves=6)
 TEXTS = st.lists(st.text(ALPHABET, max_size=6), min_size=10, max_size=20)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(PATTERNS, TEXTS, st.data())
 def test_a_pattern_matches_the_texts_that_fullmatch_matches(
     pattern: str, texts: list[str], data: st.DataObject
@@ -67,7 +67,7 @@ def test_a_pattern_matches_the_texts_that_fullmatch_matches(
             assert dfa.matches(text.encode()) == (re.fullmatch(pattern, text) is not None), (pattern, text)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(st.sampled_from(["", "^"]), PATTERNS, st.sampled_from(["", "$"]), TEXTS)
 def test_a_searched_pattern_matches_the_texts_that_contain_it(
     head: str, body: str, tail: str, texts: list[str]
@@ -136,7 +136,7 @@ _ANCHORED = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_ANCHORED)
 def test_anchors_and_lookaheads_anywhere_mean_what_they_mean_in_re(pattern: str) -> None:
     try:
@@ -243,7 +243,7 @@ def test_what_cannot_be_kept_is_refused_with_its_position(pattern: str, position
     assert refused.value.position == position
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text("ab()[]{}|*+?^$\\.-,:<>=!#dwsx01i", max_size=10))
 def test_what_re_refuses_is_refused_and_nothing_else_is_raised(pattern: str) -> None:
     try:

@@ -180,7 +180,7 @@ def next_characters(model: Model, text: str, num: int) -> str:
     return written[:num]
 
 
-@settings(max_examples=NUM_PROGRAMS, deadline=None)
+@settings(max_examples=NUM_PROGRAMS)
 @given(programs(), st.integers(1, 40), st.booleans(), st.booleans(), st.sampled_from([None, None, "stop", "length"]))
 def test_greedy_values_are_those_of_the_plain_program(
     program: tuple[Model, bool, list[Part]], num_spec_tokens: int, keeps_stop: bool, live: bool, finish: str | None

@@ -46,7 +46,7 @@ def assert_drawn_by(weights: np.ndarray, uniform: float, column: int) -> None:
 
 
 # shrinking would take minutes in the interpreter
-@settings(max_examples=300 if DEVICE.type == "cuda" else 6, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=300 if DEVICE.type == "cuda" else 6, phases=[Phase.explicit, Phase.generate])
 @given(
     seed=st.integers(0, 2**31),
     levels=st.sampled_from([0, 3, 40]),

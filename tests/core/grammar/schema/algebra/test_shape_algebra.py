@@ -79,7 +79,7 @@ def kind_of(value: Any) -> str:
     return {str: "string", list: "array", dict: "object"}.get(type(value), "number")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SHAPES, st.lists(VALUES, min_size=8, max_size=16))
 def test_a_shape_reduced_to_a_kind_admits_the_same_values_of_that_kind(shape: Shape, values: list[Any]) -> None:
     algebra = ShapeAlgebra(unreachable)
@@ -92,7 +92,7 @@ def test_a_shape_reduced_to_a_kind_admits_the_same_values_of_that_kind(shape: Sh
         assert not (admitted and algebra.is_nothing(shape)), (shape, value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SHAPES, st.lists(VALUES, min_size=8, max_size=16))
 def test_a_value_is_in_a_shape_when_it_is_in_one_of_its_cases(shape: Shape, values: list[Any]) -> None:
     algebra = ShapeAlgebra(unreachable)

@@ -94,7 +94,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SCHEMAS, st.lists(VALUES, min_size=10, max_size=20), st.booleans())
 def test_what_is_accepted_is_valid(schema: Any, values: list[Any], strict: bool) -> None:
     try:
@@ -110,7 +110,7 @@ def test_what_is_accepted_is_valid(schema: Any, values: list[Any], strict: bool)
         assert judge.is_valid(json.loads(ending)), (schema, ending)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SCHEMAS, st.lists(VALUES, min_size=5, max_size=10))
 def test_what_both_engines_take_they_read_alike(schema: Any, values: list[Any]) -> None:
     try:

@@ -20,7 +20,7 @@ def spelled(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(TEXTS, max_size=3), st.lists(TEXTS, min_size=3, max_size=6))
 def test_other_names_are_all_but_the_given_ones(names: list[str], texts: list[str]) -> None:
     node = json_text.other_names(names)
@@ -40,7 +40,7 @@ def test_a_name_cannot_come_back_by_escaping_its_slash(names: list[str]) -> None
         assert not product.matches(node, name.replace("/", "\\/"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TEXTS)
 def test_free_text_has_the_spelling_of_json_dumps(text: str) -> None:
     from graftlm.core.grammar import ast

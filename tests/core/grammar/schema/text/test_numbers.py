@@ -26,7 +26,7 @@ def matches(node: Node, text: str) -> bool:
     return product.matches(node, text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.booleans(), BOUNDS, BOUNDS, st.booleans(), st.booleans(), st.lists(TEXTS, min_size=20, max_size=40))
 def test_a_text_is_within_bounds_when_its_value_is(
     integer: bool, low: Decimal | None, high: Decimal | None, after: bool, before: bool, texts: list[str]
