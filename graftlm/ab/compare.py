@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -153,7 +154,8 @@ class _Run:
             try:
                 found = process.load()
             except EngineFailed as error:
-                raise ConfigError(f"the pipeline file cannot be imported: {error}") from error
+                where = "" if process.python == sys.executable else f" for {process.label} by {process.python}"
+                raise ConfigError(f"the pipeline file cannot be imported{where}: {error}") from error
             self._comparison.name, self._comparison.title = found["name"], found["title"]
             if self._inputs and found["inputs"] != self._inputs:
                 raise ConfigError(

@@ -7,15 +7,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from graftlm.ab.profile import Call, Profile, by_phase, num_unique, outside
+from graftlm.ab.runtime_calls import End, follow
 
 if TYPE_CHECKING:
+    from graftlm.core.request import Completion, Request
     from graftlm.core.runtime import Runtime
+
+
+def _ignore(done: Completion | None, error: BaseException | None) -> None:
+    """The end of a prefix that is computed ahead of the calls."""
 
 
 class Inspector:
@@ -74,23 +79,7 @@ class Inspector:
     # -- GraftLM -----------------------------------------------------------------------------------------------
 
     def _watch_runtime(self, runtime: Any, undo: ExitStack) -> None:
-        submit_many, complete = runtime.submit_many, runtime.complete
-
-        def submitted(requests: Any) -> Any:
-            calls = [Call(self._now()) for _ in requests]
-            watched = [self._watched(r, c) for r, c in zip(requests, calls, strict=True)]
-            ids = runtime.tokenizer.encode_prompts([(request.prompt, request.tools) for request in requests])
-            futures = submit_many(watched)
-            for request, future, call, prompt in zip(requests, futures, calls, ids, strict=True):
-                if request.pin:  # a prefix that is computed ahead of the calls
-                    continue
-                future.add_done_callback(partial(self._end, call, [] if isinstance(prompt, Exception) else prompt))
-            return futures
-
-        runtime.submit_many = submitted
-        runtime.complete = lambda request: submitted([request])[0].result()
-        undo.callback(setattr, runtime, "submit_many", submit_many)
-        undo.callback(setattr, runtime, "complete", complete)
+        undo.callback(follow(runtime, partial(self._begun, runtime), self._first))
         engine = runtime._thread.engine
         runner = getattr(engine, "runner", None)
         if runner is None:
@@ -98,22 +87,25 @@ class Inspector:
         self._time(runner, "forward", self._phase_of_plan, undo)
         self._time(engine.sampler, "_masks_of", lambda *_: "grammar", undo)
 
-    def _watched(self, request: Any, call: Call) -> Any:
-        given = request.on_chunk
+    def _begun(self, runtime: Any, requests: Sequence[Request]) -> list[End]:
+        ids = runtime.tokenizer.encode_prompts([(request.prompt, request.tools) for request in requests])
+        return [
+            _ignore if request.pin else partial(self._end, Call(self._now()), [] if isinstance(p, Exception) else p)
+            for request, p in zip(requests, ids, strict=True)
+        ]
 
-        def on_chunk(chunk: Any) -> None:
-            if call.first_s is None:
-                call.first_s = self._now()
-            if given is not None:
-                given(chunk)
+    def _first(self, end: Any) -> Callable[[], None]:
+        """Notes when the first chunk of a call came."""
 
-        generates = request.score_ids is None and not request.want_logits
-        return replace(request, stream=True, on_chunk=on_chunk) if generates else request
+        def chunk() -> None:
+            if end is not _ignore and end.args[0].first_s is None:
+                end.args[0].first_s = self._now()
 
-    def _end(self, call: Call, prompt: Any, future: Any) -> None:
+        return chunk
+
+    def _end(self, call: Call, prompt: Any, done: Completion | None, error: BaseException | None) -> None:
         call.end_s = self._now()
-        if not future.cancelled() and future.exception() is None:
-            done = future.result()
+        if done is not None and done.finish_reason != "cancelled":
             call.token_ids, call.prompt_ids = list(done.token_ids), [int(i) for i in prompt]
             call.num_tokens, call.num_prompt = len(call.token_ids), len(call.prompt_ids)
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,11 +15,13 @@ from graftlm.ab.failures import told
 from graftlm.ab.fingerprint import Fingerprint
 from graftlm.ab.http_calls import HttpCalls
 from graftlm.ab.prefix_caches import alive, forget
+from graftlm.ab.runtime_calls import End, follow
 from graftlm.core.errors import RemoteError, RequestCancelled
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from graftlm.core.request import Completion, Request
     from graftlm.core.runtime import Runtime
 
 T = TypeVar("T")
@@ -100,7 +102,7 @@ class Meter:
             for runtime in alive(Runtime):
                 if id(runtime) not in known and not runtime.closed:
                     self.runtimes.append(runtime)
-                    self._time_runtime(runtime)
+                    follow(runtime, partial(self._begun, runtime))
         if "transformers" in sys.modules and not self.runtimes and not self._generating:
             from torch import nn
             from transformers import GenerationMixin
@@ -178,7 +180,7 @@ class Meter:
     def under_way(self, patience_s: float = 0.2) -> int:
         """Model calls in this process that have begun and not ended, at the latest after `patience_s`.
 
-        A future tells its caller first that it is done, and then this meter.
+        A stream of transformers has given its last piece a little before `generate` returns.
         """
         deadline = time.perf_counter() + patience_s
         while self._under_way and time.perf_counter() < deadline:
@@ -205,17 +207,17 @@ class Meter:
         with self._lock:
             self._spans.append((begin, time.perf_counter()))
 
-    def _answered(self, runtime: Any, begin: float, future: Any) -> None:
-        self._end(None if future.cancelled() else future.exception())
+    def _answered(self, runtime: Any, begin: float, done: Completion | None, error: BaseException | None) -> None:
+        self._end(error)
         if id(runtime) not in self._endpoints:
             self._span(begin)
 
-    def _note_ahead(self, future: Any) -> None:
+    def _note_ahead(self, done: Completion | None, error: BaseException | None) -> None:
         """A prefix that a runtime has computed ahead of the calls: nobody called for it.
 
         An engine that keeps nothing has computed and counted nothing then.
         """
-        if not future.cancelled() and future.exception() is None and (num := future.result().usage.prompt_tokens):
+        if done is not None and (num := done.usage.prompt_tokens):
             with self._lock:
                 calls, tokens = self._ahead
                 self._ahead = calls + 1, tokens + num
@@ -266,20 +268,12 @@ class Meter:
 
         return timed
 
-    def _time_runtime(self, runtime: Any) -> None:
-        submit_many = runtime.submit_many
-
-        def timed(requests: Any) -> Any:
-            begin = time.perf_counter()
-            futures = submit_many(requests)
-            for request, future in zip(requests, futures, strict=True):
-                if not request.pin:
-                    self._begin(request.prompt)
-                future.add_done_callback(self._note_ahead if request.pin else partial(self._answered, runtime, begin))
-            return futures
-
-        runtime.submit_many = timed
-        runtime.complete = lambda request: timed([request])[0].result()
+    def _begun(self, runtime: Any, requests: Sequence[Request]) -> list[End]:
+        begin = time.perf_counter()
+        for request in requests:
+            if not request.pin:
+                self._begin(request.prompt)
+        return [self._note_ahead if one.pin else partial(self._answered, runtime, begin) for one in requests]
 
     def _count_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         from graftlm.core.execution.cache_name import cache_in

@@ -155,6 +155,7 @@ class Worker:
             started = time.perf_counter()
             self._pipeline.answer(self._llm, inputs)
             wall_s = time.perf_counter() - started
+            self._meter.under_way()
         profile = dataclasses.asdict(inspector.profile(wall_s, self._meter.spans(started)))
         profile["prompts"] = _fingerprint(profile["calls"])
         for call in profile["calls"]:
@@ -167,6 +168,7 @@ class Worker:
         inspector = Inspector(self._meter.runtimes, self._meter.models)
         with inspector.watch():
             self._pipeline.answer(self._llm, inputs[index : index + 1])
+            self._meter.under_way()
         return [dataclasses.asdict(call) for call in inspector.calls()]
 
     def logprobs(self, ids: list[int], tokens: list[int]) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
 def _as_chat(llm: Any) -> Any:
     """Let `complete` ask a model with a chat template as a chat, as `OpenAILike` and GraftLM's class do."""
     if getattr(llm._tokenizer, "chat_template", None):
-        message = load("llama_index.core.llms").ChatMessage
-        llm.completion_to_prompt = lambda text: llm.messages_to_prompt([message(content=text)])
+        message = load("llama_index.core.llms").ChatMessage(content="{query_str}")
+        llm.query_wrapper_prompt = load("llama_index.core").PromptTemplate(llm.messages_to_prompt([message]))
     return llm
 
 

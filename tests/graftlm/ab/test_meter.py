@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -9,6 +10,7 @@ import pytest
 
 import graftlm as gl
 from graftlm.ab.classes import native
+from graftlm.ab.inspector import Inspector
 from graftlm.ab.meter import Meter, Work, _num_generated
 from graftlm.ab.prefix_caches import alive
 from graftlm.core.errors import RequestTooLong
@@ -74,6 +76,27 @@ def test_failed_and_unfinished_calls_are_told_and_prompts_are_told_apart(runtime
     assert meter.under_way() == 0
     meter._begin("a call from a thread that outlives run()")
     assert meter.under_way(patience_s=0) == 1
+
+
+def test_streams_and_calls_of_event_loops_have_a_place_in_time_and_a_first_token(runtime: gl.Runtime) -> None:
+    """They were counted, and the report showed none of them."""
+    meter = Meter()
+    meter.attach()
+    meter.start()
+    inspector = Inspector(meter.runtimes, [])
+
+    async def gathered() -> list[str]:
+        return [chunk.text async for chunk in runtime.astream(PROMPTS[1], max_tokens=2, temperature=0)]
+
+    with inspector.watch():
+        text = "".join(chunk.text for chunk in runtime.stream(PROMPTS[0], max_tokens=2, temperature=0))
+        assert text == asyncio.run(runtime.agenerate(PROMPTS[0], max_tokens=2, temperature=0)).text
+        assert "".join(asyncio.run(gathered())) == runtime.generate(PROMPTS[1], max_tokens=2, temperature=0).text
+        runtime.stream(PROMPTS[0], max_tokens=90, temperature=0).close()
+        assert (meter.under_way(), meter.failed()) == (0, [])
+    calls = inspector.calls()
+    assert len(meter.spans(0.0)) == len(calls) == 5
+    assert all(call.first_s and bytes(call.prompt_ids).decode() in PROMPTS for call in calls[:4])
 
 
 @pytest.mark.parametrize("engine", ["hf", "hf-batching"])
