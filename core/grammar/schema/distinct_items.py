@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Both,
     ExactlyOne,
     Implied,
+    Not,
     Null,
     Number,
     Object,
@@ -92,7 +94,8 @@ class DistinctItems:
         self._members: dict[tuple[Containers, str], Containers] = {}
         self._items: dict[tuple[Containers, int], Containers] = {}
         self._languages: dict[tuple[Containers, int], _ItemLanguage | None] = {}
-        self._root = self._containers(root)
+        self._excluded: set[Object | Array] = set()  # what some value must not be: its parts may exclude or ask
+        self._root = self._containers([(root, True)])
 
     def advance(self, cursor: Cursor, data: bytes) -> Cursor | None:
         """The place after `data`, which the schema allows but for equal items; None if two items would be equal."""
@@ -184,8 +187,8 @@ class DistinctItems:
 
     def _member(self, shapes: Containers, name: str) -> Containers:
         if (shapes, name) not in self._members:
-            found = [self._algebra.member(shape, name) for shape in shapes if isinstance(shape, Object)]
-            self._members[shapes, name] = self._containers(*found)
+            found = [(self._algebra.member(shape, name), shape) for shape in shapes if isinstance(shape, Object)]
+            self._members[shapes, name] = self._containers(self._ways(found))
         return self._members[shapes, name]
 
     def _item(self, shapes: Containers, index: int) -> Containers:
@@ -194,26 +197,46 @@ class DistinctItems:
         longest = max(len(shape.prefix) for shape in shapes if isinstance(shape, Array))
         place = (shapes, min(index, longest))
         if place not in self._items:
-            found = [item_at(shape, index) for shape in shapes if isinstance(shape, Array)]
-            self._items[place] = self._containers(*found)
+            arrays = [shape for shape in shapes if isinstance(shape, Array)]
+            found = [(item_at(shape, index), shape) for shape in arrays]
+            found += [(wanted.shape, shape) for shape in arrays for wanted in shape.contains]
+            self._items[place] = self._containers(self._ways(found))
         return self._items[place]
 
-    def _containers(self, *shapes: Shape) -> Containers:
-        """The arrays and objects that these shapes speak of, wherever they stand in them."""
+    def _ways(self, parts: Iterable[tuple[Shape, Object | Array]]) -> Iterator[tuple[Shape, bool]]:
+        """Parts of containers, each as it may be asked for (True) or excluded (False)."""
+        for part, container in parts:
+            yield part, True
+            if container in self._excluded:
+                yield part, False
+
+    def _containers(self, shapes: Iterable[tuple[Shape, bool]]) -> Containers:
+        """The arrays and objects that these shapes, asked for or excluded, speak of, wherever they stand in them.
+
+        What lacks the shape of an array is written as what lacks it whatever its items, so that they may be equal.
+        """
         found: dict[Object | Array, None] = {}
-        work, seen = list(shapes), set(shapes)
+        work = list(shapes)
+        seen = set(work)
         while work:
-            shape = work.pop()
+            shape, positive = work.pop()
             match shape:
                 case Object() | Array():
+                    if not positive:
+                        shape = replace(shape, unique=False) if isinstance(shape, Array) else shape
+                        self._excluded.add(shape)
                     found[shape] = None
                     continue
-                case Union(parts) | Both(parts) | ExactlyOne(parts):
-                    more = parts
+                case Union(parts) | Both(parts):
+                    more = [(part, positive) for part in parts]
+                case ExactlyOne(parts):
+                    more = [(part, way) for part in parts for way in (True, False)]
+                case Not(inner):
+                    more = [(inner, not positive)]
                 case Implied(inner):
-                    more = (inner,)
+                    more = [(inner, positive)]
                 case Reference(target):
-                    more = (self._algebra.resolve(target),)
+                    more = [(self._algebra.resolve(target), positive)]
                 case _:
                     continue
             work += [part for part in more if part not in seen]
@@ -282,7 +305,9 @@ class _ItemLanguage:
         if fraction and (len(fraction[0]) > _MAX_DIGITS or not self._may_change[place[0]]):
             value = _as_read(fraction[1].decode())  # what may follow are zeros, or more than float64 holds
             return all(value != other for _, other in frame.seen)
-        return bool(self.counts[place[0]] > sum(text.startswith(begun) for text, _ in frame.seen))
+        if self.counts[place[0]] > sum(text.startswith(begun) for text, _ in frame.seen):
+            return True
+        return not all(self._dfa.matches(text) for text, _ in frame.seen)  # then the array is of another alternative
 
     def may_run_out(self, begun: bytes) -> bool:
         place = self._dfa.walk(self._dfa.start, begun)

@@ -188,6 +188,8 @@ class Lowering:
             raise GrammarError(str(issue), pointer=issue.pointer)
         if node == NOTHING:
             pointer, reason = blame(self._reader.shape(""), "", self.algebra, self.close)
+            if self.algebra.excludes_unique:
+                reason += "; arrays are never written with equal items to escape a 'uniqueItems' under 'not' or 'oneOf'"
             raise GrammarError(f"{pointer or '/'}: nothing can satisfy this: {reason}", pointer=pointer)
         return Lowered(node, self.tokens.rules, tuple(self._reader.issues), tuple(self._reader.annotations))
 

@@ -64,6 +64,8 @@ class ShapeAlgebra:
         self.resolve = resolve
         self._standard = standard
         self._implied = False  # whether an implied type was met
+        self.excludes_unique = False
+        """Whether arrays with `uniqueItems` were excluded: others are never written just because items are equal."""
         self._narrowed: dict[tuple[Shape, str, bool], Shape | None] = {}
         self._empty: dict[Shape, bool] = {}
         self._cases: dict[Shape, list[tuple[Shape, ...]] | None] = {}
@@ -125,8 +127,7 @@ class ShapeAlgebra:
             return NOTHING if positive else ANYTHING
         if kind in ("null", "true", "false"):
             return ANYTHING if positive else NOTHING
-        if not positive and isinstance(shape, Array) and shape.unique:
-            raise GrammarError("'uniqueItems' under 'not', 'if' or an overlapping 'oneOf' cannot be kept; remove it")
+        self.excludes_unique |= not positive and isinstance(shape, Array) and shape.unique
         return shape if positive else Not(shape)
 
     def cases(self, narrowed: Shape) -> list[tuple[Shape, ...]] | None:

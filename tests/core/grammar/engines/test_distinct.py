@@ -110,9 +110,31 @@ def test_inside_a_larger_grammar_it_is_refused() -> None:
         lower_schema(JsonSchema(UNIQUE), Options())
 
 
-def test_the_complement_is_refused() -> None:
-    with pytest.raises(GrammarError, match="'uniqueItems' under 'not'"):
-        compiled({"type": "array", "not": {**UNIQUE, "items": INTEGER}})
+UNIQUE_BITS = {**UNIQUE, "items": {"enum": [0, 1]}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "array", "not": {**UNIQUE, "items": INTEGER}}, [["a"], [1, "a"], ["a", "a"]], [[], [1, 2]]),
+        ({"type": "array", "oneOf": [{**UNIQUE, "minItems": 1}, {"items": INTEGER}]}, [[], ["a"]], [[1], ["a", "a"]]),
+        ({"if": {**UNIQUE, "minItems": 2}, "then": {"contains": {"const": 0}}}, [[], [1], [0, 1]], [[1, 2], [3, 1]]),
+        ({"not": {"not": UNIQUE}}, [[], [0, 1]], [[0, 0]]),
+        ({"not": {"properties": {"p": {"not": UNIQUE_BITS}}}}, [{"p": [0, 1]}], [{"p": [0, 0]}, {"p": [2]}, {}, 1]),
+        ({"contains": UNIQUE, "maxContains": 1, "type": "array"}, [[[0, 1]], [1, []]], [[[0, 0]], [[0], [1]]]),
+        ({"type": "array", "items": {"enum": ["a", "ab"]}, "not": {**UNIQUE, "items": {"const": "a"}}, "minItems": 2},
+         [["ab", "a"], ["a", "ab"]], [["a", "a"]]),
+    ],
+)  # fmt: skip
+def test_unique_items_may_be_excluded(schema: dict[str, Any], good: list[Any], bad: list[Any]) -> None:
+    grammar = compiled(schema, strict=False)
+    assert [value for value in good if not allows(grammar, compact(value))] == []
+    assert [value for value in bad if allows(grammar, compact(value))] == []
+
+
+def test_arrays_that_only_equal_items_could_satisfy_are_refused() -> None:
+    with pytest.raises(GrammarError, match="never written with equal items to escape a 'uniqueItems'"):
+        compiled({"type": "array", "not": UNIQUE})
 
 
 @pytest.mark.parametrize(
