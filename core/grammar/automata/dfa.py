@@ -13,7 +13,9 @@ from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import determinize
 from graftlm.core.grammar.automata.distances import measure
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.automata.nfa import Loop, Nfa, NfaBuilder, Path
+from graftlm.core.grammar.automata.nfa import Loop, Nfa, Path
+from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
+from graftlm.core.grammar.automata.state_table import StateTable
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.spec import Limits
 
@@ -25,13 +27,15 @@ Place: TypeAlias = tuple[int, ...]
 
 START = 1
 UNREACHABLE = np.iinfo(np.int32).max
+LONGEST_RUN = 1 << 16
+"""Forced bytes that are found at once."""
 _SLICE, _SLICE_IN_PYTHON = 50_000_000, 500_000
 """Work between two looks at the clock, in places times classes of bytes: about a tenth of a second at most."""
 _MAX_CONFLICTS = 12  # conflicts settled one by one; after that every repeat is unrolled
 
 
 @dataclass(frozen=True, eq=False)
-class Dfa:
+class Dfa(StateTable):
     """A deterministic automaton over classes of bytes, in which every state can still reach an accepting one.
 
     classes    uint8 [256], class of each byte
@@ -43,9 +47,6 @@ class Dfa:
     distance   int32 [num_states]: fewest bytes to an accepting state, were counters free
     """
 
-    classes: npt.NDArray[np.uint8]
-    table: Int32Array
-    accepting: npt.NDArray[np.bool_]
     actions: Int32Array
     owners: Int32Array
     loops: tuple[Loop, ...]
@@ -63,7 +64,7 @@ class Dfa:
         with limited(limits):
             while True:
                 nfa = NfaBuilder(4 * limits.states, unrolled, counters).build(node)
-                exploration = _Exploration(nfa, limits)
+                exploration = Exploration(nfa, limits)
                 conflict = exploration.run()
                 if conflict is None:
                     return exploration.finish()
@@ -74,8 +75,9 @@ class Dfa:
                 counters = counters and num_conflicts < _MAX_CONFLICTS
 
     @property
-    def num_states(self) -> int:
-        return len(self.table)
+    def moves(self) -> tuple[Int32Array, npt.NDArray[np.uint8], Int32Array]:
+        """`table`, `classes` and `actions`."""
+        return self.table, self.classes, self.actions
 
     @property
     def num_registers(self) -> int:
@@ -142,13 +144,17 @@ class Dfa:
         """The bytes that must follow, and where they lead: states with one way on and no way to end."""
         data = bytearray()
         byte = self._single[place[0]]
-        while byte >= 0 and len(data) < _LONGEST_RUN:
+        while byte >= 0 and len(data) < LONGEST_RUN:
             after = self.step(place, byte)
             assert after is not None
             data.append(byte)
             place = after
             byte = self._single[place[0]]
         return bytes(data), place
+
+    def accepts(self, place: Place) -> bool:
+        """Whether the text may end here."""
+        return bool(self.accepting[place[0]])
 
     def is_final(self, place: Place) -> bool:
         """Whether nothing can follow."""
@@ -176,18 +182,6 @@ class Dfa:
         return total
 
     @cached_property
-    def _flat(self) -> memoryview[int]:
-        return memoryview(self.table.tobytes()).cast("i")
-
-    @cached_property
-    def _width(self) -> int:
-        return int(self.table.shape[1])
-
-    @cached_property
-    def _class_of(self) -> bytes:
-        return self.classes.tobytes()
-
-    @cached_property
     def _action_rows(self) -> list[list[int]]:
         rows: list[list[int]] = self.actions.tolist()
         return rows
@@ -207,12 +201,6 @@ class Dfa:
         return {}
 
     @cached_property
-    def first_bytes(self) -> list[int]:
-        """The smallest byte of each class."""
-        first: list[int] = np.searchsorted(self.classes, np.arange(self.table.shape[1])).tolist()
-        return first
-
-    @cached_property
     def _owner_rows(self) -> dict[int, list[int]]:
         return {}
 
@@ -223,38 +211,14 @@ class Dfa:
             found = self._owner_rows[state] = self.owners[state].tolist()
         return found
 
-    @cached_property
-    def _class_sizes(self) -> npt.NDArray[np.intp]:
-        return np.bincount(self.classes, minlength=self.table.shape[1])
-
-    @cached_property
-    def degrees(self) -> list[int]:
-        """How many bytes each state has a transition on."""
-        found: list[int] = ((self.table != 0) @ self._class_sizes).tolist()
-        return found
-
     def measured(self) -> Dfa:
         """The same with all that is asked of it at each token computed, which a pickle holds too."""
         for name in ("degrees", "num_bytes", "_single", "_distances", "_rounds"):
             getattr(self, name)
         return self
 
-    @cached_property
-    def _single(self) -> list[int]:
-        """The one byte that each singular state allows, -1 for the others."""
-        one_class = np.flatnonzero((np.count_nonzero(self.table, axis=1) == 1) & ~self.accepting)
-        classes = np.argmax(self.table[one_class] != 0, axis=1)
-        one_byte = self._class_sizes[classes] == 1
-        single = np.full(len(self.table), -1)
-        single[one_class[one_byte]] = np.array(self.first_bytes)[classes[one_byte]]
-        found: list[int] = single.tolist()
-        return found
 
-
-_LONGEST_RUN = 1 << 16
-
-
-class _Exploration:
+class Exploration:
     """One subset construction, and the arrays that it fills."""
 
     def __init__(self, nfa: Nfa, limits: Limits) -> None:
@@ -317,12 +281,19 @@ class _Exploration:
             )
         check(self._table.nbytes + self._pool.nbytes + self._owners.nbytes + self._actions.nbytes + self._slots.nbytes)
 
-    def finish(self) -> Dfa:
+    @property
+    def table(self) -> Int32Array:
+        """The states that were found; row 0 is of none."""
         self._check_limits()
-        n = int(self._control[determinize.NUM_STATES])
-        num_actions = int(self._control[determinize.NUM_ACTIONS])
-        table, accepting, actions = self._table[:n], self._accepting[:n], self._actions[:num_actions]
+        table = self._table[: int(self._control[determinize.NUM_STATES])]
         table[0] = 0
+        return table
+
+    def finish(self) -> Dfa:
+        table = self.table
+        n = len(table)
+        num_actions = int(self._control[determinize.NUM_ACTIONS])
+        accepting, actions = self._accepting[:n], self._actions[:num_actions]
         if num_actions > 1:
             actions = _share_actions(table, actions)
         distance = np.full(n, UNREACHABLE, np.int32)

@@ -1,0 +1,71 @@
+"""The table of a deterministic automaton over classes of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.core.grammar.automata.jit import Int32Array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, eq=False)
+class StateTable:
+    """What each state does with each byte.
+
+    classes    uint8 [256], class of each byte
+    table      int32 [num_states, num_classes]: 0 where a byte is not allowed; row 0 is of no state
+    accepting  bool [num_states]
+    """
+
+    classes: npt.NDArray[np.uint8]
+    table: Int32Array
+    accepting: npt.NDArray[np.bool_]
+
+    @property
+    def num_states(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def first_bytes(self) -> list[int]:
+        """The smallest byte of each class."""
+        first: list[int] = np.searchsorted(self.classes, np.arange(self.table.shape[1])).tolist()
+        return first
+
+    @cached_property
+    def degrees(self) -> list[int]:
+        """How many bytes each state has a transition on."""
+        found: list[int] = ((self.table != 0) @ self._class_sizes).tolist()
+        return found
+
+    @cached_property
+    def _flat(self) -> memoryview[int]:
+        return memoryview(self.table.tobytes()).cast("i")
+
+    @cached_property
+    def _width(self) -> int:
+        return int(self.table.shape[1])
+
+    @cached_property
+    def _class_of(self) -> bytes:
+        return self.classes.tobytes()
+
+    @cached_property
+    def _class_sizes(self) -> npt.NDArray[np.intp]:
+        return np.bincount(self.classes, minlength=self.table.shape[1])
+
+    @cached_property
+    def _single(self) -> list[int]:
+        """The one byte that each singular state allows, -1 for the others."""
+        one_class = np.flatnonzero((np.count_nonzero(self.table, axis=1) == 1) & ~self.accepting)
+        classes = np.argmax(self.table[one_class] != 0, axis=1)
+        one_byte = self._class_sizes[classes] == 1
+        single = np.full(len(self.table), -1)
+        single[one_class[one_byte]] = np.array(self.first_bytes)[classes[one_byte]]
+        found: list[int] = single.tolist()
+        return found
