@@ -43,8 +43,8 @@ _GRAMMAR = "graftlm.core.grammar"
 _MODULES = tuple(
     f"{_GRAMMAR}.{name}"
     for name in (
-        *("automata.determinize", "automata.distances", "automata.pairs"),
-        *("masks.trie", "masks.trie_walk", "masks.slices", "masks.spelling"),
+        *("automata.determinize", "automata.distances", "automata.pairs", "automata.rule_distances"),
+        *("masks.trie", "masks.trie_walk", "masks.stack_walk", "masks.slices", "masks.spelling"),
     )
 )
 _KEPT_VERSIONS = 16

@@ -1,0 +1,163 @@
+"""A deterministic pushdown automaton: for JSON of any depth, and what contains itself.
+
+A rule that contains itself is called: the state to go on with lies on a stack until the rule has ended. One byte tells
+what to do, since values of JSON begin and end with bytes of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.core.grammar.automata.determinize import ACTION_WIDTH
+from graftlm.core.grammar.automata.dfa import LONGEST_RUN, Place
+from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.automata.state_table import StateTable
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_NO_ACTIONS = np.zeros((1, ACTION_WIDTH), np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Dpda(StateTable):
+    """States over classes of bytes, and calls. A place is the state, then the states to go on with, innermost first.
+
+    classes    uint8 [256], class of each byte
+    table      int32 [num_states, num_classes]: next state, 0 for none, -c for row c of `calls`, to be entered with the
+               same byte
+    accepting  bool [num_states]: the rule may end
+    calls      int32 [num_calls, 2]: the first state of a rule, and the state to go on with after it
+    distance   int32 [num_states]: fewest bytes to the end of the rule
+    begin      the first state of a text
+    """
+
+    calls: Int32Array
+    distance: Int32Array
+    begin: int
+
+    @cached_property
+    def moves(self) -> tuple[Int32Array, npt.NDArray[np.uint8], Int32Array]:
+        """The table without its calls, the classes, and no actions: an automaton within one rule."""
+        return np.maximum(self.table, 0), self.classes, _NO_ACTIONS
+
+    @property
+    def start(self) -> Place:
+        return (self.begin,)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in (self.table, self.accepting, self.calls, self.distance, self.classes))
+
+    def walk(self, place: Place, data: bytes) -> Place | None:
+        """The place after `data`, or None when it is not allowed."""
+        flat, width, class_of, calls = self._flat, self._width, self._class_of, self._calls
+        state, stack = place[0], list(place[:0:-1])
+        for byte in data:
+            byte_class = class_of[byte]
+            while True:
+                target = flat[state * width + byte_class]
+                if target > 0:
+                    state = target
+                    break
+                if target < 0:
+                    state, after = calls[-target]
+                    stack.append(after)
+                elif stack and self._ends[state]:
+                    state = stack.pop()
+                else:
+                    return None
+        final = self._final
+        while stack and final[state]:
+            state = stack.pop()
+        return (state, *stack[::-1])
+
+    def matches(self, data: bytes) -> bool:
+        """Whether `data` as a whole is in the language."""
+        place = self.walk(self.start, data)
+        return place is not None and self.accepts(place)
+
+    def accepts(self, place: Place) -> bool:
+        """Whether the text may end here: every rule that was called may."""
+        ends = self._ends
+        return all(ends[state] for state in place)
+
+    def run(self, place: Place) -> tuple[bytes, Place]:
+        """The bytes that must follow, and where they lead."""
+        data = bytearray()
+        byte = self._single[place[0]]
+        while byte >= 0 and len(data) < LONGEST_RUN:
+            after = self.walk(place, bytes((byte,)))
+            assert after is not None
+            data.append(byte)
+            place = after
+            byte = self._single[place[0]]
+        return bytes(data), place
+
+    def is_final(self, place: Place) -> bool:
+        """Whether nothing can follow."""
+        return len(place) == 1 and self._final[place[0]]
+
+    def ending_bound(self, place: Place) -> int:
+        """Bytes of the shortest way to an end of the text."""
+        distances = self._distances
+        return sum([distances[state] for state in place])
+
+    def ending(self, place: Place) -> bytes:
+        """The fewest bytes that lead from `place` to an end of the text."""
+        data = bytearray()
+        state, stack = place[0], list(place[:0:-1])
+        while True:
+            if self.distance[state] == 0:
+                if not stack:
+                    return bytes(data)
+                state = stack.pop()
+                continue
+            byte, called, after = self._nearest(state)
+            if called:
+                stack.append(after)
+                state = called
+            else:
+                data.append(byte)
+                state = after
+
+    def _nearest(self, state: int) -> tuple[int, int, int]:
+        """On the shortest way from `state`: its byte, the first state of the rule it calls or 0, and the next state."""
+        row = self.table[state]
+        classes = np.flatnonzero(row)
+        targets = row[classes].astype(np.int64)
+        called = np.where(targets < 0, self.calls[np.maximum(-targets, 0), 0], 0)
+        after = np.where(targets < 0, self.calls[np.maximum(-targets, 0), 1], targets)
+        left = np.where(targets < 0, self.distance[called].astype(np.int64), 1) + self.distance[after]
+        best = int(np.argmin(left))
+        return self.first_bytes[int(classes[best])], int(called[best]), int(after[best])
+
+    def measured(self) -> Dpda:
+        """The same with all that is asked of it at each token computed, which a pickle holds too."""
+        for name in ("degrees", "num_bytes", "_single", "_distances", "_final", "_ends", "_calls"):
+            getattr(self, name)
+        return self
+
+    @cached_property
+    def _ends(self) -> list[bool]:
+        found: list[bool] = self.accepting.tolist()
+        return found
+
+    @cached_property
+    def _final(self) -> list[bool]:
+        found: list[bool] = (self.accepting & ~(self.table != 0).any(axis=1)).tolist()
+        return found
+
+    @cached_property
+    def _calls(self) -> list[list[int]]:
+        found: list[list[int]] = self.calls.tolist()
+        return found
+
+    @cached_property
+    def _distances(self) -> list[int]:
+        found: list[int] = self.distance.tolist()
+        return found

@@ -1,0 +1,172 @@
+"""Rules as a deterministic pushdown automaton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.automata.call_plan import plan_calls
+from graftlm.core.grammar.automata.dfa import UNREACHABLE, Exploration
+from graftlm.core.grammar.automata.dpda import Dpda
+from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
+from graftlm.core.grammar.automata.product import product
+from graftlm.core.grammar.automata.rule_distances import measure_rules
+from graftlm.core.grammar.budget import limited
+from graftlm.core.grammar.spec import Limits
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    BoolArray = npt.NDArray[np.bool_]
+
+_MAX_ROUNDS = 6
+_MAX_SHORTEST = 1 << 20
+
+
+class NotDeterministicError(GrammarError):
+    """One byte does not tell which of `rules` to call, or whether one has ended."""
+
+    def __init__(self, message: str, rules: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.rules = frozenset(rules)
+
+    @classmethod
+    def of(cls, rules: Iterable[str]) -> NotDeterministicError:
+        return cls("one byte does not tell which of the constraint's rules goes on; let another engine keep it", rules)
+
+
+def build_dpda(node: Node, rules: Mapping[str, Node], limits: Limits | None = None) -> Dpda:
+    """The automaton of `node` and the rules that it names.
+
+    Where two rules that begin alike may be called at one place, or a rule may go on with a byte that may follow it,
+    those rules are written out where they are named, one level deep.
+
+    Raises NotDeterministicError where that does not help; GrammarError when nothing can match, or when it costs more
+    than `limits`.
+    """
+    limits = limits or Limits()
+    with limited(limits):
+        plan = plan_calls(node, rules, limits)
+        bodies = {name: rules[name] for name in plan.order}
+        expanded: frozenset[str] = frozenset()
+        for _ in range(_MAX_ROUNDS):
+            try:
+                return _Builder(node, bodies, plan.called, expanded, limits).build()
+            except NotDeterministicError as error:
+                if error.rules <= expanded:
+                    raise
+                expanded |= error.rules
+    raise NotDeterministicError.of(expanded)
+
+
+class _Builder:
+    """One attempt: all rules in one subset construction, in which calls are symbols beyond the bytes."""
+
+    def __init__(
+        self,
+        node: Node,
+        bodies: Mapping[str, Node],
+        called: frozenset[str],
+        expanded: frozenset[str],
+        limits: Limits,
+    ) -> None:
+        self._limits = limits
+        self._names = [name for name in bodies if name in called]
+        symbols = {name: 256 + i for i, name in enumerate(self._names)}
+        written = {name: body for name, body in bodies.items() if name not in called or name in expanded}
+        end = 256 + len(self._names)
+        builder = NfaBuilder(4 * limits.states, counters=False, symbols=symbols, bodies=written, product=product)
+        self._nfa = builder.build_rules(node, [(name, bodies[name]) for name in self._names], end)
+
+    def build(self) -> Dpda:
+        exploration = Exploration(self._nfa, self._limits)
+        exploration.run()
+        table = exploration.table
+        num_rules = len(self._names)
+        num_classes = self._nfa.num_classes - num_rules - 1
+        accepting = table[:, -1] != 0
+        accepting[:2] = False
+        entries = np.concatenate([table[1, -1:], table[1, num_classes:-1]])
+        distance = np.where(accepting, 0, UNREACHABLE).astype(np.int32)
+        rule = np.full(len(table), -1, np.int32)
+        measure_rules(table, num_classes, entries, distance, rule)
+        if distance[entries[0]] == UNREACHABLE:
+            raise GrammarError("nothing can satisfy the constraint: no text of less than 2 GiB matches it")
+        if distance[entries[0]] > _MAX_SHORTEST:
+            raise GrammarError(
+                f"the shortest text has {distance[entries[0]]:,} bytes, the limit is {_MAX_SHORTEST:,}; "
+                "lower minItems, or let fewer definitions name others several times"
+            )
+        dead = distance == UNREACHABLE
+        dead[0] = False
+        if dead.any():
+            table[dead[table]] = 0
+            table[:, num_classes:-1][:, dead[entries[1:]]] = 0
+        if accepting[entries[1:]].any():
+            raise NotDeterministicError.of(self._named(np.flatnonzero(accepting[entries[1:]])))
+        return self._with_calls(table, num_classes, accepting, entries, distance, rule)
+
+    def _named(self, rules: npt.NDArray[np.intp]) -> list[str]:
+        return [self._names[i] for i in rules.tolist()]
+
+    def _with_calls(
+        self,
+        table: Int32Array,
+        num_classes: int,
+        accepting: BoolArray,
+        entries: Int32Array,
+        distance: Int32Array,
+        rule: Int32Array,
+    ) -> Dpda:
+        num_rules = len(self._names)
+        moves = np.ascontiguousarray(table[:, :num_classes])
+        sites, called = np.nonzero(table[:, num_classes:-1])
+        sites, called = sites[sites > 1], called[sites > 1]
+        after = table[sites, num_classes + called]
+        firsts = self._firsts(moves, sites, called, entries)
+        faults = np.zeros(num_rules, bool)
+        for r in np.unique(called).tolist():
+            rows, columns = sites[called == r], np.flatnonzero(firsts[r])
+            taken = (moves[np.ix_(rows, columns)] != 0).any()
+            if taken:
+                faults[r] = True
+            moves[np.ix_(rows, columns)] = -(np.flatnonzero(called == r) + 1)[:, None]
+        # what may follow each rule, and whether a byte of it goes on inside the rule as well
+        follows = np.zeros((num_rules + 1, num_classes), bool)
+        ends = np.zeros((num_rules + 1, num_rules + 1), bool)
+        np.logical_or.at(follows, called + 1, moves[after] != 0)
+        tail = accepting[after]
+        ends[called[tail] + 1, rule[sites[tail]]] = True
+        for _ in range(num_rules + 1):
+            grown = follows | (ends @ follows)
+            if (grown == follows).all():
+                break
+            follows = grown
+        last = np.flatnonzero(accepting & (rule > 0))
+        goes_on = (moves[last] != 0) & follows[rule[last]]
+        faults[rule[last[goes_on.any(axis=1)]] - 1] = True
+        if faults.any():
+            raise NotDeterministicError.of(self._named(np.flatnonzero(faults)))
+        calls = np.zeros((len(sites) + 1, 2), np.int32)
+        calls[1:, 0], calls[1:, 1] = entries[1:][called], after
+        return Dpda(self._nfa.classes, moves, accepting, calls, distance, int(entries[0]))
+
+    def _firsts(
+        self, moves: Int32Array, sites: npt.NDArray[np.intp], called: npt.NDArray[np.intp], entries: Int32Array
+    ) -> BoolArray:
+        """bool [num_rules, num_classes]: the bytes that each rule may begin with."""
+        found: BoolArray = moves[entries[1:]] != 0
+        inner = [np.unique(called[sites == entry]) for entry in entries[1:].tolist()]
+        changed = any(map(len, inner))
+        while changed:
+            changed = False
+            for r, rules in enumerate(inner):
+                grown = found[r] | found[rules].any(axis=0)
+                changed |= bool((grown != found[r]).any())
+                found[r] = grown
+        return found

@@ -1,0 +1,136 @@
+"""A pushdown automaton reads what the rules say, at any depth, and refuses what one byte does not decide."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node, Rule
+from graftlm.core.grammar.automata.dfa import Place
+from graftlm.core.grammar.automata.dpda_builder import NotDeterministicError, build_dpda
+from graftlm.core.grammar.automata.pushdown import Pushdown
+from graftlm.core.grammar.compile import language_of
+from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.spec import JsonSchema, Limits, Options
+
+LIST = {"list": ast.concat(ast.literal("["), ast.separated(Rule("list"), ast.literal(","), 0, None), ast.literal("]"))}
+PAIR = {
+    "value": ast.alternation(parse("[0-9]+"), Rule("pair")),
+    "pair": ast.concat(ast.literal("("), Rule("value"), ast.literal(":"), Rule("value"), ast.literal(")")),
+}
+TREE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "k": {"type": "array", "items": {"$ref": "#"}}, "x": {}},
+    "required": ["v"],
+}
+ANY_OR_FIELDS = {"anyOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, TREE]}
+SCHEMAS = [True, {"type": "object"}, TREE, ANY_OR_FIELDS, {"type": "array", "contains": {"const": 3}, "maxItems": 4}]
+
+
+def of_schema(schema: dict[str, object] | bool, **options: object) -> tuple[Node, dict[str, Node]]:
+    found = language_of(JsonSchema(schema), Options(strict=False, **options))  # type: ignore[arg-type]
+    return found.node, found.rules
+
+
+LANGUAGES: list[tuple[Node, dict[str, Node]]] = [
+    (Rule("list"), LIST),
+    (ast.concat(Rule("pair"), ast.literal(";"), Rule("list")), {**PAIR, **LIST}),
+    *[of_schema(schema) for schema in SCHEMAS],
+    of_schema(TREE, whitespace="flexible"),
+    of_schema(ANY_OR_FIELDS, whitespace="single"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [("[]", True), ("[[],[[]]]", True), ("[[]", False), ("[]]", False), ("[,]", False), ("", False)],
+)
+def test_brackets_are_counted(text: str, is_right: bool) -> None:
+    assert build_dpda(Rule("list"), LIST).matches(text.encode()) == is_right
+
+
+def test_ten_thousand_brackets_are_no_recursion() -> None:
+    dpda = build_dpda(Rule("list"), LIST)
+    place = dpda.walk(dpda.start, b"[" * 10_000)
+    assert place is not None and dpda.ending_bound(place) == 10_000
+    assert dpda.ending(place) == b"]" * 10_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(LANGUAGES), st.lists(st.integers(0, 10_000), max_size=40))
+def test_each_byte_ending_and_forced_text_is_that_of_a_general_parser(
+    language: tuple[Node, dict[str, Node]], choices: list[int]
+) -> None:
+    dpda, parser = build_dpda(*language), Pushdown(*language)
+    place, other = dpda.start, parser.start
+    for choice in choices:
+        readable = [byte for byte in range(256) if dpda.walk(place, bytes([byte])) is not None]
+        assert readable == [byte for byte in range(256) if parser.walk(other, bytes([byte])) is not None]
+        assert dpda.accepts(place) == other.accepting
+        assert dpda.ending_bound(place) == parser.distance(other) == len(dpda.ending(place))
+        assert dpda.is_final(place) == (not readable)
+        after = parser.walk(other, dpda.ending(place))
+        assert after is not None and after.accepting
+        forced, end = dpda.run(place)
+        assert bool(forced) == (len(readable) == 1 and not other.accepting)
+        assert dpda.walk(place, forced) == end
+        if not readable:
+            break
+        data = bytes([readable[choice % len(readable)]])
+        step, other_step = dpda.walk(place, data), parser.walk(other, data)
+        assert step is not None and other_step is not None
+        place, other = step, other_step
+
+
+def test_rules_that_begin_alike_are_written_out_once() -> None:
+    other = {"other": ast.concat(ast.literal("["), ast.optional(Rule("other")), ast.literal("!]"))}
+    dpda = build_dpda(ast.alternation(ast.concat(Rule("list"), ast.literal("x")), ast.literal("[y")), LIST)
+    assert [text for text in (b"[]x", b"[[]]x", b"[y", b"[]", b"[[y") if dpda.matches(text)] == [
+        b"[]x",
+        b"[[]]x",
+        b"[y",
+    ]
+    with pytest.raises(NotDeterministicError, match="one byte does not tell"):  # "[[[" may be of either, ever deeper
+        build_dpda(ast.alternation(Rule("list"), Rule("other")), {**LIST, **other})
+
+
+def test_a_rule_that_may_end_where_it_may_go_on_is_not_deterministic() -> None:
+    rules = {"a": ast.concat(ast.literal("a"), ast.optional(Rule("a")))}
+    with pytest.raises(NotDeterministicError):
+        build_dpda(ast.concat(Rule("a"), ast.literal("a")), rules)
+
+
+def test_a_rule_that_is_named_often_is_written_once() -> None:
+    long = {"long": parse("[a-z]{3}x[0-9]{3}y[a-z]{3}z[0-9]{4}-[a-z]{3}x[0-9]{3}y[a-z]{3}z[0-9]{4}")}
+    twice = ast.concat(Rule("long"), ast.literal(","), Rule("long"))
+    often = ast.concat(twice, ast.literal(";"), twice, ast.literal(";"), twice)
+    assert build_dpda(often, long).num_states < build_dpda(twice, long).num_states + 20
+    assert build_dpda(twice, long).matches(b",".join([b"abcx123yabcz1234-abcx123yabcz1234"] * 2))
+
+
+def test_a_text_that_never_ends_and_one_that_is_too_long_are_refused() -> None:
+    with pytest.raises(GrammarError, match="no text"):
+        build_dpda(Rule("a"), {"a": ast.concat(ast.literal("a"), Rule("a"))})
+    doubled = {f"d{i}": ast.concat(Rule(f"d{i + 1}"), Rule(f"d{i + 1}")) for i in range(22)}
+    doubled["d22"] = parse("[ab]" * 40 + "c{40}")
+    with pytest.raises(GrammarError, match=r"the shortest text has [\d,]+ bytes, the limit is 1,048,576"):
+        build_dpda(Rule("d0"), doubled)
+
+
+def test_what_takes_too_many_places_is_refused_before_it_is_written_out() -> None:
+    rules = {"x": ast.repeat(ast.concat(ast.literal("(" * 50), ast.optional(Rule("x")), ast.literal(")")), 1, 5_000)}
+    with pytest.raises(GrammarError, match=r"takes about [\d,]+ places; make its counted repeats smaller"):
+        build_dpda(Rule("x"), rules, Limits(states=1_000))
+
+
+def test_a_rule_that_is_not_given_is_named() -> None:
+    with pytest.raises(GrammarError, match=r"there is no rule 'b'.*given: list"):
+        build_dpda(Rule("b"), LIST)
+
+
+def test_places_with_one_stack_are_equal() -> None:
+    dpda = build_dpda(Rule("list"), LIST)
+    places: list[Place | None] = [dpda.walk(dpda.start, text) for text in (b"[[", b"[[],[", b"[[[]],[")]
+    assert places[1] == places[2] and places[0] is not None and len(places[0]) == len(places[1] or ())
