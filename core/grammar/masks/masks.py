@@ -1,89 +1,26 @@
-"""The token masks of one automaton over one vocabulary: computed at first use or ahead of it, then kept."""
+"""The token masks of one DFA over one vocabulary."""
 
 from __future__ import annotations
-
-import os
-import threading
-import weakref
-from concurrent.futures import Future
 
 import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.masks import workers
-from graftlm.core.grammar.masks.slices import SelfLoop, self_loop
+from graftlm.core.grammar.masks.mask_rows import MaskRows
 from graftlm.core.grammar.masks.spelling import Spelling
 from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level
 from graftlm.core.grammar.vocabulary import Vocabulary
 
-_WIDE_STATE = 32  # a state that allows fewer bytes has a cheap mask: no self-loop is sought, nothing computed ahead
-_MAX_PLACES = 1 << 16
 
-_all: weakref.WeakSet[Masks] = weakref.WeakSet()
-
-
-class Masks:
-    """A mask row per place. Equal rows are kept once; beyond `max_bytes` the oldest rows are dropped."""
+class Masks(MaskRows):
+    """The rows of a DFA; `spelling` where the vocabulary lacks tokens for single bytes."""
 
     def __init__(
         self, dfa: Dfa, vocabulary: Vocabulary, max_bytes: int = 64 << 20, spelling: Spelling | None = None
     ) -> None:
         self._dfa = dfa
         self._spelling = spelling
-        self._vocabulary = vocabulary
-        self._max_rows = max(1, max_bytes // max(1, 4 * vocabulary.num_words))
-        self._digests: dict[Place, int] = {}
-        self._rows: dict[int, Int32Array] = {}
-        self._loops: dict[int, SelfLoop | None] = {}
-        self._forget_others()
-        _all.add(self)
-
-    def _forget_others(self) -> None:
-        """Begin with no row under way: in a fork nobody computes those of the parent."""
-        self._ahead: dict[Place, Future[Int32Array]] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def num_bytes(self) -> int:
-        return 4 * self._vocabulary.num_words * len(self._rows)
-
-    def row(self, place: Place) -> Int32Array:
-        """The mask row at `place`: int32 [num_words], not to be written to."""
-        row = self._known(place)
-        if row is not None:
-            return row
-        key = self.representative(place)
-        row = self._known(key)
-        if row is None:
-            ahead = self._ahead.get(key)
-            row = self._compute(key) if ahead is None else ahead.result()
-        digest = self._digests.get(key)
-        if digest is not None:
-            self._remember(place, digest)
-        return row
-
-    def prefetch(self, place: Place) -> None:
-        """Compute the row at `place` on a worker thread, if it takes long and is not known.
-
-        The walk of the trie does not hold Python's lock, so the rows of a batch are computed side by side while the
-        model's forward pass runs, and one that takes long is waited for by its own sequence only.
-        """
-        if place in self._digests or self._dfa.degrees[place[0]] < _WIDE_STATE:
-            return
-        key = self.representative(place)
-        if key not in self._digests and key not in self._ahead:
-            self._ahead[key] = workers.submit(self._compute_ahead, key)
-
-    def _compute_ahead(self, key: Place) -> Int32Array:
-        try:
-            return self._compute(key)
-        finally:
-            self._ahead.pop(key, None)
-
-    def _known(self, place: Place) -> Int32Array | None:
-        digest = self._digests.get(place)
-        return None if digest is None else self._rows.get(digest)
+        super().__init__(dfa, vocabulary, max_bytes)
 
     def _compute(self, place: Place) -> Int32Array:
         dfa, vocabulary = self._dfa, self._vocabulary
@@ -103,33 +40,9 @@ class Masks:
         else:
             digest = allow_tokens_by_level(vocabulary.trie, dfa, place, row, self._spelling.reachable)
         if dfa.accepting[state]:
-            for token_id in vocabulary.eos_token_ids:
-                row.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+            self._allow_end(row)
             digest = ~digest
         return self._keep(place, digest, row)
-
-    def _keep(self, place: Place, digest: int, row: Int32Array) -> Int32Array:
-        with self._lock:
-            known = self._rows.get(digest)  # 64 bits over the tokens: rows with one digest are taken for equal
-            if known is None:
-                row.flags.writeable = False
-                while len(self._rows) >= self._max_rows:
-                    del self._rows[next(iter(self._rows))]
-                known = self._rows[digest] = row
-        self._remember(place, digest)
-        return known
-
-    def _remember(self, place: Place, digest: int) -> None:
-        if len(self._digests) >= _MAX_PLACES:
-            self._digests.clear()
-        self._digests[place] = digest
-
-    def _self_loop(self, state: int) -> SelfLoop | None:
-        if self._dfa.degrees[state] < _WIDE_STATE:
-            return None
-        if state not in self._loops:
-            self._loops[state] = self_loop(self._dfa, state)
-        return self._loops[state]
 
     def representative(self, place: Place) -> Place:
         """A place with the same mask: counts too far from a bound for any token to reach it are treated as equal."""
@@ -146,12 +59,3 @@ class Masks:
                     count = loop.minimum
             counts.append(count)
         return (place[0], *counts)
-
-
-def _forget_all() -> None:
-    for masks in list(_all):
-        masks._forget_others()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)

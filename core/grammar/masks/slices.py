@@ -21,6 +21,8 @@ from graftlm.core.grammar.masks.trie import SortedTokens, Trie
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from graftlm.core.grammar.automata.dpda import Dpda
+
 _MAX_SLICES = 64
 
 
@@ -134,12 +136,11 @@ _MISSES = 8  # about as many trie walks cost as much as building a slice
 _MISSES_IF_WIDE = 3
 
 
-def self_loop(dfa: Dfa, state: int) -> SelfLoop | None:
+def self_loop(automaton: Dfa | Dpda, state: int) -> SelfLoop | None:
     """The class of characters that `state` repeats, if it is large."""
     first, rest = np.empty(128, np.uint8), np.empty(128, np.uint8)
-    found, wide_first, wide_rest, register, maximum = _self_loop(
-        dfa.table, dfa.classes, dfa.actions, state, first, rest
-    )
+    table, classes, actions = automaton.moves
+    found, wide_first, wide_rest, register, maximum = _self_loop(table, classes, actions, state, first, rest)
     if not found:
         return None
     chars = CharClass(first.tobytes(), rest.tobytes(), bool(wide_first), bool(wide_rest))

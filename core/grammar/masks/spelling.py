@@ -21,13 +21,15 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from graftlm.core.grammar.automata.dpda import Dpda
+
 _STATES_A_CALL = 64  # between two looks at the clock
 _FAR = np.iinfo(np.int32).max
 
 
-def is_complete(dfa: Dfa, vocabulary: Vocabulary) -> bool:
+def is_complete(automaton: Dfa | Dpda, vocabulary: Vocabulary) -> bool:
     """Whether every byte that occurs in the language is a token."""
-    used = (dfa.table != 0).any(axis=0)[dfa.classes]
+    used = (automaton.table != 0).any(axis=0)[automaton.classes]
     return not (used & ~vocabulary.single_bytes).any()
 
 

@@ -29,7 +29,7 @@ def allow_tokens(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
         trie.nodes, trie.roots, trie.max_depth, dfa.table, dfa.classes, dfa.actions, place[0], counts, row
     )
     if len(trie.twins):
-        _copy_twins(trie.twins, row)
+        copy_twins(trie.twins, row)
     return int(found)
 
 
@@ -147,7 +147,8 @@ def _any_token(
 
 
 @loop("void(i4[:,::1], i4[::1])")
-def _copy_twins(twins: Int32Array, row: Int32Array) -> None:
+def copy_twins(twins: Int32Array, row: Int32Array) -> None:
+    """Allow the tokens that have the bytes of one that is allowed. twins int32 [num_twins, 2]"""
     for i in range(len(twins)):
         token, twin = twins[i, 0], twins[i, 1]
         if (row[token >> 5] >> np.int32(token & 31)) & np.int32(1):

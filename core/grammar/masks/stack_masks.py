@@ -1,0 +1,52 @@
+"""The token masks of one pushdown automaton over one vocabulary."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graftlm.core.grammar.automata.dfa import Place
+from graftlm.core.grammar.automata.dpda import Dpda
+from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.masks.mask_rows import MaskRows
+from graftlm.core.grammar.masks.stack_walk import allow_tokens
+from graftlm.core.grammar.vocabulary import Vocabulary
+
+
+class StackMasks(MaskRows):
+    """The rows of a pushdown automaton. A mask mostly depends on the state alone, and seldom on the whole stack."""
+
+    def __init__(self, dpda: Dpda, vocabulary: Vocabulary, max_bytes: int = 64 << 20) -> None:
+        self._dpda = dpda
+        self._first_with: dict[Place, Place] = {}  # what a mask depends on, and the first place with that
+        super().__init__(dpda, vocabulary, max_bytes)
+
+    def representative(self, place: Place) -> Place:
+        for depth in range(1, len(place) + 1):
+            found = self._first_with.get(place[:depth])
+            if found is not None:
+                return found
+        return place
+
+    def _compute(self, place: Place) -> Int32Array:
+        dpda, vocabulary = self._dpda, self._vocabulary
+        trie, row, digest = vocabulary.trie, None, 0
+        loop = self._self_loop(place[0])
+        if loop is not None:
+            inside = vocabulary.slices.get(loop.chars)
+            if inside is not None:
+                trie, row = inside.others, inside.row(None).copy()
+                digest = hash((loop.chars, None))
+        if row is None:
+            row = np.zeros(vocabulary.num_words, np.int32)
+        of_tokens, depth = allow_tokens(trie, dpda, place, row)
+        digest ^= of_tokens
+        num_ended = 0
+        while num_ended < len(place) and dpda.accepting[place[num_ended]]:
+            num_ended += 1
+        if num_ended == len(place):
+            self._allow_end(row)
+            digest = ~digest
+        depth = max(depth, num_ended + 1)
+        if depth <= len(place):
+            self._first_with[place[:depth]] = place
+        return self._keep(place, digest, row)

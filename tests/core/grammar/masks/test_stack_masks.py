@@ -1,0 +1,109 @@
+"""Masks of a pushdown automaton hold exactly the tokens that it can read, whatever lies on its stack."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from graftlm.core.grammar.ast import Rule
+from graftlm.core.grammar.automata import jit
+from graftlm.core.grammar.automata.dfa import Place
+from graftlm.core.grammar.automata.dpda import Dpda
+from graftlm.core.grammar.automata.dpda_builder import build_dpda
+from graftlm.core.grammar.engines.pda import PdaGrammar
+from graftlm.core.grammar.masks.stack_masks import StackMasks
+from graftlm.core.grammar.masks.stack_walk import allow_tokens, allow_tokens_by_level, continues
+from graftlm.core.grammar.vocabulary import Vocabulary
+from tests.core.grammar.automata.test_dpda import LANGUAGES, LIST, TREE, of_schema
+from tests.core.grammar.vocabularies import allowed
+
+PIECES = ['{"', '"}', '":', '":[', "',", '"]', "]]", "]]]]", "}}", "}]}", "[[", "[[[", '[{"', "],", "],[", "]]:", "]x"]
+PIECES += ['{"v":1', ',"k":[{"v":', '"}],"', "12", ":(", "))", "0:", '","', "true", 'null,"', "  ", '": {"', "é", "\\n"]
+
+
+def vocabulary() -> Vocabulary:
+    tokens = [bytes([i]) for i in range(256)] + [piece.encode() for piece in PIECES] + [b"[", b""]
+    return Vocabulary(tokens, eos_token_id=len(tokens) - 1)
+
+
+VOCABULARY = vocabulary()
+
+
+def readable(dpda: Dpda, place: Place) -> set[int]:
+    """By brute force: each token walked on its own."""
+    found = {i for i, token in enumerate(VOCABULARY.tokens) if token and dpda.walk(place, token) is not None}
+    return found | set(VOCABULARY.eos_token_ids) if dpda.accepts(place) else found
+
+
+AUTOMATA = [build_dpda(*language) for language in LANGUAGES]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(AUTOMATA), st.lists(st.integers(0, 10_000), max_size=30))
+def test_masks_of_random_texts_are_what_brute_force_finds(dpda: Dpda, choices: list[int]) -> None:
+    masks, place = StackMasks(dpda, VOCABULARY), dpda.start
+    for choice in choices:
+        tokens = readable(dpda, place)
+        assert allowed(masks.row(place)) == tokens
+        with_bytes = sorted(tokens - set(VOCABULARY.eos_token_ids))
+        if not with_bytes:
+            break
+        after = dpda.walk(place, VOCABULARY.tokens[with_bytes[choice % len(with_bytes)]])
+        assert after is not None
+        place = after
+
+
+@pytest.mark.parametrize("dpda", AUTOMATA)
+def test_the_walk_without_machine_code_finds_the_same(dpda: Dpda) -> None:
+    jit.wait()
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        place = dpda.start
+        for _ in range(int(rng.integers(12))):
+            tokens = [i for i in readable(dpda, place) if VOCABULARY.tokens[i]]
+            if tokens:
+                place = dpda.walk(place, VOCABULARY.tokens[int(rng.choice(tokens))]) or place
+        rows = [np.zeros(VOCABULARY.num_words, np.int32) for _ in range(2)]
+        _, depth = allow_tokens(VOCABULARY.trie, dpda, place, rows[0])
+        _, other = allow_tokens_by_level(VOCABULARY.trie, dpda, place, rows[1])
+        assert rows[0].tolist() == rows[1].tolist() and depth == other
+        node = VOCABULARY.trie.find(b"]")
+        below = {i for i, token in enumerate(VOCABULARY.tokens) if token.startswith(b"]") and len(token) > 1}
+        inside = dpda.walk(place, b"]")
+        expected = inside is not None and any(dpda.walk(inside, VOCABULARY.tokens[i][1:]) for i in below)
+        assert inside is None or continues(VOCABULARY.trie, node, dpda, inside) == expected
+
+
+def test_a_mask_is_shared_by_all_stacks_that_no_token_reaches() -> None:
+    dpda = build_dpda(*of_schema(TREE))
+    masks = StackMasks(dpda, VOCABULARY)
+    inside = [dpda.walk(dpda.start, b'{"v":1,"k":[' + b'{"v":2,"k":[' * depth + b'{"v') for depth in range(6)]
+    assert len({len(place or ()) for place in inside}) == 6
+    rows = [masks.row(place) for place in inside if place is not None]
+    assert all(row is rows[0] for row in rows)
+    assert len({masks.representative(place) for place in inside if place is not None}) == 1
+
+
+def test_a_token_that_closes_more_than_is_open_is_not_allowed() -> None:
+    dpda = build_dpda(Rule("list"), LIST)
+    masks = StackMasks(dpda, VOCABULARY)
+    four = VOCABULARY.tokens.index(b"]]]]")
+    for depth in range(1, 8):
+        place = dpda.walk(dpda.start, b"[" * depth)
+        assert place is not None and (four in allowed(masks.row(place))) == (depth >= 4)
+
+
+def test_threads_that_want_one_row_get_one() -> None:
+    grammar = PdaGrammar(AUTOMATA[2], VOCABULARY)
+    place = grammar.dpda.walk(grammar.dpda.start, b'[{"a":"')
+    assert place is not None
+    rows: list[object] = []
+    threads = [threading.Thread(target=lambda: rows.append(grammar.masks.row(place))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(rows) == 8 and all(row is rows[0] for row in rows)
