@@ -209,7 +209,7 @@ class _EngineBase:
             separate = scaffold.separate_links
             try:
                 whole = compile_cached(links[0], vocabulary)
-                if whole.engine == "fsm" or len(separate) == 1:
+                if whole.engine in ("fsm", "pda") or len(separate) == 1:
                     return whole
             except GrammarError:
                 if len(separate) == 1:

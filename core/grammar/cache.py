@@ -105,7 +105,7 @@ class GrammarCache:
             return answer
 
         compiler = partial(compile_spec, drafter=drafted)
-        if isinstance(answer, GrammarError) or answer.dfa is not None:
+        if isinstance(answer, GrammarError) or answer.automaton is not None:
             self._compile(compiler, *task)
         else:
             self._finishers.submit(self._compile, compiler, *task)

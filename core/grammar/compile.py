@@ -16,6 +16,7 @@ from graftlm.core.grammar.automata.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lark, Limits, Options, Regex, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -188,17 +189,15 @@ def _compile_fastest(
     if isinstance(spec, Lark):
         return compile_llguidance(spec, vocabulary, options)
     language = language_of(spec, options, reader=reader)
-    if language.rules:
-        return _from_language(language, vocabulary)
     try:
         with limited(options.limits, SHARE_OF_AUTOMATON if isinstance(spec, JsonSchema | Composite) else 1.0):
-            return language.grammar("fsm", _automaton(language, vocabulary, options))
+            return _automaton(language, vocabulary, options)
     except GrammarError as error:
         if not isinstance(spec, JsonSchema | Composite):
             raise
         # too many states: llguidance explores them only as the text needs them. What is empty, it shows at the start
         try:
-            lazy = _from_language(language_of(spec, options, context_free=True, reader=reader), vocabulary)
+            lazy = _from_language(for_parsers(spec, options, reader), vocabulary)
             check_start(lazy, vocabulary)
         except GrammarError:
             raise error from None
@@ -213,22 +212,39 @@ def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar
             "the constraint contains itself or admits any JSON value, which no automaton can hold; "
             "let the engine be chosen, or use 'llguidance'"
         )
-    return language.grammar("fsm", _automaton(language, vocabulary, options))
+    return _automaton(language, vocabulary, options)
+
+
+def compile_pda(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
+    """Compile into a deterministic pushdown automaton. Raises GrammarError where that cannot keep the constraint."""
+    language = language_of(spec, options, context_free=True)
+    return language.grammar("pda", PdaGrammar.compile(language.node, language.rules, vocabulary, options.limits))
 
 
 def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     """Compile with llguidance, which takes every constraint."""
     if isinstance(spec, Lark):
         return Grammar("llguidance", _from_lark(spec.text, vocabulary))
-    return _from_language(language_of(spec, options, context_free=True), vocabulary)
+    return _from_language(for_parsers(spec, options), vocabulary)
+
+
+def for_parsers(spec: Spec, options: Options, reader: SchemaReader | None = None) -> Language:
+    """The language of `spec` with JSON's tokens as rules, for parsers that read tokens."""
+    return language_of(spec, options, context_free=True, token_rules=True, reader=reader)
 
 
 def language_of(
-    spec: Spec, options: Options, *, context_free: bool = False, reader: SchemaReader | None = None
+    spec: Spec,
+    options: Options,
+    *,
+    context_free: bool = False,
+    token_rules: bool = False,
+    reader: SchemaReader | None = None,
 ) -> Language:
-    """What `spec` allows; with `context_free` the tokens of JSON are rules even where the whole is regular.
+    """What `spec` allows; with `context_free` a JSON schema's definitions are rules even where the whole is regular.
 
-    reader  of a JSON schema, if there is one already
+    token_rules  JSON's tokens are rules as well, where there are any
+    reader       of a JSON schema, if there is one already
     """
     match spec:
         case Regex(pattern):
@@ -241,9 +257,11 @@ def language_of(
             from graftlm.core.grammar.schema.lowering import lower_read, lower_schema
 
             if reader is not None:
-                lowered = lower_read(reader, spec, options, context_free=context_free)
+                lowered = lower_read(reader, spec, options, context_free=context_free, token_rules=token_rules)
             else:
-                lowered = lower_schema(spec, options, context_free=context_free, items_differ=True)
+                lowered = lower_schema(
+                    spec, options, context_free=context_free, token_rules=token_rules, items_differ=True
+                )
             return Language(lowered.node, lowered.rules, lowered.issues, lowered.annotations)
         case Composite(node, rules):
             return Language(node, dict(rules))
@@ -251,8 +269,11 @@ def language_of(
             raise GrammarError("a Lark grammar is context-free, which no automaton can hold; use engine 'llguidance'")
 
 
-def _automaton(language: Language, vocabulary: Vocabulary, options: Options) -> FsmGrammar:
-    return FsmGrammar.compile(language.node, vocabulary, options.limits)
+def _automaton(language: Language, vocabulary: Vocabulary, options: Options) -> Grammar:
+    node, rules = language.node, language.rules
+    if rules:
+        return language.grammar("pda", PdaGrammar.compile(node, rules, vocabulary, options.limits))
+    return language.grammar("fsm", FsmGrammar.compile(node, vocabulary, options.limits))
 
 
 def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:

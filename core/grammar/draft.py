@@ -9,14 +9,24 @@ from functools import lru_cache, partial
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.dpda import Dpda
+from graftlm.core.grammar.automata.dpda_builder import build_dpda
 from graftlm.core.grammar.automata.positions import Positions
 from graftlm.core.grammar.automata.product import without_products
 from graftlm.core.grammar.automata.pushdown import Pushdown
 from graftlm.core.grammar.automata.shortest import ShortestTexts
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
-from graftlm.core.grammar.compile import SHARE_OF_AUTOMATON, Grammar, Language, check_start, language_of
+from graftlm.core.grammar.compile import (
+    SHARE_OF_AUTOMATON,
+    Grammar,
+    Language,
+    check_start,
+    for_parsers,
+    language_of,
+)
 from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.schema.lowering import any_value_rules
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Spec, Whitespace
@@ -27,13 +37,13 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 class Draft:
     """What `finished` makes a grammar of.
 
-    dfa       the automaton; None where the constraint is context-free or takes too many states
+    automaton None where no automaton holds the constraint
     lark      else its text for llguidance
     language  and its node, its rules but those of any value, and their lengths, pickled: most are never looked at
     error     why it has no automaton, raised where llguidance cannot take it either
     """
 
-    dfa: Dfa | None = None
+    automaton: Dfa | Dpda | None = None
     lark: str = ""
     language: bytes = b""
     issues: tuple[Issue, ...] = ()
@@ -45,27 +55,29 @@ def draft(spec: Spec, options: Options) -> Draft:
     """Compile for a vocabulary with a token for every byte. Raises GrammarError, as `compile_spec` does."""
     with limited(options.limits), paused():
         if not isinstance(spec, JsonSchema):
-            return _without_rules(language_of(spec, options), options)
+            return _automaton(language_of(spec, options), options)
         with closing(SchemaReader(spec, options, items_differ=True)) as reader:
             language = language_of(spec, options, reader=reader)
-            if language.rules:
-                return _with_rules(language, options)
             try:
                 with limited(options.limits, SHARE_OF_AUTOMATON):
-                    return _without_rules(language, options)
+                    return _automaton(language, options)
             except GrammarError as error:
                 try:
-                    return _with_rules(language_of(spec, options, context_free=True, reader=reader), options, error)
+                    return _parsed(for_parsers(spec, options, reader), options, error)
                 except GrammarError:
                     raise error from None
 
 
-def _without_rules(language: Language, options: Options) -> Draft:
-    dfa = Dfa.compile(without_products(language.node, options.limits.states), options.limits)
-    return Draft(dfa.measured(), issues=language.issues, annotations=language.annotations)
+def _automaton(language: Language, options: Options) -> Draft:
+    found: Dfa | Dpda
+    if language.rules:
+        found = build_dpda(language.node, language.rules, options.limits)
+    else:
+        found = Dfa.compile(without_products(language.node, options.limits.states), options.limits)
+    return Draft(found.measured(), issues=language.issues, annotations=language.annotations)
 
 
-def _with_rules(language: Language, options: Options, error: GrammarError | None = None) -> Draft:
+def _parsed(language: Language, options: Options, error: GrammarError) -> Draft:
     from graftlm.core.grammar.engines.fixed_texts import check_fixed_texts
     from graftlm.core.grammar.engines.lark import to_lark
 
@@ -91,8 +103,10 @@ def _lengths(whitespace: Whitespace, bounded_numbers: bool) -> dict[str, int]:
 
 def finished(found: Draft, vocabulary: Vocabulary) -> Grammar:
     """The grammar over `vocabulary`, which has a token for every byte."""
-    if found.dfa is not None:
-        return Grammar("fsm", FsmGrammar(found.dfa, vocabulary), found.issues, found.annotations)
+    if isinstance(found.automaton, Dfa):
+        return Grammar("fsm", FsmGrammar(found.automaton, vocabulary), found.issues, found.annotations)
+    if found.automaton is not None:
+        return Grammar("pda", PdaGrammar(found.automaton, vocabulary), found.issues, found.annotations)
     from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 
     try:

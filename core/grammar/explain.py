@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.dpda import Dpda
+from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.compile import Grammar, compile_spec
-from graftlm.core.grammar.engines.fsm import FsmGrammar
+from graftlm.core.grammar.engines.automaton import AutomatonGrammar
 from graftlm.core.grammar.spec import Issue, JsonSchema, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -59,7 +62,7 @@ class Explanation:
         if self.native or self.lazy:
             yield f"regular: {', '.join(pointer or '/' for pointer in self.native) or 'nothing'}"
         for pointer in self.lazy:
-            yield f"not regular, followed by llguidance: {pointer or '/'}"
+            yield f"not regular: {pointer or '/'}"
         for issue in self.annotations:
             yield f"annotation: {issue}"
         for issue in self.refused:
@@ -81,15 +84,15 @@ def explain(spec: Spec, options: Options | None = None) -> Explanation:
     except GrammarError as error:
         refused, nearest = _weakened(spec, options, error)
         return Explanation(None, native=native, lazy=lazy, refused=refused, nearest=nearest)
-    automaton = grammar.compiled.dfa if isinstance(grammar.compiled, FsmGrammar) else None
+    automaton = grammar.compiled.automaton if isinstance(grammar.compiled, AutomatonGrammar) else None
     return Explanation(
         grammar.engine,
-        automaton.num_states if automaton is not None else None,
+        automaton.num_states if isinstance(automaton, Dfa | Dpda) else None,
         _forced_share(grammar),
         native,
         lazy,
         grammar.annotations,
-        svg=draw(automaton) if automaton is not None else None,
+        svg=draw(automaton) if isinstance(automaton, Dfa) else None,
     )
 
 
@@ -98,12 +101,11 @@ _BYTES = Vocabulary([*(bytes([i]) for i in range(256)), b""], eos_token_id=256)
 
 def _parts(spec: JsonSchema, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Pointers of the subschemas that are regular, and of the innermost that are not."""
-    from graftlm.core.grammar.schema.lowering import is_regular
     from graftlm.core.grammar.schema.reading.references import subschemas
 
     verdicts: dict[str, bool] = {}
     blamed: list[str] = []
-    test = is_regular(spec, replace(options, on_unsupported="warn"))
+    test = _is_regular(spec, replace(options, on_unsupported="warn"))
 
     def visit(schema: Any, pointer: str) -> bool:
         below = [visit(item, pointer + more) for more, item in subschemas(schema)] if isinstance(schema, dict) else []
@@ -115,6 +117,27 @@ def _parts(spec: JsonSchema, options: Options) -> tuple[tuple[str, ...], tuple[s
 
     visit(spec.schema, "")
     return tuple(pointer for pointer, regular in sorted(verdicts.items()) if regular), tuple(blamed)
+
+
+def _is_regular(spec: JsonSchema, options: Options) -> Callable[[str], bool]:
+    """A test of the subschemas of `spec` by their pointers: False where one contains itself or may be anything."""
+    from graftlm.core.grammar.schema.algebra.shapes import Reference
+    from graftlm.core.grammar.schema.lowering import Lowering, NotRegularError
+    from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
+
+    reader = SchemaReader(spec, options, items_differ=True)
+
+    def test(pointer: str) -> bool:
+        try:
+            with limited(options.limits):
+                Lowering(spec, options, reader).value(Reference(pointer))
+        except NotRegularError:
+            return False
+        except GrammarError:
+            pass  # refused, whatever the engine
+        return True
+
+    return test
 
 
 def _forced_share(grammar: Grammar) -> float:

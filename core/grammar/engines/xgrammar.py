@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def compile_xgrammar(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     """Compile with xgrammar. Raises ConfigError when it is not installed, GrammarError for what it cannot take."""
-    language = language_of(spec, options)
+    language = language_of(spec, options, token_rules=True)
     try:
         compiled = _compiler(vocabulary).compile_grammar(to_ebnf(language.node, language.rules))
     except ImportError as error:

@@ -7,7 +7,6 @@ the rules they name; without rules the language is regular.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -68,31 +67,39 @@ class Lowered:
 
 
 def lower_schema(
-    spec: JsonSchema, options: Options, *, context_free: bool = False, items_differ: bool = False
+    spec: JsonSchema,
+    options: Options,
+    *,
+    context_free: bool = False,
+    token_rules: bool = True,
+    items_differ: bool = False,
 ) -> Lowered:
     """The JSON text of the values that a schema admits, with rules where it must or `context_free` asks for them.
 
+    token_rules   JSON's tokens are rules where there are any, as a parser that reads tokens needs them
     items_differ  the caller keeps `uniqueItems` beside the language, by `distinct_items`; else it is not kept
 
     Raises GrammarError for what cannot be kept or satisfied.
     """
     with limited(options.limits), closing(SchemaReader(spec, options, items_differ=items_differ)) as reader:
-        return lower_read(reader, spec, options, context_free=context_free)
+        return lower_read(reader, spec, options, context_free=context_free, token_rules=token_rules)
 
 
-def lower_read(reader: SchemaReader, spec: JsonSchema, options: Options, *, context_free: bool = False) -> Lowered:
+def lower_read(
+    reader: SchemaReader, spec: JsonSchema, options: Options, *, context_free: bool = False, token_rules: bool = True
+) -> Lowered:
     """The same of a schema whose reader is at hand, which may be lowered in several ways and is read once."""
     with limited(options.limits):
         if not context_free:
-            with suppress(_NotRegularError):
+            with suppress(NotRegularError):
                 regular = _regular(spec, options, reader)
                 if regular is not None:
                     return regular.lower()
-        return Lowering(spec, options, reader, context_free=True).lower()
+        return Lowering(spec, options, reader, context_free=True, token_rules=token_rules).lower()
 
 
 def _regular(spec: JsonSchema, options: Options, reader: SchemaReader) -> Lowering | None:
-    """What may lower the schema without rules; None, or _NotRegularError, where nothing can.
+    """What may lower the schema without rules; None, or NotRegularError, where nothing can.
 
     What may turn out to need rules is lowered before the rest, which would be lowered in vain.
     """
@@ -119,34 +126,19 @@ def distinct_items(spec: JsonSchema, options: Options, reader: SchemaReader | No
         try:
             with limited(options.limits):  # an item is met whenever a text comes to it
                 return lowering.value(shape)
-        except (_NotRegularError, GrammarError):
+        except (NotRegularError, GrammarError):
             return None
 
     return DistinctItems(Reference(""), lowering.algebra, lower)
 
 
-def is_regular(spec: JsonSchema, options: Options) -> Callable[[str], bool]:
-    """A test of the subschemas of `spec` by their pointers: False where one contains itself or may be anything."""
-    reader = SchemaReader(spec, options, items_differ=True)
-
-    def test(pointer: str) -> bool:
-        try:
-            with limited(options.limits):
-                Lowering(spec, options, reader).value(Reference(pointer))
-        except _NotRegularError:
-            return False
-        except GrammarError:
-            pass  # refused, whatever the engine
-        return True
-
-    return test
-
-
 @lru_cache(maxsize=8)
-def any_value_rules(whitespace: Whitespace, bounded_numbers: bool) -> tuple[str, dict[str, Node]]:
+def any_value_rules(
+    whitespace: Whitespace, bounded_numbers: bool, token_rules: bool = True
+) -> tuple[str, dict[str, Node]]:
     """The rule of any value, and all rules for it: the same in each grammar."""
     spec, options = JsonSchema(True), Options(whitespace=whitespace, bounded_numbers=bounded_numbers)
-    lowering = Lowering(spec, options, SchemaReader(spec, options), context_free=True)
+    lowering = Lowering(spec, options, SchemaReader(spec, options), context_free=True, token_rules=token_rules)
     name = f"{lowering.tokens.prefix} any value"
     lowering._nodes[ANYTHING] = Rule(name)
     shapes: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null(), Array(), Object())
@@ -154,8 +146,13 @@ def any_value_rules(whitespace: Whitespace, bounded_numbers: bool) -> tuple[str,
     return name, lowering.tokens.rules
 
 
-class _NotRegularError(Exception):
+class NotRegularError(Exception):
     """The schema contains itself, admits any value, or is too large to be written out."""
+
+
+_NAMED = (Reference, Both, ExactlyOne)
+_NAMED_WITHOUT_TOKENS = (*_NAMED, Object, Array, Text, Number)
+"""What is a rule where there are rules: what a schema may name, or hold more than once."""
 
 
 class Lowering:
@@ -164,14 +161,23 @@ class Lowering:
     names_differ = False
     """Whether something else keeps the names in an object apart."""
 
-    def __init__(self, spec: JsonSchema, options: Options, reader: SchemaReader, *, context_free: bool = False) -> None:
+    def __init__(
+        self,
+        spec: JsonSchema,
+        options: Options,
+        reader: SchemaReader,
+        *,
+        context_free: bool = False,
+        token_rules: bool = True,
+    ) -> None:
         self._reader = reader
         self.algebra = self._reader.algebra
         self._strict = options.strict
         self._whitespace = options.whitespace
         self._bounded_numbers = options.bounded_numbers
-        self.tokens = JsonTokens(spec, options, has_rules=context_free)
+        self.tokens = JsonTokens(spec, options, has_rules=context_free and token_rules)
         self._context_free = context_free
+        self._named = _NAMED if self.tokens.has_rules else _NAMED_WITHOUT_TOKENS
         self._nodes: dict[Shape, Node] = {}
         self._open: dict[Shape, bool] = {}  # shapes being lowered, and whether they were met again inside
         self._sizes: dict[int, tuple[Node, int]] = {}
@@ -224,7 +230,7 @@ class Lowering:
         self._open[shape] = False
         node = self._lower(shape)
         is_recursive = self._open.pop(shape)
-        is_named = isinstance(shape, (Reference, Both, ExactlyOne)) or len(self._open) % MAX_NESTING == MAX_NESTING - 1
+        is_named = isinstance(shape, self._named) or len(self._open) % MAX_NESTING == MAX_NESTING - 1
         if is_recursive or (node != NOTHING and (is_named and self._context_free or self._size(node) > MAX_NODES)):
             self._needs_rules()
             name = self._rule_name(shape)
@@ -246,7 +252,7 @@ class Lowering:
 
     def _needs_rules(self) -> None:
         if not self._context_free:
-            raise _NotRegularError
+            raise NotRegularError
 
     def _size(self, node: Node) -> int:
         """How many nodes there are below `node`, shared ones counted each time."""
@@ -325,7 +331,7 @@ class Lowering:
 
     def _any_value(self) -> Node:
         self._needs_rules()
-        name, rules = any_value_rules(self._whitespace, self._bounded_numbers)
+        name, rules = any_value_rules(self._whitespace, self._bounded_numbers, self.tokens.has_rules)
         self.tokens.rules.update(rules)
         return Rule(name)
 

@@ -27,8 +27,8 @@ from tests.grammars import BYTES, allows, compiled
         (Regex(r"\d{3}"), "fsm"),
         (Choices(["yes", "no"]), "fsm"),
         (JsonSchema({"type": "object", "properties": {"a": {"type": "integer"}}}), "fsm"),
-        (JsonSchema({"type": "array"}), "llguidance"),
-        (JsonSchema(True), "llguidance"),
+        (JsonSchema({"type": "array"}), "pda"),
+        (JsonSchema(True), "pda"),
         (Lark('start: "a"'), "llguidance"),
         (Composite(ast.literal("a")), "fsm"),
     ],
@@ -147,10 +147,13 @@ def test_definitions_that_nest_too_deep_are_an_error() -> None:
         compiled({"$defs": definitions, "$ref": "#/$defs/d1999"})
 
 
-def test_more_optional_members_than_a_context_free_grammar_can_follow_are_an_error() -> None:
+def test_more_optional_members_than_a_parser_can_follow_are_an_error_for_it_alone() -> None:
     schema = {"type": "object", "properties": {f"p{i}": {} for i in range(900)}, "minProperties": 1}
     with pytest.raises(GrammarError, match="places, the limit of a context-free grammar is"):
-        compiled(schema)
+        compiled(schema, engine="llguidance")
+    grammar = compiled(schema)
+    assert allows(grammar, '{"p3":[],"p899":{"p1":1}}') and not allows(grammar, '{"p899":1,"p3":1}')
+    assert not allows(grammar, "{}")
 
 
 def test_a_constraint_over_the_size_is_refused() -> None:

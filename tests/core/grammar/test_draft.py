@@ -23,7 +23,7 @@ CASES: dict[str, tuple[Spec, str, str]] = {
     "regex": (Regex(r"[a-z]{3,40}-\d+"), "fsm", "abc-1"),
     "choices": (Choices(["no", "yes"]), "fsm", "yes"),
     "closed": (JsonSchema({"type": "object", "properties": FIELDS}), "fsm", '{"a":1,"b":"x"}'),
-    "open": (OPEN, "llguidance", '{"a":1,"c":[{}]}'),
+    "open": (OPEN, "pda", '{"a":1,"c":[{}]}'),
     "unique": (JsonSchema({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}), "fsm", "[2,1]"),
 }
 
@@ -50,7 +50,7 @@ def test_a_draft_that_was_sent_makes_the_grammar_that_compiling_makes(name: str)
 def test_what_takes_too_many_states_is_drafted_for_llguidance() -> None:
     spec, options = JsonSchema({"type": "object", "properties": FIELDS}), Options(limits=Limits(states=20))
     found = draft(spec, options)
-    assert found.dfa is None and found.error is not None and "20 states" in str(found.error)
+    assert found.automaton is None and found.error is not None and "20 states" in str(found.error)
     assert finished(found, BYTES).engine == compile_spec(spec, BYTES, options).engine == "llguidance"
 
 
@@ -82,7 +82,8 @@ def test_what_schemas_have_alike_is_kept_once() -> None:
     dates = {"type": "string", "format": "date"}
     kept = []
     for name in ("from", "until"):
-        language = draft(JsonSchema({"properties": {name: dates, "more": {"type": "object"}}}), Options()).language
+        schema = JsonSchema({"properties": {name: dates, "more": {"type": "object"}}})
+        language = draft(schema, Options(limits=Limits(states=20))).language
         node, rules, *_ = pickle.loads(language)
         kept.append({id(item) for item in parts([node, *rules.values()]) if isinstance(item, ast.Concat)})
     assert len(kept[0] & kept[1]) > 20  # those of a date, among others

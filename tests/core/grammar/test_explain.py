@@ -26,7 +26,7 @@ def test_a_regular_schema_is_native_as_a_whole() -> None:
 def test_the_innermost_part_that_is_not_regular_is_named() -> None:
     schema = {**OBJECT, "properties": {"id": {"type": "integer"}, "data": {"type": "array"}}}
     found = explain(JsonSchema(schema))
-    assert (found.engine, found.lazy) == ("llguidance", ("/properties/data",))
+    assert (found.engine, found.lazy) == ("pda", ("/properties/data",))
     assert found.native == ("/properties/id",)
 
 

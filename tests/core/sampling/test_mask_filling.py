@@ -16,7 +16,7 @@ OPEN = {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}}
 
 
 def _jobs(texts: list[str]) -> list[MaskJob]:
-    grammar, jobs = compiled(OPEN, strict=False), []
+    grammar, jobs = compiled(OPEN, strict=False, engine="llguidance"), []
     assert grammar.engine == "llguidance"
     for place, text in enumerate(texts):
         matcher = grammar.matcher()

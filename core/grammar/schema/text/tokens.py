@@ -29,6 +29,7 @@ class JsonTokens:
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
         self.prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
         self.prefix += " bounded" if options.bounded_numbers else ""
+        self.prefix += " tokens" if has_rules else ""
         self.has_rules = has_rules
         self.rules: dict[str, Node] = {}
         self._tokens: dict[Node, Node] = {}

@@ -16,9 +16,10 @@ from graftlm.core.grammar.engines.lark import to_lark
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.regex.regex import parse
-from graftlm.core.grammar.spec import Composite, JsonSchema, Lark
+from graftlm.core.grammar.spec import Composite, JsonSchema, Lark, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
-from tests.grammars import BYTES, allows, compact, compiled
+from tests import grammars
+from tests.grammars import BYTES, allows, compact
 
 LIST: dict[str, Any] = {
     "$defs": {
@@ -33,6 +34,10 @@ LIST: dict[str, Any] = {
     },
     "$ref": "#/$defs/node",
 }
+
+
+def compiled(spec: Spec | dict[str, Any] | bool, **options: Any) -> Grammar:
+    return grammars.compiled(spec, **{"engine": "llguidance", **options})
 
 
 def allowed(matcher: Matcher, vocabulary: Vocabulary = BYTES) -> set[int]:

@@ -276,10 +276,10 @@ def test_definitions_are_followed() -> None:
     assert compiled(schema).engine == "fsm"
 
 
-def test_a_definition_that_contains_itself_goes_to_llguidance() -> None:
+def test_a_definition_that_contains_itself_takes_a_stack() -> None:
     node = closed(value=INTEGER, next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]})
     schema = {"$defs": {"node": node}, "$ref": "#/$defs/node"}
-    assert compiled(schema).engine == "llguidance"
+    assert compiled(schema).engine == "pda"
     check(schema, [{"value": 1, "next": None}, {"value": 1, "next": {"value": 2, "next": None}}], [{"value": 1}])
 
 

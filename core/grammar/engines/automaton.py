@@ -1,0 +1,235 @@
+"""What the native engines have in common: a byte automaton, advanced token by token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, Self, TypeVar
+
+from graftlm.core.errors import ConfigError
+from graftlm.core.grammar.automata.dfa import Place
+from graftlm.core.grammar.automata.endings import EndingTooLongError
+from graftlm.core.grammar.masks.healing import encode_after, hold_back
+from graftlm.core.grammar.masks.mask_rows import MaskRows
+from graftlm.core.grammar.matcher import MaskRow
+from graftlm.core.grammar.vocabulary import Vocabulary
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MAX_REMEMBERED = 1 << 14
+
+
+class Automaton(Protocol):
+    """Places and the bytes that lead from one to the next."""
+
+    @property
+    def start(self) -> Place: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory."""
+        ...
+
+    def walk(self, place: Place, data: bytes) -> Place | None:
+        """The place after `data`, or None when it is not allowed."""
+        ...
+
+    def accepts(self, place: Place) -> bool:
+        """Whether the text may end here."""
+        ...
+
+    def run(self, place: Place) -> tuple[bytes, Place]:
+        """The bytes that must follow, and where they lead."""
+        ...
+
+    def is_final(self, place: Place) -> bool:
+        """Whether nothing can follow."""
+        ...
+
+    def ending_bound(self, place: Place) -> int:
+        """At least as many bytes as the shortest way to an end of the text has."""
+        ...
+
+
+class AutomatonGrammar(ABC):
+    """An automaton over one vocabulary, with its memoised masks, forced tokens and endings; shared by matchers and
+    threads.
+    """
+
+    engine: ClassVar[str]
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, masks: MaskRows) -> None:
+        self.automaton = automaton
+        self.vocabulary = vocabulary
+        self.masks = masks
+        self._runs: dict[Place, tuple[bytes, Place]] = {}
+        self._forced: dict[tuple[Place, int], tuple[int, ...]] = {}
+        self._endings: dict[Place, tuple[int, ...]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return self.automaton.num_bytes + self.masks.num_bytes
+
+    @abstractmethod
+    def matcher(self) -> AutomatonMatcher: ...
+
+    @abstractmethod
+    def continues(self, node: int, place: Place) -> bool:
+        """Whether a token below this node of the vocabulary's trie can follow at `place`."""
+
+    @abstractmethod
+    def shortest_ending(self, place: Place) -> Sequence[int]:
+        """The tokens of the shortest way from `place` to an end of the text."""
+
+    def can_end(self, place: Place) -> bool:
+        """Whether some tokens lead from `place` to an end of the text."""
+        return True
+
+    def ending_bound(self, place: Place) -> int:
+        """At least as many tokens as `ending` has: one for each byte."""
+        return self.automaton.ending_bound(place)
+
+    def run(self, place: Place) -> tuple[bytes, Place]:
+        """The forced bytes at `place`, one edge of the compressed FSM, and the place after them."""
+        found = self._runs.get(place)
+        if found is None:
+            found = self.automaton.run(place)
+            _remember(self._runs, place, found)
+        return found
+
+    def forced(self, place: Place, last_token: int) -> tuple[int, ...]:
+        """The healed tokens of the forced bytes at `place`, after `last_token` (-1: after nothing)."""
+        data, after = self.run(place)
+        if not data:
+            return ()
+        key = (place, last_token)
+        found = self._forced.get(key)
+        if found is None:
+            found = self._healed(place, last_token, data, after)
+            _remember(self._forced, key, found)
+        return found
+
+    def _healed(self, place: Place, last_token: int, data: bytes, after: Place) -> tuple[int, ...]:
+        return tuple(self._held_back(last_token, data, after))
+
+    def _held_back(self, last_token: int, data: bytes, after: Place) -> list[int]:
+        """The tokens of `data`, but for the last ones where a longer token could follow from `after`."""
+        vocabulary, context = self.vocabulary, () if last_token < 0 else (last_token,)
+        ids = encode_after(vocabulary, context, data)
+        if self.automaton.is_final(after):
+            return ids
+        return hold_back(vocabulary, ids, lambda node: self.continues(node, after))
+
+    def ending(self, place: Place) -> tuple[int, ...]:
+        """The tokens of the shortest path from `place` to an accepting state."""
+        found = self._endings.get(place)
+        if found is None:
+            found = tuple(self.shortest_ending(place))
+            _remember(self._endings, place, found)
+        return found
+
+
+def _remember(memo: dict[K, V], key: K, value: V) -> None:
+    if len(memo) >= _MAX_REMEMBERED:
+        memo.clear()
+    memo[key] = value
+
+
+class AutomatonMatcher:
+    """One sequence in an automaton: see `graftlm.core.grammar.matcher.Matcher`."""
+
+    __slots__ = ("_grammar", "_history", "_place", "_stopped")
+
+    def __init__(self, grammar: AutomatonGrammar) -> None:
+        self._grammar = grammar
+        self._place = grammar.automaton.start
+        self._stopped = False
+        self._history: list[Place] = []  # the place before each consumed token
+
+    def fill_mask(self, row: MaskRow) -> bool:
+        if self._stopped:
+            row[:] = 0
+        else:
+            row[:] = self._grammar.masks.row(self._place)
+        return True
+
+    def advance(self, token_ids: Sequence[int]) -> int:
+        grammar = self._grammar
+        vocabulary, automaton = grammar.vocabulary, grammar.automaton
+        for num_consumed, token_id in enumerate(token_ids):
+            if self._stopped or not 0 <= token_id < vocabulary.vocab_size:
+                return num_consumed
+            data = vocabulary.tokens[token_id]
+            if data:
+                after = automaton.walk(self._place, data)
+                if after is None or not grammar.can_end(after):
+                    return num_consumed
+                self._history.append(self._place)
+                self._place = after
+                grammar.masks.prefetch(after)
+            elif token_id in vocabulary.eos_token_ids and self.accepting:
+                self._history.append(self._place)
+                self._stopped = True
+            else:
+                return num_consumed
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        if not 0 <= num_tokens <= len(self._history):
+            raise ValueError(f"cannot undo {num_tokens} tokens; {len(self._history)} were consumed")
+        if num_tokens:
+            self._place = self._history[-num_tokens]
+            del self._history[-num_tokens:]
+            self._stopped = False
+
+    def fork(self) -> Self:
+        twin = type(self)(self._grammar)
+        twin._place, twin._stopped, twin._history = self._place, self._stopped, self._history.copy()
+        return twin
+
+    def forced(self, context: Sequence[int]) -> list[int]:
+        if self._stopped:
+            return []
+        return list(self._grammar.forced(self._place, int(context[-1]) if len(context) else -1))
+
+    def forced_bytes(self) -> bytes:
+        return b"" if self._stopped else self._grammar.run(self._place)[0]
+
+    def ending_bound(self) -> int:
+        """At least as many tokens as the shortest ending takes, found without searching for it."""
+        return self._grammar.ending_bound(self._place)
+
+    def min_tokens_to_accept(self) -> int:
+        try:
+            return 0 if self.accepting else len(self._grammar.ending(self._place))
+        except EndingTooLongError:
+            return self.ending_bound()
+
+    def ending(self, context: Sequence[int]) -> list[int]:
+        if self.accepting:
+            return []
+        plain = self._grammar.ending(self._place)
+        vocabulary = self._grammar.vocabulary
+        try:
+            joined = encode_after(vocabulary, context, vocabulary.decode(plain))
+        except ConfigError:  # the encoder's tokens cannot spell this text, `plain` can
+            return list(plain)
+        return joined if len(joined) <= len(plain) else list(plain)
+
+    @property
+    def accepting(self) -> bool:
+        return self._grammar.automaton.accepts(self._place)
+
+    @property
+    def finished(self) -> bool:
+        return self._stopped or self._grammar.automaton.is_final(self._place)
+
+    @property
+    def place(self) -> Place:
+        """Where the text stands in the automaton."""
+        return self._place
+
+    @property
+    def state(self) -> int | None:
+        return None
