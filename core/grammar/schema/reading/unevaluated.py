@@ -175,13 +175,18 @@ class _Cases:
         return found + [(both(negation(condition), when), looked) for when, looked in unmet]
 
     def _each(self, first: list[Case], second: list[Case]) -> list[Case]:
-        if len(first) * len(second) > MAX_CASES:
+        """Each case of `first` with each of `second`; those in which the same is looked at are one."""
+        conditions: dict[Looked, list[Shape]] = {}
+        for a, x in first:
+            for b, y in second:
+                conditions.setdefault(x | y, []).append(both(a, b))
+        if len(conditions) > MAX_CASES:
             raise GrammarError(
                 f"{self._place}: depends on more than {MAX_CASES} combinations of anyOf, oneOf and if; "
                 "list the properties in one schema with additionalProperties",
                 pointer=self._place,
             )
-        return [(both(a, b), x | y) for a, x in first for b, y in second]
+        return [(union(*found), looked) for looked, found in conditions.items()]
 
 
 def _or_other_type(shape: Shape) -> Shape:

@@ -270,6 +270,16 @@ def test_members_and_items_that_nothing_looks_at_can_be_restricted() -> None:
     check(items, [[1, "a"], [1, "a", "b"]], [[1], [1, "a", 2]], strict=False)
 
 
+def test_alternatives_that_look_at_the_same_members_are_no_more_cases() -> None:
+    names = [f"k{i}" for i in range(8)]
+    choices = [
+        {"oneOf": [{"properties": {name: {"const": bit}}, "required": [name]} for bit in (0, 1)]} for name in names
+    ]
+    schema = {"type": "object", "allOf": choices, "unevaluatedProperties": False}
+    good = {name: i % 2 for i, name in enumerate(names)}
+    check(schema, [good], [{**good, "k3": 2}, {**good, "other": 1}, {"k0": 0}], strict=False)
+
+
 def test_definitions_are_followed() -> None:
     schema = {"$defs": {"p/q": closed(x=INTEGER)}, **closed(a={"$ref": "#/$defs/p~1q"}, b={"$ref": "#/$defs/p~1q"})}
     check(schema, [{"a": {"x": 1}, "b": {"x": 2}}], [{"a": {}, "b": {}}])
