@@ -130,8 +130,8 @@ What these figures do not say:
 - `llama-cpp` is llama-cpp-python in the process, on the programs' token ids, one request after the other; it goes on
   with the last prompt as far as the next one is equal. Its own tokenizer knows none like sprout's, so it is not
   behind other frameworks. vLLM and SGLang are not in these tables.
-- OpenVINO is in one row, `generative_agents` in LangChain: there, as in LlamaIndex and DSPy, it is optimum-intel's,
-  of which the newest on 26 November 2026 (2.2.0) wants transformers below 5.6, so it ran with
+- OpenVINO is in two rows, `generative_agents` and `word_problems` in LangChain: there, as in LlamaIndex and DSPy,
+  it is optimum-intel's, of which the newest on 26 November 2026 (2.2.0) wants transformers below 5.6, so it ran with
   `--python openvino=PATH`, in float32 and with one thread as the others. Programs have no engine for it.
   `python -m bench cpu` compares with OpenVINO GenAI on token ids.
 """.splitlines()
