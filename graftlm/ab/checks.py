@@ -15,8 +15,10 @@ def assert_faster(comparison: Comparison, engine: str | None = None, *, by: floa
     result = _measured(comparison, engine)
     found = comparison.ratio(result)
     if found is None or found.low is None or found.low < by:
+        base = comparison.baseline.engine
+        is_so = f"has no ratio over {base}" if found is None else f"is {found} as fast as {base}"
         raise AssertionError(
-            f"{result.engine} is {found} as fast as {comparison.baseline.engine}; "
+            f"{result.engine} {is_so}; "
             f"the interval must lie above {by:.2f}x. {' '.join([*comparison.differences(), *comparison.load()])}"
         )
 

@@ -291,13 +291,12 @@ class Comparison:
         prompts = [one.profile.prompts if one.profile else None for one in (self.baseline, result)]
         if None not in prompts and prompts[0] != prompts[1] and not any("prompt tokens" in one for one in said):
             said.append(f"prompts differ between {self.baseline.engine} and {result.engine}.")
-        caught = [one.rounds[-1].caught for one in (self.baseline, result)]
+        both = (self.baseline, result)
+        caught = [one.rounds[-1].caught for one in both]
         if len(caught[0]) != len(caught[1]):
             first = next(filter(None, caught))[0].rstrip(" .")
-            said.append(
-                f"The pipeline caught {len(caught[0])} errors with {self.baseline.engine} and {len(caught[1])} with "
-                f"{result.engine}, the first {first}."
-            )
+            nums = ", ".join(f"{len(errors)} with {one.engine}" for errors, one in zip(caught, both, strict=True))
+            said.append(f"errors that the pipeline caught differ: {nums}, the first {first}.")
         return said
 
 

@@ -57,6 +57,8 @@ def test_rounds_in_which_no_model_was_asked_have_no_ratio() -> None:
         "There is no ratio."
     )
     assert comparison.ratio(comparison.results[1]) is None
+    with pytest.raises(AssertionError, match="graftlm has no ratio over hf; .* hf was asked nothing"):
+        assert_faster(comparison)
 
 
 def test_prompts_of_the_same_length_that_vary_are_said() -> None:
@@ -79,7 +81,7 @@ def test_errors_that_the_pipeline_catches_on_one_engine_are_said() -> None:
     hf, ours = measured("hf", [1.0], ["a", "b"]), measured("graftlm", [1.0], ["a", "b"])
     ours.rounds = [replace(ours.rounds[0], caught=["ConfigError: no such option."])]
     assert compared(hf, ours).differences() == [
-        "The pipeline caught 0 errors with hf and 1 with graftlm, the first ConfigError: no such option."
+        "errors that the pipeline caught differ: 0 with hf, 1 with graftlm, the first ConfigError: no such option."
     ]
 
 
