@@ -125,8 +125,9 @@ def build_runner(loaded: LoadedModel, config: EngineConfig, kernels: Mapping[str
     num_slots = pool_size(loaded, config.cache, kv.bytes_per_token(loaded))
     if loaded.lane == "serial":
         from graftlm.core.execution.serial import SerialRunner
+        from graftlm.core.model.qualify import stretched_context
 
-        serial = SerialRunner(loaded)
+        serial = SerialRunner(loaded, stretches_at=stretched_context(loaded.text_config))
         budget = step_tokens(config.max_step_tokens, loaded.device)
         return RunnerSpec(serial, num_slots, *sizes, budget, *words, lane=serial, close=loaded.release)
     from graftlm.core.execution.paged import PagedRunner

@@ -104,10 +104,22 @@ class SerialRunner:
 
     `extension` is how tokens are added to a cache, found out by trial at construction: "chunks" of any length,
     single "tokens" where a model starts afresh on longer ones, or "recompute" where it keeps no cache at all.
+
+    stretches_at  tokens from which on the frequencies of the rotary embedding depend on the length; None where they
+                  never do. A prompt that is longer runs in one call, from its first token: a chunk or a snapshot would
+                  have the frequencies of its own length.
     """
 
-    def __init__(self, loaded: LoadedModel, *, max_snapshots: int = 32, max_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        max_snapshots: int = 32,
+        max_bytes: int = 1 << 30,
+        stretches_at: int | None = None,
+    ) -> None:
         self.loaded = loaded
+        self.stretches_at = stretches_at
         self.snapshots = SnapshotStore(max_snapshots, max_bytes)
         self._parameters = frozenset(inspect.signature(loaded.model.forward).parameters)
         self._cache_name = cache_name(loaded.model.forward)
@@ -128,7 +140,7 @@ class SerialRunner:
     def publish(self, sequence: Sequence) -> None:
         """Keep a snapshot of what `sequence` has computed so far."""
         state = sequence.lane
-        if isinstance(state, LaneState) and state.cache is not None:
+        if isinstance(state, LaneState) and state.cache is not None and not self._stretched(state.length):
             tokens = np.array(sequence.tokens[: state.length], dtype=np.int32)
             self.snapshots.add(tokens, sequence.request.namespace, state.cache)
 
@@ -143,7 +155,13 @@ class SerialRunner:
         wanted: list[torch.Tensor] = []
         with torch.inference_mode():
             for row, num_logits in zip(plan.rows, plan.num_logits_per_row, strict=True):
-                logits = self._run(row.sequence, row.kv_len, max(row.kv_len - num_logits, row.past))
+                sequence, stop, first_logit = row.sequence, row.kv_len, max(row.kv_len - num_logits, row.past)
+                if self._stretched(sequence.num_prompt_tokens) and stop < sequence.num_prompt_tokens:
+                    if num_logits:  # scores of a part: the whole prompt runs for each
+                        whole = self._run(sequence, sequence.num_prompt_tokens, first_logit)
+                        wanted.append(whole[:num_logits])
+                    continue  # otherwise the prompt runs with its last part
+                logits = self._run(sequence, stop, first_logit)
                 if num_logits:
                     wanted.append(logits[-num_logits:])
         if not wanted:
@@ -157,11 +175,12 @@ class SerialRunner:
         first_logit = min(first_logit, stop - 1)
         state = sequence.lane
         if not isinstance(state, LaneState) or state.length > first_logit or not self._pays(state.length, stop):
-            found = self._usable(ids[:first_logit], namespace)
+            found = None if self._stretched(stop) else self._usable(ids[:first_logit], namespace)
             state = LaneState(None, 0) if found is None else LaneState(copy.deepcopy(found.cache), len(found.tokens))
             sequence.lane = state
         # Where this prompt leaves another's path, a snapshot serves the next one that comes this way.
-        branch = self.snapshots.branch(ids[:first_logit], namespace) if state.length < first_logit else 0
+        wanting = state.length < first_logit and not self._stretched(stop)
+        branch = self.snapshots.branch(ids[:first_logit], namespace) if wanting else 0
         if branch >= state.length + MIN_BRANCH and self.extension == "chunks":
             self._extend(state, ids[:branch], branch - 1)
             self.snapshots.add(ids[:branch], namespace, state.cache)
@@ -169,8 +188,13 @@ class SerialRunner:
 
     def _usable(self, tokens: NDArray[np.int32], namespace: str) -> Snapshot | None:
         """The longest snapshot that `tokens` begin with, if to go on from it costs less than to start afresh."""
+        if self._stretched(len(tokens) + 1):
+            return None
         found = self.snapshots.longest(tokens, namespace)
         return found if found is not None and self._pays(len(found.tokens), len(tokens) + 1) else None
+
+    def _stretched(self, length: int) -> bool:
+        return self.stretches_at is not None and length > self.stretches_at
 
     def _pays(self, length: int, stop: int) -> bool:
         """Whether to extend a cache of `length` tokens to `stop` rather than compute all of them at once."""

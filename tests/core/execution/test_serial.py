@@ -44,6 +44,16 @@ def test_tokens_equal_those_of_generate_with_and_without_snapshots(kind: str) ->
         assert [serial_greedy(runner, prompt, 6, chunk)[0] for prompt in prompts] == expected
 
 
+def test_a_chunk_or_a_snapshot_used_to_have_the_rotary_frequencies_of_its_own_length() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)], "factor": 8.0}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32, **factors}
+    runner = SerialRunner(load("llama", rope_parameters=rope), stretches_at=32)
+    prefix = random_prompt(20)
+    for prompt in (prefix, prefix + random_prompt(60, seed=1), prefix + random_prompt(30, seed=2)):
+        expected = greedy_reference(tiny_model("llama", rope_parameters=rope), prompt, 6)
+        assert [serial_greedy(runner, prompt, 6, chunk)[0] for chunk in (1000, 25)] == [expected] * 2
+
+
 def test_a_prompt_that_was_seen_before_is_continued_from_its_snapshot() -> None:
     runner = SerialRunner(load("bloom"))
     prompt = random_prompt(30)
