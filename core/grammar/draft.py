@@ -24,6 +24,7 @@ from graftlm.core.grammar.compile import (
     check_start,
     for_parsers,
     language_of,
+    takes_many_states,
 )
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.engines.pda import PdaGrammar
@@ -57,7 +58,10 @@ def draft(spec: Spec, options: Options) -> Draft:
         if not isinstance(spec, JsonSchema):
             return _automaton(language_of(spec, options), options)
         with closing(SchemaReader(spec, options, items_differ=True)) as reader:
-            language = language_of(spec, options, reader=reader)
+            is_large = takes_many_states(spec, options)
+            language = language_of(spec, options, token_rules=is_large, reader=reader)
+            if is_large and language.rules:
+                return _parsed(language, options)
             try:
                 with limited(options.limits, SHARE_OF_AUTOMATON):
                     return _automaton(language, options)
@@ -77,7 +81,7 @@ def _automaton(language: Language, options: Options) -> Draft:
     return Draft(found.measured(), issues=language.issues, annotations=language.annotations)
 
 
-def _parsed(language: Language, options: Options, error: GrammarError) -> Draft:
+def _parsed(language: Language, options: Options, error: GrammarError | None = None) -> Draft:
     from graftlm.core.grammar.engines.fixed_texts import check_fixed_texts
     from graftlm.core.grammar.engines.lark import to_lark
 

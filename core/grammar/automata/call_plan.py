@@ -13,7 +13,6 @@ from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.spec import Limits
 
 _PLACES_OF_SET = 4
-_PLACES_PER_STATE = 3
 _LARGE = 50
 """Places from which on a rule that is named more than once is called."""
 
@@ -125,8 +124,9 @@ def plan_calls(node: Node, rules: Mapping[str, Node], limits: Limits) -> CallPla
             sizes[name] = 1
         else:
             sizes[name] = size
-    if total > _PLACES_PER_STATE * limits.states:
+    if total > limits.states:
         raise GrammarError(
-            f"the constraint takes about {total:,} places; make its counted repeats smaller or raise limits.states"
+            f"the constraint takes about {total:,} places, the limit is {limits.states:,} states; "
+            "make its counted repeats smaller or raise limits.states"
         )
     return CallPlan(done, frozenset(called))
