@@ -133,12 +133,10 @@ def distinct_items(spec: JsonSchema, options: Options, reader: SchemaReader | No
 
 
 @lru_cache(maxsize=8)
-def any_value_rules(
-    whitespace: Whitespace, bounded_numbers: bool, token_rules: bool = True
-) -> tuple[str, dict[str, Node]]:
+def any_value_rules(whitespace: Whitespace, bounded_numbers: bool, tokens: bool = True) -> tuple[str, dict[str, Node]]:
     """The rule of any value, and all rules for it: the same in each grammar."""
     spec, options = JsonSchema(True), Options(whitespace=whitespace, bounded_numbers=bounded_numbers)
-    lowering = Lowering(spec, options, SchemaReader(spec, options), context_free=True, token_rules=token_rules)
+    lowering = Lowering(spec, options, SchemaReader(spec, options), context_free=True, token_rules=tokens)
     name = f"{lowering.tokens.prefix} any value"
     lowering._nodes[ANYTHING] = Rule(name)
     shapes: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null(), Array(), Object())

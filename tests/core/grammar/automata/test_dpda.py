@@ -121,7 +121,7 @@ def test_a_text_that_never_ends_and_one_that_is_too_long_are_refused() -> None:
 
 def test_what_takes_too_many_places_is_refused_before_it_is_written_out() -> None:
     rules = {"x": ast.repeat(ast.concat(ast.literal("(" * 50), ast.optional(Rule("x")), ast.literal(")")), 1, 5_000)}
-    with pytest.raises(GrammarError, match=r"takes about [\d,]+ places; make its counted repeats smaller"):
+    with pytest.raises(GrammarError, match=r"takes about [\d,]+ places, the limit is 1,000 states; make"):
         build_dpda(Rule("x"), rules, Limits(states=1_000))
 
 
