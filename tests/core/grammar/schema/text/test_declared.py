@@ -48,7 +48,7 @@ def test_more_optional_members_than_a_parser_can_nest(required: list[str]) -> No
     schema = {"type": "object", "properties": properties, "required": required}
     grammar = compiled(JsonSchema(schema))
     base = dict.fromkeys(required, 1)
-    assert grammar.engine == "pda"
+    assert grammar.engine == "llguidance"
     assert allows(grammar, compact({"p3": 1, **base, "p1100": 2, "again": base}))
     assert not allows(grammar, compact({"p5": 1, "p3": 1, **base}))
     assert allows(grammar, compact({"p3": 1})) is not bool(required)
