@@ -18,6 +18,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _MAX_REMEMBERED = 1 << 14
+_MAX_DEPTH = 64
+"""Numbers in the longest place of which anything is remembered."""
 
 
 class Automaton(Protocol):
@@ -95,7 +97,7 @@ class AutomatonGrammar(ABC):
         found = self._runs.get(place)
         if found is None:
             found = self.automaton.run(place)
-            _remember(self._runs, place, found)
+            _remember(self._runs, place, place, found)
         return found
 
     def forced(self, place: Place, last_token: int) -> tuple[int, ...]:
@@ -107,7 +109,7 @@ class AutomatonGrammar(ABC):
         found = self._forced.get(key)
         if found is None:
             found = self._healed(place, last_token, data, after)
-            _remember(self._forced, key, found)
+            _remember(self._forced, place, key, found)
         return found
 
     def _healed(self, place: Place, last_token: int, data: bytes, after: Place) -> tuple[int, ...]:
@@ -126,11 +128,13 @@ class AutomatonGrammar(ABC):
         found = self._endings.get(place)
         if found is None:
             found = tuple(self.shortest_ending(place))
-            _remember(self._endings, place, found)
+            _remember(self._endings, place, place, found)
         return found
 
 
-def _remember(memo: dict[K, V], key: K, value: V) -> None:
+def _remember(memo: dict[K, V], place: Place, key: K, value: V) -> None:
+    if len(place) > _MAX_DEPTH:  # a deep stack takes memory, and is seldom met again
+        return
     if len(memo) >= _MAX_REMEMBERED:
         memo.clear()
     memo[key] = value

@@ -69,10 +69,10 @@ class MaskRows(ABC):
         The walk of the trie does not hold Python's lock, so the rows of a batch are computed side by side while the
         model's forward pass runs, and one that takes long is waited for by its own sequence only.
         """
-        if place in self._digests or self._automaton.degrees[place[0]] < _WIDE_STATE:
+        if self._automaton.degrees[place[0]] < _WIDE_STATE or self._known(place) is not None:
             return
         key = self.representative(place)
-        if key not in self._digests and key not in self._ahead:
+        if key not in self._ahead and self._known(key) is None:
             self._ahead[key] = workers.submit(self._compute_ahead, key)
 
     def _compute_ahead(self, key: Place) -> Int32Array:
@@ -87,7 +87,7 @@ class MaskRows(ABC):
 
     @abstractmethod
     def representative(self, place: Place) -> Place:
-        """A place with the same mask, the same one for as many places as is known at once."""
+        """A place with the same mask, the same one for as many places as is known before it is computed."""
 
     @abstractmethod
     def _compute(self, place: Place) -> Int32Array:

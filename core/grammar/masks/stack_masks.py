@@ -13,19 +13,25 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 
 
 class StackMasks(MaskRows):
-    """The rows of a pushdown automaton. A mask mostly depends on the state alone, and seldom on the whole stack."""
+    """The rows of a pushdown automaton. A mask mostly depends on the state alone, and seldom on the whole stack.
+
+    Rows are kept by what they depend on: the first numbers of a place, or all of them and a 0, which is no state, where
+    it matters that there are no others.
+    """
 
     def __init__(self, dpda: Dpda, vocabulary: Vocabulary, max_bytes: int = 64 << 20) -> None:
         self._dpda = dpda
-        self._first_with: dict[Place, Place] = {}  # what a mask depends on, and the first place with that
         super().__init__(dpda, vocabulary, max_bytes)
 
     def representative(self, place: Place) -> Place:
-        for depth in range(1, len(place) + 1):
-            found = self._first_with.get(place[:depth])
-            if found is not None:
-                return found
         return place
+
+    def _known(self, place: Place) -> Int32Array | None:
+        for depth in range(1, len(place) + 2):
+            digest = self._digests.get(place[:depth] if depth <= len(place) else (*place, 0))
+            if digest is not None:
+                return self._rows.get(digest)
+        return None
 
     def _compute(self, place: Place) -> Int32Array:
         dpda, vocabulary = self._dpda, self._vocabulary
@@ -47,6 +53,4 @@ class StackMasks(MaskRows):
             self._allow_end(row)
             digest = ~digest
         depth = max(depth, num_ended + 1)
-        if depth <= len(place):
-            self._first_with[place[:depth]] = place
-        return self._keep(place, digest, row)
+        return self._keep(place[:depth] if depth <= len(place) else (*place, 0), digest, row)

@@ -16,6 +16,8 @@ from graftlm.core.grammar.automata.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.masks.stack_masks import StackMasks
 from graftlm.core.grammar.masks.stack_walk import allow_tokens, allow_tokens_by_level, continues
+from graftlm.core.grammar.masks.trie import Trie
+from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.test_dpda import LANGUAGES, LIST, TREE, of_schema
 from tests.core.grammar.vocabularies import allowed
@@ -77,14 +79,21 @@ def test_the_walk_without_machine_code_finds_the_same(dpda: Dpda) -> None:
         assert inside is None or continues(VOCABULARY.trie, node, dpda, inside) == expected
 
 
-def test_a_mask_is_shared_by_all_stacks_that_no_token_reaches() -> None:
+def test_a_mask_is_computed_once_for_all_stacks_that_no_token_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[Place] = []
+
+    def counted(trie: Trie, dpda: Dpda, place: Place, row: MaskRow) -> tuple[int, int]:
+        computed.append(place)
+        return allow_tokens(trie, dpda, place, row)
+
+    monkeypatch.setattr("graftlm.core.grammar.masks.stack_masks.allow_tokens", counted)
     dpda = build_dpda(*of_schema(TREE))
     masks = StackMasks(dpda, VOCABULARY)
     inside = [dpda.walk(dpda.start, b'{"v":1,"k":[' + b'{"v":2,"k":[' * depth + b'{"v') for depth in range(6)]
     assert len({len(place or ()) for place in inside}) == 6
     rows = [masks.row(place) for place in inside if place is not None]
     assert all(row is rows[0] for row in rows)
-    assert len({masks.representative(place) for place in inside if place is not None}) == 1
+    assert len(computed) == 1
 
 
 def test_a_token_that_closes_more_than_is_open_is_not_allowed() -> None:
@@ -94,6 +103,19 @@ def test_a_token_that_closes_more_than_is_open_is_not_allowed() -> None:
     for depth in range(1, 8):
         place = dpda.walk(dpda.start, b"[" * depth)
         assert place is not None and (four in allowed(masks.row(place))) == (depth >= 4)
+
+
+def test_thousands_of_open_brackets_are_not_all_remembered() -> None:
+    grammar = PdaGrammar(build_dpda(Rule("list"), LIST), VOCABULARY)
+    matcher = grammar.matcher()
+    row = np.zeros(VOCABULARY.num_words, np.int32)
+    for _ in range(2_000):
+        matcher.fill_mask(row)
+        assert matcher.advance([VOCABULARY.tokens.index(b"[")]) == 1
+        assert matcher.forced([]) == [] and matcher.min_tokens_to_accept() > 0
+    kept = [*grammar.masks._digests, *grammar._runs, *grammar._endings]
+    assert sum(map(len, kept)) < 20_000
+    assert matcher.advance(matcher.ending([])) and matcher.accepting
 
 
 def test_threads_that_want_one_row_get_one() -> None:
