@@ -20,17 +20,31 @@ if TYPE_CHECKING:
     from graftlm.core.grammar.vocabulary import Vocabulary
     from graftlm.core.text.tokenizer import Tokenizer
 
+_FORK_WAIT_S = 10.0
+"""How long a fork waits for what a thread prepares; after that it goes on as it is."""
 _vocabularies: WeakKeyDictionary[Any, Vocabulary] = WeakKeyDictionary()
 _lock = threading.Lock()
+_preparing = threading.RLock()
+"""Held while modules are imported and a vocabulary is indexed: a fork in between would never see the rest of them."""
+_forking = threading.local()
 
 
-def _new_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
+def _before_fork() -> None:
+    _forking.waited = _preparing.acquire(timeout=_FORK_WAIT_S)
+
+
+def _after_fork() -> None:
+    if _forking.waited:
+        _preparing.release()
+
+
+def _new_locks() -> None:
+    global _lock, _preparing
+    _lock, _preparing = threading.Lock(), threading.RLock()  # a thread that held one is not in the fork
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)  # a thread that held it is not in the fork
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_new_locks)
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
@@ -55,9 +69,10 @@ def prepare_constraints(tokenizer: Tokenizer) -> None:
 
 def _prepare(tokenizer: Tokenizer) -> None:
     with suppress(Exception):  # the request that needs it meets the error
-        for name in ("compile", "cache", "regex.regex", "schema.lowering"):
-            importlib.import_module(f"graftlm.core.grammar.{name}")
-        vocabulary_of(tokenizer).prepare()
+        with _preparing:
+            for name in ("compile", "cache", "regex.regex", "schema.lowering"):
+                importlib.import_module(f"graftlm.core.grammar.{name}")
+            vocabulary_of(tokenizer).prepare()
         from graftlm.core.grammar.cache import start_processes
 
         start_processes()

@@ -198,6 +198,29 @@ print(child_answers() == repr((expected, True)), [len(f.result().token_ids) for 
     assert run(FORKED + script) == ["True True"]
 
 
+def test_a_fork_waits_for_what_a_load_prepares_beside_it() -> None:
+    script = """
+import time
+from graftlm.core import constraint
+
+begun, prepared = threading.Event(), threading.Event()
+
+def slow(tokenizer):
+    begun.set()
+    time.sleep(1)
+    prepared.set()
+
+constraint.vocabulary_of = slow
+constraint.prepare_constraints(None)
+assert begun.wait(60)
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if prepared.is_set() else 1)
+print(os.waitpid(pid, 0)[1])
+"""
+    assert run(script) == ["0"]
+
+
 def test_workers_that_are_spawned_have_one_runtime_each(tmp_path: Path) -> None:
     script = tmp_path / "workers.py"
     script.write_text(
