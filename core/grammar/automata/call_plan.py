@@ -34,16 +34,13 @@ class Survey:
         places: dict[int, int] = {}
 
         def measure(here: Node) -> int:
-            kind = type(here)
-            if kind is ast.Literal:
-                return len(here.data)  # type: ignore[union-attr]
-            if kind is ast.CharSet:
+            if isinstance(here, ast.Literal):
+                return len(here.data)
+            if isinstance(here, ast.CharSet):
                 return _PLACES_OF_SET
-            if kind is ast.Rule:
-                rules.append(here.name)  # type: ignore[union-attr]
+            if isinstance(here, ast.Rule):
+                rules.append(here.name)
                 return 1
-            if kind is ast.Empty:
-                return 0
             key = id(here)
             known = places.get(key)
             if known is not None:

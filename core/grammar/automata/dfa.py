@@ -27,8 +27,6 @@ Place: TypeAlias = tuple[int, ...]
 
 START = 1
 UNREACHABLE = np.iinfo(np.int32).max
-LONGEST_RUN = 1 << 16
-"""Forced bytes that are found at once."""
 _SLICE, _SLICE_IN_PYTHON = 50_000_000, 500_000
 """Work between two looks at the clock, in places times classes of bytes: about a tenth of a second at most."""
 _MAX_CONFLICTS = 12  # conflicts settled one by one; after that every repeat is unrolled
@@ -134,23 +132,6 @@ class Dfa(StateTable):
             if not state:
                 return None
         return (state,)
-
-    def matches(self, data: bytes) -> bool:
-        """Whether `data` as a whole is in the language."""
-        place = self.walk(self.start, data)
-        return place is not None and bool(self.accepting[place[0]])
-
-    def run(self, place: Place) -> tuple[bytes, Place]:
-        """The bytes that must follow, and where they lead: states with one way on and no way to end."""
-        data = bytearray()
-        byte = self._single[place[0]]
-        while byte >= 0 and len(data) < LONGEST_RUN:
-            after = self.step(place, byte)
-            assert after is not None
-            data.append(byte)
-            place = after
-            byte = self._single[place[0]]
-        return bytes(data), place
 
     def accepts(self, place: Place) -> bool:
         """Whether the text may end here."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.determinize import ACTION_WIDTH
-from graftlm.core.grammar.automata.dfa import LONGEST_RUN, Place
+from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.state_table import StateTable
 
@@ -76,27 +76,10 @@ class Dpda(StateTable):
             state = stack.pop()
         return (state, *stack[::-1])
 
-    def matches(self, data: bytes) -> bool:
-        """Whether `data` as a whole is in the language."""
-        place = self.walk(self.start, data)
-        return place is not None and self.accepts(place)
-
     def accepts(self, place: Place) -> bool:
         """Whether the text may end here: every rule that was called may."""
         ends = self._ends
         return all(ends[state] for state in place)
-
-    def run(self, place: Place) -> tuple[bytes, Place]:
-        """The bytes that must follow, and where they lead."""
-        data = bytearray()
-        byte = self._single[place[0]]
-        while byte >= 0 and len(data) < LONGEST_RUN:
-            after = self.walk(place, bytes((byte,)))
-            assert after is not None
-            data.append(byte)
-            place = after
-            byte = self._single[place[0]]
-        return bytes(data), place
 
     def is_final(self, place: Place) -> bool:
         """Whether nothing can follow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+_LONGEST_RUN = 1 << 16
+"""Forced bytes that are found at once."""
+
+
 @dataclass(frozen=True, eq=False)
-class StateTable:
+class StateTable(ABC):
     """What each state does with each byte.
 
     classes    uint8 [256], class of each byte
@@ -30,6 +35,36 @@ class StateTable:
     @property
     def num_states(self) -> int:
         return len(self.table)
+
+    @abstractmethod
+    def walk(self, place: tuple[int, ...], data: bytes) -> tuple[int, ...] | None:
+        """The place after `data`, or None when it is not allowed. A place begins with its state."""
+
+    @abstractmethod
+    def accepts(self, place: tuple[int, ...]) -> bool:
+        """Whether the text may end here."""
+
+    @property
+    @abstractmethod
+    def start(self) -> tuple[int, ...]:
+        """The place before any text."""
+
+    def matches(self, data: bytes) -> bool:
+        """Whether `data` as a whole is in the language."""
+        place = self.walk(self.start, data)
+        return place is not None and self.accepts(place)
+
+    def run(self, place: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+        """The bytes that must follow, and where they lead: states with one way on and no way to end."""
+        data = bytearray()
+        byte = self._single[place[0]]
+        while byte >= 0 and len(data) < _LONGEST_RUN:
+            after = self.walk(place, bytes((byte,)))
+            assert after is not None
+            data.append(byte)
+            place = after
+            byte = self._single[place[0]]
+        return bytes(data), place
 
     @cached_property
     def first_bytes(self) -> list[int]:
