@@ -1,7 +1,7 @@
 """Grammars one after the other, where one of them is context-free: each stays with the engine that knows it best.
 
-A reply with a recursive schema in it is no regular language, and llguidance does not find the shortest ending of free
-text. So text and typed fields stay automata, the schema is llguidance's, and a chain leads from one to the next.
+llguidance, which takes the schemas that no automaton holds, does not find the shortest ending of free text. So text and
+typed fields stay automata, such a schema is llguidance's, and a chain leads from one to the next.
 """
 
 from __future__ import annotations

@@ -191,8 +191,8 @@ class _EngineBase:
     def _grammar(self, scaffold: Scaffold) -> Any:
         """The scaffold's grammar; blocks while it is compiled, once.
 
-        As one automaton where there can be one; else as a chain, in which recursive or very large schemas are
-        llguidance's. Raises GrammarError where neither can be.
+        As one automaton where there can be one; else as a chain, in which very large schemas are llguidance's.
+        Raises GrammarError where neither can be.
         """
         known = self._grammars.get(scaffold)
         if known is None:

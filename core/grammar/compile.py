@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
 _CHARACTERS_PER_STATE = 2
-"""Of 32 schemas of two collections that are longer 27 took more than 20,000 states, of 420 others 39."""
+"""In two collections 27 of 32 longer schemas took more than 20,000 states, and 39 of the 420 others."""
 SHARE_OF_AUTOMATON = 0.4
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
 

@@ -34,7 +34,7 @@ def as_json(value: Any) -> Any:
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Where an object lies in memory, which no two processes agree on."""
+"""The address of an object, which differs between processes."""
 
 
 def as_text(value: Any) -> str:

@@ -198,7 +198,7 @@ class Worker:
 
 
 def _fingerprint(calls: Sequence[Mapping[str, Any]]) -> int | None:
-    """Of the prompts' token ids, which engines have in common; None where a call's are not known."""
+    """The fingerprint of the prompts' token ids, the same for all engines; None where a call's ids are not known."""
     prompts = Fingerprint()
     for call in calls:
         if not call["prompt_ids"]:

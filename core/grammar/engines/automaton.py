@@ -30,7 +30,7 @@ class Automaton(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Of memory."""
+        """Memory, in bytes."""
         ...
 
     def walk(self, place: Place, data: bytes) -> Place | None:
@@ -231,7 +231,7 @@ class AutomatonMatcher:
 
     @property
     def place(self) -> Place:
-        """Where the text stands in the automaton."""
+        """The place of the text in the automaton."""
         return self._place
 
     @property
