@@ -45,8 +45,11 @@ def tokens_of(dim: int) -> int:
 
 @gluon.jit
 def _scale(exponent, bias: gl.constexpr):
-    """2^(exponent - 127 + bias) in float32; infinite where that is too large."""
-    return (gl.minimum(exponent + bias, 255) << 23).to(gl.float32, bitcast=True)
+    """2^(exponent - 127 + bias) in float32; infinite where that is too large, NaN for 255, that of no number.
+
+    An infinite score may be a negative one, whose token would not count.
+    """
+    return (gl.minimum(exponent + bias, 255) << 23 | (exponent + 1) >> 8).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
