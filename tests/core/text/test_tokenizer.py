@@ -26,8 +26,8 @@ def test_text_gets_exactly_one_bos_where_the_tokenizer_puts_one() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SENTENCEPIECE], ids=["bytes", "sentencepiece"])
-def test_counted_ids_are_those_of_the_text_on_its_own_whatever_was_cut_before(tokenizer: Tokenizer) -> None:
-    text = "the other the<|im_end|>x"
+@pytest.mark.parametrize("text", ["the other the<|im_end|>x", "the other\nthe<|im_end|>x " * 90], ids=["short", "long"])
+def test_counted_ids_are_those_of_the_text_on_its_own_whatever_was_cut_before(tokenizer: Tokenizer, text: str) -> None:
     expected = tokenizer.hf.encode(text, add_special_tokens=False)
     assert tokenizer.ids_alone(text) == expected
     tokenizer.hf("the other", truncation=True, max_length=1)  # Hugging Face leaves its tokenizer's core cutting
