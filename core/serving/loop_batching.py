@@ -1,19 +1,21 @@
 """Batching of calls that start in the same turn of an event loop: they are submitted together.
 
 `asyncio.gather` over calls that know nothing of each other starts them one after the other within one turn of the
-loop. Submitting each on its own would let the engine begin with the first; here they wait for the end of the turn,
-which costs no time, and become one `submit_many`.
+loop. Submitting each on its own would let the engine begin with the first; here they wait for the end of the turn
+and become one `submit_many`. Where a framework works for long before each call, as it splits or counts documents, the
+engine would stand idle: calls wait for no more than `MAX_WAIT_S` of the turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from graftlm.core.request import Completion, Request
@@ -26,8 +28,21 @@ class Submits(Protocol):
     def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]: ...
 
 
+MAX_WAIT_S = 0.01
+"""Processor time of the loop's thread after which a turn's calls are submitted before it ends. The clock of the thread
+does not run while other threads and programs have the core, so that a busy machine does not break batches up."""
+
 _Waiting = list[tuple[Request, "asyncio.Future[Completion]"]]
-_pending: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Waiting]] = WeakKeyDictionary()
+
+
+class _Turn(NamedTuple):
+    """Calls that wait for the end of a turn. `since` is when the first of them came, on the clock of the thread."""
+
+    since: float
+    waiting: _Waiting
+
+
+_pending: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Turn]] = WeakKeyDictionary()
 
 
 async def complete(runtime: Submits, request: Request) -> Completion:
@@ -37,18 +52,22 @@ async def complete(runtime: Submits, request: Request) -> Completion:
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Completion] = loop.create_future()
-    groups = _pending.setdefault(loop, {})
-    if id(runtime) not in groups:
-        groups[id(runtime)] = []
-        loop.call_soon(_hand_over, loop, runtime)
-    groups[id(runtime)].append((request, answer))
+    turns, now = _pending.setdefault(loop, {}), time.thread_time()
+    if id(runtime) not in turns:
+        turns[id(runtime)] = _Turn(now, [])
+        loop.call_soon(_hand_over, loop, runtime, turns[id(runtime)])
+    turn = turns[id(runtime)]
+    turn.waiting.append((request, answer))
+    if now - turn.since > MAX_WAIT_S:
+        _hand_over(loop, runtime, turn)
     return await answer
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, runtime: Submits) -> None:
-    _submit(
-        loop, runtime, [(request, answer) for request, answer in _pending[loop].pop(id(runtime)) if not answer.done()]
-    )
+def _hand_over(loop: asyncio.AbstractEventLoop, runtime: Submits, turn: _Turn) -> None:
+    """Submit the calls of `turn` that wait still; the next call begins another."""
+    if _pending[loop].get(id(runtime)) is turn:
+        del _pending[loop][id(runtime)]
+        _submit(loop, runtime, [(request, answer) for request, answer in turn.waiting if not answer.done()])
 
 
 def _submit(loop: asyncio.AbstractEventLoop, runtime: Submits, waiting: _Waiting) -> None:

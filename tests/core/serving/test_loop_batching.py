@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -8,7 +9,7 @@ import pytest
 
 from graftlm.core.errors import EngineError
 from graftlm.core.request import Completion, Request, Usage
-from graftlm.core.serving.loop_batching import complete
+from graftlm.core.serving.loop_batching import MAX_WAIT_S, complete
 
 
 class Recorder:
@@ -36,6 +37,18 @@ async def test_calls_of_one_turn_become_one_hand_over_and_keep_their_order() -> 
     answers = await asyncio.gather(*(complete(runtime, Request(name)) for name in "abc"))
     assert runtime.groups == [["a", "b", "c"]]
     assert [answer.text for answer in answers] == ["A", "B", "C"]
+
+
+async def test_calls_of_a_long_turn_are_handed_over_before_it_ends() -> None:
+    async def work_and_call(name: str) -> str:
+        until = time.thread_time() + MAX_WAIT_S
+        while time.thread_time() < until:
+            pass
+        return (await complete(runtime, Request(name))).text
+
+    runtime = Recorder()
+    assert await asyncio.gather(*(work_and_call(name) for name in "abcde")) == list("ABCDE")
+    assert runtime.groups == [["a", "b"], ["c", "d"], ["e"]]
 
 
 async def test_calls_of_different_turns_and_runtimes_do_not_wait_for_each_other() -> None:
