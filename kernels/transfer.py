@@ -15,7 +15,12 @@ def send(array: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> to
     if device.type != "cuda":
         return tensor.to(device)
     # torch gives the pinned copy to nobody else before the device has read it
-    return tensor.pin_memory().to(device, non_blocking=True)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    if isinstance(array, np.ndarray):
+        np.copyto(pinned.numpy(), array)  # torch would have all its threads copy a large one, and spin until the next
+    else:
+        pinned.copy_(tensor)
+    return pinned.to(device, non_blocking=True)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ extents written out.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ def clip_range(extents: Iterable[Extent], first: int, last: int) -> list[Extent]
 
 
 class PagePool:
-    """Who owns which slots: a free list of extents, sorted and coalesced.
+    """Who owns which slots: a free list of extents, sorted and coalesced, and the same extents by size.
 
     num_slots is fixed, so free + cached + in use == num_slots at all times.
     """
@@ -57,6 +57,7 @@ class PagePool:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._free: list[Extent] = [Extent(0, num_slots)] if num_slots else []
+        self._by_size = [(extent.size, extent.start) for extent in self._free]
         self.num_free = num_slots
 
     def allocate(self, num_slots: int) -> list[Extent] | None:
@@ -68,17 +69,18 @@ class PagePool:
             return None
         taken: list[Extent] = []
         while num_slots > 0:
-            sizes = [stop - start for start, stop in self._free]
-            size = min((size for size in sizes if size >= num_slots), default=0) or max(sizes)
-            i = sizes.index(size)
-            taken.append(self._take(i, num_slots))
+            i = bisect_left(self._by_size, (num_slots, 0))
+            if i == len(self._by_size):  # none is large enough: the first of the largest
+                i = bisect_left(self._by_size, (self._by_size[-1][0], 0))
+            size, start = self._by_size[i]
+            taken.append(self._take(bisect_left(self._free, (start, 0)), num_slots))
             num_slots -= taken[-1].size
         return taken
 
     def num_pieces(self, num_slots: int) -> int:
         """How many extents `allocate` would take so many slots in."""
         count = 0
-        for size in sorted((stop - start for start, stop in self._free), reverse=True):
+        for size, _ in reversed(self._by_size):
             if num_slots <= 0:
                 break
             count, num_slots = count + 1, num_slots - size
@@ -100,10 +102,7 @@ class PagePool:
     def _take(self, i: int, num_slots: int) -> Extent:
         whole = self._free[i]
         part = Extent(whole.start, min(whole.stop, whole.start + num_slots))
-        if part.stop == whole.stop:
-            del self._free[i]
-        else:
-            self._free[i] = Extent(part.stop, whole.stop)
+        self._replace(i, i + 1, [Extent(part.stop, whole.stop)] if part.stop < whole.stop else [])
         self.num_free -= part.size
         return part
 
@@ -118,5 +117,13 @@ class PagePool:
             start, first = before.start, i - 1
         if after and after.start == stop:
             stop, last = after.stop, i + 1
-        self._free[first:last] = [Extent(start, stop)]
+        self._replace(first, last, [Extent(start, stop)])
         self.num_free += extent.size
+
+    def _replace(self, first: int, last: int, extents: list[Extent]) -> None:
+        """Have `extents` in the place of `first` to `last` of the free list."""
+        for start, stop in self._free[first:last]:
+            del self._by_size[bisect_left(self._by_size, (stop - start, start))]
+        self._free[first:last] = extents
+        for start, stop in extents:
+            insort(self._by_size, (stop - start, start))

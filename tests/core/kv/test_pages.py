@@ -18,6 +18,16 @@ def test_allocation_takes_several_extents_when_none_is_large_enough() -> None:
     assert pool.allocate(5) == [Extent(0, 3), Extent(5, 7)]
 
 
+def test_allocation_takes_the_first_of_the_smallest_extents_that_are_large_enough() -> None:
+    pool = PagePool(20)
+    pool.allocate(20)
+    pool.free([Extent(0, 6), Extent(8, 11), Extent(14, 17)])
+    assert pool.allocate(3) == [Extent(8, 11)]
+    assert pool.allocate(2) == [Extent(14, 16)]
+    assert pool.num_pieces(7) == 2
+    assert pool.allocate(7) == [Extent(0, 6), Extent(16, 17)]
+
+
 def test_allocation_beyond_what_is_free_takes_nothing() -> None:
     pool = PagePool(4)
     assert pool.allocate(5) is None
@@ -66,3 +76,6 @@ def test_every_slot_is_free_or_held_once(operations: list[tuple[bool, int]]) -> 
             held.append(taken)
         slots = [s for extents in held for e in extents for s in range(e.start, e.stop)]
         assert len(slots) == len(set(slots)) == 40 - pool.num_free
+        largest = max((n for n in range(1, pool.num_free + 1) if pool.num_pieces(n) == 1), default=0)
+        free = "".join("." if slot in slots else "x" for slot in range(40)).split(".")
+        assert largest == max(map(len, free))
