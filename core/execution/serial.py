@@ -21,6 +21,7 @@ from torch import nn
 
 from graftlm.core.execution.cache_name import cache_in, cache_name
 from graftlm.core.execution.paged import accepts_logits_to_keep
+from graftlm.core.model.qualify import starts_afresh_when_stretched
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,7 +108,8 @@ class SerialRunner:
 
     stretches_at  tokens from which on the frequencies of the rotary embedding depend on the length; None where they
                   never do. A prompt that is longer runs in one call, from its first token: a chunk or a snapshot would
-                  have the frequencies of its own length.
+                  have the frequencies of its own length. An answer that grows longer goes on, or starts afresh at that
+                  token, as the model's `generate` does.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class SerialRunner:
         self._parameters = frozenset(inspect.signature(loaded.model.forward).parameters)
         self._cache_name = cache_name(loaded.model.forward)
         self._keeps = accepts_logits_to_keep(loaded.model)
+        self._starts_afresh = stretches_at is not None and starts_afresh_when_stretched(loaded.model)
         self.extension: Extension = "chunks"
         self.extension = self._find_extension()
 
@@ -174,7 +177,7 @@ class SerialRunner:
         namespace = sequence.request.namespace
         first_logit = min(first_logit, stop - 1)
         state = sequence.lane
-        if not isinstance(state, LaneState) or state.length > first_logit or not self._pays(state.length, stop):
+        if not isinstance(state, LaneState) or state.length > first_logit or not self._continues(state.length, stop):
             found = None if self._stretched(stop) else self._usable(ids[:first_logit], namespace)
             state = LaneState(None, 0) if found is None else LaneState(copy.deepcopy(found.cache), len(found.tokens))
             sequence.lane = state
@@ -195,6 +198,11 @@ class SerialRunner:
 
     def _stretched(self, length: int) -> bool:
         return self.stretches_at is not None and length > self.stretches_at
+
+    def _continues(self, length: int, stop: int) -> bool:
+        """Whether a cache of `length` tokens is extended to `stop` tokens."""
+        stretched_now = self._stretched(stop) and not self._stretched(length)
+        return self._pays(length, stop) and not (stretched_now and self._starts_afresh)
 
     def _pays(self, length: int, stop: int) -> bool:
         """Whether to extend a cache of `length` tokens to `stop` rather than compute all of them at once."""

@@ -187,6 +187,18 @@ def stretched_context(config: Any) -> int | None:
     return None
 
 
+def starts_afresh_when_stretched(model: nn.Module) -> bool:
+    """Whether the model's `generate` drops its cache at the token that changes a "longrope" embedding.
+
+    Those of Phi-3 and its kin do, in a method of their own; other models keep the keys of the earlier frequencies.
+    """
+    from transformers import GenerationMixin
+
+    method = getattr(type(model), "prepare_inputs_for_generation", None)
+    own = method is not None and method is not GenerationMixin.prepare_inputs_for_generation
+    return own and hasattr(model.config, "original_max_position_embeddings")
+
+
 def launch_ragged(loaded: LoadedModel, attention_factory: AttentionFactory, *, compact: bool = False) -> None:
     """Run steps of many tokens and of half as many, with rows of one token and of a few, to launch their kernels.
 

@@ -54,6 +54,18 @@ def test_a_chunk_or_a_snapshot_used_to_have_the_rotary_frequencies_of_its_own_le
         assert [serial_greedy(runner, prompt, 6, chunk)[0] for chunk in (1000, 25)] == [expected] * 2
 
 
+@pytest.mark.parametrize("family", ["phi3", "llama"])
+def test_an_answer_that_grows_over_the_original_context_is_that_of_generate(family: str) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)], "factor": 8.0}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32, **factors}
+    options = {"rope_parameters": rope, "original_max_position_embeddings": 32}
+    runner, model = SerialRunner(load(family, **options), stretches_at=32), tiny_model(family, **options)
+    for length in (20, 31, 32, 33):
+        prompt = random_prompt(length)
+        whole = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None)
+        assert serial_greedy(runner, prompt, 20)[0] == whole[0, length:].tolist()
+
+
 def test_a_prompt_that_was_seen_before_is_continued_from_its_snapshot() -> None:
     runner = SerialRunner(load("bloom"))
     prompt = random_prompt(30)
