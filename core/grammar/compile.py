@@ -15,6 +15,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
+from graftlm.core.grammar.engines.automaton import AutomatonMatcher
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.matcher import Matcher
@@ -324,6 +325,8 @@ def _check_size(spec: Spec, limits: Limits) -> None:
 def check_start(grammar: Grammar, vocabulary: Vocabulary) -> None:
     """A grammar that no token can begin would stop every sequence with nothing to sample."""
     matcher = grammar.matcher()
+    if isinstance(matcher, AutomatonMatcher) and matcher.forced_bytes() and vocabulary.single_bytes.all():
+        return
     row = np.zeros(vocabulary.num_words, np.int32)
     if matcher.fill_mask(row) and not row.any():
         raise GrammarError(

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import WALL_FACTOR
@@ -153,43 +153,50 @@ class DraftingProcesses:
                 connection.send_bytes(task.data)
 
     def _read_answers(self) -> None:
-        """Until the last process has ended."""
+        """Until the last process has ended. A process gets its next task before anybody is told of its last one."""
+        answers: deque[tuple[_Task, bytes]] = deque()
         with selectors.DefaultSelector() as selector:
             for connection in self._connections:
                 selector.register(connection, selectors.EVENT_READ, connection)
             num_starting = len(self._connections)
-            while selector.get_map():
-                found = {key.data for key, _ in selector.select(self._next_limit_s())}
+            while answers or selector.get_map():
+                found = {key.data for key, _ in selector.select(0 if answers else self._next_limit_s())}
                 now = time.monotonic()
                 late = [connection for connection, (_, limit) in list(self._at_work.items()) if limit < now]
                 for connection in found.union(late):
                     try:
                         if connection not in found:
                             raise TimeoutError
-                        answer = connection.recv()
-                    except Exception:  # it has ended, hangs, or wrote what cannot be read
+                        data = connection.recv_bytes()
+                    except Exception:  # it has ended or hangs
                         selector.unregister(connection)
                         num_starting -= self._lose(connection)
                     else:
-                        num_starting -= self._take(connection, answer)
-                    if not num_starting:
-                        self._settled.set()
+                        task = self._take(connection)
+                        if task is None:
+                            num_starting -= 1
+                        else:
+                            answers.append((task, data))
+                self._send()
+                if not num_starting:
+                    self._settled.set()
+                if answers:
+                    task, data = answers.popleft()
+                    answer = _read(data)
+                    self.num_drafted += isinstance(answer, Draft)
+                    _tell(task, answer)
 
     def _next_limit_s(self) -> float:
         limits = [limit for _, limit in list(self._at_work.values())]
         return min([_PATIENCE_S, *[max(0.0, limit - time.monotonic()) for limit in limits]])
 
-    def _take(self, connection: Connection, answer: Any) -> bool:
-        """An answer, or the word that a process is ready; whether it was starting."""
+    def _take(self, connection: Connection) -> _Task | None:
+        """The task that a process has answered; None where it says that it is ready."""
         with self._lock:
             task, _ = self._at_work.pop(connection, (None, 0.0))
             self._alive.add(connection)
             self._idle.append(connection)
-            self.num_drafted += isinstance(answer, Draft)
-        self._send()
-        if task is not None:
-            _tell(task, answer)
-        return task is None
+        return task
 
     def _lose(self, connection: Connection) -> bool:
         """A process that has ended or hangs; whether it was starting."""
@@ -237,6 +244,13 @@ def _limit_waiting(connection: Connection) -> None:
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def _read(data: bytes) -> Answer:
+    with suppress(Exception):  # it wrote what cannot be read
+        answer: Answer = pickle.loads(data)
+        return answer
+    return None
 
 
 def _tell(task: _Task, answer: Answer) -> None:

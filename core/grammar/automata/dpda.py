@@ -15,7 +15,7 @@ import numpy as np
 from graftlm.core.grammar.automata.determinize import ACTION_WIDTH
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.automata.state_table import StateTable
+from graftlm.core.grammar.automata.state_table import LONGEST_RUN, StateTable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,6 +44,10 @@ class Dpda(StateTable):
     def moves(self) -> tuple[Int32Array, npt.NDArray[np.uint8], Int32Array]:
         """The table without its calls, the classes, and no actions: an automaton within one rule."""
         return np.maximum(self.table, 0), self.classes, _NO_ACTIONS
+
+    @cached_property
+    def returns(self) -> npt.NDArray[np.bool_]:
+        return self.accepting
 
     @property
     def start(self) -> Place:
@@ -75,6 +79,22 @@ class Dpda(StateTable):
         while stack and final[state]:
             state = stack.pop()
         return (state, *stack[::-1])
+
+    def run(self, place: Place) -> tuple[bytes, Place]:
+        """The bytes that must follow, and where they lead."""
+        flat, width, class_of, single, final = self._flat, self._width, self._class_of, self._single, self._final
+        data = bytearray()
+        state, stack = place[0], place[1:]
+        while (byte := single[state]) >= 0 and len(data) < LONGEST_RUN:
+            target = flat[state * width + class_of[byte]]
+            if target < 0 or (stack and final[target]):  # a rule begins or ends
+                after = self.walk((state, *stack), bytes((byte,)))
+                assert after is not None
+                state, stack = after[0], after[1:]
+            else:
+                state = target
+            data.append(byte)
+        return bytes(data), (state, *stack)
 
     def accepts(self, place: Place) -> bool:
         """Whether the text may end here: every rule that was called may."""

@@ -44,7 +44,7 @@ _MODULES = tuple(
     f"{_GRAMMAR}.{name}"
     for name in (
         *("automata.determinize", "automata.distances", "automata.pairs", "automata.rule_distances"),
-        *("masks.trie", "masks.trie_walk", "masks.stack_walk", "masks.slices", "masks.spelling"),
+        *("masks.trie", "masks.trie_walk", "masks.stack_walk", "masks.self_loops", "masks.spelling"),
     )
 )
 _KEPT_VERSIONS = 16

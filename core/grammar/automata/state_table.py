@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-_LONGEST_RUN = 1 << 16
+LONGEST_RUN = 1 << 16
 """Forced bytes that are found at once."""
 
 
@@ -31,6 +31,11 @@ class StateTable(ABC):
     classes: npt.NDArray[np.uint8]
     table: Int32Array
     accepting: npt.NDArray[np.bool_]
+
+    @cached_property
+    def returns(self) -> npt.NDArray[np.bool_]:
+        """bool [num_states]: a byte that the state does not read may be read by the state below it on a stack."""
+        return np.zeros(len(self.table), np.bool_)
 
     @property
     def num_states(self) -> int:
@@ -58,7 +63,7 @@ class StateTable(ABC):
         """The bytes that must follow, and where they lead: states with one way on and no way to end."""
         data = bytearray()
         byte = self._single[place[0]]
-        while byte >= 0 and len(data) < _LONGEST_RUN:
+        while byte >= 0 and len(data) < LONGEST_RUN:
             after = self.walk(place, bytes((byte,)))
             assert after is not None
             data.append(byte)

@@ -14,7 +14,7 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks import workers
-from graftlm.core.grammar.masks.slices import SelfLoop, self_loop
+from graftlm.core.grammar.masks.self_loops import SelfLoop, Steps, self_loop
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class MaskRows(ABC):
         self._digests: dict[Place, int] = {}
         self._rows: dict[int, Int32Array] = {}
         self._loops: dict[int, SelfLoop | None] = {}
+        self._steps: Steps = {}
         self._forget_others()
         _all.add(self)
 
@@ -118,7 +119,7 @@ class MaskRows(ABC):
         if self._automaton.degrees[state] < _WIDE_STATE:
             return None
         if state not in self._loops:
-            self._loops[state] = self_loop(self._automaton, state)
+            self._loops[state] = self_loop(self._automaton, state, self._vocabulary.trie.max_depth, self._steps)
         return self._loops[state]
 
 

@@ -30,8 +30,10 @@ class Masks(MaskRows):
         if loop is not None and self._spelling is None:
             inside = vocabulary.slices.get(loop.chars)
             if inside is not None:
-                room = None if loop.register is None or loop.maximum < 0 else loop.maximum - place[1 + loop.register]
-                trie, row = inside.others, inside.row(room).copy()
+                room = loop.room
+                if loop.register is not None and loop.maximum >= 0:
+                    room = loop.maximum - place[1 + loop.register]
+                trie, row = inside.others(loop.exits), inside.row(room).copy()
                 digest = hash((loop.chars, room))
         if row is None:
             row = np.zeros(vocabulary.num_words, np.int32)

@@ -1,12 +1,13 @@
 """Vocabulary slices: the tokens that consist of one class of characters, found once per vocabulary.
 
 Inside a JSON string nearly every token is allowed, and a trie walk over all of them takes a millisecond. Which tokens
-consist of string characters alone does not depend on the grammar. A slice holds their mask, and a small trie of the
-other tokens (with quotes, backslashes, control characters or parts of characters), which still have to be walked.
+consist of string characters alone does not depend on the grammar. A slice holds their mask, and small tries of the
+other tokens (with quotes, backslashes or parts of characters), which still have to be walked.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,16 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
+from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks.trie import SortedTokens, Trie
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from graftlm.core.grammar.automata.dpda import Dpda
-
 _MAX_SLICES = 64
+_MAX_TRIES = 16
+_NONE, _NO_CHARACTERS = 128, 129
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,8 @@ LINE = _wide_class(byte != 0x0A for byte in range(128))  # what `.` matches
 COMMON = (JSON_STRING, LINE)
 
 
-@dataclass(frozen=True)
-class SelfLoop:
-    """A state's self-loop: a character of `chars` leads back to the state, or counts in `register` up to `maximum`."""
-
-    chars: CharClass
-    register: int | None
-    maximum: int
-
-
 class Slice:
-    """The tokens made of one class of characters, and the trie of all others.
+    """The tokens made of one class of characters, and tries of the others.
 
     lengths  int16 [vocab_size]: characters of each token that is inside, else 0
     """
@@ -75,7 +66,8 @@ class Slice:
         self.lengths = np.zeros(vocab_size, np.int16)
         self.lengths[tokens.ids] = lengths
         self.longest = int(lengths.max(initial=0))
-        self.others = Trie.build(tokens, ~inside)
+        self._tokens, self._fits, self._outside = tokens, fits, ~inside
+        self._tries: dict[bytes, Trie] = {}
         self.all_inside = self._row(self.lengths > 0)
 
     def row(self, room: int | None) -> Int32Array:
@@ -83,6 +75,43 @@ class Slice:
         if room is None or room >= self.longest:
             return self.all_inside
         return self._rows_by_length[room]
+
+    def others(self, exits: bytes | None) -> Trie:
+        """The trie of the tokens that are not inside and may follow where only the bytes of `exits` leave the class."""
+        if exits is None:
+            return self._all_others
+        found = self._tries.get(exits)
+        if found is None:
+            allowed = np.frombuffer(exits + b"\1\0", np.uint8) != 0
+            found = Trie.build(self._tokens, self._outside & allowed[self._leaving])
+            while len(self._tries) >= _MAX_TRIES:
+                self._tries.pop(next(iter(self._tries)), None)
+            self._tries[exits] = found
+        return found
+
+    @cached_property
+    def _all_others(self) -> Trie:
+        return Trie.build(self._tokens, self._outside)
+
+    @cached_property
+    def _leaving(self) -> npt.NDArray[np.uint8]:
+        """The first byte of each token that no character of the class has.
+
+        128 where there is none; 129 where the bytes before are no characters, but for a part of one at the token's end
+        """
+        data, starts = self._tokens.data, self._tokens.offsets[:-1]
+        if not len(starts):
+            return np.zeros(0, np.uint8)
+        place = np.minimum.reduceat(np.where(self._fits != 0, len(data), np.arange(len(data))), starts)
+        leaving = np.append(data, np.uint8(_NONE))[place]
+        ends = np.minimum(place, self._tokens.offsets[1:])
+        wide = np.append(0, np.cumsum(data >= 0x80))
+        for i in np.flatnonzero(self._outside & (wide[ends] > wide[starts])).tolist():
+            try:
+                codecs.utf_8_decode(data[starts[i] : ends[i]].tobytes(), "strict", bool(leaving[i] != _NONE))
+            except UnicodeDecodeError:
+                leaving[i] = _NO_CHARACTERS
+        return leaving
 
     @cached_property
     def _rows_by_length(self) -> list[Int32Array]:
@@ -129,107 +158,11 @@ class Slices:
         """Build the slices that most grammars use."""
         for chars in COMMON:
             if chars not in self._slices:
-                self.build(chars).row(0)
+                found = self.build(chars)
+                found.row(0)
+                if chars == JSON_STRING:
+                    found.others(bytes(byte in b'"\\' for byte in range(128)))
 
 
 _MISSES = 8  # about as many trie walks cost as much as building a slice
 _MISSES_IF_WIDE = 3
-
-
-def self_loop(automaton: Dfa | Dpda, state: int) -> SelfLoop | None:
-    """The class of characters that `state` repeats, if it is large."""
-    first, rest = np.empty(128, np.uint8), np.empty(128, np.uint8)
-    table, classes, actions = automaton.moves
-    found, wide_first, wide_rest, register, maximum = _self_loop(table, classes, actions, state, first, rest)
-    if not found:
-        return None
-    chars = CharClass(first.tobytes(), rest.tobytes(), bool(wide_first), bool(wide_rest))
-    return SelfLoop(chars, None if register < 0 else int(register), int(maximum))
-
-
-@loop("Tuple((b1, b1, b1, i8, i8))(i4[:,::1], u1[::1], i4[:,::1], i8, u1[::1], u1[::1])")
-def _self_loop(
-    table: Int32Array,
-    classes: npt.NDArray[np.uint8],
-    actions: Int32Array,
-    state: int,
-    first: npt.NDArray[np.uint8],
-    rest: npt.NDArray[np.uint8],
-) -> tuple[bool, bool, bool, int, int]:
-    """Fill `first` and `rest` with flags per ASCII byte. -> found, wide first, wide rest, register or -1, maximum"""
-    nothing = (False, False, False, -1, -1)
-    # what most bytes do: a majority vote
-    effect, votes = 0, 0
-    for byte in range(128):
-        value = table[state, classes[byte]]
-        if value != 0:
-            if votes == 0:
-                effect = value
-            votes += 1 if value == effect else -1
-    register, maximum = -1, -1
-    low, top = 0, 0
-    mid = effect
-    if effect < 0:
-        register, maximum = actions[-effect, 0], actions[-effect, 2]
-        low, mid, top = actions[-effect, 3], actions[-effect, 4], actions[-effect, 5]
-        if register < 0 and low + top != 0:
-            return nothing
-    num_rest = 0
-    for byte in range(128):
-        c = classes[byte]
-        first[byte] = table[state, c] == effect and effect != 0
-        rest[byte] = 0
-        again = effect if register >= 0 else mid  # what keeps a character inside
-        if mid > 0 and table[mid, c] != again or low > 0 and table[low, c] != again:
-            continue
-        if top > 0 and table[top, c] != 0:
-            return nothing  # what follows could take over where the count ends
-        rest[byte] = 1
-        num_rest += 1
-    if num_rest < 16:
-        return nothing
-    wide_first = _wide(table, classes, state, effect)
-    again = effect if register >= 0 else mid
-    wide_rest = (mid == 0 or _wide(table, classes, mid, again)) and (low == 0 or _wide(table, classes, low, again))
-    if top > 0:
-        for byte in range(0xC2, 0xF5):
-            if table[top, classes[byte]] != 0:
-                wide_rest = False
-    return True, wide_first, wide_rest, register, maximum
-
-
-@inner
-def _same(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, low: int, high: int) -> int:
-    """What all bytes from `low` to `high` do in `state`, or 0 where they differ."""
-    value = table[state, classes[low]]
-    for byte in range(low + 1, high + 1):
-        if table[state, classes[byte]] != value:
-            return 0
-    return int(value)
-
-
-@inner
-def _wide(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, effect: int) -> bool:
-    """Whether every character beyond ASCII has the same effect in `state`."""
-    # lead bytes first to last, the range of the second byte, and how many bytes follow that
-    for lead, last, low, high, more in (
-        (0xC2, 0xDF, 0x80, 0xBF, 0),
-        (0xE0, 0xE0, 0xA0, 0xBF, 1),
-        (0xE1, 0xEC, 0x80, 0xBF, 1),
-        (0xED, 0xED, 0x80, 0x9F, 1),
-        (0xEE, 0xEF, 0x80, 0xBF, 1),
-        (0xF0, 0xF0, 0x90, 0xBF, 2),
-        (0xF1, 0xF3, 0x80, 0xBF, 2),
-        (0xF4, 0xF4, 0x80, 0x8F, 2),
-    ):
-        value = _same(table, classes, state, lead, last)
-        if value > 0:
-            value = _same(table, classes, value, low, high)
-        for _ in range(more):
-            if value > 0:
-                value = _same(table, classes, value, 0x80, 0xBF)
-            else:
-                return False
-        if value != effect or value == 0:
-            return False
-    return True

@@ -40,8 +40,8 @@ class StackMasks(MaskRows):
         if loop is not None:
             inside = vocabulary.slices.get(loop.chars)
             if inside is not None:
-                trie, row = inside.others, inside.row(None).copy()
-                digest = hash((loop.chars, None))
+                trie, row = inside.others(loop.exits), inside.row(loop.room).copy()
+                digest = hash((loop.chars, loop.room))
         if row is None:
             row = np.zeros(vocabulary.num_words, np.int32)
         of_tokens, depth = allow_tokens(trie, dpda, place, row)

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import drafting
 from graftlm.core.grammar.cache import GrammarCache
 from graftlm.core.grammar.drafting import DraftingProcesses
-from graftlm.core.grammar.spec import JsonSchema, Limits, Regex
+from graftlm.core.grammar.spec import JsonSchema, Limits, Options, Regex
 from tests.grammars import BYTES, allows
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
@@ -67,6 +68,21 @@ def test_a_cache_has_processes_compile_as_soon_as_they_are_ready(processes: Draf
         cache.get(JsonSchema({"type": "strin"}), BYTES)
     assert caught.value.pointer == "/type"
     cache.close()
+
+
+def test_a_process_is_at_its_next_constraint_while_somebody_is_told_of_the_last(processes: DraftingProcesses) -> None:
+    at_work: list[int] = []
+    told = threading.Semaphore(0)
+
+    def done(answer: object) -> None:
+        at_work.append(len(processes._at_work))
+        told.release()
+
+    for i in range(6):
+        processes.submit(Regex(f"a{{{i},}}"), Options(), done)
+    for _ in range(6):
+        assert told.acquire(timeout=60)
+    assert at_work[:2] == [2, 2]
 
 
 def test_a_cache_that_is_closed_finishes_what_the_processes_are_at(processes: DraftingProcesses) -> None:

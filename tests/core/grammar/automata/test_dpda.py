@@ -51,6 +51,32 @@ def test_brackets_are_counted(text: str, is_right: bool) -> None:
     assert build_dpda(Rule("list"), LIST).matches(text.encode()) == is_right
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_forced_bytes_lead_where_reading_them_leads(language: tuple[Node, dict[str, Node]]) -> None:
+    dpda = build_dpda(*language)
+    for text in (
+        b"",
+        b"(",
+        b"(1",
+        b"((1:2",
+        b"[",
+        b'{"',
+        b'{"v":1',
+        b'{"v":1,"k":[{"v',
+        b'{"v":1,"x":t',
+        b'{"v":1,"x":[n',
+    ):
+        place = dpda.walk(dpda.start, text)
+        if place is not None:
+            data, after = dpda.run(place)
+            assert dpda.walk(place, data) == after
+            for i, byte in enumerate(data):
+                here = dpda.walk(place, data[:i])
+                assert here is not None and not dpda.accepts(here)
+                assert [b for b in range(256) if dpda.walk(here, bytes((b,)))] == [byte]
+            assert len([b for b in range(256) if dpda.walk(after, bytes((b,)))]) != 1 or dpda.accepts(after)
+
+
 def test_ten_thousand_brackets_are_no_recursion() -> None:
     dpda = build_dpda(Rule("list"), LIST)
     place = dpda.walk(dpda.start, b"[" * 10_000)

@@ -11,7 +11,7 @@ import pytest
 
 from graftlm.core.grammar.automata import determinize, jit
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.masks import slices
+from graftlm.core.grammar.masks import self_loops
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.kernels import disk_cache
@@ -35,7 +35,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loop_in_python_does_what_its_machine_code_does(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary, compiled = bpe_vocabulary(), Dfa.compile(parse(pattern))
     rows = [Masks(compiled, vocabulary).row((state, *compiled.start[1:])) for state in range(1, 4)]
-    loops = [slices.self_loop(compiled, state) for state in range(1, compiled.num_states)]
+    loops = [self_loops.self_loop(compiled, state) for state in range(1, compiled.num_states)]
     for loop in jit._loops:
         monkeypatch.setattr(loop, "machine_code", None)
     plain = Dfa.compile(parse(pattern))
@@ -43,7 +43,7 @@ def test_a_loop_in_python_does_what_its_machine_code_does(pattern: str, monkeypa
     assert (plain.actions == compiled.actions).all()
     for state, row in enumerate(rows, 1):
         assert (Masks(plain, vocabulary).row((state, *plain.start[1:])) == row).all()
-    assert [slices.self_loop(plain, state) for state in range(1, plain.num_states)] == loops
+    assert [self_loops.self_loop(plain, state) for state in range(1, plain.num_states)] == loops
 
 
 def test_a_construction_that_began_in_python_goes_on_as_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.masks import Masks
-from graftlm.core.grammar.masks.slices import JSON_STRING, self_loop
+from graftlm.core.grammar.masks.self_loops import self_loop
+from graftlm.core.grammar.masks.slices import JSON_STRING
 from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.spec import Limits

@@ -14,6 +14,8 @@ from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.dpda import Dpda
 from graftlm.core.grammar.automata.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.pda import PdaGrammar
+from graftlm.core.grammar.masks.self_loops import self_loop
+from graftlm.core.grammar.masks.slices import JSON_STRING
 from graftlm.core.grammar.masks.stack_masks import StackMasks
 from graftlm.core.grammar.masks.stack_walk import allow_tokens, allow_tokens_by_level, continues
 from graftlm.core.grammar.masks.trie import Trie
@@ -34,10 +36,27 @@ def vocabulary() -> Vocabulary:
 VOCABULARY = vocabulary()
 
 
-def readable(dpda: Dpda, place: Place) -> set[int]:
+MORE = [
+    b"ab",
+    b"abcde",
+    b'ab"',
+    b'abcd",',
+    b"a\\",
+    b'a\\"b',
+    b"a\xc3",
+    b"\xc3a",
+    b'\xc3"',
+    b"\xe2\x82",
+    b"\x82\xac",
+    b"\xe2\x82\xac\xc3\xa9",
+]
+WORDS = Vocabulary([*VOCABULARY.tokens[:-1], *MORE, b""], eos_token_id=len(VOCABULARY.tokens) + len(MORE) - 1)
+
+
+def readable(dpda: Dpda, place: Place, vocabulary: Vocabulary = VOCABULARY) -> set[int]:
     """By brute force: each token walked on its own."""
-    found = {i for i, token in enumerate(VOCABULARY.tokens) if token and dpda.walk(place, token) is not None}
-    return found | set(VOCABULARY.eos_token_ids) if dpda.accepts(place) else found
+    found = {i for i, token in enumerate(vocabulary.tokens) if token and dpda.walk(place, token) is not None}
+    return found | set(vocabulary.eos_token_ids) if dpda.accepts(place) else found
 
 
 AUTOMATA = [build_dpda(*language) for language in LANGUAGES]
@@ -77,6 +96,37 @@ def test_the_walk_without_machine_code_finds_the_same(dpda: Dpda) -> None:
         inside = dpda.walk(place, b"]")
         expected = inside is not None and any(dpda.walk(inside, VOCABULARY.tokens[i][1:]) for i in below)
         assert inside is None or continues(VOCABULARY.trie, node, dpda, inside) == expected
+
+
+@pytest.mark.parametrize("bounds", [{"maxLength": 9}, {"minLength": 3, "maxLength": 4}, {"minLength": 5}])
+@pytest.mark.parametrize("text", [b"", b"a", b"a\\n", "é\u20ac".encode(), b"abcd", b"abcdefgh", b"\xe2\x82", b"\\u0"])
+def test_masks_of_strings_of_bounded_length_are_what_brute_force_finds(bounds: dict[str, int], text: bytes) -> None:
+    tree = {"type": "object", "properties": {"s": {"type": "string", **bounds}, "k": {"$ref": "#"}}, "required": ["s"]}
+    dpda = build_dpda(*of_schema(tree))
+    place = dpda.walk(dpda.start, b'{"s":"' + text)
+    if place is not None:
+        assert allowed(StackMasks(dpda, WORDS).row(place)) == readable(dpda, place, WORDS)
+
+
+def test_a_repeat_that_is_written_out_has_room_for_what_is_left_of_it() -> None:
+    tree = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 9}, "k": {"$ref": "#"}}}
+    dpda = build_dpda(*of_schema(tree))
+    for text, room in ((b"", 9), (b"abc", 6), ("éé".encode(), 7)):
+        place = dpda.walk(dpda.start, b'{"s":"' + text)
+        assert place is not None
+        loop = self_loop(dpda, place[0], 20)
+        assert loop is not None and (loop.chars, loop.room) == (JSON_STRING, room)
+        assert loop.exits == bytes(byte in b'"\\' for byte in range(128))
+        shortened = self_loop(dpda, place[0], room)
+        assert shortened is not None and shortened.room is None  # no token is longer
+
+
+def test_only_tokens_that_leave_a_string_by_its_exits_are_walked() -> None:
+    inside = WORDS.slices.build(JSON_STRING)
+    walked = inside.others(bytes(byte in b'"' for byte in range(128))).nodes[:, 3]
+    found = {WORDS.tokens[token] for token in walked if token >= 0}
+    assert {b'ab"', b'","', b"a\xc3", b"\xe2\x82"} <= found
+    assert not found & {b"ab", b"\n", b"a\\", b"\xc3a", b"\x80", b"\xff", b'\xc3"'}
 
 
 def test_a_mask_is_computed_once_for_all_stacks_that_no_token_reaches(monkeypatch: pytest.MonkeyPatch) -> None:

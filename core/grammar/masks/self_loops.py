@@ -1,0 +1,301 @@
+"""States that repeat a class of characters: by a loop, by a counted one, or by a state for each of the repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
+from graftlm.core.grammar.masks.slices import CharClass
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from graftlm.core.grammar.automata.dpda import Dpda
+
+
+@dataclass(frozen=True)
+class SelfLoop:
+    """A state's self-loop: a character of `chars` leads back to the state, or counts in `register` up to `maximum`.
+
+    room   how many characters can follow where each leads to a state of its own; None where the state stays
+    exits  a flag per ASCII byte: what else may follow the characters, beside a part of a character; None is anything
+    """
+
+    chars: CharClass
+    register: int | None = None
+    maximum: int = -1
+    room: int | None = None
+    exits: bytes | None = None
+
+
+class Step(NamedTuple):
+    """From one state of a repeat that is written out to the next: a flag per ASCII byte that leads there, and `exits`
+    as bits.
+    """
+
+    chars: bytes
+    exits: int
+    after: int
+
+
+Steps = dict[int, "Step | None"]
+
+
+def self_loop(automaton: Dfa | Dpda, state: int, longest: int = 0, steps: Steps | None = None) -> SelfLoop | None:
+    """The class of characters that `state` repeats, if it is large.
+
+    longest  characters of the longest token: a repeat that is written out is followed so far
+    steps    what is known of such repeats
+    """
+    first, rest = np.empty(128, np.uint8), np.empty(128, np.uint8)
+    table, classes, actions = automaton.moves
+    found, wide_first, wide_rest, register, maximum = _self_loop(table, classes, actions, state, first, rest)
+    if not found:
+        return _written_out(automaton, state, longest, {} if steps is None else steps)
+    chars = CharClass(first.tobytes(), rest.tobytes(), bool(wide_first), bool(wide_rest))
+    exits = None
+    if wide_first and wide_rest and chars.first == chars.rest:
+        effect = int(table[state, classes[chars.rest.index(1)]])
+        states = {state, *([effect] if effect > 0 else actions[-effect, 3:6].tolist())} - {0}
+        exits = _exits(automaton, states, rest)
+    return SelfLoop(chars, None if register < 0 else int(register), int(maximum), exits=exits)
+
+
+def _exits(automaton: Dfa | Dpda, states: Iterable[int], rest: npt.NDArray[np.uint8]) -> bytes | None:
+    exits = np.zeros(128, np.uint8)
+    for state in states:
+        if not _leaves_of(automaton.table, automaton.classes, automaton.returns, state, rest, exits):
+            return None
+    return exits.tobytes()
+
+
+def _written_out(automaton: Dfa | Dpda, state: int, longest: int, steps: Steps) -> SelfLoop | None:
+    """A repeat up to some number, each character of which leads to a state of its own."""
+    first = here = _step_of(automaton, state, steps) if longest else None
+    room, exits = 0, 0
+    while first is not None and here is not None and here.chars == first.chars and room < longest:
+        room, exits, state = room + 1, exits | here.exits, here.after
+        if steps.get(state) is here:  # it stays there
+            room = longest
+        here = _step_of(automaton, state, steps)
+    if first is None:
+        return None
+    flags = np.frombuffer(first.chars, np.uint8).copy()
+    if room < longest:
+        last = np.zeros(128, np.uint8)
+        if not _reads_none(automaton.table, automaton.classes, automaton.returns, state, flags, last):
+            return None
+        exits |= int.from_bytes(last.tobytes(), "little")
+    chars = CharClass(first.chars, first.chars, True, True)
+    return SelfLoop(chars, room=room if room < longest else None, exits=exits.to_bytes(128, "little"))
+
+
+def _step_of(automaton: Dfa | Dpda, state: int, steps: Steps) -> Step | None:
+    if state not in steps:
+        chars, exits = np.zeros(128, np.uint8), np.zeros(128, np.uint8)
+        after = int(_step(automaton.table, automaton.classes, automaton.returns, state, chars, exits))
+        steps[state] = Step(chars.tobytes(), int.from_bytes(exits.tobytes(), "little"), after) if after else None
+    return steps[state]
+
+
+@loop("Tuple((b1, b1, b1, i8, i8))(i4[:,::1], u1[::1], i4[:,::1], i8, u1[::1], u1[::1])")
+def _self_loop(
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    actions: Int32Array,
+    state: int,
+    first: npt.NDArray[np.uint8],
+    rest: npt.NDArray[np.uint8],
+) -> tuple[bool, bool, bool, int, int]:
+    """Fill `first` and `rest` with flags per ASCII byte. -> found, wide first, wide rest, register or -1, maximum"""
+    nothing = (False, False, False, -1, -1)
+    # what most bytes do: a majority vote
+    effect, votes = 0, 0
+    for byte in range(128):
+        value = table[state, classes[byte]]
+        if value != 0:
+            if votes == 0:
+                effect = value
+            votes += 1 if value == effect else -1
+    register, maximum = -1, -1
+    if effect == 0:
+        return nothing
+    low, top = 0, 0
+    mid = effect
+    if effect < 0:
+        register, maximum = actions[-effect, 0], actions[-effect, 2]
+        low, mid, top = actions[-effect, 3], actions[-effect, 4], actions[-effect, 5]
+        if register < 0 and low + top != 0:
+            return nothing
+    num_rest = 0
+    for byte in range(128):
+        c = classes[byte]
+        first[byte] = table[state, c] == effect and effect != 0
+        rest[byte] = 0
+        again = effect if register >= 0 else mid  # what keeps a character inside
+        if mid > 0 and table[mid, c] != again or low > 0 and table[low, c] != again:
+            continue
+        if top > 0 and table[top, c] != 0:
+            return nothing  # what follows could take over where the count ends
+        rest[byte] = 1
+        num_rest += 1
+    if num_rest < 16:
+        return nothing
+    wide_first = _wide(table, classes, state, effect)
+    again = effect if register >= 0 else mid
+    wide_rest = (mid == 0 or _wide(table, classes, mid, again)) and (low == 0 or _wide(table, classes, low, again))
+    if top > 0:
+        for byte in range(0xC2, 0xF5):
+            if table[top, classes[byte]] != 0:
+                wide_rest = False
+    return True, wide_first, wide_rest, register, maximum
+
+
+@inner
+def _same(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, low: int, high: int) -> int:
+    """What all bytes from `low` to `high` do in `state`, or 0 where they differ."""
+    value = table[state, classes[low]]
+    for byte in range(low + 1, high + 1):
+        if table[state, classes[byte]] != value:
+            return 0
+    return int(value)
+
+
+@inner
+def _wide(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, effect: int) -> bool:
+    """Whether every character beyond ASCII has the same effect in `state`."""
+    # lead bytes first to last, the range of the second byte, and how many bytes follow that
+    for lead, last, low, high, more in (
+        (0xC2, 0xDF, 0x80, 0xBF, 0),
+        (0xE0, 0xE0, 0xA0, 0xBF, 1),
+        (0xE1, 0xEC, 0x80, 0xBF, 1),
+        (0xED, 0xED, 0x80, 0x9F, 1),
+        (0xEE, 0xEF, 0x80, 0xBF, 1),
+        (0xF0, 0xF0, 0x90, 0xBF, 2),
+        (0xF1, 0xF3, 0x80, 0xBF, 2),
+        (0xF4, 0xF4, 0x80, 0x8F, 2),
+    ):
+        value = _same(table, classes, state, lead, last)
+        if value > 0:
+            value = _same(table, classes, value, low, high)
+        for _ in range(more):
+            if value > 0:
+                value = _same(table, classes, value, 0x80, 0xBF)
+            else:
+                return False
+        if value != effect or value == 0:
+            return False
+    return True
+
+
+@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])")
+def _leaves_of(
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    returns: npt.NDArray[np.bool_],
+    state: int,
+    rest: npt.NDArray[np.uint8],
+    exits: npt.NDArray[np.uint8],
+) -> bool:
+    """`_leaves`, for Python."""
+    return _leaves(table, classes, returns, state, rest, exits)
+
+
+@inner
+def _leaves(
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    returns: npt.NDArray[np.bool_],
+    state: int,
+    rest: npt.NDArray[np.uint8],
+    exits: npt.NDArray[np.uint8],
+) -> bool:
+    """Set `exits` of the ASCII bytes outside of `rest` that `state` reads.
+
+    -> False where it reads bytes beyond ASCII that are no characters, or may return to the state below
+    """
+    if returns[state]:
+        return False
+    for byte in range(128):
+        if rest[byte] == 0 and table[state, classes[byte]] != 0:
+            exits[byte] = 1
+    for byte in range(0x80, 0x100):
+        if (byte < 0xC2 or byte > 0xF4) and table[state, classes[byte]] != 0:
+            return False
+    for lead, last, low, high, more in (
+        (0xC2, 0xDF, 0x80, 0xBF, 0),
+        (0xE0, 0xE0, 0xA0, 0xBF, 1),
+        (0xE1, 0xEC, 0x80, 0xBF, 1),
+        (0xED, 0xED, 0x80, 0x9F, 1),
+        (0xEE, 0xEF, 0x80, 0xBF, 1),
+        (0xF0, 0xF0, 0x90, 0xBF, 2),
+        (0xF1, 0xF3, 0x80, 0xBF, 2),
+        (0xF4, 0xF4, 0x80, 0x8F, 2),
+    ):
+        value = table[state, classes[lead]]
+        for byte in range(lead + 1, last + 1):
+            if table[state, classes[byte]] != value:
+                return False
+        for _ in range(more + 1):
+            if value == 0:
+                break
+            if value < 0 or returns[value]:
+                return False
+            for byte in range(256):
+                if (byte < low or byte > high) and table[value, classes[byte]] != 0:
+                    return False
+            after = _same(table, classes, value, low, high)
+            if after == 0 and table[value, classes[low]] != 0:
+                return False
+            value, low, high = after, 0x80, 0xBF
+    return True
+
+
+@loop("i8(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])")
+def _step(
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    returns: npt.NDArray[np.bool_],
+    state: int,
+    chars: npt.NDArray[np.uint8],
+    exits: npt.NDArray[np.uint8],
+) -> int:
+    """Fill `chars` and `exits` with flags. -> the state that most characters lead to; 0 where not all others do"""
+    after, votes = 0, 0
+    for byte in range(128):
+        value = table[state, classes[byte]]
+        if value != 0:
+            if votes == 0:
+                after = value
+            votes += 1 if value == after else -1
+    if after <= 0 or not _wide(table, classes, state, after):
+        return 0
+    num_chars = 0
+    for byte in range(128):
+        chars[byte] = table[state, classes[byte]] == after
+        num_chars += chars[byte]
+    return after if num_chars >= 16 and _leaves(table, classes, returns, state, chars, exits) else 0
+
+
+@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])")
+def _reads_none(
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    returns: npt.NDArray[np.bool_],
+    state: int,
+    chars: npt.NDArray[np.uint8],
+    exits: npt.NDArray[np.uint8],
+) -> bool:
+    """Whether `state` reads none of `chars` and nothing beyond ASCII; sets `exits` of what it reads."""
+    for byte in range(256):
+        value = table[state, classes[byte]]
+        if value != 0:
+            if byte >= 128 or chars[byte]:
+                return False
+            exits[byte] = 1
+    return not returns[state]
