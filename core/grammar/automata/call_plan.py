@@ -13,6 +13,8 @@ from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.spec import Limits
 
 _PLACES_OF_SET = 4
+_PLACES_OF_STATE = 3
+"""Of an automaton, whose states tell more apart than places of other nodes."""
 _LARGE = 50
 """Places from which on a rule that is named more than once is called."""
 
@@ -47,7 +49,7 @@ class Survey:
                 return known
             match here:
                 case ast.Automaton(rows):
-                    total = len(rows)
+                    total = _PLACES_OF_STATE * len(rows)
                 case ast.Difference(item, minus):
                     total = measure(item) + measure(minus)
                 case ast.Repeat(item, low, high):

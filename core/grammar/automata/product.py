@@ -33,8 +33,8 @@ _NO_ACTIONS = np.zeros((1, ACTION_WIDTH), np.int32)
 
 
 @lru_cache(maxsize=512)
-def product(node: Intersection | Difference) -> Automaton:
-    """The automaton of `node`, without dead ends. Raises GrammarError over MAX_STATES states."""
+def product(node: Node) -> Automaton:
+    """The automaton of `node`, a product without dead ends. Raises GrammarError over MAX_STATES states."""
     return _as_automaton(_table(node))
 
 

@@ -92,18 +92,18 @@ def lower_read(
     with limited(options.limits):
         if not context_free:
             with suppress(NotRegularError):
-                regular = _regular(spec, options, reader)
+                regular = _regular(spec, options, reader, token_rules)
                 if regular is not None:
                     return regular.lower()
         return Lowering(spec, options, reader, context_free=True, token_rules=token_rules).lower()
 
 
-def _regular(spec: JsonSchema, options: Options, reader: SchemaReader) -> Lowering | None:
+def _regular(spec: JsonSchema, options: Options, reader: SchemaReader, token_rules: bool) -> Lowering | None:
     """What may lower the schema without rules; None, or NotRegularError, where nothing can.
 
     What may turn out to need rules is lowered before the rest, which would be lowered in vain.
     """
-    lowering = Lowering(spec, options, reader)
+    lowering = Lowering(spec, options, reader, token_rules=token_rules)
     irregular = Irregular(reader, lowering.close)
     if irregular(Reference("")):
         return None
@@ -111,7 +111,7 @@ def _regular(spec: JsonSchema, options: Options, reader: SchemaReader) -> Loweri
         for shape in irregular.doubtful:
             lowering.value(shape)
     except GrammarError:  # perhaps of a part that nothing needs
-        return Lowering(spec, options, reader)
+        return Lowering(spec, options, reader, token_rules=token_rules)
     return lowering
 
 
@@ -173,7 +173,8 @@ class Lowering:
         self._strict = options.strict
         self._whitespace = options.whitespace
         self._bounded_numbers = options.bounded_numbers
-        self.tokens = JsonTokens(spec, options, has_rules=context_free and token_rules)
+        has_rules = context_free and token_rules
+        self.tokens = JsonTokens(spec, options, has_rules=has_rules, for_automata=not token_rules)
         self._context_free = context_free
         self._named = _NAMED if self.tokens.has_rules else _NAMED_WITHOUT_TOKENS
         self._nodes: dict[Shape, Node] = {}
@@ -303,9 +304,9 @@ class Lowering:
             case Number():
                 if self._bounded_numbers:
                     return self.tokens.token(numbers.readable(shape, context_free=self._context_free))
-                return self.tokens.token(numbers.number(shape))
+                return self.tokens.of_shape(shape, numbers.number(shape))
             case Text():
-                return self.tokens.token(text_language.quoted(shape))
+                return self.tokens.of_shape(shape, text_language.quoted(shape))
             case Array():
                 return self._arrays((shape,))
             case Object():

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Any
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.schema.algebra.shapes import Number, Text
 from graftlm.core.grammar.schema.text import json_text
+from graftlm.core.grammar.schema.text.names import names_but
 from graftlm.core.grammar.spec import JsonSchema, Options
 
 _BLANKS = ast.repeat(ast.chars(" \t\n\r"), 0, 20)
@@ -20,17 +25,19 @@ class JsonTokens:
     With `has_rules` each token becomes a rule. A parser that reads tokens needs them whole and apart: were `{"a":` one
     of them, it would never see the `{` of `{"b":`.
 
-    rules   by their names, those of tokens and those that the document adds
-    prefix  of these names, which tells schemas and options apart
+    rules         by their names, those of tokens and those that the document adds
+    prefix        of these names, which tells schemas and options apart
+    for_automata  what is written becomes an automaton, and no grammar in another notation
     """
 
-    def __init__(self, spec: JsonSchema, options: Options, *, has_rules: bool) -> None:
+    def __init__(self, spec: JsonSchema, options: Options, *, has_rules: bool, for_automata: bool) -> None:
         text = spec.text + spec.documents_text
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
         self.prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
         self.prefix += " bounded" if options.bounded_numbers else ""
         self.prefix += " tokens" if has_rules else ""
         self.has_rules = has_rules
+        self._for_automata = for_automata
         self.rules: dict[str, Node] = {}
         self._tokens: dict[Node, Node] = {}
         self._blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
@@ -48,6 +55,10 @@ class JsonTokens:
             self.rules[rule.name] = node
             self._tokens[node] = rule
         return self._tokens[node]
+
+    def of_shape(self, shape: Text | Number, node: Node) -> Node:
+        """`node`, the texts of a shape, as a token."""
+        return _automaton_of(node) if self._for_automata and _is_common(shape) else self.token(node)
 
     def literal(self, value: Any) -> Node:
         match value:
@@ -90,6 +101,8 @@ class JsonTokens:
 
     def other_names(self, names: list[str]) -> Node:
         """Any name but these, as it is written."""
+        if self._for_automata and names:
+            return names_but(names)
         if not self.has_rules or not names:
             return json_text.other_names(names)
         # llguidance follows a difference faster than a trie; but then a name must have one spelling
@@ -103,3 +116,17 @@ class JsonTokens:
         opening = self.token(ast.concat(ast.literal(left), self._blanks))
         closing = self.token(ast.concat(self._blanks, ast.literal(right)))
         return ast.concat(opening, inside, closing)
+
+
+def _is_common(shape: Text | Number) -> bool:
+    """Whether many schemas have this shape: of texts, at most one format; of numbers, no bounds."""
+    if isinstance(shape, Number):
+        return shape == Number(integer=shape.integer)
+    return shape == Text(formats=shape.formats[:1], min_length=min(shape.min_length, 1))
+
+
+@lru_cache(maxsize=64)
+def _automaton_of(node: Node) -> Node:
+    """`node` as its automaton, unless that counts repeats: then it has few states only inside a larger one."""
+    whole = product.without_products(node)
+    return node if Dfa.compile(whole).loops else product.product(whole)

@@ -44,7 +44,7 @@ def test_a_member_that_no_value_fits_is_left_out_and_one_that_is_required_is_an_
 
 @pytest.mark.parametrize("required", [[], ["p700"]])
 def test_more_optional_members_than_a_parser_can_nest(required: list[str]) -> None:
-    properties = {**{f"p{i}": {"type": "integer"} for i in range(1200)}, "again": {"$ref": "#"}}
+    properties = {**{f"p{i}": {"type": "integer"} for i in range(2400)}, "again": {"$ref": "#"}}
     schema = {"type": "object", "properties": properties, "required": required}
     grammar = compiled(JsonSchema(schema))
     base = dict.fromkeys(required, 1)

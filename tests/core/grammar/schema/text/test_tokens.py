@@ -14,7 +14,7 @@ BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [b""], eos_token_id=
 
 def tokens(whitespace: str = "compact", *, has_rules: bool = False) -> JsonTokens:
     options = Options(whitespace=whitespace)  # type: ignore[arg-type]
-    return JsonTokens(JsonSchema({"type": "object"}), options, has_rules=has_rules)
+    return JsonTokens(JsonSchema({"type": "object"}), options, has_rules=has_rules, for_automata=False)
 
 
 def takes(node: ast.Node, text: str) -> bool:

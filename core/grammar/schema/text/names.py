@@ -1,0 +1,61 @@
+"""The names that an object does not list, as a byte automaton: the trie of those it lists, and what leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache, lru_cache
+
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.schema.text import json_text
+
+_FREE = 1
+
+
+def names_but(names: Iterable[str]) -> ast.Automaton:
+    """The automaton of `json_text.other_names`; `names` has at least one."""
+    spelled = [json_text.string(name).data[1:-1] for name in names]  # type: ignore[union-attr]
+    shared = _text().rows  # what follows once a text has left the trie, whose first state is theirs too
+    rows: list[dict[int, int]] = [{}]
+    within = [0]  # where the bytes of the character at hand lead to: 0 between characters
+    ends: set[int] = set()
+    for name in spelled:
+        state = 0
+        for byte in name:
+            after = rows[state].get(byte)
+            if after is None:
+                after = rows[state][byte] = len(rows)
+                rows.append({})
+                target = next(to for low, high, to in shared[within[state]] if low <= byte <= high)
+                within.append(0 if target == _FREE else target)
+            state = after
+        ends.add(state)
+    before = len(shared) - 1
+    trie = [
+        tuple(sorted([*_leaving(place, tuple(row)), *((byte, byte, before + to) for byte, to in row.items())]))
+        for place, row in zip(within, rows, strict=True)
+    ]
+    between = [state for state, place in enumerate(within) if not place and state not in ends]
+    accepting = [state + before if state else 0 for state in between]
+    return ast.Automaton((trie[0], *shared[1:], *trie[1:]), frozenset([_FREE, *accepting]))
+
+
+@cache
+def _text() -> ast.Automaton:
+    """One character of a name, then free text: state 0 comes before, `_FREE` after a character."""
+    found = product.product(ast.concat(json_text.NAME_CHAR, ast.star(json_text.TEXT_CHAR)))
+    assert found.rows[0][0] == (0x20, 0x21, _FREE)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _leaving(state: int, children: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """The edges of a state of `_text` without the bytes of `children`."""
+    edges = []
+    for low, high, target in _text().rows[state]:
+        for byte in sorted(children):
+            if low <= byte <= high:
+                edges.append((low, byte - 1, target))
+                low = byte + 1
+        edges.append((low, high, target))
+    return tuple((low, high, target) for low, high, target in edges if low <= high)
