@@ -30,17 +30,23 @@ def workloads(figures: dict[str, Any]) -> str:
     """The section of the twelve workloads, with what its figures do not say."""
     machine = figures["machine"]
     lines = [
-        f"{machine['processor']}, {machine['cores']} cores, one thread per engine, sprout in float32. Other people",
+        f"{machine['processor']}, {machine['cores']} cores, sprout in float32. Other people",
         "share the machine: the ratio of CPU times, which they change less, stands beside that of wall times.",
-        "`at` is the commit that was measured. Each row is `python -m bench workloads NAME --frameworks FRAMEWORK`.",
+        "`at` is the commit that was measured. Each row is",
+        "`python -m bench workloads NAME --frameworks FRAMEWORK --threads THREADS`.",
         "",
     ]
     for share, said in SHARES.items():
         rows = [one for one in figures["rows"] if one["share"] == share]
         for native, what in ((True, "as GraftLM's programs"), (False, "in other frameworks")):
-            chosen = [one for one in rows if (one["framework"] == "native") is native]
-            lines += _table(chosen, f"{said}, {what}:") if chosen else []
+            for threads in sorted({one["threads"] for one in rows}):
+                chosen = [one for one in rows if (one["framework"] == "native") is native and one["threads"] == threads]
+                lines += _table(chosen, f"{said}, {what}, {_threads(threads)} per engine:") if chosen else []
     return "\n".join([*lines, *CAVEATS, ""]) + "\n"
+
+
+def _threads(number: int) -> str:
+    return f"{number} thread" if number == 1 else f"{number} threads"
 
 
 def _table(rows: Sequence[dict[str, Any]], title: str) -> list[str]:
@@ -118,11 +124,10 @@ What these figures do not say:
   hf-batching, which took 39 s at full size; llama.cpp was faster.
 - The best possible hit rate counts prompts alone. Turns that go on from generated text can exceed it.
 - Every engine's prefix cache is emptied before each round.
-- A batch of LangChain's is answered by `hf` from several Python threads, which compute on both cores beside each
-  other; GraftLM has one thread here. So the ratio of CPU times is larger there.
-- `hf-batching` failed behind LangChain and LlamaIndex where their clients for OpenAI's API were not installed
-  (`langchain-openai`, `llama-index-llms-openai-like`). They fit into an environment of their own:
-  `--python hf-batching=PATH`.
+- Engines in other frameworks have a thread for each core, as their users would run them: several Python threads of
+  a batch compute beside each other whatever an engine's number of threads is, in `hf` behind LangChain for one.
+- The clients for OpenAI's API behind which `hf-batching` runs were in an environment of their own
+  (`langchain-openai`, `llama-index-llms-openai-like`, `dspy`): `--python hf-batching=PATH`.
 - `generative_agents` and `retrieval` share and generate little: what is left is the arithmetic of prompts,
   where both engines are near to the processor's limit. In a profile at dd10aa6 GraftLM's 1.45 s of
   `generative_agents` were 0.89 of matrix products, at 96 of the 105 GFLOP/s that they reach alone here, 0.19 of
@@ -130,9 +135,9 @@ What these figures do not say:
 - `llama-cpp` is llama-cpp-python in the process, on the programs' token ids, one request after the other; it goes on
   with the last prompt as far as the next one is equal. Its own tokenizer knows none like sprout's, so it is not
   behind other frameworks. vLLM and SGLang are not in these tables.
-- OpenVINO is in two rows, `generative_agents` and `word_problems` in LangChain: there, as in LlamaIndex and DSPy,
-  it is optimum-intel's, of which the newest on 26 November 2026 (2.2.0) wants transformers below 5.6, so it ran with
-  `--python openvino=PATH`, in float32 and with one thread as the others. Programs have no engine for it.
+- OpenVINO in LangChain, LlamaIndex and DSPy is optimum-intel's, of which the newest on 26 November 2026 (2.2.0)
+  wants transformers below 5.6, so it ran with `--python openvino=PATH`, in float32 and with as many threads as the
+  others. Programs have no engine for it.
   `python -m bench cpu` compares with OpenVINO GenAI on token ids.
 """.splitlines()
 

@@ -131,9 +131,9 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def key_of(one: dict[str, Any]) -> tuple[str, str, float]:
-    """What a row measures: workload, framework, share of the full size."""
-    return one["workload"], one["framework"], one["share"]
+def key_of(one: dict[str, Any]) -> tuple[str, str, float, int]:
+    """What a row measures: workload, framework, share of the full size, threads of an engine."""
+    return one["workload"], one["framework"], one["share"], one["threads"]
 
 
 def fastest(others: Sequence[str], before: dict[str, Any] | None) -> list[str]:
@@ -264,7 +264,7 @@ def main(arguments: Sequence[str]) -> int:
                 known = named_engines(framework, 1)
                 kinds = {one: one.partition(":")[0] for one in others}
                 chosen = [one for one in others if kinds[one] in known and kinds[one] not in skipped]
-                chosen = fastest(chosen, before.get((name, framework, share)))
+                chosen = fastest(chosen, before.get((name, framework, share, given.threads)))
                 if not chosen:
                     print(f"{name} in {framework}: none of {', '.join(others)} is known there", file=sys.stderr)
                     continue
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str]) -> int:
                     measured["engines"] = {one: {"error": str(error)} for one in chosen}
                 else:
                     measured = row(compared, framework)
-                rows.append(measured | {"share": share} | _run())
+                rows.append(measured | {"share": share, "threads": given.threads} | _run())
                 if given.output:
                     _write(given.output, rows)
     console = Console(width=None if sys.stdout.isatty() else 170)

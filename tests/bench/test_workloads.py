@@ -14,7 +14,7 @@ from bench.workloads import _suite
 
 def rows(low: float, value: float, high: float) -> list[dict[str, Any]]:
     ratio = {"value": value, "low": low, "high": high}
-    return [{"workload": "judge", "framework": "native", "share": 0.25, "cpu_ratio": ratio}]
+    return [{"workload": "judge", "framework": "native", "share": 0.25, "threads": 1, "cpu_ratio": ratio}]
 
 
 @pytest.mark.parametrize(("now", "num_lost"), [((1.0, 1.2, 1.4), 1), ((1.0, 1.6, 2.1), 0), ((3.0, 4.0, 5.0), 0)])
@@ -43,8 +43,9 @@ def test_a_row_that_has_no_ratio_any_more_is_lost() -> None:
     assert _suite.lost(failed, []) == []
 
 
-def test_a_row_of_another_size_is_not_compared() -> None:
-    assert _suite.lost([rows(1.0, 1.2, 1.4)[0] | {"share": 1.0}], rows(2.0, 2.5, 3.0)) == []
+@pytest.mark.parametrize("other", [{"share": 1.0}, {"threads": 2}])
+def test_a_row_of_another_size_or_with_other_threads_is_not_compared(other: dict[str, Any]) -> None:
+    assert _suite.lost([rows(1.0, 1.2, 1.4)[0] | other], rows(2.0, 2.5, 3.0)) == []
 
 
 def test_rows_of_earlier_runs_stay_unless_measured_again(tmp_path: Path) -> None:
@@ -58,7 +59,14 @@ def test_rows_of_earlier_runs_stay_unless_measured_again(tmp_path: Path) -> None
 def test_a_row_without_a_figure_says_why() -> None:
     figures = json.loads(_suite.BASELINE.read_text())
     engines = {"hf": {"error": "ModuleNotFoundError: no such package"}}
-    bare = {"workload": "judge", "framework": "dspy", "share": 0.25, "differences": ["hf failed."], "engines": engines}
+    bare = {
+        "workload": "judge",
+        "framework": "dspy",
+        "share": 0.25,
+        "threads": 1,
+        "differences": ["hf failed."],
+        "engines": engines,
+    }
     section = page.workloads(figures | {"rows": [bare]})
     assert "hf: ModuleNotFoundError: no such package" in section and "judge in dspy: hf failed." in section
 
