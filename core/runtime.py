@@ -24,6 +24,7 @@ from graftlm.core.request import Chunk, Completion, Listener, Request, Score, Su
 from graftlm.core.serving.checked_listener import CheckedListener
 from graftlm.core.serving.engine_thread import EngineThread
 from graftlm.core.serving.pin import Pin
+from graftlm.core.serving.prompt_waves import waves
 from graftlm.core.serving.shared_runtimes import SharedRuntimes
 from graftlm.core.serving.stream import (
     Answer,
@@ -32,6 +33,7 @@ from graftlm.core.serving.stream import (
     EngineFuture,
     FutureListener,
     StreamListener,
+    cancelled_on_error,
     pass_cancel,
     pass_logits,
     results,
@@ -297,7 +299,7 @@ class Runtime:
     def submit_many(self, requests: Sequence[Request]) -> list[Future[Completion]]:
         """Queue requests as one: the scheduler sees all their prefixes before it orders them.
 
-        A request that cannot be encoded fails alone, through its own future.
+        Of many long prompts the first are computed while others are tokenised. What cannot be encoded fails alone.
         """
         futures: list[Future[Completion]] = [EngineFuture(self._thread) for _ in requests]
         listeners = [FutureListener(f, checked(r).on_chunk) for f, r in zip(futures, requests, strict=True)]
@@ -326,15 +328,19 @@ class Runtime:
                 self._cancel(given.id)
 
     def _submit(self, requests: Sequence[Request], listeners: Sequence[FutureListener | AsyncListener]) -> None:
-        """Queue requests as one, to be cancelled with their futures. One that cannot be prepared fails at once."""
+        """Queue requests, to be cancelled with their futures. One that cannot be prepared fails at once."""
         self._check_open()
-        given = self._prepare(requests, listeners)
-        for listener, one in zip(listeners, given, strict=True):
-            if isinstance(one, GraftError):
-                listener.on_error(one)
-            else:
-                listener.future.add_done_callback(partial(pass_cancel, weakref.WeakMethod(self._cancel), one.id))
-        self._thread.add([one for one in given if isinstance(one, Submission)])
+        with cancelled_on_error([listener.future for listener in listeners]):
+            for part in waves(requests) if isinstance(self._source, ModelSource) else [slice(None)]:
+                given = self._prepare(requests[part], listeners[part])
+                for listener, one in zip(listeners[part], given, strict=True):
+                    if isinstance(one, GraftError):
+                        listener.on_error(one)
+                    else:
+                        listener.future.add_done_callback(
+                            partial(pass_cancel, weakref.WeakMethod(self._cancel), one.id)
+                        )
+                self._thread.add([one for one in given if isinstance(one, Submission)])
 
     def _prepare_one(self, request: Request, listener: Listener) -> Submission:
         self._check_open()
@@ -372,16 +378,12 @@ class Runtime:
 
     def _answer(self, requests: Sequence[Request]) -> list[Completion]:
         futures = self.submit_many(requests)
-        try:
+        with cancelled_on_error(futures):
             wait(futures, return_when=FIRST_EXCEPTION)  # to wake up for each would keep the engine's thread from work
             for future in futures:
                 if future.done():
                     future.result()
             return [future.result() for future in futures]
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
 
     def _cancel(self, submission_id: int) -> None:
         if not self._thread.closed:

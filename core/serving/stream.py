@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakMethod, ref
@@ -70,6 +70,17 @@ def pass_logits(outer: Future[np.ndarray], inner: Future[Completion]) -> None:
     else:
         logits = inner.result().logits
         outer.set_result(logits if logits is not None else np.empty(0, np.float32))
+
+
+@contextmanager
+def cancelled_on_error(futures: Sequence[Future[Any] | asyncio.Future[Any]]) -> Iterator[None]:
+    """Cancel futures that nobody will read when what is done here fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
 
 
 def pass_cancel(cancel: WeakMethod[Callable[[int], None]], submission_id: int, future: Any) -> None:

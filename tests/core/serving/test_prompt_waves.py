@@ -1,0 +1,68 @@
+"""Large batches reach the engine in waves, so that it begins before the last prompt is tokenised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graftlm.core.request import Request
+from graftlm.core.serving import prompt_waves
+from graftlm.core.serving.prompt_waves import WAVE_CHARS, waves
+from graftlm.testing import ScriptedModel
+
+
+def sizes(*prompts: Any) -> list[int]:
+    """How many requests are in each wave."""
+    return [len(prompts[part]) for part in waves([Request(prompt) for prompt in prompts])]
+
+
+def distinct(count: int, num_chars: int) -> list[str]:
+    return [f"{i:09}".ljust(num_chars, "x") for i in range(count)]
+
+
+def test_a_batch_of_little_text_is_one_wave() -> None:
+    assert sizes(*distinct(64, WAVE_CHARS // 64)) == [64]
+    assert sizes([1, 2], [{"role": "user", "content": "a"}]) == [2]
+
+
+def test_a_batch_is_cut_where_the_text_of_a_wave_is_full() -> None:
+    assert sizes(*distinct(10, WAVE_CHARS // 4)) == [4, 4, 2]
+    chats = [[{"role": "user", "content": text}] for text in distinct(10, WAVE_CHARS // 4)]
+    assert sizes(*chats) == [4, 4, 2]
+
+
+def test_text_that_prompts_begin_with_counts_once() -> None:
+    document = "y" * (WAVE_CHARS // 2)
+    assert sizes(*(f"{document}{i}" for i in range(64))) == [64]
+
+
+def test_the_engine_has_the_first_wave_before_the_next_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_waves, "WAVE_CHARS", 100)
+    with ScriptedModel(lambda prompt: "yes").runtime() as runtime:
+        order: list[tuple[str, int]] = []
+        prepare, add = runtime._source.prepare, runtime._thread.add
+        runtime._source.prepare = lambda some: order.append(("prepared", len(some))) or prepare(some)  # type: ignore
+        runtime._thread.add = lambda some: order.append(("added", len(some))) or add(some)  # type: ignore
+        answers = runtime.generate(distinct(4, 50), max_tokens=3)
+    assert order == [("prepared", 2), ("added", 2), ("prepared", 2), ("added", 2)]
+    assert [answer.text for answer in answers] == ["yes"] * 4
+
+
+def test_an_interrupt_between_two_waves_cancels_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_waves, "WAVE_CHARS", 100)
+    with ScriptedModel(lambda prompt: "yes" * 400).runtime() as runtime:
+        prepare, seen = runtime._source.prepare, []
+
+        def interrupted(some: Any) -> Any:
+            if seen:
+                raise KeyboardInterrupt
+            seen.append(some)
+            return prepare(some)
+
+        runtime._source.prepare = interrupted  # type: ignore[method-assign, assignment]
+        with pytest.raises(KeyboardInterrupt):
+            runtime.generate(distinct(4, 50), max_tokens=1000)
+        runtime._source.prepare = prepare  # type: ignore[method-assign]
+        assert runtime.generate("a", max_tokens=3).text
+        assert runtime.stats().running == 0
