@@ -19,6 +19,7 @@ from graftlm.core.metrics import Counters, Stats
 from graftlm.core.request import Completion, Request, Submission
 from graftlm.core.sampling.step_sampler import Outcome, PendingTokens, StepSampler
 from graftlm.core.scheduling.admission import Limits
+from graftlm.core.scheduling.grammar_waves import GrammarWaves
 from graftlm.core.scheduling.output_writer import OutputWriter
 from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
@@ -95,6 +96,7 @@ class LocalEngine:
         self._num_steps = 1  # that can be run at once
         self.waits_for_device = spec.device_sampler is not None
         self.device_wait: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it does
+        self._waves = GrammarWaves()
         self._in_flight: InFlightStep | None = None
         self._num_tokens_run = 0  # tokens, since memory was given back
         self._jump_share = 1.0  # the share of constrained rows that get forced tokens, over the last steps
@@ -102,6 +104,10 @@ class LocalEngine:
     @property
     def idle(self) -> bool:
         return self.scheduler.idle and self._in_flight is None
+
+    @property
+    def poll_s(self) -> float | None:
+        return self._waves.poll_s  # how soon to call `step` again where nothing could run; None: as usual
 
     def add(self, submissions: Seq[Submission]) -> None:
         """Queue requests; one that can never run is refused to its listener."""
@@ -112,8 +118,10 @@ class LocalEngine:
         """Run one step, or several at once; False if nothing could run."""
         started = time.perf_counter()
         self.requests.expire()
-        self.requests.open_grammars()
-        in_flight, num_failed = self._in_flight, self.counters.failed_steps
+        in_flight, num_compiling = self._in_flight, self.requests.open_grammars()
+        if in_flight is None and self._waves.hold(self.scheduler, num_compiling, time.monotonic()):
+            return False
+        num_failed = self.counters.failed_steps
         retries = self.scheduler.retry.active
         if in_flight is not None and (retries or self._needs_room() or self._awaits_jumps(in_flight)):
             self._complete_step()

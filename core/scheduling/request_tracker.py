@@ -91,8 +91,11 @@ class RequestTracker:
             sequence.grammar.add_done_callback(lambda _: self.wake())
         self.scheduler.add([sequence])
 
-    def open_grammars(self) -> None:
-        """Append what compiled grammars force at the start, so that it runs with the prompt."""
+    def open_grammars(self) -> int:
+        """Append what compiled grammars force at the start, so that it runs with the prompt.
+
+        -> how many are still being compiled
+        """
         waiting, self._unopened = self._unopened, []
         for sequence in waiting:
             if sequence.progress.status == "finished":
@@ -106,6 +109,7 @@ class RequestTracker:
                 self.fail(sequence, failure_of(error))
                 continue
             self._choose_or_finish(sequence)
+        return len(self._unopened)
 
     # -- they are answered -------------------------------------------------------------------------------------
 

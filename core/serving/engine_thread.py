@@ -273,7 +273,7 @@ class EngineThread:
             if engine.idle:
                 self._wait(POLL_S if self._wakes_callers() else None)
             else:
-                self._wait(POLL_S)
+                self._wait(getattr(engine, "poll_s", None) or POLL_S)
                 return
 
     def _wakes_callers(self) -> bool:
