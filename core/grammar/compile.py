@@ -12,7 +12,7 @@ import numpy as np
 from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.automata.pushdown import Pushdown
+from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.engines.automaton import AutomatonMatcher

@@ -9,12 +9,12 @@ from functools import lru_cache, partial
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.dpda import Dpda
-from graftlm.core.grammar.automata.dpda_builder import build_dpda
-from graftlm.core.grammar.automata.positions import Positions
 from graftlm.core.grammar.automata.product import without_products
-from graftlm.core.grammar.automata.pushdown import Pushdown
-from graftlm.core.grammar.automata.shortest import ShortestTexts
+from graftlm.core.grammar.automata.stack.dpda import Dpda
+from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
+from graftlm.core.grammar.automata.stack.positions import Positions
+from graftlm.core.grammar.automata.stack.pushdown import Pushdown
+from graftlm.core.grammar.automata.stack.shortest import ShortestTexts
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.compile import (

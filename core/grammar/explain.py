@@ -12,7 +12,7 @@ import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.dpda import Dpda
+from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.compile import Grammar, compile_spec
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.errors import ConfigError, GrammarError
-from graftlm.core.grammar.automata.pushdown import Place, Pushdown
+from graftlm.core.grammar.automata.stack.pushdown import Place, Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
 from graftlm.core.grammar.matcher import MaskRow

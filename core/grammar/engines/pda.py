@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.dpda import Dpda
-from graftlm.core.grammar.automata.dpda_builder import build_dpda
 from graftlm.core.grammar.automata.endings import EndingTooLongError
+from graftlm.core.grammar.automata.stack.dpda import Dpda
+from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
 from graftlm.core.grammar.masks.spelling import is_complete
 from graftlm.core.grammar.masks.stack_masks import StackMasks

@@ -18,7 +18,7 @@ from graftlm.core.grammar.masks.self_loops import SelfLoop, Steps, self_loop
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from graftlm.core.grammar.automata.dpda import Dpda
+    from graftlm.core.grammar.automata.stack.dpda import Dpda
 
 _WIDE_STATE = 32  # a state that allows fewer bytes has a cheap mask: no self-loop is sought, nothing computed ahead
 _MAX_PLACES = 1 << 16

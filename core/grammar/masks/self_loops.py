@@ -15,7 +15,7 @@ from graftlm.core.grammar.masks.slices import CharClass
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from graftlm.core.grammar.automata.dpda import Dpda
+    from graftlm.core.grammar.automata.stack.dpda import Dpda
 
 
 @dataclass(frozen=True)

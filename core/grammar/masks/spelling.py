@@ -21,7 +21,7 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from graftlm.core.grammar.automata.dpda import Dpda
+    from graftlm.core.grammar.automata.stack.dpda import Dpda
 
 _STATES_A_CALL = 64  # between two looks at the clock
 _FAR = np.iinfo(np.int32).max

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.dpda import Dpda
 from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.masks.mask_rows import MaskRows
 from graftlm.core.grammar.masks.stack_walk import allow_tokens
 from graftlm.core.grammar.vocabulary import Vocabulary

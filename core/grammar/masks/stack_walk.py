@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.dpda import Dpda
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
+from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.masks.trie import Trie
 from graftlm.core.grammar.masks.trie_walk import copy_twins
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from graftlm.core.grammar.ast import Rule
 from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.dpda import Dpda
-from graftlm.core.grammar.automata.dpda_builder import build_dpda
+from graftlm.core.grammar.automata.stack.dpda import Dpda
+from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.masks.self_loops import self_loop
 from graftlm.core.grammar.masks.slices import JSON_STRING
@@ -21,7 +21,7 @@ from graftlm.core.grammar.masks.stack_walk import allow_tokens, allow_tokens_by_
 from graftlm.core.grammar.masks.trie import Trie
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
-from tests.core.grammar.automata.test_dpda import LANGUAGES, LIST, TREE, of_schema
+from tests.core.grammar.automata.stack.test_dpda import LANGUAGES, LIST, TREE, of_schema
 from tests.core.grammar.vocabularies import allowed
 
 PIECES = ['{"', '"}', '":', '":[', "',", '"]', "]]", "]]]]", "}}", "}]}", "[[", "[[[", '[{"', "],", "],[", "]]:", "]x"]

@@ -21,7 +21,7 @@ from graftlm.core.grammar.ast import (
     Rule,
     map_children,
 )
-from graftlm.core.grammar.automata.positions import END, INFINITE, Positions, Rest
+from graftlm.core.grammar.automata.stack.positions import END, INFINITE, Positions, Rest
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
 

@@ -7,10 +7,10 @@ import pytest
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.positions import INFINITE, Positions
 from graftlm.core.grammar.automata.product import without_products
-from graftlm.core.grammar.automata.pushdown import Pushdown
-from graftlm.core.grammar.automata.shortest import ShortestTexts
+from graftlm.core.grammar.automata.stack.positions import INFINITE, Positions
+from graftlm.core.grammar.automata.stack.pushdown import Pushdown
+from graftlm.core.grammar.automata.stack.shortest import ShortestTexts
 from graftlm.core.grammar.compile import language_of
 from graftlm.core.grammar.spec import JsonSchema, Options
 

@@ -9,8 +9,8 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node, Rule
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.dpda_builder import NotDeterministicError, build_dpda
-from graftlm.core.grammar.automata.pushdown import Pushdown
+from graftlm.core.grammar.automata.stack.dpda_builder import NotDeterministicError, build_dpda
+from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.compile import language_of
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.spec import JsonSchema, Limits, Options

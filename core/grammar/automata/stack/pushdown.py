@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graftlm.core.grammar.ast import Literal, Node, Rule
-from graftlm.core.grammar.automata.positions import END, INFINITE, Positions, Rest
-from graftlm.core.grammar.automata.shortest import ShortestTexts
+from graftlm.core.grammar.automata.stack.positions import END, INFINITE, Positions, Rest
+from graftlm.core.grammar.automata.stack.shortest import ShortestTexts
 
 
 @dataclass(eq=False, slots=True)

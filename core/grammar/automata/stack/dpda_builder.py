@@ -9,13 +9,13 @@ import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata.call_plan import plan_calls
 from graftlm.core.grammar.automata.dfa import UNREACHABLE, Exploration
-from graftlm.core.grammar.automata.dpda import Dpda
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
 from graftlm.core.grammar.automata.product import product
-from graftlm.core.grammar.automata.rule_distances import measure_rules
+from graftlm.core.grammar.automata.stack.call_plan import plan_calls
+from graftlm.core.grammar.automata.stack.dpda import Dpda
+from graftlm.core.grammar.automata.stack.rule_distances import measure_rules
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.spec import Limits
 
