@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
     from graftlm.core.grammar.automata.stack.dpda import Dpda
 
+_CHARACTERS = (
+    (0xC2, 0xDF, 0x80, 0xBF, 0),
+    (0xE0, 0xE0, 0xA0, 0xBF, 1),
+    (0xE1, 0xEC, 0x80, 0xBF, 1),
+    (0xED, 0xED, 0x80, 0x9F, 1),
+    (0xEE, 0xEF, 0x80, 0xBF, 1),
+    (0xF0, 0xF0, 0x90, 0xBF, 2),
+    (0xF1, 0xF3, 0x80, 0xBF, 2),
+    (0xF4, 0xF4, 0x80, 0x8F, 2),
+)
+"""Characters beyond ASCII: lead bytes first to last, the range of the second byte, and how many bytes follow that."""
+
 
 @dataclass(frozen=True)
 class SelfLoop:
@@ -169,17 +181,7 @@ def _same(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, low: in
 @inner
 def _wide(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, effect: int) -> bool:
     """Whether every character beyond ASCII has the same effect in `state`."""
-    # lead bytes first to last, the range of the second byte, and how many bytes follow that
-    for lead, last, low, high, more in (
-        (0xC2, 0xDF, 0x80, 0xBF, 0),
-        (0xE0, 0xE0, 0xA0, 0xBF, 1),
-        (0xE1, 0xEC, 0x80, 0xBF, 1),
-        (0xED, 0xED, 0x80, 0x9F, 1),
-        (0xEE, 0xEF, 0x80, 0xBF, 1),
-        (0xF0, 0xF0, 0x90, 0xBF, 2),
-        (0xF1, 0xF3, 0x80, 0xBF, 2),
-        (0xF4, 0xF4, 0x80, 0x8F, 2),
-    ):
+    for lead, last, low, high, more in _CHARACTERS:
         value = _same(table, classes, state, lead, last)
         if value > 0:
             value = _same(table, classes, value, low, high)
@@ -227,16 +229,7 @@ def _leaves(
     for byte in range(0x80, 0x100):
         if (byte < 0xC2 or byte > 0xF4) and table[state, classes[byte]] != 0:
             return False
-    for lead, last, low, high, more in (
-        (0xC2, 0xDF, 0x80, 0xBF, 0),
-        (0xE0, 0xE0, 0xA0, 0xBF, 1),
-        (0xE1, 0xEC, 0x80, 0xBF, 1),
-        (0xED, 0xED, 0x80, 0x9F, 1),
-        (0xEE, 0xEF, 0x80, 0xBF, 1),
-        (0xF0, 0xF0, 0x90, 0xBF, 2),
-        (0xF1, 0xF3, 0x80, 0xBF, 2),
-        (0xF4, 0xF4, 0x80, 0x8F, 2),
-    ):
+    for lead, last, low, high, more in _CHARACTERS:
         value = table[state, classes[lead]]
         for byte in range(lead + 1, last + 1):
             if table[state, classes[byte]] != value:
