@@ -72,17 +72,16 @@ class NfaBuilder:
 
     def _add(self, node: Node, source: int) -> int:
         """Put `node` after state `source`; return the state where it ends. No edge leads back into `source`."""
-        kind = type(node)
-        if kind is ast.Literal:
-            return self._edges.add_literal(node.data, source)  # type: ignore[union-attr]
-        if kind is ast.CharSet:
-            return self._add_set(node, source)  # type: ignore[arg-type]
-        if kind is ast.Empty:
+        if isinstance(node, ast.Literal):
+            return self._edges.add_literal(node.data, source)
+        if isinstance(node, ast.CharSet):
+            return self._add_set(node, source)
+        if isinstance(node, ast.Empty):
             return source
-        if kind is ast.Rule:
-            return self._add_rule(node.name, source)  # type: ignore[union-attr]
-        if kind is ast.Automaton:
-            return self._edges.add_automaton(node, source)  # type: ignore[arg-type]
+        if isinstance(node, ast.Rule):
+            return self._add_rule(node.name, source)
+        if isinstance(node, ast.Automaton):
+            return self._edges.add_automaton(node, source)
         key, edges = (id(node), self._inside), self._edges
         known = self._fragments.get(key)
         if known is not None:

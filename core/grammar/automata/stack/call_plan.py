@@ -14,7 +14,7 @@ from graftlm.core.grammar.spec import Limits
 
 _PLACES_OF_SET = 4
 _PLACES_OF_STATE = 3
-"""Of an automaton, whose states tell more apart than places of other nodes."""
+"""A state of an automaton counts as so many places, since subset construction has merged several places into it."""
 _LARGE = 50
 """Places from which on a rule that is named more than once is called."""
 

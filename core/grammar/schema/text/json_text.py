@@ -90,9 +90,14 @@ def written(text: str) -> Node:
 
 def inside(text: str) -> Node:
     """`text` as it is written inside a JSON string. Raises GrammarError for a lone surrogate."""
+    return ast.literal(bytes_inside(text))
+
+
+def bytes_inside(text: str) -> bytes:
+    """The bytes of `inside`."""
     spelled = string(text)
     assert isinstance(spelled, ast.Literal)
-    return ast.literal(spelled.data[1:-1])
+    return spelled.data[1:-1]
 
 
 def other_names(names: Iterable[str]) -> Node:

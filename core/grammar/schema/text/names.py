@@ -14,14 +14,13 @@ _FREE = 1
 
 def names_but(names: Iterable[str]) -> ast.Automaton:
     """The automaton of `json_text.other_names`; `names` has at least one."""
-    spelled = [json_text.string(name).data[1:-1] for name in names]  # type: ignore[union-attr]
     shared = _text().rows  # what follows once a text has left the trie, whose first state is theirs too
     rows: list[dict[int, int]] = [{}]
     within = [0]  # where the bytes of the character at hand lead to: 0 between characters
     ends: set[int] = set()
-    for name in spelled:
+    for name in names:
         state = 0
-        for byte in name:
+        for byte in json_text.bytes_inside(name):
             after = rows[state].get(byte)
             if after is None:
                 after = rows[state][byte] = len(rows)
