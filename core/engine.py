@@ -107,7 +107,8 @@ class LocalEngine:
 
     @property
     def poll_s(self) -> float | None:
-        return self._waves.poll_s  # how soon to call `step` again where nothing could run; None: as usual
+        """How soon to call `step` again where nothing could run, in seconds; None: as usual."""
+        return self._waves.poll_s
 
     def add(self, submissions: Seq[Submission]) -> None:
         """Queue requests; one that can never run is refused to its listener."""
@@ -121,8 +122,7 @@ class LocalEngine:
         in_flight, num_compiling = self._in_flight, self.requests.open_grammars()
         if in_flight is None and self._waves.hold(self.scheduler, num_compiling, time.monotonic()):
             return False
-        num_failed = self.counters.failed_steps
-        retries = self.scheduler.retry.active
+        num_failed, retries = self.counters.failed_steps, self.scheduler.retry.active
         if in_flight is not None and (retries or self._needs_room() or self._awaits_jumps(in_flight)):
             self._complete_step()
         plan = self._plan()
