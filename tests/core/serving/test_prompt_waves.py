@@ -42,8 +42,17 @@ def test_the_engine_has_the_first_wave_before_the_next_is_tokenised(monkeypatch:
     with ScriptedModel(lambda prompt: "yes").runtime() as runtime:
         order: list[tuple[str, int]] = []
         prepare, add = runtime._source.prepare, runtime._thread.add
-        runtime._source.prepare = lambda some: order.append(("prepared", len(some))) or prepare(some)  # type: ignore
-        runtime._thread.add = lambda some: order.append(("added", len(some))) or add(some)  # type: ignore
+
+        def prepared(some: Any) -> Any:
+            order.append(("prepared", len(some)))
+            return prepare(some)
+
+        def added(some: Any) -> None:
+            order.append(("added", len(some)))
+            add(some)
+
+        monkeypatch.setattr(runtime._source, "prepare", prepared)
+        monkeypatch.setattr(runtime._thread, "add", added)
         answers = runtime.generate(distinct(4, 50), max_tokens=3)
     assert order == [("prepared", 2), ("added", 2), ("prepared", 2), ("added", 2)]
     assert [answer.text for answer in answers] == ["yes"] * 4
@@ -60,9 +69,8 @@ def test_an_interrupt_between_two_waves_cancels_the_first(monkeypatch: pytest.Mo
             seen.append(some)
             return prepare(some)
 
-        runtime._source.prepare = interrupted  # type: ignore[method-assign, assignment]
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(runtime._source, "prepare", interrupted)
             runtime.generate(distinct(4, 50), max_tokens=1000)
-        runtime._source.prepare = prepare  # type: ignore[method-assign]
         assert runtime.generate("a", max_tokens=3).text
         assert runtime.stats().running == 0
