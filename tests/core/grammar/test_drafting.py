@@ -72,14 +72,16 @@ def test_a_cache_has_processes_compile_as_soon_as_they_are_ready(processes: Draf
 
 def test_a_process_is_at_its_next_constraint_while_somebody_is_told_of_the_last(processes: DraftingProcesses) -> None:
     at_work: list[int] = []
-    told = threading.Semaphore(0)
+    told, all_asked = threading.Semaphore(0), threading.Event()
 
     def done(answer: object) -> None:
         at_work.append(len(processes._at_work))
         told.release()
 
+    processes.submit(Regex("b"), Options(), lambda answer: all_asked.wait(60))  # nobody is told before all are asked
     for i in range(6):
         processes.submit(Regex(f"a{{{i},}}"), Options(), done)
+    all_asked.set()
     for _ in range(6):
         assert told.acquire(timeout=60)
     assert at_work[:2] == [2, 2]
