@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from graftlm.core.errors import ConfigError, GrammarError
+from graftlm.core.grammar.automata.stack.positions import INFINITE, TooManyStates
 from graftlm.core.grammar.automata.stack.pushdown import Place, Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
@@ -18,6 +19,8 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+_T = TypeVar("_T")
 
 _MAX_STEPS = 256
 _MAX_ENDING = 100_000
@@ -75,10 +78,24 @@ class LlguidanceGrammar:
         except (GrammarError, RecursionError):
             return None
 
+    def forget_texts(self, language: Pushdown) -> None:
+        """Begin the language anew, unless another sequence just did: it keeps places of all texts that were read."""
+        if self.language is language:
+            self.language = language.renewed()
+
     def prepare_endings(self) -> None:
-        """Learn how texts end now, where the first token of a text would wait for it."""
-        if self.language is not None:
-            self.language.distance(self.language.start)
+        """Learn how texts end now, where the first token of a text would wait for it. GrammarError if none does."""
+        language = self.language
+        if language is None:
+            return
+        try:
+            with limited(_LIMITS):
+                num_bytes = language.distance(language.start)
+        except GrammarError:
+            self.language = None
+            return
+        if num_bytes >= INFINITE:
+            raise GrammarError("nothing can satisfy the constraint: no text matches it")
 
     def matcher(self) -> LlguidanceMatcher:
         matcher = LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
@@ -94,7 +111,7 @@ class LlguidanceMatcher(LibraryMatcher):
     matcher is not accepting: the text then runs until its budget is spent and may be cut.
     """
 
-    __slots__ = ("_ending", "_ids", "_places", "grammar")
+    __slots__ = ("_ending", "_ids", "_language", "_places", "grammar")
 
     fills_outside_lock = True
     """`fill_mask` may run in a thread of its own, beside those of other matchers."""
@@ -105,6 +122,7 @@ class LlguidanceMatcher(LibraryMatcher):
         super().__init__(matcher, vocabulary)
         self._ending: tuple[int, list[int]] | None = None  # for which num_consumed, and the tokens
         self._ids: list[int] = []
+        self._language: Pushdown | None = None  # that the places are of
         self._places: list[Place] = []  # after 0 tokens, 1, ...: as many as endings were asked for
         self.grammar: LlguidanceGrammar | None = None
 
@@ -149,8 +167,8 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def fork(self) -> LlguidanceMatcher:
         twin: LlguidanceMatcher = super().fork()
-        twin._ending, twin._ids, twin._places = self._ending, self._ids.copy(), self._places.copy()
-        twin.grammar = self.grammar
+        twin._ending, twin._ids, twin.grammar = self._ending, self._ids.copy(), self.grammar
+        twin._language, twin._places = self._language, self._places.copy()
         return twin
 
     def forced(self, context: Sequence[int]) -> list[int]:
@@ -165,16 +183,26 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def ending_bound(self) -> int:
         """At least as many tokens as the shortest ending takes: one for each byte."""
-        language = self.grammar.language if self.grammar is not None else None
-        if language is None or not self._vocabulary.single_bytes.all():
-            return self.min_tokens_to_accept()
-        return language.distance(self._place(language))
+        num_bytes = self._asked(Pushdown.distance) if self._vocabulary.single_bytes.all() else None
+        return self.min_tokens_to_accept() if num_bytes is None else num_bytes
+
+    def _asked(self, question: Callable[[Pushdown, Place], _T]) -> _T | None:
+        """What the grammar's language says of the place where the text stands; None where it cannot say."""
+        for _ in range(2):
+            language = self.grammar.language if self.grammar is not None else None
+            if self.grammar is None or language is None:
+                break
+            if language is not self._language:
+                self._language, self._places = language, [language.start]
+            try:
+                return question(language, self._place(language))
+            except TooManyStates:  # mostly of other texts
+                self.grammar.forget_texts(language)
+        return None
 
     def _place(self, language: Pushdown) -> Place:
         """Where the text stands in `language`."""
         places, tokens = self._places, self._vocabulary.tokens
-        if not places:
-            places.append(language.start)
         for token_id in self._ids[len(places) - 1 :]:
             place = language.walk(places[-1], tokens[token_id])
             if place is None:
@@ -185,11 +213,9 @@ class LlguidanceMatcher(LibraryMatcher):
     def min_tokens_to_accept(self) -> int:
         if self.accepting:
             return 0
-        language = self.grammar.language if self.grammar is not None else None
-        if language is not None:
-            num_bytes = language.distance(self._place(language))
-            if num_bytes > _MAX_ENDING:
-                return num_bytes  # at least as many as its tokens: nobody asks for it to be written out
+        num_bytes = self._asked(Pushdown.distance)
+        if num_bytes is not None and num_bytes > _MAX_ENDING:
+            return num_bytes  # at least as many as its tokens: nobody asks for it to be written out
         return len(self._find_ending())
 
     def ending(self, context: Sequence[int]) -> list[int]:
@@ -208,16 +234,13 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def _find_ending(self) -> list[int]:
         if self._ending is None or self._ending[0] != self._num_consumed:
-            language = self.grammar.language if self.grammar is not None else None
+            data = self._asked(Pushdown.ending)
             try:
-                found = self._searched() if language is None else self._encoded(language)
+                found = self._searched() if data is None else self._vocabulary.encode(data)
             except ConfigError:  # the vocabulary cannot spell the shortest ending, perhaps another one
                 found = self._searched()
             self._ending = (self._num_consumed, found)
         return self._ending[1]
-
-    def _encoded(self, language: Pushdown) -> list[int]:
-        return self._vocabulary.encode(language.ending(self._place(language)))
 
     def _searched(self) -> list[int]:
         known = self._ending[1] if self._ending is not None else []

@@ -26,10 +26,14 @@ from graftlm.core.grammar.ast import (
     Rule,
 )
 from graftlm.core.grammar.automata.utf8 import byte_graph
-from graftlm.core.grammar.budget import check
 
 INFINITE = 1 << 2048  # beyond the shortest text of any schema: definitions that double each other reach 2**40
 MAX_STATES = 20_000
+
+
+class TooManyStates(GrammarError):
+    """Texts have led a product to more states than are kept."""
+
 
 Rest: TypeAlias = int
 """What is left: of a node what comes after an index, then all of the next Rest. A number within its Positions."""
@@ -211,26 +215,33 @@ class Positions:
 
 
 class Product:
-    """The automaton of an Intersection or a Difference; a state is a set of Rests for each part, 0 is the start."""
+    """The automaton of an Intersection or a Difference; a state is a set of Rests for each part, 0 is the start.
+
+    positions  those of the parts
+    """
 
     def __init__(self, node: Intersection | Difference) -> None:
         self._is_difference = isinstance(node, Difference)
         parts = (node.item, node.minus) if isinstance(node, Difference) else node.items
-        self._positions = Positions()
-        starts = tuple(frozenset(self._positions.leaves(self._positions.rest(part, 0, END))) for part in parts)
+        self.positions = Positions()
+        starts = tuple(frozenset(self.positions.leaves(self.positions.rest(part, 0, END))) for part in parts)
         self._states = [starts]
         self._numbers = {starts: 0}
         self._steps: dict[tuple[int, int], int | None] = {}
-        self._endings: dict[int, bytes | None] = {}
 
     def accepts(self, state: int) -> bool:
         ends = [END in part for part in self._states[state]]
         return ends[0] and not any(ends[1:]) if self._is_difference else all(ends)
 
+    def kept(self, state: int) -> tuple[frozenset[Rest], ...]:
+        """Of each part that a text has to be in, the Rests that it may go on with."""
+        parts = self._states[state]
+        return parts[:1] if self._is_difference else parts
+
     def step(self, state: int, byte: int) -> int | None:
         key = (state, byte)
         if key not in self._steps:
-            step = self._positions.step
+            step = self.positions.step
             after = tuple(frozenset(new for leaf in part for new in step(leaf, byte)) for part in self._states[state])
             dead = not after[0] if self._is_difference else not all(after)
             self._steps[key] = None if dead else self._number(after)
@@ -239,42 +250,14 @@ class Product:
     def _number(self, parts: tuple[frozenset[Rest], ...]) -> int:
         if parts not in self._numbers:
             if len(self._states) >= MAX_STATES:
-                raise GrammarError(
+                raise TooManyStates(
                     f"a combination of patterns needs more than {MAX_STATES:,} states; use fewer at once"
                 )
             self._numbers[parts] = len(self._states)
             self._states.append(parts)
         return self._numbers[parts]
 
-    def ending(self, state: int) -> bytes | None:
-        """The fewest bytes to an accepting state; None if there is no way."""
-        if state not in self._endings:
-            came_from: dict[int, tuple[int, int] | None] = {state: None}
-            found = None
-            queue = [state]
-            for here in queue:
-                check()
-                if self.accepts(here):
-                    found = here
-                    break
-                for byte in sorted(self.cuts(here)):
-                    after = self.step(here, byte)
-                    if after is not None and after not in came_from:
-                        came_from[after] = (here, byte)
-                        queue.append(after)
-            self._endings[state] = None if found is None else _way(came_from, found)
-        return self._endings[state]
-
     def cuts(self, state: int) -> set[int]:
         """The first byte of each kind that a state tells apart."""
         leaves = {leaf for part in self._states[state] for leaf in part}
-        return {cut for leaf in leaves for cut in self._positions.cuts(leaf)} - {256}
-
-
-def _way(came_from: dict[int, tuple[int, int] | None], state: int) -> bytes:
-    data = bytearray()
-    link = came_from[state]
-    while link is not None:
-        data.append(link[1])
-        link = came_from[link[0]]
-    return bytes(reversed(data))
+        return {cut for leaf in leaves for cut in self.positions.cuts(leaf)} - {256}

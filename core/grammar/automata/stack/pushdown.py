@@ -40,12 +40,17 @@ class Pushdown:
     def __init__(self, node: Node, rules: Mapping[str, Node], lengths: Mapping[str, int] | None = None) -> None:
         """Measure the rules that are not in `lengths`, as `ShortestTexts` does."""
         self._positions = Positions()
+        self._node = node
         self._rules = rules
         self._shortest = ShortestTexts(rules, self._positions, lengths)
         self._bodies = {name: self._positions.rest(body, 0, END) for name, body in rules.items()}
         self._bottom = Frame(distance=0)
         begin = self._positions.leaves(self._positions.rest(node, 0, END))
         self.start = Place(*self._leaves([(begin, self._bottom)]))
+
+    def renewed(self) -> Pushdown:
+        """The same language, which knows none of the texts that were read. Its places are its own."""
+        return Pushdown(self._node, self._rules, self._shortest.of_rule)
 
     def walk(self, place: Place, data: bytes) -> Place | None:
         """The place after `data`; None where it is not allowed."""

@@ -21,7 +21,8 @@ from graftlm.core.grammar.ast import (
     Rule,
     map_children,
 )
-from graftlm.core.grammar.automata.stack.positions import END, INFINITE, Positions, Rest
+from graftlm.core.grammar.automata.stack.positions import END, INFINITE, Positions, Product, Rest
+from graftlm.core.grammar.automata.stack.product_endings import ProductEndings
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
 
@@ -46,6 +47,7 @@ class ShortestTexts:
         self._ways: dict[int, list[int]] = {}
         self._texts: dict[str, bytes] = {}
         self._kept: list[Node] = []
+        self._products: dict[Product, ProductEndings] = {}
         named = {name: _named(body) for name, body in rules.items() if not known or name not in known}
         pending = list(named)
         while pending:
@@ -99,8 +101,17 @@ class ShortestTexts:
     def _product(self, node: Intersection | Difference, state: int) -> int:
         if self._positions is None:
             return 0
-        text = self._positions.product(node).ending(state)
+        text = self._ending(node, state)
         return INFINITE if text is None else len(text)
+
+    def _ending(self, node: Intersection | Difference, state: int) -> bytes | None:
+        assert self._positions is not None
+        product = self._positions.product(node)
+        found = self._products.get(product)
+        if found is None:
+            left = ShortestTexts({}, product.positions).left
+            found = self._products[product] = ProductEndings(product, left)
+        return found.of(state)
 
     def ways(self, node: Graph | Automaton) -> list[int]:
         """For each state the bytes of the shortest way to the end."""
@@ -181,8 +192,7 @@ class ShortestTexts:
                     written.append(low)
                 return bytes(written)
             case Intersection() | Difference():
-                assert self._positions is not None
-                return self._positions.product(node).ending(index) or b""
+                return self._ending(node, index) or b""
             case Rule(name):
                 if name not in self._texts:
                     self._texts[name] = self._text(self._rules[name])

@@ -11,6 +11,7 @@ import pytest
 from bench.grammar.validity import write
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
+from graftlm.core.grammar.automata.stack import positions
 from graftlm.core.grammar.compile import Grammar
 from graftlm.core.grammar.engines.lark import to_lark
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
@@ -146,6 +147,35 @@ def test_free_json_is_ended_from_inside_strings_numbers_and_words(start: str) ->
     matcher = compiled({"type": "object"}).matcher()
     assert matcher.advance(list(start.encode())) == len(start.encode())
     json.loads(start + text(matcher, matcher.ending([])))
+
+
+LONG = {"type": "string", "pattern": r"id:\d{12}/app-[a-z0-9]{16}/run-[a-z0-9]{16}", "maxLength": 900}
+
+
+def test_a_long_pattern_somewhere_in_a_long_text_is_ended_from_anywhere() -> None:
+    matcher = compiled(LONG).matcher()
+    for begun, num_missing in (('"', 58), ("ab id:1234", 51), (" id:", 55)):
+        assert matcher.advance(list(begun.encode())) == len(begun)
+        assert len(matcher.ending([])) == matcher.min_tokens_to_accept() == num_missing
+    assert matcher.advance(matcher.ending([])) == 55 and matcher.accepting
+
+
+def test_texts_do_not_use_up_the_states_of_a_combination(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "MAX_STATES", 1_500)
+    grammar = compiled(LONG)
+    for i in range(20):
+        matcher = grammar.matcher()
+        begun = f'"{i}' + "id:1" * i
+        assert matcher.advance(list(begun.encode())) == len(begun)
+        assert matcher.min_tokens_to_accept() == (54 if i else 58)
+        assert matcher.advance(matcher.ending([])) > 50 and matcher.accepting
+
+
+def test_an_empty_language_is_told_before_the_first_token() -> None:
+    grammar = compiled({"type": "integer", "multipleOf": 10, "minimum": 1, "maximum": 9}).compiled
+    assert isinstance(grammar, LlguidanceGrammar)
+    with pytest.raises(GrammarError, match="no text matches it"):
+        grammar.prepare_endings()
 
 
 def test_where_no_ending_is_found_none_is_claimed() -> None:
