@@ -33,19 +33,21 @@ def leaves(formula: Formula) -> tuple[Shape, ...]:
 
 
 @lru_cache(maxsize=1 << 15)
-def decide(formula: Formula, leaf: Shape, holds: bool) -> Formula:
-    """`formula` once it is known whether `leaf` holds."""
-    if leaf not in leaves(formula):
-        return formula
-    match formula:
-        case Union(parts):
-            return union(*(decide(part, leaf, holds) for part in parts))
-        case Both(parts):
-            return both(*(decide(part, leaf, holds) for part in parts))
-        case Not():
-            return NOTHING if holds else ANYTHING
-        case _:
-            return ANYTHING if holds else NOTHING
+def leaf_set(formula: Formula) -> frozenset[Shape]:
+    return frozenset(leaves(formula))
+
+
+@lru_cache(maxsize=1 << 15)
+def decide(formula: Formula, some: frozenset[Shape], hold: bool) -> Formula:
+    """`formula` once it is known that some of its leaves hold, or that they do not."""
+    if isinstance(formula, Union | Both):
+        parts = formula.alternatives if isinstance(formula, Union) else formula.parts
+        if not some or some.isdisjoint(leaf_set(formula)):
+            return formula
+        return (union if isinstance(formula, Union) else both)(*(decide(part, some, hold) for part in parts))
+    if isinstance(formula, Not):
+        return formula if formula.shape not in some else NOTHING if hold else ANYTHING
+    return formula if formula not in some else ANYTHING if hold else NOTHING
 
 
 def accepts(formula: Formula, certain: Callable[[Shape, bool], bool]) -> bool:
@@ -73,7 +75,7 @@ class Question:
     """Whether the value at hand has `shape`: if not, the leaves `fails` do not hold; if so, counters `counts` go up."""
 
     shape: Shape
-    fails: tuple[Shape, ...] = ()
+    fails: frozenset[Shape] = frozenset()
     counts: tuple[int, ...] = ()
 
 
@@ -97,9 +99,7 @@ def branch(
                 raise GrammarError("too many combinations of anyOf, oneOf, not and if; combine fewer of them")
             continue
         question = questions[i]
-        failed = left
-        for leaf in question.fails:
-            failed = decide(failed, leaf, False)
+        failed = decide(left, question.fails, False)
         if failed == left and not question.counts:
             work.append((left, i + 1, value, counts))
             continue

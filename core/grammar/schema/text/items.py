@@ -69,13 +69,13 @@ class Items:
             full = leaf.max_items is not None and position >= leaf.max_items
             item = NOTHING if full else item_at(leaf, position)
             if item == NOTHING:
-                formula = decide(formula, leaf, False)
+                formula = decide(formula, frozenset({leaf}), False)
             elif item != ANYTHING:
                 questions.setdefault(item, ([], []))[0].append(leaf)
         for i, (leaf, wanted) in enumerate(self._wanted):
             if leaf in leaves(formula) and counts[i] < _enough(wanted.least, wanted.most):
                 questions.setdefault(wanted.shape, ([], []))[1].append(i)
-        asked = [Question(shape, tuple(fails), tuple(ups)) for shape, (fails, ups) in questions.items()]
+        asked = [Question(shape, frozenset(fails), tuple(ups)) for shape, (fails, ups) in questions.items()]
         found = []
         for i, (value, (after, ups)) in enumerate(branch(formula, asked, self._lowering.algebra.reduced)):
             node = self._lowering.value(value)
@@ -91,7 +91,7 @@ class Items:
         """A state in which nothing is told apart that makes no difference any more."""
         for i, (leaf, wanted) in enumerate(self._wanted):
             if wanted.most is not None and counts[i] > wanted.most:
-                formula = decide(formula, leaf, False)
+                formula = decide(formula, frozenset({leaf}), False)
         alive = leaves(formula)
         kept = tuple(count if leaf in alive else 0 for count, (leaf, _) in zip(counts, self._wanted, strict=True))
         return min(position, max(self._last, 1)), formula, kept

@@ -11,7 +11,7 @@ from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Literals, Object, Shape, Text, both
 from graftlm.core.grammar.schema.text import json_text
-from graftlm.core.grammar.schema.text.branches import Formula, Question, Walk, accepts, branch, decide, leaves
+from graftlm.core.grammar.schema.text.branches import Formula, Question, Walk, accepts, branch, decide, leaf_set, leaves
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.schema.lowering import Lowering
@@ -46,8 +46,14 @@ class Members:
         bounds = [leaf.min_properties for leaf in self._objects]
         bounds += [leaf.max_properties + 1 for leaf in self._objects if leaf.max_properties is not None]
         self._cap = max(bounds, default=0)
-        self._members = [{leaf: self._algebra.member(leaf, name) for leaf in self._objects} for name in self._names]
-        self._last = {leaf: self._last_position(leaf) for leaf in self._objects}
+        self._closed: set[Shape] = set()  # leaves without members beyond those that they list
+        # at each name: leaves that list it, what they say of it unless it is anything, those that require it, and
+        # those that it settles
+        self._listing: list[set[Shape]] = [set() for _ in self._names]
+        self._members: list[dict[Object, Shape]] = [{} for _ in self._names]
+        self._requiring: list[set[Shape]] = [set() for _ in self._names]
+        self._settled: list[set[Shape]] = [set() for _ in range(len(self._names) + 2)]
+        self._look_at_names()
         self._name_nodes: dict[tuple[tuple[str | Shape, ...], tuple[str | Shape, ...]], Node] = {}
 
     def node(self) -> Node:
@@ -92,46 +98,59 @@ class Members:
             found.append((target, True))
         return found
 
+    def _look_at_names(self) -> None:
+        positions = {name: i for i, name in enumerate(self._names)}
+        for leaf in self._objects:
+            listed, is_simple = [name for name, _ in leaf.properties], leaf.names is None and not leaf.patterns
+            if is_simple and leaf.additional == NOTHING:
+                self._closed.add(leaf)
+            for name in listed:
+                self._listing[positions[name]].add(leaf)
+            for name in listed if is_simple and leaf.additional in (ANYTHING, NOTHING) else self._names:
+                shape = self._algebra.member(leaf, name)
+                if shape != ANYTHING:
+                    self._members[positions[name]][leaf] = shape
+            for name in leaf.required:
+                self._requiring[positions[name]].add(leaf)
+            self._settled[self._last_position(leaf, positions)].add(leaf)
+
     def _declared(self, position: int, formula: Formula) -> list[tuple[Node, Shape, Formula]]:
-        members = self._members[position]
-        shapes = {leaf: members[leaf] for leaf in leaves(formula) if isinstance(leaf, Object)}
+        alive = leaf_set(formula)
+        others = (alive & self._closed) - self._listing[position]
+        if others:
+            formula = decide(formula, others, False)
+            alive = leaf_set(formula)
+        shapes = {leaf: shape for leaf, shape in self._members[position].items() if leaf in alive}
         key = self._lowering.tokens.name(self._names[position])
         return [(key, value, after) for value, after in self._branch(formula, shapes)]
 
     def _branch(self, formula: Formula, shapes: dict[Object, Shape]) -> list[tuple[Shape, Formula]]:
         fails: dict[Shape, list[Shape]] = {}
         for leaf, shape in shapes.items():
-            if shape == NOTHING:
-                formula = decide(formula, leaf, False)
-            elif shape != ANYTHING:
+            if shape != ANYTHING:
                 fails.setdefault(shape, []).append(leaf)
-        questions = [Question(shape, tuple(failing)) for shape, failing in fails.items()]
+        if NOTHING in fails:
+            formula = decide(formula, frozenset(fails.pop(NOTHING)), False)
+        questions = [Question(shape, frozenset(failing)) for shape, failing in fails.items()]
         return [(value, after) for value, (after, _) in branch(formula, questions, self._algebra.reduced)]
 
     def _without(self, position: int, formula: Formula) -> Formula:
-        name = self._names[position]
-        for leaf in leaves(formula):
-            if isinstance(leaf, Object) and name in leaf.required:
-                formula = decide(formula, leaf, False)
-        return formula
+        requiring = self._requiring[position]
+        return decide(formula, leaf_set(formula) & requiring, False) if requiring else formula
 
-    def _last_position(self, leaf: Object) -> int:
+    def _last_position(self, leaf: Object, positions: dict[str, int]) -> int:
         """After so many names nothing can make `leaf` fail; one more than there are names if only the end decides."""
         free = leaf.additional == ANYTHING and leaf.names is None and all(s == ANYTHING for _, s in leaf.patterns)
         if not free or leaf.min_properties or leaf.max_properties is not None:
             return len(self._names) + 1
-        positions = [
-            i
-            for i, name in enumerate(self._names, 1)
-            if self._members[i - 1][leaf] != ANYTHING or name in leaf.required
-        ]
-        return max(positions, default=0)
+        named = (*leaf.required, *(name for name, _ in leaf.properties))
+        deciding = [name for name in named if name in leaf.required or leaf in self._members[positions[name]]]
+        return 1 + max((positions[name] for name in deciding), default=-1)
 
     def _settle(self, formula: Formula, position: int) -> Formula:
-        for leaf in leaves(formula):
-            if isinstance(leaf, Object) and self._last[leaf] <= position:
-                formula = decide(formula, leaf, True)
-        return formula
+        """`formula` without the leaves that the last name has settled, or, before the first, that nothing can fail."""
+        settled = self._settled[position]
+        return decide(formula, leaf_set(formula) & settled, True) if settled else formula
 
     def _kept(self, formula: Formula, counts: Counts) -> Counts:
         """`counts` as far as they matter for what is left of the formula."""
