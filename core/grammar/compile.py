@@ -12,6 +12,7 @@ import numpy as np
 from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import ast
+from graftlm.core.grammar.automata.dfa import EmptyLanguage
 from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
@@ -205,6 +206,8 @@ def _compile_fastest(
         try:
             lazy = _from_language(for_parsers(spec, options, reader), vocabulary)
             check_start(lazy, vocabulary)
+            if isinstance(error, EmptyLanguage):
+                _check_some_text(lazy)
         except GrammarError:
             raise error from None
         return lazy
@@ -320,6 +323,14 @@ def _check_size(spec: Spec, limits: Limits) -> None:
             f"the constraint has {_size(spec):,} characters, the limit is {limits.size:,}; "
             "shorten it or raise limits.size"
         )
+
+
+def _check_some_text(grammar: Grammar) -> None:
+    """Parsers look no further than the next token: a text that cannot end looks to them like any other."""
+    from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
+
+    if isinstance(grammar.compiled, LlguidanceGrammar):
+        grammar.compiled.prepare_endings()
 
 
 def check_start(grammar: Grammar, vocabulary: Vocabulary) -> None:

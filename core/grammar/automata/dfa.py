@@ -32,6 +32,10 @@ _SLICE, _SLICE_IN_PYTHON = 50_000_000, 500_000
 _MAX_CONFLICTS = 12  # conflicts settled one by one; after that every repeat is unrolled
 
 
+class EmptyLanguage(GrammarError):
+    """No text matches."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dfa(StateTable):
     """A deterministic automaton over classes of bytes, in which every state can still reach an accepting one.
@@ -281,7 +285,7 @@ class Exploration:
         distance[accepting] = 0
         measure(table, actions, distance)
         if distance[START] == UNREACHABLE:
-            raise GrammarError("nothing can satisfy the constraint: no text matches it")
+            raise EmptyLanguage("nothing can satisfy the constraint: no text matches it")
         if (distance[1:] == UNREACHABLE).any():
             _drop_dead_ends(table, actions, distance)
         return Dfa(

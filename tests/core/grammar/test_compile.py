@@ -37,6 +37,11 @@ def test_the_engine_is_chosen_by_what_the_constraint_needs(spec: Regex, engine: 
     assert compiled(spec).engine == engine
 
 
+def test_a_schema_whose_every_text_leads_nowhere_is_refused() -> None:
+    with pytest.raises(GrammarError, match="nothing can satisfy"):
+        compiled({"type": "integer", "multipleOf": 10, "minimum": 1, "maximum": 9})
+
+
 def test_choices_may_begin_alike_and_be_empty() -> None:
     grammar = compiled(Choices(["no", "north", "", "é"]))
     assert [text for text in ("no", "north", "", "é", "n", "nor") if allows(grammar, text)] == ["no", "north", "", "é"]

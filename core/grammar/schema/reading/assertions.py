@@ -48,8 +48,12 @@ def counts(schema: Schema, pointer: str, noun: str) -> tuple[int, int | None]:
     return low or 0, high
 
 
+_LONGEST = (1 << 31) - 1
+"""More characters, items and members than any text that an engine can hold has."""
+
+
 def count(schema: Schema, keyword: str, pointer: str) -> int | None:
-    """A keyword whose value is a natural number (2.0 is one, too)."""
+    """A keyword whose value is a natural number (2.0 is one, too). An upper bound that no text reaches is none."""
     if keyword not in schema:
         return None
     value = schema[keyword]
@@ -57,7 +61,15 @@ def count(schema: Schema, keyword: str, pointer: str) -> int | None:
         raise GrammarError(
             f"{pointer}/{keyword}: {value!r} is not a whole number of 0 or more", pointer=f"{pointer}/{keyword}"
         )
-    return int(value)
+    if value < _LONGEST:
+        return int(value)
+    if keyword.startswith("max"):
+        return None
+    raise GrammarError(
+        f"{pointer}/{keyword}: nothing can satisfy this: {keyword} ({value}) is beyond the longest text, "
+        f"{_LONGEST:,}; lower it",
+        pointer=f"{pointer}/{keyword}",
+    )
 
 
 def names(schema: Schema, keyword: str, pointer: str) -> tuple[str, ...]:

@@ -66,11 +66,13 @@ def near_miss(keyword: str) -> str | None:
     """The constraining keyword that `keyword` is probably a misspelling of.
 
     Spelled alike but for case and separators, or one typing error away (two in a word of nine letters or more; in words
-    of four letters or fewer only a swap). None for a name that begins with `_`, `$` or `x-`: those are marked as notes.
+    of four letters or fewer only a swap). None for a name that begins with `_`, `$` or `x-`: those are marked as notes;
+    and for one made of the keyword and a word before it, as `tsAdditionalProperties` is.
     """
     if keyword.startswith(("_", "$", "x-")):
         return None
-    return next((known for known in _CONSTRAINING if is_misspelled(keyword, known)), None)
+    near = (known for known in _CONSTRAINING if is_misspelled(keyword, known))
+    return next((known for known in near if not keyword[1:].endswith(known[0].upper() + known[1:])), None)
 
 
 def is_misspelled(name: str, known: str) -> bool:

@@ -335,6 +335,7 @@ def test_a_pydantic_class_is_a_closed_object_in_its_own_order() -> None:
         ({"type": "integer", "minimum": 5, "maximum": 3}, "", r"minimum \(5\) is above maximum \(3\)"),
         ({"type": "string", "minLength": 5, "maxLength": 3}, "", r"minLength \(5\) is above maxLength \(3\)"),
         ({"type": "string", "minLength": -1}, "/minLength", "not a whole number"),
+        ({"type": "string", "minLength": 10**12}, "/minLength", "beyond the longest text"),
         ({"type": "string", "pattern": "(a"}, "/pattern", "not closed"),
         ({"type": "string", "format": "date-tim"}, "/format", "did you mean 'date-time'"),
         ({"type": "string", "format": "color"}, "/format", "known: date, time"),
@@ -398,6 +399,7 @@ def test_keywords_that_the_standard_does_not_know_are_annotations_and_listed() -
         ("additional_properties", "additionalProperties"),
         ("addtionalProperites", "additionalProperties"),
         ("tpye", "type"),
+        ("mixItems", "maxItems"),
         ("anyof", "anyOf"),
         ("then ", "then"),
     ],
@@ -410,7 +412,10 @@ def test_a_near_miss_of_a_keyword_that_constrains_is_an_error_unless_it_is_marke
     assert compiled({**INTEGER, f"x-{keyword}": 3, f"_{keyword}": 3, f"${keyword}": 3}).warnings == ()
 
 
-@pytest.mark.parametrize("keyword", ["form", "info", "note", "file", "readonly", "decription", "names", "typeof"])
+@pytest.mark.parametrize(
+    "keyword",
+    ["form", "info", "note", "file", "readonly", "decription", "names", "typeof", "tsAdditionalProperties", "uiItems"],
+)
 def test_words_that_resemble_short_keywords_or_notes_are_annotations(keyword: str) -> None:
     assert [issue.keyword for issue in compiled({**INTEGER, keyword: 3}).annotations] == [keyword]
 
@@ -419,6 +424,13 @@ def test_a_format_that_nobody_checks_is_an_annotation() -> None:
     grammar = compiled({"type": "string", "format": "html-selector"})
     assert allows(grammar, '"x"') and [issue.pointer for issue in grammar.annotations] == ["/format"]
     check({"type": "string", "format": "url"}, ["http://a.b/c"], ["a b"])
+
+
+@pytest.mark.parametrize("most", [2**31 - 1, 2**31, 2**63 - 1])
+def test_an_upper_bound_that_no_text_reaches_binds_nothing(most: int) -> None:
+    check({"type": "string", "maxLength": most, "minLength": 2}, ["ab"], ["a"])
+    check({"type": "array", "maxItems": most, "items": INTEGER}, [[], [1, 2]], [["a"]])
+    check({"type": "object", "maxProperties": most, "additionalProperties": INTEGER}, [{}, {"a": 1}], [{"a": "b"}])
 
 
 DRAFT4, DRAFT7 = "http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"
