@@ -20,6 +20,7 @@ from typing import NoReturn
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import (
     ANY_CHAR,
+    EMPTY,
     NOTHING,
     Node,
     Range,
@@ -34,10 +35,9 @@ from graftlm.core.grammar.ast import (
 from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.regex import anchors
+from graftlm.core.grammar.regex.escapes import CONTROLS, HEX_DIGITS, is_octal, octal_digits, ranges_of, surrogate_range
 from graftlm.core.grammar.regex.flags import NAMES, Flags
 
-_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
 _REFUSED_GROUPS = {
     **{"<=": "lookbehind", "<!": "negative lookbehind"},
     **{">": "atomic group", "(": "conditional", "P=": "backreference"},
@@ -187,8 +187,8 @@ class _Parser:
         refused = ahead and self._text[self._at - 1] == "!"
         if refused:
             self._wide = not self._wide  # less may follow where more is refused
-        if not ahead and self._take("?"):
-            self._extension(start)
+        if not ahead and self._take("?") and not self._extension(start):
+            return EMPTY
         node = self._alternatives()
         if not self._take(")"):
             self._fail("the group is not closed; add ) or escape the ( as \\(", start)
@@ -197,8 +197,8 @@ class _Parser:
             self._wide = not self._wide
         return anchors.Lookahead(node, refused, start) if ahead else node
 
-    def _extension(self, start: int) -> None:
-        """Read what stands between `(?` and the body of a group."""
+    def _extension(self, start: int) -> bool:
+        """Read what stands between `(?` and the body of a group; whether there is a body."""
         for sign, name in _REFUSED_GROUPS.items():
             if self._text.startswith(sign, self._at):
                 self._fail(f"{name} (?{sign}...) is not regular; write the alternatives out", start)
@@ -206,8 +206,11 @@ class _Parser:
             self._name(start)
         elif not self._take(":"):
             self._flags = self._read_flags(start)
+            if self._portable and self._take(")"):
+                return False  # of those who take (?i) here, all hold it to the end of the group around it
             if not self._take(":"):
                 self._fail("flags for the whole pattern stand at its beginning; use (?flags:...) here", start)
+        return True
 
     def _name(self, start: int) -> None:
         end = self._text.find(">", self._at)
@@ -254,7 +257,7 @@ class _Parser:
             return anchors.start_anchor(start) if c == "A" else anchors.end_anchor(start)
         if c in ("b", "B") and c:
             self._fail(f"\\{c} (word boundary) depends on both sides; write the characters around it out", start)
-        if c.isdigit() and c != "0" and not self._is_octal(self._at):
+        if c.isdigit() and c != "0" and not is_octal(self._text, self._at):
             self._fail(f"backreference \\{c} is not regular; write the alternatives out", start)
         ranges = self._escaped(start, in_class=False)
         if isinstance(ranges, int):
@@ -271,10 +274,10 @@ class _Parser:
             return charsets.portable_category(c, wide=self._negated != self._wide)
         if c in "dDwWsS":
             return charsets.category(c, self._flags.ascii_only)
-        if c in _HEX_ESCAPES:
-            digits = self._text[self._at : self._at + _HEX_ESCAPES[c]]
-            if len(digits) < _HEX_ESCAPES[c] or not all(d in "0123456789abcdefABCDEF" for d in digits):
-                self._fail(f"\\{c} needs {_HEX_ESCAPES[c]} hexadecimal digits", start)
+        if c in HEX_DIGITS:
+            digits = self._text[self._at : self._at + HEX_DIGITS[c]]
+            if len(digits) < HEX_DIGITS[c] or not all(d in "0123456789abcdefABCDEF" for d in digits):
+                self._fail(f"\\{c} needs {HEX_DIGITS[c]} hexadecimal digits", start)
             self._at += len(digits)
             if int(digits, 16) > 0x10FFFF:
                 self._fail(f"\\{c}{digits} is beyond the last code point, 10FFFF", start)
@@ -288,10 +291,12 @@ class _Parser:
                 self._fail(f"there is no character named {name!r}; write \\N{{NAME}} or the character", start)
             self._at = end + 1
             return found
-        if c == "0" or c.isdigit() and self._is_octal(self._at - 1):
-            return self._octal(self._at - 1)
-        if c in _ESCAPES and (c != "b" or in_class):
-            return ord(_ESCAPES[c])
+        if c == "0" or c.isdigit() and is_octal(self._text, self._at - 1):
+            digits = octal_digits(self._text, self._at - 1)
+            self._at += len(digits) - 1
+            return int(digits, 8)
+        if c in CONTROLS and (c != "b" or in_class):
+            return ord(CONTROLS[c])
         if c in "pP":
             return self._property(c, start)
         if c.isascii() and c.isalnum():
@@ -315,17 +320,6 @@ class _Parser:
         self._at = end
         return found
 
-    def _is_octal(self, at: int) -> bool:
-        digits = self._text[at : at + 3]
-        return len(digits) == 3 and digits[0] in "0123" and all(d in "01234567" for d in digits)
-
-    def _octal(self, at: int) -> int:
-        end = at
-        while end < min(at + 3, len(self._text)) and self._text[end] in "01234567":
-            end += 1
-        self._at = end
-        return int(self._text[at:end], 8)
-
     def _class(self, start: int) -> Node:
         negated = self._negated = self._take("^")
         ranges: list[Range] = []
@@ -339,19 +333,25 @@ class _Parser:
                 break
             first = False
             at = self._at
+            pairs = surrogate_range(self._text, at) if self._portable else None
+            if pairs is not None:
+                ranges.append(pairs[0])
+                self._at = pairs[1]
+                continue
             low = self._class_member()
             if self._text.startswith("-", self._at) and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
                 high = self._class_member()
-                if not (isinstance(low, int) and isinstance(high, int)):
+                if isinstance(low, int) and isinstance(high, int):
+                    if high < low:
+                        self._fail(f"the range {self._text[at : self._at]} runs backwards; swap its ends", at)
+                    ranges.append((low, high))
+                elif not self._portable or self._text.startswith("-", self._at):
                     self._fail("a range needs a character on both sides; put the - last in the class", at)
-                if high < low:
-                    self._fail(f"the range {self._text[at : self._at]} runs backwards; swap its ends", at)
-                ranges.append((low, high))
-            elif isinstance(low, int):
-                ranges.append((low, low))
+                else:  # those who take such a class take the - as itself
+                    ranges += [*ranges_of(low), *ranges_of(ord("-")), *ranges_of(high)]
             else:
-                ranges += low
+                ranges += ranges_of(low)
         if self._flags.ignore_case:
             ranges = list(charsets.ignore_case(normalise(ranges), self._flags.ascii_only))
         return char_set(complement(ranges) if negated else ranges)

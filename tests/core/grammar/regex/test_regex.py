@@ -280,3 +280,28 @@ def test_a_wide_reading_matches_whatever_some_dialect_matches() -> None:
         assert not product.matches(parse(pattern, search=True, portable=True), text)
     refused = parse(r"^(?!\d)", search=True, portable=True)
     assert not product.matches(refused, "٤")  # a digit in some dialect
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched", "others"),
+    [
+        (r"^x(?i)abc$", ["xabc", "xABC"], ["XABC"]),
+        (r"^(?!(?i)aws)[A-Za-z]+$", ["aw", "XAWS"], ["aws", "AwS1", "AWSome"]),
+        (r"^((?i)a|b)c$", ["ac", "Ac", "Bc"], ["aC"]),
+        (r"^[\uE000-\uFFFD\uD800\uDC00-\uDBFF\uDFFF]$", ["\ue000", "\U00010000", "\U0010ffff"], ["a"]),
+        (r"^[\w- &]+$", ["a-b &"], ["a+b", ""]),
+        (r"^[a-\d]$", ["a", "-", "5"], ["b"]),
+    ],
+)
+def test_in_schemas_what_only_other_dialects_take_means_what_it_means_to_all_of_them(
+    pattern: str, matched: list[str], others: list[str]
+) -> None:
+    node = parse(pattern, search=True, portable=True)
+    assert [text for text in matched + others if product.matches(node, text)] == matched
+    with pytest.raises(GrammarError, match="use ?|put the - last|swap its ends"):
+        parse(pattern)
+
+
+def test_a_class_that_dialects_read_differently_is_refused() -> None:
+    with pytest.raises(GrammarError, match="put the - last"):
+        parse(r"[\d-a-z]", search=True, portable=True)
