@@ -47,10 +47,15 @@ class GrowingText:
 
     def tokens(self, tokenizer: Tokenizer) -> NDArray[np.int32]:
         """The token ids of the whole text, int32 [num_tokens]. An empty text has at most a BOS."""
-        if self._pending or not len(self._ids):
-            encode = tokenizer.encode_continuation if len(self._ids) else tokenizer.encode
-            self._extend(encode(self._pending))
-            self._pending = ""
+        if not self._pending and len(self._ids):
+            return self._ids
+        if len(self._ids):
+            self._extend(tokenizer.encode_continuation(self._pending))
+        elif self._pending:
+            self._ids = tokenizer.encode_prompt(self._pending)  # it knows the beginnings of the prompts before
+        else:
+            self._extend(tokenizer.encode(""))
+        self._pending = ""
         return self._ids
 
     def fix_all_but_last(self, tokenizer: Tokenizer) -> None:

@@ -117,6 +117,8 @@ class BatchEncoder:
 
         Every text must be writable as UTF-8.
         """
+        if not texts:
+            return []
         backend = self.tokenizer.backend
         if backend is None:
             self._say_slow_once()
@@ -224,7 +226,7 @@ class BatchEncoder:
             if self._cuts is None or vocab_size != self._vocab_size:
                 self.clear()
                 puts_space = self.tokenizer.continuation_backend is not None
-                self._cuts = read_safe_cuts(backend.to_str(), self._likely_specials(), puts_space=puts_space)
+                self._cuts = read_safe_cuts(backend, self._likely_specials(), puts_space=puts_space)
                 self._vocab_size = vocab_size
             return self._cuts
 

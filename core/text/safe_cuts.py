@@ -60,18 +60,18 @@ class SafeCuts:
         return None if found is None else (found.start(), found[0] in self.specials)
 
 
-def read_safe_cuts(tokenizer_json: str, likely_specials: Iterable[str] = (), *, puts_space: bool = False) -> SafeCuts:
-    """Find where texts may be cut for a tokenizer, from its tokenizer.json.
+def read_safe_cuts(backend: Any, likely_specials: Iterable[str] = (), *, puts_space: bool = False) -> SafeCuts:
+    """Find where texts may be cut for a tokenizer's core (a `tokenizers.Tokenizer`), from its own description.
 
     likely_specials  tokens that prompts may hold, such as those of the chat template. Cuts are looked for around those
                      that are special tokens of the tokenizer.
     puts_space       whether the tokenizer puts a space before a text.
     """
-    spec = json.loads(tokenizer_json)
-    added = spec.get("added_tokens") or []
+    spec = _description(backend)
+    added = spec["added_tokens"]
     restarts = not _prepends_first_only(spec["pre_tokenizer"])
     unseen = puts_space and restarts and any(token["normalized"] for token in added)  # they may be written otherwise
-    behind = [] if unseen else [after for after in (" ", "\n") if _is_safe(spec, added, after)]
+    behind = [] if unseen else [after for after in (" ", "\n") if _is_safe(spec, backend, after)]
     specials = _cuttable_specials(added, set(likely_specials)) if _keeps_segments(spec) else []
     ways = [_any_of(specials)] if specials else []
     if behind:
@@ -90,16 +90,31 @@ def _any_of(contents: Iterable[str]) -> str:
     return "|".join(re.escape(content) for content in sorted(contents, key=len, reverse=True))
 
 
-def _is_safe(spec: dict[str, Any], added: list[dict[str, Any]], after: str) -> bool:
-    if any(_added_token_spans(token, after) for token in added):
+def _description(backend: Any) -> dict[str, Any]:
+    """What tokenizer.json says, without the model: its vocabulary takes long to read and is seldom asked for."""
+
+    def part(component: Any) -> Any:
+        return None if component is None else json.loads(component.__getstate__())
+
+    names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    added = backend.get_added_tokens_decoder().values()
+    return {
+        "normalizer": part(backend.normalizer),
+        "pre_tokenizer": part(backend.pre_tokenizer),
+        "added_tokens": [{name: getattr(token, name) for name in names} for token in added],
+    }
+
+
+def _is_safe(spec: dict[str, Any], backend: Any, after: str) -> bool:
+    if any(_added_token_spans(token, after) for token in spec["added_tokens"]):
         return False
     image = _normalized(spec["normalizer"], after)
     if image is None:
         return False
     at, image = _pre_tokenized(spec["pre_tokenizer"], image)
-    if at is _At.UNKNOWN or spec["model"].get("dropout"):
+    if at is _At.UNKNOWN or getattr(backend.model, "dropout", None):
         return False
-    return at is _At.SPLITS or _bpe_never_joins(spec["model"], image)
+    return at is _At.SPLITS or _bpe_never_joins(json.loads(backend.to_str())["model"], image)
 
 
 def _added_token_spans(token: dict[str, Any], after: str) -> bool:

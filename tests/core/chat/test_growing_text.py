@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from graftlm.core.chat.growing_text import GrowingText, align
+from graftlm.core.text.batch_encoder import Block
 from graftlm.core.text.tokenizer import Tokenizer
 from tests.models import BOS, IM_END, byte_tokenizer
+from tests.tokenizer_kinds import tokenizer_kind
 
 TOKENIZER = Tokenizer.from_hf(byte_tokenizer(merges=[("a", "b"), ("ab", "c")]))
 ABC = TOKENIZER.encode("abc")[0]
@@ -34,6 +40,26 @@ def test_given_texts_are_cut_into_tokens_together() -> None:
     text.write("a")
     text.write("bc")
     assert text.tokens(TOKENIZER).tolist() == [ABC]
+
+
+def test_what_texts_begin_with_is_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind("cl100k"))
+    encoder = tokenizer._batch_encoder
+    encoded: list[Block] = []
+
+    def counting(backend: Any, blocks: list[Block]) -> Any:
+        encoded.extend(blocks)
+        return encode_blocks(backend, blocks)
+
+    encode_blocks = encoder._encode_blocks
+    monkeypatch.setattr(encoder, "_encode_blocks", counting)
+    shared = "the quick brown fox jumps over the lazy dog " * 100
+    for i in range(8):
+        text = GrowingText()
+        text.write(shared)
+        text.write(f"and then {i}")
+        assert text.tokens(tokenizer).tolist() == tokenizer.encode_one(f"{shared}and then {i}")
+    assert sum(len(block.text) for block in encoded) < 2 * len(shared)
 
 
 def test_tokens_the_model_has_seen_stay() -> None:

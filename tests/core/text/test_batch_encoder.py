@@ -72,11 +72,17 @@ def test_a_token_that_joins_a_text_with_what_it_shared_with_the_one_before() -> 
         assert ids.tolist() == whole(tokenizer, text)
 
 
+def test_no_texts_ask_nothing_of_the_tokenizer() -> None:
+    encoder = BatchEncoder(Tokenizer.from_hf(tokenizer_kind("cl100k")))
+    assert encoder.encode([]) == []
+    assert encoder._cuts is None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_which_kinds_may_be_cut_behind_a_letter(kind: str) -> None:
     hf = tokenizer_kind(kind)
     puts_space = Tokenizer.from_hf(hf).continuation_backend is not None
-    cuts = read_safe_cuts(hf.backend_tokenizer.to_str(), puts_space=puts_space)
+    cuts = read_safe_cuts(hf.backend_tokenizer, puts_space=puts_space)
     assert (cuts.next("word next", 1) == (4, False)) == KINDS[kind][1]
 
 
