@@ -238,6 +238,16 @@ class Product:
         parts = self._states[state]
         return parts[:1] if self._is_difference else parts
 
+    def passes(self, state: int, data: bytes, part: int) -> bool:
+        """Whether `data`, which ends a text of one part, ends one of the product."""
+        for i, rests in enumerate(self._states[state]):
+            if i != part:
+                for byte in data:
+                    rests = frozenset(new for leaf in rests for new in self.positions.step(leaf, byte))
+                if (END in rests) == (self._is_difference and i > 0):
+                    return False
+        return True
+
     def step(self, state: int, byte: int) -> int | None:
         key = (state, byte)
         if key not in self._steps:

@@ -1,29 +1,51 @@
-"""The shortest ending of a product of languages, by A*: none is shorter than that of one of its parts alone."""
+"""The shortest ending of a product of languages: none is shorter than that of one of its parts alone.
+
+Where the shortest ending of one part is one of the others as well, it is found without a search; else by A*.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
 
-from graftlm.core.grammar.automata.stack.positions import INFINITE, Product, Rest
+from graftlm.core.grammar.automata.stack.positions import END, INFINITE, Product, Rest
 from graftlm.core.grammar.budget import check
 
 _Link = tuple[int, int]
 
 
 class ProductEndings:
-    """Endings from the states of `product`; `left` is the number of bytes of the shortest way through a Rest of it."""
+    """Endings from the states of `product`.
 
-    def __init__(self, product: Product, left: Callable[[Rest], int]) -> None:
+    left  bytes of the shortest way through one of its Rests
+    text  that way
+    """
+
+    def __init__(self, product: Product, left: Callable[[Rest], int], text: Callable[[Rest], bytes]) -> None:
         self._product = product
         self._left = left
+        self._text = text
         self._endings: dict[int, bytes | None] = {}
 
     def of(self, state: int) -> bytes | None:
         """The fewest bytes to an accepting state; None if there is no way."""
         if state not in self._endings:
-            self._search(state)
+            text = self._of_one_part(state)
+            if text is None:
+                self._search(state)
+            else:
+                self._endings[state] = text
         return self._endings[state]
+
+    def _of_one_part(self, state: int) -> bytes | None:
+        """The ending of the part that needs most, where all the others let it pass."""
+        nearest = [min((self._left(rest), rest) for rest in rests) for rests in self._product.kept(state) if rests]
+        num_bytes, rest = max(nearest, default=(INFINITE, END))
+        if num_bytes >= INFINITE or len(nearest) < len(self._product.kept(state)):
+            return None
+        part = nearest.index((num_bytes, rest))
+        text = self._text(rest)
+        return text if self._product.passes(state, text, part) else None
 
     def _search(self, start: int) -> None:
         product = self._product

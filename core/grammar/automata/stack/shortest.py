@@ -109,8 +109,8 @@ class ShortestTexts:
         product = self._positions.product(node)
         found = self._products.get(product)
         if found is None:
-            left = ShortestTexts({}, product.positions).left
-            found = self._products[product] = ProductEndings(product, left)
+            texts = ShortestTexts({}, product.positions)
+            found = self._products[product] = ProductEndings(product, texts.left, texts.text)
         return found.of(state)
 
     def ways(self, node: Graph | Automaton) -> list[int]:

@@ -70,6 +70,17 @@ def test_nested_products_try_only_bytes_that_their_parts_tell_apart() -> None:
     assert len(positions.product(both)._steps) < 200
 
 
+def test_an_ending_of_one_part_that_the_others_take_is_found_without_a_search() -> None:
+    anything = ast.star(ast.ANY_CHAR)
+    positions = Positions()
+    key = ast.Intersection(
+        (ast.concat(anything, ast.repeat(DIGIT, 64, 64), anything), ast.repeat(ast.ANY_CHAR, 2, 4096))
+    )
+    other = ast.Difference(key, ast.literal("0" * 64))
+    assert ShortestTexts({}, positions).length(key) == 64 and len(positions.product(key)._states) == 1
+    assert ShortestTexts({}, positions).length(other) == 64 and len(positions.product(other)._states) > 1
+
+
 def test_a_rule_that_never_ends_has_no_length() -> None:
     rules = {"endless": ast.concat(A, ast.Rule("endless")), "ends": ast.alternation(ast.Rule("endless"), B)}
     assert ShortestTexts(rules).of_rule == {"endless": INFINITE, "ends": 1}
