@@ -148,22 +148,27 @@ def _forced_share(grammar: Grammar) -> float:
     for _ in range(_NUM_TEXTS):
         matcher = grammar.matcher()
         left = _FREE_BYTES
+        ending: list[int] | None = None  # what is left of it
         while not matcher.finished:
             forced = list(matcher.forced_bytes())
             if not forced and (left == 0 and matcher.accepting):
                 break
+            if left == 0 and ending is None:
+                ending = matcher.ending([])
             if forced:
                 chosen = forced
                 num_forced += len(forced)
-            elif left:
+            elif ending is None:
                 matcher.fill_mask(row)
                 bits = np.unpackbits(row.view(np.uint8), bitorder="little")[:257]
                 chosen = [int(rng.choice(np.flatnonzero(bits)))]
                 left -= 1
             else:
-                chosen = matcher.ending([])[:1]
+                chosen = ending[:1]
             if chosen == [256] or matcher.advance(chosen) != len(chosen):
                 break
+            if ending is not None:
+                ending = ending[len(chosen) :]
             num_bytes += len(chosen)
     return num_forced / num_bytes if num_bytes else 1.0
 
@@ -175,12 +180,21 @@ def _weakened(spec: Spec, options: Options, error: GrammarError) -> tuple[tuple[
     )
     if not isinstance(spec, JsonSchema):
         return (first,), None
-    try:
-        issues = compile_spec(spec, _BYTES, replace(options, on_unsupported="warn")).warnings
-    except GrammarError:
-        return (first,), None
     nearest: Any = copy.deepcopy(spec.schema)
-    for issue in issues:
+    lost: list[Issue] = []  # references that lead nowhere
+    while True:
+        try:
+            weaker = compile_spec(JsonSchema(nearest, spec.documents), _BYTES, replace(options, on_unsupported="warn"))
+        except GrammarError as found:
+            pointer = found.pointer or ""
+            if pointer in _REFERENCES or not pointer.endswith(_REFERENCES) or not _has(nearest, pointer):
+                return (first,), None
+            lost.append(Issue(pointer, pointer.rpartition("/")[2], str(found).partition(": ")[2]))
+            _change(nearest, pointer, None)
+        else:
+            break
+    issues = (*lost, *weaker.warnings)
+    for issue in weaker.warnings:
         meant = re.search(r"did you mean '([^']+)'", issue.message)
         _change(nearest, issue.pointer, meant[1] if meant and issue.keyword != "format" else None)
     try:
@@ -190,11 +204,29 @@ def _weakened(spec: Spec, options: Options, error: GrammarError) -> tuple[tuple[
     return issues, nearest
 
 
-def _change(schema: Any, pointer: str, renamed: str | None) -> None:
-    """Remove the keyword at `pointer`, or rename it."""
+_REFERENCES = ("/$ref", "/$dynamicRef", "/$recursiveRef")
+
+
+def _has(schema: Any, pointer: str) -> bool:
+    """Whether `pointer` leads to a keyword of this document, and not of another that it refers to."""
+    try:
+        place, keyword = _place(schema, pointer)
+    except (LookupError, ValueError):
+        return False
+    return isinstance(place, dict) and keyword in place
+
+
+def _place(schema: Any, pointer: str) -> tuple[Any, str]:
+    """The schema that the keyword at `pointer` is in, and the keyword."""
     *above, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
     for part in above:
         schema = schema[int(part)] if isinstance(schema, list) else schema[part]
+    return schema, last
+
+
+def _change(schema: Any, pointer: str, renamed: str | None) -> None:
+    """Remove the keyword at `pointer`, or rename it."""
+    schema, last = _place(schema, pointer)
     value = schema.pop(last, None)
     if renamed is not None:
         schema[renamed] = value

@@ -38,6 +38,10 @@ def test_the_innermost_part_that_is_not_regular_is_named() -> None:
         ({**OBJECT, "properties": {"a/b": {"pattern": r"(.)\1"}}}, {**OBJECT, "properties": {"a/b": {}}}),
         ({"type": "integer", "minimum": 5, "maximum": 3}, None),
         ({"$ref": "#/$defs/missing"}, None),
+        (
+            {**OBJECT, "properties": {"a": {"$ref": "b.json"}, "b": {"items": {"$ref": "#/c"}, "multipleOf": 99991}}},
+            {**OBJECT, "properties": {"a": {}, "b": {"items": {}}}},
+        ),
     ],
 )
 def test_a_refusal_comes_with_the_nearest_schema_that_would_be_taken(schema: Any, nearest: Any) -> None:
