@@ -276,16 +276,22 @@ def explore(
         state = control[3]
         first_action = control[2]
         # sort the edges of the set into one bucket of targets per class
-        for c in range(num_classes + 1):
+        low, high = num_classes, -1
+        for i in range(set_ptr[state], set_ptr[state + 1]):
+            for e in range(edge_ptr[pool[i]], edge_ptr[pool[i] + 1]):
+                low, high = min(low, edges[e, 0]), max(high, edges[e, 1])
+        for c in range(num_classes):
+            table[state, c] = 0
+        for c in range(low, high + 2):
             bucket_ptr[c] = 0
         for i in range(set_ptr[state], set_ptr[state + 1]):
             for e in range(edge_ptr[pool[i]], edge_ptr[pool[i] + 1]):
                 for c in range(edges[e, 0], edges[e, 1] + 1):
                     bucket_ptr[c + 1] += 1
-        for c in range(num_classes):
+        for c in range(low, high + 1):
             bucket_ptr[c + 1] += bucket_ptr[c]
-        if bucket_ptr[num_classes] > len(bucket):
-            bucket = np.empty(2 * bucket_ptr[num_classes], np.int32)
+        if high >= 0 and bucket_ptr[high + 1] > len(bucket):
+            bucket = np.empty(2 * bucket_ptr[high + 1], np.int32)
         for i in range(set_ptr[state], set_ptr[state + 1]):
             for e in range(edge_ptr[pool[i]], edge_ptr[pool[i] + 1]):
                 for c in range(edges[e, 0], edges[e, 1] + 1):
@@ -293,13 +299,12 @@ def explore(
                     bucket_ptr[c] += 1
         begin = 0
         before = 0
-        for c in range(num_classes):
+        for c in range(low, high + 1):
             end = bucket_ptr[c]  # filling moved every pointer to the end of its bucket
             if begin == end:
-                table[state, c] = 0
                 before = begin
                 continue
-            if c > 0 and end - begin == begin - before:
+            if c > low and end - begin == begin - before:
                 same = True
                 for i in range(end - begin):
                     if bucket[begin + i] != bucket[before + i]:

@@ -80,8 +80,14 @@ class StateTable(ABC):
     @cached_property
     def degrees(self) -> list[int]:
         """How many bytes each state has a transition on."""
-        found: list[int] = ((self.table != 0) @ self._class_sizes).tolist()
+        found: list[int] = self._degrees.tolist()
         return found
+
+    @cached_property
+    def _degrees(self) -> npt.NDArray[np.int32]:
+        # in floating point, which has a fast product and is exact for so few bytes
+        sizes = self._class_sizes.astype(np.float32)
+        return ((self.table != 0).astype(np.float32) @ sizes).astype(np.int32)
 
     @cached_property
     def _flat(self) -> memoryview[int]:
@@ -102,10 +108,8 @@ class StateTable(ABC):
     @cached_property
     def _single(self) -> list[int]:
         """The one byte that each singular state allows, -1 for the others."""
-        one_class = np.flatnonzero((np.count_nonzero(self.table, axis=1) == 1) & ~self.accepting)
-        classes = np.argmax(self.table[one_class] != 0, axis=1)
-        one_byte = self._class_sizes[classes] == 1
+        states = np.flatnonzero((self._degrees == 1) & ~self.accepting)
         single = np.full(len(self.table), -1)
-        single[one_class[one_byte]] = np.array(self.first_bytes)[classes[one_byte]]
+        single[states] = np.array(self.first_bytes)[np.argmax(self.table[states] != 0, axis=1)]
         found: list[int] = single.tolist()
         return found

@@ -103,7 +103,7 @@ class _Builder:
                 "lower minItems, or let fewer definitions name others several times"
             )
         dead = distance == UNREACHABLE
-        dead[0] = False
+        dead[:2] = False  # of no state, and the one that leads to all rules, to which nothing leads
         if dead.any():
             table[dead[table]] = 0
             table[:, num_classes:-1][:, dead[entries[1:]]] = 0
