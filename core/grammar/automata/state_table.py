@@ -87,7 +87,8 @@ class StateTable(ABC):
     def _degrees(self) -> npt.NDArray[np.int32]:
         # in floating point, which has a fast product and is exact for so few bytes
         sizes = self._class_sizes.astype(np.float32)
-        return ((self.table != 0).astype(np.float32) @ sizes).astype(np.int32)
+        found: npt.NDArray[np.int32] = ((self.table != 0).astype(np.float32) @ sizes).astype(np.int32)
+        return found
 
     @cached_property
     def _flat(self) -> memoryview[int]:

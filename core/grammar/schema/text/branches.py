@@ -13,7 +13,18 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, Node
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Both, Not, Shape, Union, both, negation, union
+from graftlm.core.grammar.schema.algebra.shapes import (
+    ANYTHING,
+    NOTHING,
+    Both,
+    Literals,
+    Not,
+    Shape,
+    Union,
+    both,
+    negation,
+    union,
+)
 
 MAX_PLACES = 4_000
 
@@ -88,7 +99,13 @@ def branch(
 ) -> Iterator[tuple[Shape, Outcome]]:
     """What the value at hand may be, and what follows for each case; `reduced` simplifies shapes."""
     found: dict[Outcome, list[Shape]] = {}
-    work: list[tuple[Formula, int, Shape, tuple[int, ...]]] = [(formula, 0, ANYTHING, ())]
+    work: list[tuple[Formula, int, Shape, tuple[int, ...]]]
+    constants = [question for question in questions if _is_constant(question)]
+    if len(constants) > 1:
+        questions = [question for question in questions if question not in constants]
+        work = [(left, 0, value, ()) for left, value in _told_apart(formula, constants, reduced)]
+    else:
+        work = [(formula, 0, ANYTHING, ())]
     while work:
         left, i, value, counts = work.pop()
         if left == NOTHING or value == NOTHING:
@@ -108,6 +125,35 @@ def branch(
         work.append((left, i + 1, reduced(both(value, question.shape)), counts + question.counts))
     for outcome, values in found.items():
         yield union(*values), outcome
+
+
+def _is_constant(question: Question) -> bool:
+    """Whether only some strings answer a question, and nothing is counted."""
+    shape = question.shape
+    return isinstance(shape, Literals) and not question.counts and all(text[0] == '"' for text in shape.texts)
+
+
+def _told_apart(
+    formula: Formula, constants: Sequence[Question], reduced: Callable[[Shape], Shape]
+) -> Iterator[tuple[Formula, Shape]]:
+    """What is left to hold for all values but some strings, and for those; the first string comes last."""
+    failing = frozenset().union(*(question.fails for question in constants))
+    holding: dict[str, set[Shape]] = {}
+    for question in constants:
+        assert isinstance(question.shape, Literals)
+        for text in question.shape.texts:
+            holding.setdefault(text, set()).update(question.fails)
+    rest = decide(formula, failing, False)
+    texts: dict[Formula, list[str]] = {}
+    for text, held in holding.items():
+        left = decide(formula, failing - held, False)
+        if left != rest:
+            texts.setdefault(left, []).append(text)
+    if rest != NOTHING:
+        apart = tuple(text for group in texts.values() for text in group)
+        yield rest, reduced(negation(Literals(apart))) if apart else ANYTHING
+    for left, group in reversed(texts.items()):
+        yield left, Literals(tuple(group))
 
 
 class Walk:

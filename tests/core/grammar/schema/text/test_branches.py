@@ -1,0 +1,62 @@
+"""What a value decides about a formula of shapes."""
+
+from __future__ import annotations
+
+from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, Literals, Not, Object, Shape, Text, union
+from graftlm.core.grammar.schema.text.branches import Question, branch, decide
+
+A, B, C = (Object(required=(name,)) for name in "abc")
+
+
+def _same(shape: Shape) -> Shape:
+    return shape
+
+
+def _unless(text: str, leaf: Shape) -> Question:
+    """`leaf` fails unless the value is this string."""
+    return Question(Literals((f'"{text}"',)), frozenset({leaf}))
+
+
+def test_each_string_that_decides_leaves_its_own_alternative() -> None:
+    found = list(branch(union(A, B), [_unless("x", A), _unless("y", B)], _same))
+    assert found == [(Literals(('"x"',)), (A, ())), (Literals(('"y"',)), (B, ()))]
+
+
+def test_a_value_that_no_question_names_leaves_what_does_not_ask() -> None:
+    found = dict(branch(union(A, B, C), [_unless("x", A), _unless("y", B)], _same))
+    assert found[Not(Literals(('"x"', '"y"')))] == (C, ())
+    assert found[Literals(('"x"',))] == (union(A, C), ())
+
+
+def test_strings_that_decide_nothing_are_not_told_apart() -> None:
+    assert list(branch(C, [_unless("x", A), _unless("y", B)], _same)) == [(ANYTHING, (C, ()))]
+
+
+def test_strings_that_leave_the_same_are_one_case() -> None:
+    asked = [_unless("x", A), Question(Literals(('"y"', '"z"')), frozenset({B}))]
+    assert list(branch(union(A, B), asked, _same))[1] == (Literals(('"y"', '"z"')), (B, ()))
+
+
+def test_other_questions_come_after_the_strings() -> None:
+    asked = [Question(Text(), frozenset({C})), _unless("x", A), _unless("y", B)]
+    found = list(branch(union(A, B, C), asked, _same))
+    assert [left for _, (left, _) in found] == [union(A, C), A, union(B, C), B, C]
+
+
+def test_hundreds_of_strings_are_reduced_once() -> None:
+    reduced: list[Shape] = []
+
+    def reduce(shape: Shape) -> Shape:
+        reduced.append(shape)
+        return shape
+
+    leaves = [Object(required=(str(i),)) for i in range(300)]
+    asked = [_unless(str(i), leaf) for i, leaf in enumerate(leaves)]
+    assert len(list(branch(union(*leaves, C), asked, reduce))) == 301
+    assert len(reduced) == 1
+
+
+def test_leaves_are_decided_together() -> None:
+    assert decide(union(A, B, C), frozenset({A, C}), False) == B
+    assert decide(union(A, B), frozenset({B}), True) == ANYTHING
+    assert decide(A, frozenset({B}), False) == A
