@@ -95,14 +95,24 @@ def ab(
     engines: Annotated[str, typer.Option(help="Comma-separated; the first is the baseline.")] = "hf,graftlm",
     model: Model = "sprout",
     rounds: Annotated[int, typer.Option(help="Measured rounds of each engine, in turns; at least so many.")] = 3,
-    minutes: Annotated[float, typer.Option(help="Begin no further round after so many minutes.")] = 5.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Begin no further round after so many minutes; if not given 5, and 1 for rounds beyond --rounds."
+        ),
+    ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Compute threads of each engine; one per core if not given.")
+        int | None, typer.Option(help="Compute threads of each engine; one per idle core if not given.")
     ] = None,
     report_to: Annotated[
         Path | None, typer.Option("--report", help="Folder for report.html, report.json, report.csv, chart.png.")
     ] = None,
-    with_chart: Annotated[bool, typer.Option("--chart/--no-chart", help="Whether to write chart.png.")] = True,
+    with_chart: Annotated[
+        bool | None,
+        typer.Option(
+            "--chart/--no-chart", help="Whether to write chart.png; if not given, where matplotlib is installed."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds files already.")] = False,
     with_check: Annotated[
         bool, typer.Option("--check", help="Plant faults into the first engine and show that each is found.")
@@ -139,7 +149,7 @@ def ab(
 
     names = [name.strip() for name in engines.split(",") if name.strip()]
     if report_to is not None:
-        report.check_folder(report_to, force=force, with_chart=with_chart)
+        report.check_folder(report_to, force=force, with_chart=bool(with_chart))
     before, known_prices = read_report(against) if against is not None else None, read_prices(prices)
     options: dict[str, Any] = {"rounds": rounds, "minutes": minutes, "threads": threads, "progress": Progress(as_json)}
     options |= {"framework": framework, "swap": swap, "pythons": read_pythons(pythons or ())}
@@ -157,8 +167,11 @@ def ab(
             report.print_changes(changed)
     if report_to is not None:
         command = shlex.join(["graftlm", *sys.argv[1:]])
-        for path in report.write([comparison], report_to, command, with_chart, changed):
+        drawn = report.can_draw() if with_chart is None else with_chart
+        for path in report.write([comparison], report_to, command, drawn, changed):
             typer.echo(f"wrote {path}", err=True)
+        if with_chart is None and not drawn:
+            typer.echo("chart.png was left out, which needs matplotlib: pip install matplotlib", err=True)
     raise typer.Exit(130 if comparison.interrupted else _failed([comparison]))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 PACKAGES = (
     "torch", "triton", "transformers", "langchain-core", "dspy", "llama-index-core", "guidance", "flashinfer-python",
 )  # fmt: skip
+SLIGHT = 0.25
+"""So much use of a core leaves it idle: a desktop is never quite still."""
 
 
 def version_of(package: str) -> str | None:
@@ -34,6 +38,27 @@ def processor() -> str:
 def num_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def busy_core_seconds() -> float:
+    """CPU time that all processes of this machine have used, with what other virtual machines took of its cores."""
+    import psutil
+
+    times = psutil.cpu_times()._asdict()
+    return float(sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
+
+
+def idle_cores(seconds: float = 0.5) -> int:
+    """Cores this process may use that other programs leave idle while it looks on for some seconds; at least 1."""
+    before, started = busy_core_seconds(), time.perf_counter()
+    time.sleep(seconds)
+    busy = (busy_core_seconds() - before) / (time.perf_counter() - started)
+    return cores_left(num_cores(), os.cpu_count() or 1, busy)
+
+
+def cores_left(own: int, cores: int, busy: float) -> int:
+    """The whole cores left of `own`, on a machine with `cores` of which `busy` are used on average."""
+    return max(1, min(own, math.floor(cores - busy + SLIGHT)))
 
 
 def describe() -> dict[str, Any]:

@@ -15,17 +15,26 @@ from graftlm.ab.engine_process import EngineFailed, EngineProcess
 from graftlm.ab.other_python import checked
 from graftlm.ab.profile import Call, Divergence, Profile, first_difference
 from graftlm.core.errors import ConfigError
-from graftlm.machine import num_cores
+from graftlm.machine import idle_cores, num_cores
 from graftlm.progress import Progress
 
 MIN_ROUNDS = 3
 MAX_ROUNDS = 30
+MINUTES = 5.0
+"""So long rounds begin where no number of minutes is given: those that a ratio needs."""
+NARROWING_MINUTES = 1.0
+"""So long those begin that only make an interval narrower."""
 MAX_EXPLAINED = 5
 """Differing answers of each engine whose first differing token is looked for."""
 MAX_SHOWN = 80
 """Characters of an input that raised."""
 NARROW = 0.22
 """An interval whose width is at most this share of the ratio needs no further rounds: a fifth is between runs."""
+BUSY = (
+    "Every engine had {} thread{}, because other programs used some of the {} cores when the comparison began; "
+    "--threads sets another number."
+)
+"""Threads that wait for each other take many times as long where one of them has no core."""
 
 
 def compare(
@@ -34,7 +43,7 @@ def compare(
     model: str = "sprout",
     *,
     rounds: int = MIN_ROUNDS,
-    minutes: float = 5.0,
+    minutes: float | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     plants: Sequence[str | None] = (),
@@ -48,8 +57,8 @@ def compare(
     pipeline  a Python file, see `graftlm.ab.pipeline.Pipeline`
     engines   names of engines; the first is the baseline
     rounds    at least so many rounds after a first one. Further ones follow until every interval is narrow.
-    minutes   begin no further round after so many minutes of measuring
-    threads   compute threads of every engine; None: one per core
+    minutes   begin no further round after so many minutes of measuring; None: 5, and 1 for rounds beyond `rounds`
+    threads   compute threads of every engine; None: one per core that other programs leave idle at the start
     plants    a fault to plant per engine, as `graftlm ab --check` does
     framework  which framework's `run_<framework>` of the file to take, where it has several
     swap      the pipeline is a script; its calls of this constructor, such as "ChatOpenAI", give the engine
@@ -68,20 +77,24 @@ def compare(
     names = list(engines)
     if not names or (len(set(names)) != len(names) and not plants):
         raise ConfigError(f"engines are {names}; name at least one, each once")
-    if rounds < 1 or minutes <= 0:
-        raise ConfigError(f"rounds is {rounds} and minutes is {minutes:g}; rounds must be at least 1, minutes above 0")
+    if rounds < 1 or (minutes is not None and minutes <= 0):
+        given = MINUTES if minutes is None else minutes
+        raise ConfigError(f"rounds is {rounds} and minutes is {given:g}; rounds must be at least 1, minutes above 0")
     if not path.is_file():
         raise ConfigError(f"pipeline {str(path)!r} cannot be read; give the path of a Python file")
     others = checked(pythons or {}, names)
     faults = list(plants) or [None] * len(names)
     options = {"framework": framework, "swap": swap}
+    each = threads or idle_cores()
     with ExitStack() as stack:
         processes: list[EngineProcess] = []
         for name, fault in zip(names, faults, strict=True):
-            process = EngineProcess(path, name, model, threads or num_cores(), fault, others.get(name), **options)
+            process = EngineProcess(path, name, model, each, fault, others.get(name), **options)
             stack.callback(process.close)
             processes.append(process)
-        run = _Run(processes, model, rounds, minutes, progress or Progress(quiet=True))
+        run = _Run(processes, model, rounds, minutes, progress or Progress(quiet=True), each)
+        if threads is None and each < num_cores():
+            run.note([BUSY.format(each, "" if each == 1 else "s", num_cores())])
         run.note([f"{name} ran in another environment: {python}." for name, python in others.items()])
         return run.one_at_a_time() if one_at_a_time else run.run()
 
@@ -90,14 +103,21 @@ class _Run:
     """The course of one comparison."""
 
     def __init__(
-        self, processes: list[EngineProcess], model: str, rounds: int, minutes: float, progress: Progress
+        self,
+        processes: list[EngineProcess],
+        model: str,
+        rounds: int,
+        minutes: float | None,
+        progress: Progress,
+        threads: int,
     ) -> None:
         self._processes = processes
         self._rounds = rounds
-        self._minutes = minutes
+        self._minutes = MINUTES if minutes is None else minutes
+        self._narrowing_minutes = NARROWING_MINUTES if minutes is None else minutes
         self._progress = progress
         self._results = {id(process): EngineResult(process.label) for process in processes}
-        self._comparison = Comparison("", "", model, [], list(self._results.values()))
+        self._comparison = Comparison("", "", model, [], list(self._results.values()), threads=threads)
         self._inputs: list[str] = []
         self._interleaved = True
 
@@ -209,10 +229,12 @@ class _Run:
 
     def _measure(self) -> None:
         """Further rounds, in turns, until the intervals are narrow or the time is over."""
-        deadline = time.monotonic() + 60 * self._minutes
+        started = time.monotonic()
         least = self._rounds + 1  # the first is part of no ratio, see `Comparison.counted`
         for number in range(2, (MAX_ROUNDS if self._interleaved else least) + 1):
-            if not self._working or time.monotonic() > deadline or (number > least and self._is_narrow()):
+            minutes = self._minutes if number <= least else min(self._minutes, self._narrowing_minutes)
+            is_over = time.monotonic() - started > 60 * minutes
+            if not self._working or is_over or (number > least and self._is_narrow()):
                 break
             for process in self._working[:: 1 if number % 2 else -1]:  # a steady drift weighs on both alike
                 measured = self._attempt(process, f"round {number}", process.round)

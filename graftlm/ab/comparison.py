@@ -15,6 +15,8 @@ from graftlm.core.errors import ConfigError
 
 MIN_PAIRS = 3
 """Rounds of two engines that a ratio is taken of, before any is left out."""
+MAX_SPINNING = 0.25
+"""There is no ratio where several threads of an engine lacked a core for a larger share of its time."""
 CROWDED = 0.1
 """The share of its time in which an engine's threads may lack a core without a word about it."""
 RESOLVED_S = 0.25
@@ -22,6 +24,10 @@ RESOLVED_S = 0.25
 MAX_LOST = 0.9
 MIN_OUTSIDE_S = 0.1
 """Seconds without a model call that are worth a word, where they are most of a round."""
+SPOILT = (
+    "There is no ratio: threads that wait for each other take many times as long then, of one engine more than of the "
+    "other. End those programs, or give --threads 1."
+)
 
 
 @dataclass(frozen=True)
@@ -64,15 +70,22 @@ class Counted:
     """Pairs of rounds, of the baseline and of another engine, that a ratio is taken of.
 
     num_left_out  pairs that are not among them because other processes took the engines' cores
+    threads       of each engine
     """
 
     pairs: list[tuple[Round, Round]]
     num_left_out: int
+    threads: int = 1
 
     def ratio(self, by: Literal["wall_s", "cpu_s"] = "wall_s", lost: float = 0.0) -> Ratio:
         """The ratio of the pairs, of which there must be one."""
         theirs, ours = ([getattr(one, by) for one in side] for side in zip(*self.pairs, strict=True))
-        return ratio(theirs, ours, lost)
+        return ratio(theirs, ours, lost, self.threads)
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether threads that wait for each other lacked cores, which slows a stock engine down beyond measure."""
+        return self.threads > 1 and self.lost > MAX_SPINNING
 
     @property
     def lost(self) -> float:
@@ -152,6 +165,7 @@ class Comparison:
     notes        what a reader must know to read the figures
     interrupted  whether the run was stopped before its end
     prices       what a million prompt and completion tokens of an endpoint cost, if the user said it
+    threads      compute threads of each engine
     """
 
     name: str
@@ -162,6 +176,7 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     prices: tuple[float, float] | None = None
+    threads: int = 1
 
     @property
     def baseline(self) -> EngineResult:
@@ -177,13 +192,15 @@ class Comparison:
     def ratio(
         self, result: EngineResult, baseline: EngineResult | None = None, by: Literal["wall_s", "cpu_s"] = "wall_s"
     ) -> Ratio | None:
-        """The baseline's wall time over this engine's; None if one of the two has no round.
+        """The baseline's wall time over this engine's; None if one of the two has no round, or threads lacked cores.
 
         baseline  another engine in place of the comparison's baseline
         by        "cpu_s": the ratio of CPU times, which lacks no time that other processes took
         """
         counted = self.counted(result, baseline)
-        return counted.ratio(by, counted.lost if by == "wall_s" else 0.0) if counted.pairs else None
+        if not counted.pairs or counted.is_spoilt:
+            return None
+        return counted.ratio(by, counted.lost if by == "wall_s" else 0.0)
 
     def counted(self, result: EngineResult, baseline: EngineResult | None = None) -> Counted:
         """The pairs of rounds that a ratio is taken of. A round without a model call says nothing of an engine.
@@ -193,11 +210,13 @@ class Comparison:
         """
         base = baseline or self.baseline
         if base.num_idle or result.num_idle:
-            return Counted([], 0)
+            return Counted([], 0, self.threads)
         pairs = list(zip(base.rounds, result.rounds, strict=False))
         pairs = pairs[1:] if len(pairs) > MIN_PAIRS else pairs
         calm = [pair for pair in pairs if not _is_crowded(*pair)]
-        return Counted(calm, len(pairs) - len(calm)) if len(calm) >= MIN_PAIRS else Counted(pairs, 0)
+        if len(calm) < MIN_PAIRS:
+            return Counted(pairs, 0, self.threads)
+        return Counted(calm, len(pairs) - len(calm), self.threads)
 
     def load(self) -> list[str]:
         """What other processes did to the ratios; the first entry says what it was. Empty: hardly anything."""
@@ -208,9 +227,10 @@ class Comparison:
             said += [
                 f"The machine was busy: other programs used {busiest.other_cores:.1f} of its {os.cpu_count()} cores, "
                 f"and threads of the engines had none for {busiest.lost:.0%} of the time.",
+                SPOILT if busiest.is_spoilt else
                 "The ratio is one beside such a load, and its interval is wider for it; end those programs, or give "
                 "fewer --threads.",
-            ]
+            ]  # fmt: skip
         if left_out := max((one.num_left_out for one in counted), default=0):
             said.append(
                 f"{left_out} of {len(self.baseline.rounds)} rounds are part of no ratio, because other programs took "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from graftlm.ab.compare import compare
+from graftlm.ab.compare import MINUTES, compare
 from graftlm.ab.comparison import Comparison
 from graftlm.ab.worker import Plant
 from graftlm.progress import Progress
@@ -28,7 +28,7 @@ def check(
     model: str,
     *,
     rounds: int,
-    minutes: float,
+    minutes: float | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     plants: Sequence[Plant] = get_args(Plant),
@@ -49,7 +49,7 @@ def check(
             [engine, engine],
             model,
             rounds=rounds,
-            minutes=minutes / len(plants),
+            minutes=(MINUTES if minutes is None else minutes) / len(plants),
             threads=threads,
             progress=progress,
             plants=[None, plant],

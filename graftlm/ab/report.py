@@ -126,6 +126,7 @@ def to_json(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
             "model": c.model,
             "differences": c.differences(),
             "notes": c.notes,
+            "threads": c.threads,
             "interrupted": c.interrupted,
             "inputs": c.inputs,
             "runs": [
@@ -216,13 +217,18 @@ def failures(comparisons: Sequence[Comparison]) -> list[str]:
     return lines
 
 
+def can_draw() -> bool:
+    """Whether matplotlib is installed, which draws chart.png."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def check_folder(folder: Path, *, force: bool, with_chart: bool) -> None:
     """Check, before anything is run, that a report can be written.
 
     Raises: ConfigError if the folder exists and is not empty (unless `force`), cannot be written to, or if the chart
     is wanted and matplotlib is not installed.
     """
-    if with_chart and importlib.util.find_spec("matplotlib") is None:
+    if with_chart and not can_draw():
         raise ConfigError("chart.png needs matplotlib: pip install matplotlib, or leave it out with --no-chart")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--report {str(folder)!r} is a file; give the name of a folder")

@@ -12,6 +12,9 @@ from statistics import fmean, median
 BETWEEN_RUNS = 0.05
 """Standard deviation of the logarithm of the ratio between runs that each have many rounds, on a machine that nobody
 else uses: processes start anew, with other memory, and a virtual machine's neighbours change."""
+SPINNING = 5.0
+"""Several threads of a stock engine wait for each other at every step, awake: with half of their cores taken one was 15
+times as slow as alone, with an eighth twice as slow, which is 2 to 5 times the logarithm of 1 / (1 - lost)."""
 NUM_RESAMPLES = 4000
 Z_95 = 1.96
 MAX_CORRELATION = 0.9
@@ -40,11 +43,12 @@ class Ratio:
         return f"{self.value:.2f}x{interval}"
 
 
-def ratio(baseline_s: Sequence[float], engine_s: Sequence[float], lost: float = 0.0) -> Ratio:
+def ratio(baseline_s: Sequence[float], engine_s: Sequence[float], lost: float = 0.0, threads: int = 1) -> Ratio:
     """The median ratio over interleaved rounds, with a 95 % interval that allows for what differs between runs too.
 
     baseline_s, engine_s  wall times of the same rounds, in order
     lost                  share of their time, 0 to below 1, in which the engines' threads had no core
+    threads               of each engine
 
     Three things are added up, as variances of the ratio's logarithm:
 
@@ -54,7 +58,8 @@ def ratio(baseline_s: Sequence[float], engine_s: Sequence[float], lost: float = 
       sqrt((1 + r) / (1 - r)), where r is the correlation of each round with the next, if it is above 0.
     - The run, which no number of rounds averages out: BETWEEN_RUNS.
     - Other processes: threads without cores can take 1 / (1 - lost) times as long, of one engine more than of the
-      other. Half of that, as a logarithm, is taken for the difference between them.
+      other. Half of that, as a logarithm, is taken for the difference between them; where an engine has several
+      threads, SPINNING times that logarithm.
     """
     logs = [math.log(a / b) for a, b in zip(baseline_s, engine_s, strict=True)]
     center, n = median(logs), len(logs)
@@ -66,7 +71,7 @@ def ratio(baseline_s: Sequence[float], engine_s: Sequence[float], lost: float = 
     t = T_95[n - 2] if n - 2 < len(T_95) else Z_95
     r = min(max(_correlation(logs), 0.0), MAX_CORRELATION)
     stretch = t / Z_95 * math.sqrt(n / (n - 1) * (1 + r) / (1 - r))
-    run = math.hypot(Z_95 * BETWEEN_RUNS, math.log(1 - lost) / 2)
+    run = math.hypot(Z_95 * BETWEEN_RUNS, math.log(1 - lost) * (0.5 if threads == 1 else SPINNING))
     low = math.hypot(stretch * (center - medians[tail]), run)
     high = math.hypot(stretch * (medians[-tail - 1] - center), run)
     return Ratio(math.exp(center), math.exp(center - low), math.exp(center + high))

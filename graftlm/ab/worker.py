@@ -26,6 +26,7 @@ from graftlm.ab.inspector import Inspector
 from graftlm.ab.meter import Meter
 from graftlm.ab.pipeline import Pipeline
 from graftlm.core.errors import ConfigError
+from graftlm.machine import busy_core_seconds
 
 Plant = Literal["slow", "changed answer", "cached call"]
 """A fault that `graftlm ab --check` plants, to show that the comparison finds it."""
@@ -115,12 +116,12 @@ class Worker:
             history.clear()
         self.errors.clear()
         self._pipeline.caught.clear()
-        cpu_s, all_cpu_s, energy_j = cpu_seconds(), machine_cpu_seconds(), energy_joules()
+        cpu_s, all_cpu_s, energy_j = cpu_seconds(), busy_core_seconds(), energy_joules()
         started = time.perf_counter()
         answers = self._pipeline.answer(self._llm, asked) + self._remembered
         wall_s = time.perf_counter() - started
         cpu_s = cpu_seconds() - cpu_s
-        others = (machine_cpu_seconds() - all_cpu_s - cpu_s) / wall_s
+        others = (busy_core_seconds() - all_cpu_s - cpu_s) / wall_s
         used_j = None if energy_j is None else (energy_joules() or 0.0) - energy_j
         unfinished = self._meter.under_way()
         if self._plant == "slow":
@@ -246,14 +247,6 @@ def cpu_seconds() -> float:
                 times = process.cpu_times()
                 total += times.user + times.system
     return total
-
-
-def machine_cpu_seconds() -> float:
-    """CPU time that all processes of this machine have used, with what other virtual machines took of its cores."""
-    import psutil
-
-    times = psutil.cpu_times()._asdict()
-    return float(sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
 def lost_share(other_cores: float, own_cores: float) -> float:

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftlm import cli
+from graftlm.ab import report
 from graftlm.core.errors import ConfigError
 from graftlm.kernels.cpu.compiled import loop_cache, object_code
 from tests.models import byte_tokenizer, tiny_model
@@ -86,6 +87,20 @@ def test_ab_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
     out = call("ab", str(pipeline), "--engines", "low,high", "--minutes", "0.01", "--report", str(tmp_path / "out"))
     assert "0/1" in out and "high answers 1 of 1 inputs differently." in out
     assert (tmp_path / "out/chart.png").is_file()
+
+
+def test_ab_writes_the_page_without_matplotlib_and_says_that_the_chart_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = tmp_path / "shout.py"
+    pipeline.write_text("def low(model): return str.lower\ndef run(llm, inputs): return [llm('A') for _ in inputs]\n")
+    monkeypatch.setattr(report, "can_draw", lambda: False)
+    options = ("--engines", "low", "--minutes", "0.01", "--report", str(tmp_path / "out"))
+    result = CliRunner().invoke(cli.app, ["ab", str(pipeline), *options])
+    assert "chart.png was left out, which needs matplotlib: pip install matplotlib" in result.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.csv", "report.html", "report.json"]
+    with pytest.raises(ConfigError, match="chart.png needs matplotlib: pip install matplotlib"):
+        call("ab", str(pipeline), *options, "--force", "--chart")
 
 
 def test_ab_looks_at_the_report_folder_before_it_runs_anything(tmp_path: Path) -> None:

@@ -172,6 +172,19 @@ def test_engines_may_be_loaded_one_at_a_time_and_it_is_said(idle: Path) -> None:
     assert "Engines ran one after the other: rounds were not interleaved." in comparison.notes
 
 
+def test_engines_have_no_thread_for_cores_that_others_use_and_it_is_said(
+    idle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["graftlm.ab.compare"]
+    monkeypatch.setattr(module, "num_cores", lambda: 4)
+    monkeypatch.setattr(module, "idle_cores", lambda: 1)
+    monkeypatch.setattr(module, "NARROWING_MINUTES", 1e-9)  # no round that only narrows an interval
+    comparison = compare(idle, ["low", "high"], rounds=1)
+    assert [len(result.rounds) for result in comparison.results] == [2, 2]
+    assert comparison.threads == 1 and comparison.notes[0].startswith("Every engine had 1 thread, because other")
+    assert compare(idle, ["low"], rounds=1, minutes=0.01, threads=2).threads == 2
+
+
 def test_one_of_several_frameworks_is_chosen(tmp_path: Path) -> None:
     path = tmp_path / "both.py"
     path.write_text(

@@ -129,6 +129,26 @@ def test_a_ratio_beside_other_programs_is_said_to_be_one_and_has_a_wider_interva
     assert "had none for 50% of the time" in said and "fewer --threads" in meaning
 
 
+def test_there_is_no_ratio_where_threads_that_wait_for_each_other_lack_cores() -> None:
+    comparison = compared(loaded("hf", [(30.0, 0.5)] * 4), loaded("graftlm", [(0.5, 0.5)] * 4))
+    comparison.threads = 2  # a stock engine was 15 times as slow as alone, and the ratio 60 in place of 4
+    assert comparison.ratio(comparison.results[1]) is None
+    said = comparison.load()[1]
+    assert said.startswith("There is no ratio: threads that wait for each other") and said.endswith("--threads 1.")
+    with pytest.raises(AssertionError, match="graftlm has no ratio over hf.*End those programs"):
+        assert_faster(comparison)
+
+
+def test_an_interval_beside_other_programs_is_wider_where_engines_have_several_threads() -> None:
+    comparison = compared(loaded("hf", [(4.0, 0.15)] * 4), loaded("graftlm", [(1.0, 0.15)] * 4))
+    widths = []
+    for comparison.threads in (1, 2):
+        found = comparison.ratio(comparison.results[1])
+        assert found is not None
+        widths.append(found.width)
+    assert widths == pytest.approx([0.26, 1.84], abs=0.05)
+
+
 def test_short_rounds_are_judged_together_because_clocks_are_coarse() -> None:
     noisy = [(0.05, lost) for lost in (0.4, -0.4, 0.4, -0.4, 0.4, -0.4)]
     comparison = compared(loaded("hf", noisy), loaded("graftlm", noisy))
