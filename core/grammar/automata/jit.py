@@ -70,9 +70,10 @@ _exiting = False
 class Loop(Generic[P, T]):
     """A function that is replaced by its machine code once that is loaded."""
 
-    def __init__(self, function: Callable[P, T], signature: str) -> None:
+    def __init__(self, function: Callable[P, T], signature: str, *, quick: bool = False) -> None:
         self.python = function
         self.signature = signature
+        self.quick = quick
         self.machine_code: Callable[P, T] | None = None
         self.__doc__ = function.__doc__
 
@@ -84,7 +85,8 @@ class Loop(Generic[P, T]):
 
     def compile(self, *, cache: bool) -> None:
         """Compile, or load the machine code from numba's cache."""
-        self.machine_code = importlib.import_module("numba").njit(self.signature, cache=cache, nogil=True)(self.python)
+        njit = importlib.import_module("numba").njit
+        self.machine_code = njit(self.signature, cache=cache, nogil=not self.quick)(self.python)
 
 
 def inner(function: Callable[P, T]) -> Callable[P, T]:
@@ -93,11 +95,14 @@ def inner(function: Callable[P, T]) -> Callable[P, T]:
     return function
 
 
-def loop(signature: str) -> Callable[[Callable[P, T]], Loop[P, T]]:
-    """Compile the function for arguments of these numba types."""
+def loop(signature: str, *, quick: bool = False) -> Callable[[Callable[P, T]], Loop[P, T]]:
+    """Compile the function for arguments of these numba types.
+
+    quick  the loop takes microseconds and keeps Python's lock: whoever gives it away waits up to 5 ms to get it back.
+    """
 
     def wrap(function: Callable[P, T]) -> Loop[P, T]:
-        found = Loop(function, signature)
+        found = Loop(function, signature, quick=quick)
         _loops.append(found)
         return found
 

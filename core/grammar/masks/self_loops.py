@@ -115,7 +115,7 @@ def _step_of(automaton: Dfa | Dpda, state: int, steps: Steps) -> Step | None:
     return steps[state]
 
 
-@loop("Tuple((b1, b1, b1, i8, i8))(i4[:,::1], u1[::1], i4[:,::1], i8, u1[::1], u1[::1])")
+@loop("Tuple((b1, b1, b1, i8, i8))(i4[:,::1], u1[::1], i4[:,::1], i8, u1[::1], u1[::1])", quick=True)
 def _self_loop(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
@@ -195,7 +195,7 @@ def _wide(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, effect:
     return True
 
 
-@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])")
+@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])", quick=True)
 def _leaves_of(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
@@ -249,7 +249,7 @@ def _leaves(
     return True
 
 
-@loop("i8(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])")
+@loop("i8(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])", quick=True)
 def _step(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
@@ -275,7 +275,7 @@ def _step(
     return after if num_chars >= 16 and _leaves(table, classes, returns, state, chars, exits) else 0
 
 
-@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])")
+@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])", quick=True)
 def _reads_none(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],

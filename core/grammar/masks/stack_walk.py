@@ -147,7 +147,7 @@ def _walk(
     return found
 
 
-@loop("b1(i4[:,::1], i8, i8, i8, i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1])")
+@loop("b1(i4[:,::1], i8, i8, i8, i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1])", quick=True)
 def _any_token(
     nodes: Int32Array,
     first: int,

@@ -159,7 +159,7 @@ def _child(nodes: Int32Array, first: int, end: int, byte: int) -> int:
     return -1
 
 
-@loop("i8(i4[:,::1], u1[::1])")
+@loop("i8(i4[:,::1], u1[::1])", quick=True)
 def _find(nodes: Int32Array, data: npt.NDArray[np.uint8]) -> int:
     node, first, end = -1, 0, len(nodes)
     for byte in data:
@@ -170,7 +170,7 @@ def _find(nodes: Int32Array, data: npt.NDArray[np.uint8]) -> int:
     return node
 
 
-@loop("i8(i4[:,::1], u1[::1])")
+@loop("i8(i4[:,::1], u1[::1])", quick=True)
 def _longest_prefix(nodes: Int32Array, data: npt.NDArray[np.uint8]) -> int:
     found, first, end = -1, 0, len(nodes)
     for byte in data:

@@ -130,7 +130,7 @@ def _walk(
     return found
 
 
-@loop("b1(i4[:,::1], i8, i8, i8, i4[:,::1], u1[::1], i4[:,::1], i4[::1], i4[:,::1])")
+@loop("b1(i4[:,::1], i8, i8, i8, i4[:,::1], u1[::1], i4[:,::1], i4[::1], i4[:,::1])", quick=True)
 def _any_token(
     nodes: Int32Array,
     first: int,
@@ -146,7 +146,7 @@ def _any_token(
     return _walk(nodes, first, last, above, table, classes, actions, states, counts, counts[0], True) != 0
 
 
-@loop("void(i4[:,::1], i4[::1])")
+@loop("void(i4[:,::1], i4[::1])", quick=True)
 def copy_twins(twins: Int32Array, row: Int32Array) -> None:
     """Allow the tokens that have the bytes of one that is allowed. twins int32 [num_twins, 2]"""
     for i in range(len(twins)):
