@@ -6,6 +6,7 @@ GraftLM, so that it starts fast.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -87,12 +88,13 @@ def _json_inside(validator: Any, media: Any, instance: Any, schema: Any) -> Any:
 
 
 class _Patterns:
-    r"""`re` as jsonschema's keywords use it; `regex`, which transformers installs, for patterns with \p{...}."""
+    r"""`re` as jsonschema's keywords use it; `regex`, which transformers installs, for \p{...} and what `re` refuses."""
 
     @staticmethod
     def search(pattern: str, text: str) -> Any:
         if "\\p" not in pattern.lower():
-            return re.search(pattern, text)
+            with contextlib.suppress(re.error):
+                return re.search(pattern, text)
         import regex  # type: ignore[import-untyped]
 
         return regex.search(pattern, text)

@@ -33,6 +33,7 @@ def validator() -> Iterator[Validator]:
         ({"exclusiveMaximum": 3}, "2", "3"),
         ({"dependencies": {"a": ["b"]}}, '{"b":1}', '{"a":1}'),
         ({"pattern": r"^\p{Lu}+$"}, '"ÄB"', '"Äb"'),
+        ({"pattern": r"^x(?i)[\w-.]$"}, '"x-"', '"X-"'),
         ({"patternProperties": {r"^\P{L}": False}}, '{"a":1}', '{"1":1}'),
         ({"patternProperties": {r"^\p{L}": True}, "additionalProperties": False}, '{"a":1}', '{"1":1}'),
         ({"format": "date"}, '"2024-02-29"', '"2023-02-29"'),
