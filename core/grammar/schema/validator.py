@@ -88,7 +88,7 @@ def _json_inside(validator: Any, media: Any, instance: Any, schema: Any) -> Any:
 
 
 class _Patterns:
-    r"""`re` as jsonschema's keywords use it; `regex`, which transformers installs, for \p{...} and what `re` refuses."""
+    r"""`re` as jsonschema's keywords use it; `regex`, which transformers installs, for \p{...} and what it refuses."""
 
     @staticmethod
     def search(pattern: str, text: str) -> Any:
