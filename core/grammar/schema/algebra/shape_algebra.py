@@ -196,7 +196,7 @@ class ShapeAlgebra:
     def expanded(self, shape: ExactlyOne) -> Shape:
         """`shape` as a union; an alternative excludes only those that it may share values with."""
         if shape not in self._expanded:
-            parts = [part for part in shape.alternatives if not self.is_nothing(part)]
+            parts = [part for part in shape.alternatives if not self._is_nothing_to_all(part)]
             rivals: list[list[Shape]] = [[] for _ in parts]
             for i, j in combinations(range(len(parts)), 2):
                 if not self._apart(parts[i], parts[j]):
@@ -204,6 +204,12 @@ class ShapeAlgebra:
                     rivals[j].append(negation(parts[i]))
             self._expanded[shape] = union(*(both(part, *others) for part, others in zip(parts, rivals, strict=True)))
         return self._expanded[shape]
+
+    def _is_nothing_to_all(self, shape: Shape) -> bool:
+        """Whether no value has this shape, also by the standard."""
+        if not self.is_nothing(shape):
+            return False
+        return self._standard or not self._implied or self._by_the_standard.is_nothing(shape)
 
     def _apart(self, a: Shape, b: Shape) -> bool:
         if a == b:

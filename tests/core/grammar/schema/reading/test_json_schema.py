@@ -501,6 +501,8 @@ def test_an_implied_type_excludes_no_value_that_the_standard_admits() -> None:
     check({"if": named, "then": False, "else": {}}, [{"a": "x"}], [{"a": "xy"}, {"a": 1}])
     member = {"properties": {"a": INTEGER}, "required": ["a"]}
     check({"oneOf": [{"type": "null"}, member]}, [{"a": 1}], [None, {"a": "x"}, 1])  # null has both
+    never = {"required": ["a", "b"], "maxProperties": 1}  # of objects: other values have it
+    check({"oneOf": [{}, never]}, [{}, {"c": 1}], [1, None, [1], "a"])
     with pytest.raises(GrammarError, match="nothing can satisfy"):
         compiled({"oneOf": [member, {"maxLength": 1}]})  # an object with `a` has both, as has a short string
 
