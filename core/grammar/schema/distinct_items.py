@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import NOTHING
-from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.product import without_products
+from graftlm.core.grammar.schema.algebra.kinds import possible_kinds
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.algebra.shapes import (
     Array,
@@ -33,22 +27,22 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     both,
     union,
 )
+from graftlm.core.grammar.schema.item_language import ItemLanguage, as_read
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from graftlm.core.grammar.ast import Node
 
 VALUE, STRING, ESCAPE, SCALAR, AFTER, KEY, KEY_STRING, KEY_ESCAPE, COLON = range(9)
 _BLANKS, _ENDS = b" \t\r\n", b",]} \t\r\n"
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_OBJECT, _CLOSE_OBJECT, _COMMA = b'"\\[]{},'
-_ITEM_STATES = 2_000
 _SCALARS = union(Null(), Boolean(), Number(), Text())
-_FRACTION = re.compile(rb"(-?\d+(?:\.\d+)?)\.?")
-_MAX_DIGITS = 17
-_ZERO = re.compile(rb"-?0(\.0*)?[eE].*")
 
-Containers = tuple[Object | Array, ...]
+
+class Containers(NamedTuple):
+    """Arrays and objects that schemas speak of at one place, and those of them that its value has to be in any case."""
+
+    parts: tuple[Object | Array, ...] = ()
+    firm: frozenset[Object | Array] = frozenset()
 
 
 class Frame(NamedTuple):
@@ -93,9 +87,9 @@ class DistinctItems:
         self._lower = lower
         self._members: dict[tuple[Containers, str], Containers] = {}
         self._items: dict[tuple[Containers, int], Containers] = {}
-        self._languages: dict[tuple[Containers, int], _ItemLanguage | None] = {}
+        self._languages: dict[tuple[Containers, int], ItemLanguage | None] = {}
         self._excluded: set[Object | Array] = set()  # what some value must not be: its parts may exclude or ask
-        self._root = self._containers([(root, True)])
+        self._root = self._containers([(root, True, True)])
 
     def advance(self, cursor: Cursor, data: bytes) -> Cursor | None:
         """The place after `data`, which the schema allows but for equal items; None if two items would be equal."""
@@ -113,7 +107,7 @@ class DistinctItems:
                         return None
                 elif byte == _QUOTE:
                     top = frames[-1]
-                    if top.shapes:
+                    if top.shapes.parts:
                         name = json.loads(text[key : position + 1])
                         frames[-1] = top._replace(inner=self._member(top.shapes, name))
                     mode, key = COLON, -1
@@ -174,9 +168,10 @@ class DistinctItems:
         return (form % number for form in forms for number in numbers)
 
     def _frame(self, shapes: Containers, is_array: bool) -> Frame:
-        mine = tuple(shape for shape in shapes if isinstance(shape, Array) == is_array)
+        mine = tuple(shape for shape in shapes.parts if isinstance(shape, Array) == is_array)
         unique = is_array and any(isinstance(shape, Array) and shape.unique for shape in mine)
-        return Frame(is_array, mine, self._item(mine, 0) if is_array else (), unique)
+        shapes = Containers(mine, shapes.firm.intersection(mine))
+        return Frame(is_array, shapes, self._item(shapes, 0) if is_array else Containers(), unique)
 
     def _next(self, frames: list[Frame]) -> int:
         top = frames[-1]
@@ -187,61 +182,67 @@ class DistinctItems:
 
     def _member(self, shapes: Containers, name: str) -> Containers:
         if (shapes, name) not in self._members:
-            found = [(self._algebra.member(shape, name), shape) for shape in shapes if isinstance(shape, Object)]
+            objects = [shape for shape in shapes.parts if isinstance(shape, Object)]
+            found = [(self._algebra.member(shape, name), shape, shape in shapes.firm) for shape in objects]
             self._members[shapes, name] = self._containers(self._ways(found))
         return self._members[shapes, name]
 
     def _item(self, shapes: Containers, index: int) -> Containers:
-        if not shapes:
-            return ()
-        longest = max(len(shape.prefix) for shape in shapes if isinstance(shape, Array))
+        arrays = [shape for shape in shapes.parts if isinstance(shape, Array)]
+        if not arrays:
+            return Containers()
+        longest = max(len(shape.prefix) for shape in arrays)
         place = (shapes, min(index, longest))
         if place not in self._items:
-            arrays = [shape for shape in shapes if isinstance(shape, Array)]
-            found = [(item_at(shape, index), shape) for shape in arrays]
-            found += [(wanted.shape, shape) for shape in arrays for wanted in shape.contains]
+            found = [(item_at(shape, index), shape, shape in shapes.firm) for shape in arrays]
+            found += [(wanted.shape, shape, False) for shape in arrays for wanted in shape.contains]
             self._items[place] = self._containers(self._ways(found))
         return self._items[place]
 
-    def _ways(self, parts: Iterable[tuple[Shape, Object | Array]]) -> Iterator[tuple[Shape, bool]]:
-        """Parts of containers, each as it may be asked for (True) or excluded (False)."""
-        for part, container in parts:
-            yield part, True
+    def _ways(self, parts: Iterable[tuple[Shape, Object | Array, bool]]) -> Iterator[tuple[Shape, bool, bool]]:
+        """Parts of containers, each as it may be asked for (True) or excluded (False), and whether in any case."""
+        for part, container, firm in parts:
+            yield part, True, firm and container not in self._excluded
             if container in self._excluded:
-                yield part, False
+                yield part, False, False
 
-    def _containers(self, shapes: Iterable[tuple[Shape, bool]]) -> Containers:
+    def _containers(self, shapes: Iterable[tuple[Shape, bool, bool]]) -> Containers:
         """The arrays and objects that these shapes, asked for or excluded, speak of, wherever they stand in them.
 
         What lacks the shape of an array is written as what lacks it whatever its items, so that they may be equal.
         """
         found: dict[Object | Array, None] = {}
+        in_any_case: set[Object | Array] = set()
         work = list(shapes)
         seen = set(work)
         while work:
-            shape, positive = work.pop()
+            shape, positive, firm = work.pop()
             match shape:
                 case Object() | Array():
                     if not positive:
                         shape = replace(shape, unique=False) if isinstance(shape, Array) else shape
                         self._excluded.add(shape)
                     found[shape] = None
+                    if firm:
+                        in_any_case.add(shape)
                     continue
-                case Union(parts) | Both(parts):
-                    more = [(part, positive) for part in parts]
+                case Both(parts):
+                    more = [(part, positive, firm) for part in parts]
+                case Union(parts):
+                    more = [(part, positive, firm and _tells_kinds_apart(parts)) for part in parts]
                 case ExactlyOne(parts):
-                    more = [(part, way) for part in parts for way in (True, False)]
+                    more = [(part, way, False) for part in parts for way in (True, False)]
                 case Not(inner):
-                    more = [(inner, not positive)]
+                    more = [(inner, not positive, False)]
                 case Implied(inner):
-                    more = [(inner, positive)]
+                    more = [(inner, positive, firm)]
                 case Reference(target):
-                    more = [(self._algebra.resolve(target), positive)]
+                    more = [(self._algebra.resolve(target), positive, firm)]
                 case _:
                     continue
             work += [part for part in more if part not in seen]
             seen.update(more)
-        return tuple(found)
+        return Containers(tuple(found), frozenset(in_any_case))
 
     def _can_differ(self, cursor: Cursor) -> bool:
         """Whether each item at hand can still become one that is not there yet."""
@@ -251,93 +252,28 @@ class DistinctItems:
                 continue
             language = self._language(frame)
             if language is not None and not language.has_more(
-                cursor.text[frame.start :] if frame.start >= 0 else b"", frame
+                cursor.text[frame.start :] if frame.start >= 0 else b"", frame.seen
             ):
                 return False
         return True
 
-    def _language(self, frame: Frame) -> _ItemLanguage | None:
-        arrays = tuple(shape for shape in frame.shapes if isinstance(shape, Array) and shape.unique)
-        place = (arrays, min(frame.number, max(len(shape.prefix) for shape in arrays)))
+    def _language(self, frame: Frame) -> ItemLanguage | None:
+        arrays = [shape for shape in frame.shapes.parts if isinstance(shape, Array)]
+        place = (frame.shapes, min(frame.number, max(len(shape.prefix) for shape in arrays)))
         if place not in self._languages:
-            shape = union(*(item_at(shape, place[1]) for shape in arrays))
+            of_one = union(*(item_at(shape, place[1]) for shape in arrays if shape.unique))
+            shape = both(of_one, *(item_at(shape, place[1]) for shape in arrays if shape in frame.shapes.firm))
             node, is_whole = self._lower(shape), True
             if node is None:  # not regular for its arrays and objects, of which there is no end
                 node, is_whole = self._lower(both(shape, _SCALARS)), False
-            self._languages[place] = None if node in (None, NOTHING) else _ItemLanguage.of(node, is_whole)
+            self._languages[place] = None if node in (None, NOTHING) else ItemLanguage.of(node, is_whole)
         return self._languages[place]
 
 
-class _ItemLanguage:
-    """The texts of an item, and how many there are from each state of their automaton.
-
-    counts    float64 [num_states]: infinite where there is no end of them
-    is_whole  False where an item may also be an array or object, which is not in the automaton
-    """
-
-    def __init__(self, dfa: Dfa, is_whole: bool) -> None:
-        self._dfa = dfa
-        self._is_whole = is_whole
-        self.counts = _count_words(dfa)
-        digits = np.unique(dfa.classes[ord("1") : ord("9") + 1])
-        changing = self.counts[dfa.table[:, digits]].any(axis=1)
-        self._may_change = _leading_to(dfa, changing)
-        self._may_run_out = _leading_to(dfa, ~dfa.accepting & np.isfinite(self.counts))
-
-    @classmethod
-    def of(cls, node: Node, is_whole: bool) -> _ItemLanguage | None:
-        from graftlm.core.grammar.spec import Limits
-
-        try:
-            return cls(
-                Dfa.compile(without_products(node), Limits(states=_ITEM_STATES, seconds=1.0), counters=False), is_whole
-            )
-        except GrammarError:
-            return None  # so large that items hardly run out
-
-    def has_more(self, begun: bytes, frame: Frame) -> bool:
-        place = self._dfa.walk(self._dfa.start, begun)
-        if place is None or not (begun or self._is_whole):
-            return True  # the item is of another alternative, or can be
-        if _ZERO.fullmatch(begun) and any(value == "0" for _, value in frame.seen):
-            return False  # whatever the exponent
-        fraction = _FRACTION.fullmatch(begun)
-        if fraction and (len(fraction[0]) > _MAX_DIGITS or not self._may_change[place[0]]):
-            value = _as_read(fraction[1].decode())  # what may follow are zeros, or more than float64 holds
-            return all(value != other for _, other in frame.seen)
-        if self.counts[place[0]] > sum(text.startswith(begun) for text, _ in frame.seen):
-            return True
-        return not all(self._dfa.matches(text) for text, _ in frame.seen)  # then the array is of another alternative
-
-    def may_run_out(self, begun: bytes) -> bool:
-        place = self._dfa.walk(self._dfa.start, begun)
-        return place is not None and bool(self._may_run_out[place[0]])
-
-
-def _leading_to(dfa: Dfa, states: Any) -> npt.NDArray[np.bool_]:
-    """The live states from which one of `states` can be reached, these included."""
-    found: npt.NDArray[np.bool_] = states.copy()
-    found[0] = False
-    while True:
-        more = found | found[dfa.table].any(axis=1)
-        more[0] = False
-        if (more == found).all():
-            return found
-        found = more
-
-
-def _count_words(dfa: Dfa) -> npt.NDArray[np.float64]:
-    sizes = np.bincount(dfa.classes, minlength=dfa.table.shape[1])
-    known = np.zeros(dfa.num_states, bool)
-    known[0] = True
-    counts = np.zeros(dfa.num_states)
-    while True:
-        ready = known[dfa.table].all(axis=1) & ~known
-        if not ready.any():
-            counts[~known] = np.inf
-            return counts
-        counts[ready] = dfa.accepting[ready] + (counts[dfa.table[ready]] * sizes).sum(axis=1)
-        known |= ready
+def _tells_kinds_apart(parts: tuple[Shape, ...]) -> bool:
+    """Whether at most one of the alternatives is an array, and one an object."""
+    kinds = [kind for part in parts for kind in possible_kinds(part)]
+    return kinds.count("array") <= 1 and kinds.count("object") <= 1
 
 
 def _complete(frames: list[Frame], text: bytes, end: int) -> bool:
@@ -359,16 +295,6 @@ class _Number(NamedTuple):
     text: str
 
 
-def _as_read(text: str) -> str:
-    """Equal for numbers that are equal once they are read: those with a fraction or exponent become float64."""
-    if text.removeprefix("-").isdigit():
-        return "0" if text == "-0" else text
-    value = float(text)
-    if math.isinf(value) or (value == 0 and any(digit in "123456789" for digit in text.lower().partition("e")[0])):
-        return text  # beyond float64: readers differ
-    return str(int(value)) if value.is_integer() else repr(value)
-
-
 def _one_spelling(item: bytes) -> str:
     """Equal for equal values: 1 and 1.0, members in any order, characters escaped or not."""
     if item[:1] == b'"' and b"\\" not in item:
@@ -385,7 +311,7 @@ def _canonical(value: Any) -> str:
         case list():
             return "[" + ",".join(map(_canonical, value)) + "]"
         case _Number(text):
-            return _as_read(text)
+            return as_read(text)
         case str():
             return json.dumps(value, ensure_ascii=False)
         case _:

@@ -65,6 +65,9 @@ def test_items_are_equal_however_they_are_spelled() -> None:
         {**UNIQUE, "minItems": 2, "items": UNIQUE},
         {**UNIQUE, "minItems": 2, "items": {"type": "object"}},
         {**UNIQUE, "minItems": 2, "items": {"type": ["null", "number", "array"]}},
+        {"$ref": "#/$defs/few", "uniqueItems": True, "minItems": 2, "$defs": {"few": {"items": {"enum": [1, 2, 3]}}}},
+        {"allOf": [{"items": {"enum": [1, 2, "a"]}}, {"items": {"type": "integer"}}, UNIQUE], "minItems": 2},
+        {**UNIQUE, "contains": {"type": "null"}, "unevaluatedItems": {"minimum": -1, "maximum": 10}, "minItems": 1},
     ],
 )
 def test_texts_written_at_random_never_run_out_of_ways(schema: dict[str, Any]) -> None:
@@ -73,6 +76,13 @@ def test_texts_written_at_random_never_run_out_of_ways(schema: dict[str, Any]) -
         data, _ = write(grammar, BYTES, rng, int(rng.integers(40, 70)))
         items = json.loads(data, parse_float=str)  # beyond float64 readers differ
         assert len({json.dumps(item, sort_keys=True) for item in items}) == len(items) >= schema["minItems"], data
+
+
+def test_an_alternative_with_other_items_goes_on_where_one_has_run_out() -> None:
+    schema = {**UNIQUE, "anyOf": [{"items": {"enum": [1, 2]}}, {"items": INTEGER}]}
+    assert allows(compiled(schema, strict=False), "[1,2,3,4]")
+    kinds = {**UNIQUE, "items": [{"enum": ["x"]}], "additionalItems": {"anyOf": [UNIQUE, {"items": {"const": 1}}]}}
+    assert allows(compiled(kinds, strict=False), '["x",[1,2],[1,3],[2,1]]')
 
 
 def test_a_mask_leaves_out_what_would_repeat_an_item() -> None:

@@ -1,0 +1,106 @@
+"""The language of an item of an array whose items must differ: whether one is left that is not there yet."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.product import without_products
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from graftlm.core.grammar.ast import Node
+
+_ITEM_STATES = 2_000
+_FRACTION = re.compile(rb"(-?\d+(?:\.\d+)?)\.?")
+_MAX_DIGITS = 17
+_ZERO = re.compile(rb"-?0(\.0*)?[eE].*")
+
+
+class ItemLanguage:
+    """The texts of an item, and how many there are from each state of their automaton.
+
+    counts    float64 [num_states]: infinite where there is no end of them
+    is_whole  False where an item may also be an array or object, which is not in the automaton
+    """
+
+    def __init__(self, dfa: Dfa, is_whole: bool) -> None:
+        self._dfa = dfa
+        self._is_whole = is_whole
+        self.counts = _count_words(dfa)
+        digits = np.unique(dfa.classes[ord("1") : ord("9") + 1])
+        changing = self.counts[dfa.table[:, digits]].any(axis=1)
+        self._may_change = _leading_to(dfa, changing)
+        self._may_run_out = _leading_to(dfa, ~dfa.accepting & np.isfinite(self.counts))
+
+    @classmethod
+    def of(cls, node: Node, is_whole: bool) -> ItemLanguage | None:
+        from graftlm.core.grammar.spec import Limits
+
+        try:
+            return cls(
+                Dfa.compile(without_products(node), Limits(states=_ITEM_STATES, seconds=1.0), counters=False), is_whole
+            )
+        except GrammarError:
+            return None  # so large that items hardly run out
+
+    def has_more(self, begun: bytes, seen: tuple[tuple[bytes, str], ...]) -> bool:
+        place = self._dfa.walk(self._dfa.start, begun)
+        if place is None or not (begun or self._is_whole):
+            return True  # the item is of another alternative, or can be
+        if _ZERO.fullmatch(begun) and any(value == "0" for _, value in seen):
+            return False  # whatever the exponent
+        fraction = _FRACTION.fullmatch(begun)
+        if fraction and (len(fraction[0]) > _MAX_DIGITS or not self._may_change[place[0]]):
+            value = as_read(fraction[1].decode())  # what may follow are zeros, or more than float64 holds
+            return all(value != other for _, other in seen)
+        if self.counts[place[0]] > sum(text.startswith(begun) for text, _ in seen):
+            return True
+        known = [text for text, _ in seen if self._is_whole or text[:1] not in (b"[", b"{")]
+        return not all(map(self._dfa.matches, known))  # then the array is of another alternative
+
+    def may_run_out(self, begun: bytes) -> bool:
+        place = self._dfa.walk(self._dfa.start, begun)
+        return place is not None and bool(self._may_run_out[place[0]])
+
+
+def _leading_to(dfa: Dfa, states: Any) -> npt.NDArray[np.bool_]:
+    """The live states from which one of `states` can be reached, these included."""
+    found: npt.NDArray[np.bool_] = states.copy()
+    found[0] = False
+    while True:
+        more = found | found[dfa.table].any(axis=1)
+        more[0] = False
+        if (more == found).all():
+            return found
+        found = more
+
+
+def _count_words(dfa: Dfa) -> npt.NDArray[np.float64]:
+    sizes = np.bincount(dfa.classes, minlength=dfa.table.shape[1])
+    known = np.zeros(dfa.num_states, bool)
+    known[0] = True
+    counts = np.zeros(dfa.num_states)
+    while True:
+        ready = known[dfa.table].all(axis=1) & ~known
+        if not ready.any():
+            counts[~known] = np.inf
+            return counts
+        counts[ready] = dfa.accepting[ready] + (counts[dfa.table[ready]] * sizes).sum(axis=1)
+        known |= ready
+
+
+def as_read(text: str) -> str:
+    """Equal for numbers that are equal once they are read: those with a fraction or exponent become float64."""
+    if text.removeprefix("-").isdigit():
+        return "0" if text == "-0" else text
+    value = float(text)
+    if math.isinf(value) or (value == 0 and any(digit in "123456789" for digit in text.lower().partition("e")[0])):
+        return text  # beyond float64: readers differ
+    return str(int(value)) if value.is_integer() else repr(value)
