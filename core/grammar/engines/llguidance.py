@@ -25,6 +25,7 @@ _T = TypeVar("_T")
 _MAX_STEPS = 256
 _MAX_ENDING = 100_000
 _MAX_ITEMS = 20_000
+_LEXER_FUEL = 5_000_000  # for one token: about 0.2 s; who runs out of it gives up in the middle of a text
 _LIMITS = Limits(seconds=4.0)  # for endings: without them a text may be cut where its budget ends
 # What ends JSON soonest, in the order to try: closing marks, what leads to the next member, the shortest values.
 _CLOSERS = (*(b"}", b"]", b",", b":", b'"', b"0", b"1"), *(b"null", b"n", b"true", b"t", b"f", b"[", b"{", b"-", b"a"))
@@ -45,7 +46,9 @@ class LlguidanceGrammar:
         from llguidance import LLMatcher, LLParserLimits
 
         # as many items as a long object has members that may come next
-        limits = LLParserLimits(max_items_in_row=_MAX_ITEMS, step_max_items=10 * _MAX_ITEMS)
+        limits = LLParserLimits(
+            max_items_in_row=_MAX_ITEMS, step_max_items=10 * _MAX_ITEMS, step_lexer_fuel=_LEXER_FUEL
+        )
         self.vocabulary = vocabulary
         self._make_language = language
         self._source = source

@@ -9,7 +9,7 @@ import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata.dfa import UNREACHABLE, Exploration
+from graftlm.core.grammar.automata.dfa import UNREACHABLE, EmptyLanguage, Exploration
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
 from graftlm.core.grammar.automata.product import product
@@ -96,7 +96,7 @@ class _Builder:
         rule = np.full(len(table), -1, np.int32)
         measure_rules(table, num_classes, entries, distance, rule)
         if distance[entries[0]] == UNREACHABLE:
-            raise GrammarError("nothing can satisfy the constraint: no text of less than 2 GiB matches it")
+            raise EmptyLanguage("nothing can satisfy the constraint: no text of less than 2 GiB matches it")
         if distance[entries[0]] > _MAX_SHORTEST:
             raise GrammarError(
                 f"the shortest text has {distance[entries[0]]:,} bytes, the limit is {_MAX_SHORTEST:,}; "

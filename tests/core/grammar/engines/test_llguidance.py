@@ -171,6 +171,13 @@ def test_texts_do_not_use_up_the_states_of_a_combination(monkeypatch: pytest.Mon
         assert matcher.advance(matcher.ending([])) > 50 and matcher.accepting
 
 
+def test_a_combination_of_formats_and_patterns_used_to_stop_at_its_first_character() -> None:
+    name = {"type": "string", "pattern": "a{2,}", "format": "hostname", "not": {"pattern": "^(?=.*a)(?=.*b)"}}
+    matcher = compiled(name).matcher()
+    assert matcher.advance(list(b'"')) == 1 and {ord("a"), ord("x")} < allowed(matcher)
+    assert matcher.advance(list(b'aa.c"')) == 5 and matcher.accepting
+
+
 def test_an_empty_language_is_told_before_the_first_token() -> None:
     grammar = compiled({"type": "integer", "multipleOf": 10, "minimum": 1, "maximum": 9}).compiled
     assert isinstance(grammar, LlguidanceGrammar)
