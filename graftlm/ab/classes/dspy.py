@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from graftlm.ab.classes.client import Constructor, key, load, served
@@ -34,6 +35,30 @@ class TransformersEngine:
         usage = lm15.Usage(input_tokens=given["input_ids"].shape[1], output_tokens=len(new))
         return lm15.Response(None, request.model, lm15.Message.assistant(text), "stop", usage)
 
+    def stream(self, request: Any) -> Iterator[Any]:
+        """The events of an answer that comes as one piece."""
+        yield from load("dspy").lm15.response_to_events(self.complete(request))
+
+    def close(self) -> None:
+        """The model lives as long as the comparison's process."""
+
+
+class AsyncTransformersEngine:
+    """The same for event loops, which go on while a thread generates."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self.engine = engine
+
+    async def complete(self, request: Any) -> Any:
+        return await asyncio.to_thread(self.engine.complete, request)
+
+    async def stream(self, request: Any) -> AsyncIterator[Any]:
+        for event in load("dspy").lm15.response_to_events(await self.complete(request)):
+            yield event
+
+    async def aclose(self) -> None:
+        """The model lives as long as the comparison's process."""
+
 
 def engines(max_tokens: int) -> Mapping[str, Constructor]:
     greedy = {"temperature": 0.0, "max_tokens": max_tokens, "cache": False}
@@ -42,7 +67,10 @@ def engines(max_tokens: int) -> Mapping[str, Constructor]:
         return load("dspy").LM(f"openai/{model}", api_base=url, api_key=key(), **greedy)
 
     def hf(model: str, loader: Any = None, **options: Any) -> Any:
-        return load("dspy").LM("local/transformers", engine=TransformersEngine(model, loader, **options), **greedy)
+        engine = TransformersEngine(model, loader, **options)
+        return load("dspy").LM(
+            "local/transformers", engine=engine, async_engine=AsyncTransformersEngine(engine), **greedy
+        )
 
     return {
         "hf": hf,
