@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.dfa import START, Dfa
 from graftlm.core.grammar.automata.product import without_products
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _ITEM_STATES = 2_000
 _FRACTION = re.compile(rb"(-?\d+(?:\.\d+)?)\.?")
 _MAX_DIGITS = 17
+_NUMBERS = tuple(bytes([byte]) for byte in b"-0123456789")
 _ZERO = re.compile(rb"-?0(\.0*)?[eE].*")
 
 
@@ -33,10 +34,10 @@ class ItemLanguage:
     def __init__(self, dfa: Dfa, is_whole: bool) -> None:
         self._dfa = dfa
         self._is_whole = is_whole
-        self.counts = _count_words(dfa)
         digits = np.unique(dfa.classes[ord("1") : ord("9") + 1])
-        changing = self.counts[dfa.table[:, digits]].any(axis=1)
+        changing = dfa.table[:, digits].any(axis=1)
         self._may_change = _leading_to(dfa, changing)
+        self.counts = _count_words(dfa, _without_zeros(dfa, self._may_change))
         self._may_run_out = _leading_to(dfa, ~dfa.accepting & np.isfinite(self.counts))
 
     @classmethod
@@ -57,10 +58,15 @@ class ItemLanguage:
         if _ZERO.fullmatch(begun) and any(value == "0" for _, value in seen):
             return False  # whatever the exponent
         fraction = _FRACTION.fullmatch(begun)
-        if fraction and (len(fraction[0]) > _MAX_DIGITS or not self._may_change[place[0]]):
+        if fraction and (b"." in begun or len(fraction[0]) > _MAX_DIGITS):
             value = as_read(fraction[1].decode())  # what may follow are zeros, or more than float64 holds
-            return all(value != other for _, other in seen)
-        if self.counts[place[0]] > sum(text.startswith(begun) for text, _ in seen):
+            is_new = all(value != other for _, other in seen)
+            if len(fraction[0]) > _MAX_DIGITS or not self._may_change[place[0]]:
+                return is_new
+            if is_new and any(self._dfa.matches(begun + zeros) for zeros in (b"", b"0")):
+                return True
+        written = [value.encode() if text[:1] in _NUMBERS else text for text, value in seen]
+        if self.counts[place[0]] > sum(text.startswith(begun) for text in written):
             return True
         known = [text for text, _ in seen if self._is_whole or text[:1] not in (b"[", b"{")]
         return not all(map(self._dfa.matches, known))  # then the array is of another alternative
@@ -82,17 +88,42 @@ def _leading_to(dfa: Dfa, states: Any) -> npt.NDArray[np.bool_]:
         found = more
 
 
-def _count_words(dfa: Dfa) -> npt.NDArray[np.float64]:
-    sizes = np.bincount(dfa.classes, minlength=dfa.table.shape[1])
+def _without_zeros(dfa: Dfa, may_change: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """The table without the zeros at the end of a fraction, which make no other number: 2.0 is 2."""
+    table = dfa.table.copy()
+    point, zero = dfa.classes[ord(".")], dfa.classes[ord("0")]
+    numbers = _reached(dfa, dfa.table[START, dfa.classes[list(b"".join(_NUMBERS))]])
+    fractions = _reached(dfa, dfa.table[numbers, point])
+    ended = numbers[dfa.accepting[numbers]]
+    for states, next_class in ((ended, point), (fractions, zero)):
+        table[states[~may_change[table[states, next_class]]], next_class] = 0
+    return table
+
+
+def _reached(dfa: Dfa, states: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """The live states that can be reached from some, these included."""
+    found = np.zeros(dfa.num_states, bool)
+    found[states] = True
+    while True:
+        more = found.copy()
+        more[dfa.table[found]] = True
+        if (more == found).all():
+            found[0] = False
+            return np.flatnonzero(found)
+        found = more
+
+
+def _count_words(dfa: Dfa, table: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+    sizes = np.bincount(dfa.classes, minlength=table.shape[1])
     known = np.zeros(dfa.num_states, bool)
     known[0] = True
     counts = np.zeros(dfa.num_states)
     while True:
-        ready = known[dfa.table].all(axis=1) & ~known
+        ready = known[table].all(axis=1) & ~known
         if not ready.any():
             counts[~known] = np.inf
             return counts
-        counts[ready] = dfa.accepting[ready] + (counts[dfa.table[ready]] * sizes).sum(axis=1)
+        counts[ready] = dfa.accepting[ready] + (counts[table[ready]] * sizes).sum(axis=1)
         known |= ready
 
 

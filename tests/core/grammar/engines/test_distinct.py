@@ -67,6 +67,8 @@ def test_items_are_equal_however_they_are_spelled() -> None:
         {**UNIQUE, "minItems": 2, "items": {"type": ["null", "number", "array"]}},
         {"$ref": "#/$defs/few", "uniqueItems": True, "minItems": 2, "$defs": {"few": {"items": {"enum": [1, 2, 3]}}}},
         {"allOf": [{"items": {"enum": [1, 2, "a"]}}, {"items": {"type": "integer"}}, UNIQUE], "minItems": 2},
+        {**UNIQUE, "items": {"type": "number", "minimum": 2, "maximum": 11, "multipleOf": 0.5}, "minItems": 15},
+        {**UNIQUE, "items": {"type": ["number", "null"], "multipleOf": 10, "minimum": 0, "maximum": 20}, "minItems": 2},
         {**UNIQUE, "contains": {"type": "null"}, "unevaluatedItems": {"minimum": -1, "maximum": 10}, "minItems": 1},
     ],
 )
@@ -76,6 +78,13 @@ def test_texts_written_at_random_never_run_out_of_ways(schema: dict[str, Any]) -
         data, _ = write(grammar, BYTES, rng, int(rng.integers(40, 70)))
         items = json.loads(data, parse_float=str)  # beyond float64 readers differ
         assert len({json.dumps(item, sort_keys=True) for item in items}) == len(items) >= schema["minItems"], data
+
+
+@pytest.mark.parametrize("text", ["[2.50,2.0,3]", "[2.5,3.0,2.00]", "[3,2,2.5]", "[2.0,2.5,3.00]"])
+def test_every_spelling_of_the_numbers_that_are_left_may_be_written(text: str) -> None:
+    assert allows(
+        compiled({**UNIQUE, "items": {"type": "number", "minimum": 2, "maximum": 3, "multipleOf": 0.5}}), text
+    )
 
 
 def test_an_alternative_with_other_items_goes_on_where_one_has_run_out() -> None:
