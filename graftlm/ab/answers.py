@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 
 def as_json(value: Any) -> Any:
     """An answer as a JSON value that can be compared. Ids and metadata of messages are left out."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers, and nan is not equal to itself
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Mapping):

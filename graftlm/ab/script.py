@@ -165,9 +165,19 @@ def _drop_missing(tree: ast.Module) -> None:
         for name in ("body", "orelse", "finalbody"):
             body: list[ast.stmt] = found if isinstance(found := getattr(node, name, None), list) else []
             for i, statement in enumerate(body):
-                module = statement.module if isinstance(statement, ast.ImportFrom) and not statement.level else None
-                if module and framework_of_package(module) and not _is_there(module):
-                    body[i] = ast.Pass()
+                if isinstance(statement, ast.Import):
+                    statement.names = [alias for alias in statement.names if not _is_missing(alias.name)]
+                    gone = not statement.names
+                else:
+                    gone = (
+                        isinstance(statement, ast.ImportFrom) and not statement.level and _is_missing(statement.module)
+                    )
+                if gone:
+                    body[i] = ast.copy_location(ast.Pass(), statement)
+
+
+def _is_missing(module: str | None) -> bool:
+    return bool(module and framework_of_package(module) and not _is_there(module))
 
 
 def _is_there(module: str) -> bool:

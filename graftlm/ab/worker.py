@@ -30,6 +30,8 @@ from graftlm.machine import busy_core_seconds
 
 Plant = Literal["slow", "changed answer", "cached call"]
 """A fault that `graftlm ab --check` plants, to show that the comparison finds it."""
+MAX_SHOWN = 80
+"""Characters of an answer that are shown in an error."""
 
 
 class Worker:
@@ -129,11 +131,10 @@ class Worker:
             wall_s *= 2
         if self._plant == "changed answer":
             answers[0] = f"{as_text(answers[0])} (changed)"
-        right = self._pipeline.right
         return {
             "wall_s": wall_s,
             "answers": [as_json(answer) for answer in answers],
-            "right": None if right is None else [bool(right(i, a)) for i, a in zip(inputs, answers, strict=True)],
+            "right": self._judged(inputs, answers),
             "work": dataclasses.asdict(self._meter.work()),
             "spans": self._meter.spans(started),
             "cpu_s": cpu_s,
@@ -146,6 +147,22 @@ class Worker:
             "energy_j": used_j,
             **peak_memory(),
         }
+
+    def _judged(self, inputs: Sequence[Any], answers: Sequence[Any]) -> list[bool] | None:
+        """Whether each answer is right; None where the pipeline cannot tell. RuntimeError if its `right` raises."""
+        right = self._pipeline.right
+        if right is None:
+            return None
+        judged = []
+        for one, answer in zip(inputs, answers, strict=True):
+            try:
+                judged.append(bool(right(one, answer)))
+            except Exception as error:
+                text = as_text(answer)[:MAX_SHOWN]
+                raise RuntimeError(
+                    f"right() raised {told(error)} on the answer {text!r}; let it take any answer"
+                ) from None
+        return judged
 
     def inspect(self) -> dict[str, Any]:
         """Run all inputs once more and note every call; see `Profile`."""

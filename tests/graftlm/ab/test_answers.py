@@ -29,3 +29,7 @@ def test_answers_of_the_frameworks_become_values_that_can_be_compared() -> None:
     assert as_json(CompletionResponse(text="Paris", raw={"id": "cmpl-7"})) == "Paris"
     assert as_json([object()]) == ["<object object>"]
     assert as_text({"name": "Zürich"}) == '{"name": "Zürich"}'
+
+
+def test_numbers_that_json_does_not_have_become_texts_that_are_equal_to_themselves() -> None:
+    assert as_json({"a": float("nan"), "b": [float("-inf")], "c": 1.5}) == {"a": "nan", "b": ["-inf"], "c": 1.5}

@@ -185,6 +185,18 @@ def test_engines_have_no_thread_for_cores_that_others_use_and_it_is_said(
     assert compare(idle, ["low"], rounds=1, minutes=0.01, threads=2).threads == 2
 
 
+def test_a_right_that_raises_is_named_with_the_answer(tmp_path: Path) -> None:
+    path = tmp_path / "unjudged.py"
+    path.write_text(
+        "def low(model): return str.lower\ndef inputs(): return ['A', 'B']\n"
+        "def right(one, answer): return answer.nothing\n"
+        "def run(llm, inputs): return [llm(text) for text in inputs]\n"
+    )
+    said = quick(path, "low").results[0].error
+    assert said is not None and "right() raised AttributeError" in said
+    assert said.endswith("on the answer 'b'; let it take any answer")
+
+
 def test_one_of_several_frameworks_is_chosen(tmp_path: Path) -> None:
     path = tmp_path / "both.py"
     path.write_text(

@@ -70,6 +70,10 @@ def test_a_class_of_a_part_of_llama_index_need_not_be_installed(tmp_path: Path) 
     """Its first name, `llama_index`, is there without it: the script failed, and was to install llama-index-core."""
     text = "from llama_index.llms.no_such_llm import NoSuch\nprint(NoSuch())"
     assert Script.load(written(tmp_path, text), "NoSuch").run("engine") == "engine\n"
+    text = "import json, llama_index.llms.no_such_llm as no\nprint(json.dumps(no.NoSuch()))"
+    assert Script.load(written(tmp_path, text), "NoSuch").run("engine") == '"engine"\n'
+    text = "import llama_index.llms.no_such_llm\nprint(llama_index.llms.no_such_llm.NoSuch())"
+    assert Script.load(written(tmp_path, text), "NoSuch").run("engine") == "engine\n"
 
 
 def test_a_script_ends_as_it_ends_by_itself(tmp_path: Path) -> None:
