@@ -140,6 +140,21 @@ def test_transcripts_and_captures_are_those_of_the_stock_class(model: GraftModel
     assert all(ours[key] == theirs[key] for key in captures)
 
 
+def test_a_list_has_one_entry_per_gen_in_a_role_too(model: GraftModel) -> None:
+    """Guidance appends an empty text before each: four entries."""
+    lm = model
+    for _ in range(2):
+        with user():
+            lm += "Which?"
+        with assistant():
+            lm += gen("x", regex="[a-c]{2}", list_append=True)
+    assert [len(text) for text in lm["x"]] == [2, 2]
+
+
+def test_a_choice_of_nothing_is_the_empty_text_at_the_beginning_too(model: GraftModel) -> None:
+    assert [(lm + select([], name="x"))["x"] for lm in (model, model + "A")] == ["", ""]
+
+
 def test_appending_is_associative(model: GraftModel) -> None:
     a, b = "The answer is ", gen("x", regex="[0-9]{2}")
     assert str((model + a) + b) == str(model + (a + b))
