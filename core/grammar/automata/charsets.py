@@ -13,7 +13,7 @@ from graftlm.core.grammar.ast import MAX_CODE_POINT, Range, complement, intersec
 
 PORTABLE_BREAKS: tuple[Range, ...] = ((10, 10), (13, 13), (0x2028, 0x2029))
 """What the dot leaves out in one dialect or another."""
-_LETTERS_END = 0x40000
+LETTERS_END = 0x40000
 """From here on Unicode has no letters, digits or spaces, and plans none."""
 
 
@@ -22,7 +22,7 @@ def category(letter: str, ascii_only: bool = False) -> tuple[Range, ...]:
     r"""The code points of \d, \w or \s, and of \D, \W or \S."""
     if letter.isupper():
         return complement(category(letter.lower(), ascii_only))
-    runs = re.compile(rf"\{letter}+").finditer(_every_character(0x80 if ascii_only else _LETTERS_END))
+    runs = re.compile(rf"\{letter}+").finditer(_every_character(0x80 if ascii_only else LETTERS_END))
     return normalise((run.start(), run.end() - 1) for run in runs)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata import charsets, product
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.regex.regex import parse
 
@@ -184,6 +184,10 @@ def test_categories_hold_the_characters_that_re_puts_in_them(letter: str) -> Non
         if not 0xD800 <= code_point < 0xE000:
             text = chr(code_point)
             assert dfa.matches(text.encode()) == (re.fullmatch(rf"\{letter}", text) is not None), hex(code_point)
+
+
+def test_categories_look_at_all_planes_that_hold_letters() -> None:
+    assert re.search(r"[\d\w\s]", "".join(map(chr, range(charsets.LETTERS_END, 0x110000)))) is None
 
 
 @pytest.mark.parametrize(
