@@ -85,9 +85,9 @@ class StateTable(ABC):
 
     @cached_property
     def _degrees(self) -> npt.NDArray[np.int32]:
-        # in floating point, which has a fast product and is exact for so few bytes
-        sizes = self._class_sizes.astype(np.float32)
-        found: npt.NDArray[np.int32] = ((self.table != 0).astype(np.float32) @ sizes).astype(np.int32)
+        # integers, as the product of floating point starts threads that spin; and of these einsum is the fast product
+        sizes = self._class_sizes.astype(np.int32)
+        found: npt.NDArray[np.int32] = np.einsum("sc,c->s", (self.table != 0).astype(np.int32), sizes)
         return found
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import is_
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
@@ -43,19 +44,28 @@ def leaves(formula: Formula) -> tuple[Shape, ...]:
             return () if formula == ANYTHING else (formula,)
 
 
-@lru_cache(maxsize=1 << 15)
+@lru_cache(maxsize=1 << 10)
 def leaf_set(formula: Formula) -> frozenset[Shape]:
     return frozenset(leaves(formula))
 
 
-@lru_cache(maxsize=1 << 15)
 def decide(formula: Formula, some: frozenset[Shape], hold: bool) -> Formula:
     """`formula` once it is known that some of its leaves hold, or that they do not."""
+    return _decide(formula, some, hold, {})
+
+
+def _decide(formula: Formula, some: frozenset[Shape], hold: bool, known: dict[Formula, Formula]) -> Formula:
     if isinstance(formula, Union | Both):
-        parts = formula.alternatives if isinstance(formula, Union) else formula.parts
-        if not some or some.isdisjoint(leaf_set(formula)):
-            return formula
-        return (union if isinstance(formula, Union) else both)(*(decide(part, some, hold) for part in parts))
+        found = known.get(formula)  # parts may stand in many places
+        if found is None:
+            parts = formula.alternatives if isinstance(formula, Union) else formula.parts
+            decided = [_decide(part, some, hold, known) for part in parts]
+            if all(map(is_, decided, parts)):
+                found = formula
+            else:
+                found = union(*decided) if isinstance(formula, Union) else both(*decided)
+            known[formula] = found
+        return found
     if isinstance(formula, Not):
         return formula if formula.shape not in some else NOTHING if hold else ANYTHING
     return formula if formula not in some else ANYTHING if hold else NOTHING
