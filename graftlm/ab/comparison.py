@@ -85,7 +85,8 @@ class Counted:
     @property
     def is_spoilt(self) -> bool:
         """Whether threads that wait for each other lacked cores, which slows a stock engine down beyond measure."""
-        return self.threads > 1 and self.lost > MAX_SPINNING
+        seconds = sum(one.wall_s for pair in self.pairs for one in pair)  # clocks are too coarse for short rounds
+        return self.threads > 1 and self.lost > MAX_SPINNING and seconds > 4 * RESOLVED_S
 
     @property
     def lost(self) -> float:
