@@ -118,7 +118,9 @@ def summary(comparison: Comparison) -> str:
             continue
         low, high = found.low, found.high
         if low is None or high is None:
-            speed = f"{found.value:.1f} times as fast as {comparison.baseline.engine} in one round, without an interval"
+            speed = (
+                f"{found.value:.1f} times as fast as {comparison.baseline.engine}, in too few rounds for an interval"
+            )
         elif low <= 1 <= high:
             speed = f"neither faster nor slower than {comparison.baseline.engine} beyond the interval ({found})"
         else:

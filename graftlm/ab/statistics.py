@@ -15,6 +15,8 @@ else uses: processes start anew, with other memory, and a virtual machine's neig
 SPINNING = 5.0
 """Several threads of a stock engine wait for each other at every step, awake: with half of their cores taken one was 15
 times as slow as alone, with an eighth twice as slow, which is 2 to 5 times the logarithm of 1 / (1 - lost)."""
+MIN_ROUNDS = 3
+"""Two rounds say next to nothing of a third: Student's t is 12.7 for them."""
 NUM_RESAMPLES = 4000
 Z_95 = 1.96
 MAX_CORRELATION = 0.9
@@ -26,7 +28,7 @@ T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
 class Ratio:
     """A ratio of wall times, above 1 where the engine is faster than the baseline, and its 95 % confidence interval.
 
-    `low` and `high` are None where one round was measured: there is no interval then.
+    `low` and `high` are None where fewer than MIN_ROUNDS were measured: there is no interval then.
     """
 
     value: float
@@ -63,7 +65,7 @@ def ratio(baseline_s: Sequence[float], engine_s: Sequence[float], lost: float = 
     """
     logs = [math.log(a / b) for a, b in zip(baseline_s, engine_s, strict=True)]
     center, n = median(logs), len(logs)
-    if n < 2:
+    if n < MIN_ROUNDS:
         return Ratio(math.exp(center), None, None)
     rng = random.Random(0)  # the same rounds always give the same interval
     medians = sorted(median(rng.choices(logs, k=n)) for _ in range(NUM_RESAMPLES))

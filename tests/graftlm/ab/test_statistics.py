@@ -83,3 +83,10 @@ def test_two_runs_of_one_comparison_agree_19_of_20_times() -> None:
     rng = random.Random(3)
     agreeing = sum(agree(one_run(rng), one_run(rng)) for _ in range(400))
     assert agreeing >= 380  # 295 with an interval that knows the rounds alone
+
+
+def test_one_round_or_two_have_no_interval() -> None:
+    for rounds in (1, 2):
+        found = ratio([2.0] * rounds, [1.0] * rounds)
+        assert found.value == 2 and found.low is None and found.high is None and str(found) == "2.00x"
+    assert ratio([2.0] * 3, [1.0] * 3).low is not None
