@@ -31,7 +31,9 @@ NUMBER = ast.concat(ast.optional(ast.literal("-")), NATURAL, FRACTION, EXPONENT)
 MAX_RESIDUES = 2_000
 MAX_INTEGER_DIGITS = 18
 MAX_DIGITS = 17
-_FEW_RESIDUES = 100
+EXACT_DIGITS = 15
+"""Significant digits with which different decimals are different float64 as well."""
+_MAX_COUNTED, _MIN_COUNTED = 2_000, 8  # residues times digits; digits with however many residues
 
 
 def number(shape: Number) -> Node:
@@ -51,24 +53,65 @@ def number(shape: Number) -> Node:
 def readable(shape: Number, *, context_free: bool) -> Node:
     """The numbers of `shape` that common readers hold: integers of 18 digits, others of 17 significant digits.
 
-    What the shape itself bounds stays. Exponents have two digits. Multiples of what needs many residues stay unbounded.
+    What the shape itself bounds stays. Exponents have two digits. For multiples see `_readable_multiples`.
     """
-    if shape.no_multiple_of or any(step.as_integer_ratio()[0] > _FEW_RESIDUES for step in shape.multiple_of):
-        return number(shape)
-    if shape.integer or shape.multiple_of:
-        limit = Decimal(10**MAX_INTEGER_DIGITS if shape.integer else 10**MAX_DIGITS) - 1
+    if shape.multiple_of or shape.no_multiple_of:
+        return _readable_multiples(shape)
+    if shape.integer:
+        limit = Decimal(10**MAX_INTEGER_DIGITS) - 1
         low = -limit if shape.minimum is None and (shape.maximum is None or shape.maximum >= -limit) else shape.minimum
         high = limit if shape.maximum is None and (shape.minimum is None or shape.minimum <= limit) else shape.maximum
         return number(replace(shape, minimum=low, maximum=high))
     low, high = shape.minimum, shape.maximum
     if low is None and high is None:
         return FLOAT if context_free else _float_automaton()
+    # with 17 digits, 4.9999999999999999 is below 5 but not once it is read
+    most = EXACT_DIGITS if (shape.exclusive_minimum and low) or (shape.exclusive_maximum and high) else MAX_DIGITS
     if low is not None and high is not None:
         num_digits = len(str(int(max(abs(low), abs(high)))))
-        return _capped(number(shape), max(1, MAX_DIGITS - num_digits))
+        return _capped(number(shape), max(1, most - num_digits))
+    if (low or 0) >= 10**most or (high or 0) <= -(10**most):
+        return number(shape)
     if low == 0 and not shape.exclusive_minimum:
         return SIGNIFICANT
-    return ast.Intersection((number(shape), ast.concat(ast.optional(ast.literal("-")), SIGNIFICANT)))
+    return ast.Intersection((number(shape), ast.concat(ast.optional(ast.literal("-")), _significant(most, most))))
+
+
+def _readable_multiples(shape: Number) -> Node:
+    """The numbers of `shape`, which has steps, that are multiples, or none, to a reader with float64 too.
+
+    Multiples of whole numbers are written without a fraction, so that readers hold them exactly, in at most 18 digits
+    unless that needs many states. Others have 15 digits, those that a step has after its point among them.
+    """
+    places = max(_num_places(step) for step in (*shape.multiple_of, *shape.no_multiple_of))
+    if shape.multiple_of and not places:
+        shape = replace(shape, integer=True)
+    is_exact = shape.integer and not places
+    num_whole = MAX_INTEGER_DIGITS if is_exact else max(1, EXACT_DIGITS - places)
+    modulus, _ = _modulus(shape.multiple_of or shape.no_multiple_of, shape.integer)
+    is_large = modulus * num_whole > _MAX_COUNTED
+    if is_large and shape.multiple_of and not is_exact:
+        is_large, num_whole = False, min(num_whole, max(_MIN_COUNTED, _MAX_COUNTED // modulus))
+    low, high = shape.minimum, shape.maximum
+    limit = 10 ** (num_whole - 1)
+    is_beyond = (low is not None and low >= limit) or (high is not None and high <= -limit)
+    if is_large or is_beyond or (is_exact and low is not None and high is not None):
+        return number(shape)
+    if shape.multiple_of:
+        allowed = _multiples(shape.multiple_of, shape.integer, num_whole)
+    else:
+        significant = _significant(num_whole if shape.integer else EXACT_DIGITS, num_whole)
+        allowed = ast.concat(ast.optional(ast.literal("-")), significant)
+    within = ast.Intersection((_in_bounds(replace(shape, multiple_of=(), no_multiple_of=())), allowed))
+    if not shape.no_multiple_of:
+        return within
+    return ast.Difference(within, ast.alternation(*(_multiples((step,), False) for step in shape.no_multiple_of)))
+
+
+def _num_places(step: Decimal) -> int:
+    """Digits after the point, as it is written: 7.0 has one, and readers divide by it in float64."""
+    exponent = step.as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
 def _capped(node: Node, count: int) -> Node:
@@ -78,19 +121,21 @@ def _capped(node: Node, count: int) -> Node:
     return ast.map_children(lambda child: _capped(child, count), node)
 
 
-def _significant() -> Node:
-    """Digits, a point among them or none: MAX_DIGITS of them but for the zero that leads."""
+def _significant(num_digits: int, num_whole: int) -> Node:
+    """Digits, a point among them or none: `num_digits` but for the zero that leads, `num_whole` before the point."""
 
     def fraction(most: int) -> Node:
         return ast.concat(POINT, ast.repeat(DIGIT, 1, most))
 
     after: Node = EMPTY
-    for num_digits in range(MAX_DIGITS - 1, 0, -1):
-        after = ast.optional(ast.alternation(fraction(MAX_DIGITS - num_digits), ast.concat(DIGIT, after)))
-    return ast.alternation(ast.concat(ZERO, ast.optional(fraction(MAX_DIGITS))), ast.concat(NONZERO, after))
+    for written in range(num_whole, 0, -1):
+        more = ast.concat(DIGIT, after) if written < num_whole else NOTHING
+        left = num_digits - written
+        after = ast.optional(ast.alternation(fraction(left) if left else NOTHING, more))
+    return ast.alternation(ast.concat(ZERO, ast.optional(fraction(num_digits))), ast.concat(NONZERO, after))
 
 
-SIGNIFICANT = _significant()
+SIGNIFICANT = _significant(MAX_DIGITS, MAX_DIGITS)
 FLOAT = ast.concat(
     ast.optional(ast.literal("-")),
     SIGNIFICANT,
@@ -258,8 +303,22 @@ def _tail(low: Digits, high: Digits) -> tuple[bool, Node]:
     return low is None, ast.alternation(*ways)
 
 
-def _multiples(steps: tuple[Decimal, ...], integer: bool) -> Node:
-    """An automaton that reads the number modulo the least common multiple of `steps`."""
+def _multiples(steps: tuple[Decimal, ...], integer: bool, num_whole: int | None = None) -> Node:
+    """An automaton that reads the number modulo the least common multiple of `steps`.
+
+    num_whole  at most so many digits before the point
+    """
+    modulus, places = _modulus(steps, integer)
+    if modulus * (places + 1) > MAX_RESIDUES:
+        raise GrammarError(
+            f"multipleOf {', '.join(map(str, steps))} needs {modulus * (places + 1):,} states, the limit is "
+            f"{MAX_RESIDUES:,}; use a smaller or rounder step"
+        )
+    return _residue_automaton(modulus, places, not integer, num_whole)
+
+
+def _modulus(steps: tuple[Decimal, ...], integer: bool = False) -> tuple[int, int]:
+    """What a multiple of all `steps` is a multiple of, once its point is moved by so many places."""
     fractions = [Fraction(step) for step in steps]
     if integer:
         fractions.append(Fraction(1))
@@ -270,49 +329,50 @@ def _multiples(steps: tuple[Decimal, ...], integer: bool) -> Node:
     # a factor that every multiple has as decimal places needs none: 1 and 10 are the same with places 0 and 1
     while places and modulus % 10 == 0:
         modulus, places = modulus // 10, places - 1
-    if modulus * (places + 1) > MAX_RESIDUES:
-        raise GrammarError(
-            f"multipleOf {', '.join(map(str, steps))} needs {modulus * (places + 1):,} states, the limit is "
-            f"{MAX_RESIDUES:,}; use a smaller or rounder step"
-        )
-    return _residue_automaton(modulus, places, with_point=not integer)
+    return modulus, places
 
 
-def _residue_automaton(modulus: int, places: int, with_point: bool) -> Node:
-    """Numbers whose value times 10**places is a multiple of `modulus`."""
+def _residue_automaton(modulus: int, places: int, with_point: bool, num_whole: int | None) -> Node:
+    """Numbers whose value times 10**places is a multiple of `modulus`; `num_whole` as in `_multiples`."""
     point, zero_code = 0x2E, 0x30
+    # the last number counts the digits: those before the point where there is a limit, then those after it
     names: dict[tuple[str, int, int], int] = {("start", 0, 0): 0}
     rows: list[list[tuple[int, int, int]]] = [[]]
     accepting: set[int] = set()
     work = [("start", 0, 0)]
+    first = 0 if num_whole is None else 1
 
-    def state(kind: str, residue: int, place: int) -> int:
-        key = (kind, residue, place)
+    def state(kind: str, residue: int, count: int) -> int:
+        key = (kind, residue, count)
         if key not in names:
             names[key] = len(rows)
             rows.append([])
             work.append(key)
-            whole = residue * 10 ** (places - place) % modulus == 0
-            if kind in ("zero", "whole", "part", "rest") and whole:
+            place = count if kind in ("part", "rest") else 0
+            is_multiple = residue * 10 ** (places - place) % modulus == 0
+            if kind in ("zero", "whole", "part", "rest") and is_multiple:
                 accepting.add(names[key])
         return names[key]
 
     while work:
-        kind, residue, place = key = work.pop()
+        kind, residue, count = key = work.pop()
         row = rows[names[key]]
         if kind in ("start", "minus"):
             if kind == "start":
                 row.append((0x2D, 0x2D, state("minus", 0, 0)))
             row.append((zero_code, zero_code, state("zero", 0, 0)))
-            row += [(zero_code + d, zero_code + d, state("whole", d % modulus, 0)) for d in range(1, 10)]
+            row += [(zero_code + d, zero_code + d, state("whole", d % modulus, first)) for d in range(1, 10)]
             continue
-        if kind == "whole":
-            row += [(zero_code + d, zero_code + d, state("whole", (residue * 10 + d) % modulus, 0)) for d in range(10)]
+        if kind == "whole" and (num_whole is None or count < num_whole):
+            row += [
+                (zero_code + d, zero_code + d, state("whole", (residue * 10 + d) % modulus, count + first))
+                for d in range(10)
+            ]
         if kind in ("zero", "whole") and with_point:
             row.append((point, point, state("point", residue, 0)))
-        if kind in ("point", "part") and place < places:
+        if kind in ("point", "part") and count < places:
             row += [
-                (zero_code + d, zero_code + d, state("part", (residue * 10 + d) % modulus, place + 1))
+                (zero_code + d, zero_code + d, state("part", (residue * 10 + d) % modulus, count + 1))
                 for d in range(10)
             ]
         elif kind in ("point", "part", "rest"):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from bench.grammar.validity import write
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.schema.algebra.shapes import Number
 from graftlm.core.grammar.schema.text import numbers
-from tests.grammars import allows, compiled
+from tests.grammars import BYTES, allows, compiled
 
 BOUNDS = st.none() | st.decimals(-1500, 1500, places=2) | st.integers(-20, 120).map(Decimal)
 TEXTS = st.from_regex(r"-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,3})?", fullmatch=True)
@@ -97,6 +101,20 @@ OR_NESTED: list[Callable[[dict[str, Any]], Any]] = [
         ({"type": "number", "minimum": 0}, ["0", "0.5", "9" * 17], ["-1", "9" * 18, "1.23456789012345678"]),
         ({"type": "number", "exclusiveMinimum": 0}, ["0.5", "9" * 17], ["0", "-1", "9" * 18]),
         ({"type": "number", "minimum": 0, "maximum": 1}, ["1", "0." + "1" * 16], ["1.1", "0." + "1" * 30]),
+        ({"type": "number", "minimum": 0, "exclusiveMaximum": 5}, ["4." + "9" * 14], ["4." + "9" * 16]),
+        ({"type": "number", "exclusiveMaximum": 5}, ["4." + "9" * 14, "-1"], ["4." + "9" * 16, "5"]),
+        ({"type": "number", "minimum": 10**20}, ["1" + "0" * 20], ["9"]),
+        ({"type": "number", "multipleOf": 7}, ["-14", "7" * 18], ["7" * 19, "8"]),
+        ({"type": "number", "multipleOf": 97, "minimum": 0}, ["0", "97", "97" * 9], ["97" * 10, "-97"]),
+        ({"type": "number", "multipleOf": 0.125}, ["-1.625", "9" * 12 + ".5"], ["9" * 13 + ".5", "0.1"]),
+        ({"type": "integer", "multipleOf": 7.0}, ["14", "7" * 14], ["7" * 15]),
+        (
+            {"type": "number", "not": {"type": "integer"}},
+            ["-0.5", "1." + "0" * 13 + "1"],
+            ["2.0", "1." + "0" * 15 + "1"],
+        ),
+        ({"type": "number", "not": {"multipleOf": 2}}, ["3", "9" * 15, "2." + "0" * 13 + "1"], ["4", "9" * 16]),
+        ({"type": "integer", "not": {"multipleOf": 2}}, ["3", "9" * 18], ["4", "9" * 19]),
     ],
 )
 def test_bounded_numbers_are_those_that_readers_hold(
@@ -108,3 +126,28 @@ def test_bounded_numbers_are_those_that_readers_hold(
 
     free = compiled(form(schema))
     assert all(allows(free, text) for text in good)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"multipleOf": 7},
+        {"multipleOf": 7.0},
+        {"multipleOf": 2.5},
+        {"multipleOf": 7, "minimum": 0, "maximum": 1e20},
+        {"multipleOf": 7, "minimum": 1e17},
+        {"not": {"type": "integer"}},
+        {"not": {"type": "integer"}, "minimum": 0, "maximum": 1e25},
+        {"not": {"multipleOf": 0.003}},
+        {"multipleOf": 0.5, "not": {"type": "integer"}},
+        {"exclusiveMinimum": 4.1, "exclusiveMaximum": 4.2},
+    ],
+    ids=str,
+)
+def test_bounded_numbers_are_valid_to_a_reader_with_float64(schema: dict[str, Any]) -> None:
+    items = {"type": "array", "minItems": 5, "maxItems": 5, "items": {"type": "number", **schema}}
+    grammar = compiled(items, bounded_numbers=True)
+    budget = grammar.matcher().min_tokens_to_accept() + 100
+    for seed in range(20):
+        text, _ = write(grammar, BYTES, np.random.default_rng(seed), budget)
+        jsonschema.validate(json.loads(text), items, jsonschema.Draft202012Validator)
