@@ -28,7 +28,7 @@ from graftlm.ab import Comparison, EngineResult, compare
 from graftlm.ab.comparison import MIN_PAIRS
 from graftlm.ab.engines import named_engines
 from graftlm.ab.other_python import read_pythons
-from graftlm.ab.statistics import Ratio, ratio
+from graftlm.ab.statistics import Z_95, Ratio, ratio
 from graftlm.core.errors import ConfigError
 from graftlm.core.model.embedded import sprout_folder
 from graftlm.progress import Progress
@@ -41,6 +41,9 @@ OTHERS = {"native": ("hf", "hf-batching", "llama-cpp"), "langchain": ("hf", "hf-
 llama.cpp, where it is installed, has no tokenizer like sprout's: it is given the token ids of programs alone."""
 NO_BATCHING = {"endings", "json_objects"}
 """Programs with choices or schemas, which transformers' continuous batching does not have."""
+BETWEEN_PROCESSORS = 0.18
+"""Standard deviation of the logarithm of a ratio between kinds of processors: one may suit an engine's loops more than
+another. Of twelve workloads on an AMD EPYC and an Intel Xeon it was 0.17."""
 SHARE = "GRAFTLM_BENCH_SHARE"
 """The environment variable that says which share of each workload is run."""
 
@@ -146,7 +149,8 @@ def fastest(others: Sequence[str], before: dict[str, Any] | None) -> list[str]:
 def lost(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], by: str = "cpu_ratio") -> list[str]:
     """The rows whose ratio lies below the earlier one's, its whole interval below that one's.
 
-    Both are over the engine that is the fastest other one now, where it was measured before too.
+    Both are over the engine that is the fastest other one now, where it was measured before too. The interval of a row
+    that was measured on another kind of processor is wider by BETWEEN_PROCESSORS.
     """
     known = {key_of(one): one for one in before if by in one}
     said = []
@@ -159,9 +163,19 @@ def lost(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]], by: 
             said.append(f"{name}: no ratio any more: {one['engines']}")
             continue
         now, then = Ratio(**one[by]), _over(old, one.get("best"), by)
+        if one.get("processor") != old.get("processor"):
+            then = _elsewhere(then)
         if (now.high or now.value) < (then.low or then.value):
             said.append(f"{name}: {now}, before {then}")
     return said
+
+
+def _elsewhere(found: Ratio) -> Ratio:
+    """A ratio with the interval that it has for other kinds of processors."""
+    low, high = found.low or found.value, found.high or found.value
+    apart = Z_95 * BETWEEN_PROCESSORS
+    below, above = (math.hypot(math.log(bound / found.value), apart) for bound in (low, high))
+    return Ratio(found.value, found.value * math.exp(-below), found.value * math.exp(above))
 
 
 def _over(one: dict[str, Any], engine: str | None, by: str) -> Ratio:
@@ -250,9 +264,7 @@ def main(arguments: Sequence[str]) -> int:
     pythons = read_pythons(given.python)
     share = float(os.environ.get(SHARE, "1"))
     rows: list[dict[str, Any]] = []
-    before = (
-        {} if given.against is None else {key_of(one): one for one in json.loads(given.against.read_text())["rows"]}
-    )
+    before = {} if given.against is None else {key_of(one): one for one in _read(given.against)}
     with tempfile.TemporaryDirectory() as folder:
         model = eight_billion(Path(folder)) if given.model == "8b" else given.model or float32_sprout(Path(folder))
         for name in given.workloads or names():
@@ -296,13 +308,21 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run() -> dict[str, Any]:
     """What a row says of its own run, since rows of several runs stand in one file."""
-    return {key: value for key, value in origin().items() if key in ("command", "commit", "at")}
+    found = origin()
+    return {key: found[key] for key in ("command", "commit", "at")} | {"processor": found["machine"]["processor"]}
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file. Those that do not say on which processor they were measured have that of the file."""
+    written = json.loads(path.read_text())
+    known = {"processor": written["machine"]["processor"]}
+    return [known | one for one in written["rows"]]
 
 
 def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write figures; rows of earlier runs that this one has not measured again stay."""
     new = {key_of(one) for one in rows}
-    before = json.loads(path.read_text())["rows"] if path.is_file() else []
+    before = _read(path) if path.is_file() else []
     kept = [one for one in before if key_of(one) not in new]
     found = sorted([*kept, *rows], key=lambda one: (-one["share"], one["workload"], one["framework"] != "native"))
     path.write_text(json.dumps({"machine": origin()["machine"], "rows": found}, indent=1) + "\n")

@@ -48,6 +48,19 @@ def test_a_row_of_another_size_or_with_other_threads_is_not_compared(other: dict
     assert _suite.lost([rows(1.0, 1.2, 1.4)[0] | other], rows(2.0, 2.5, 3.0)) == []
 
 
+def test_between_kinds_of_processors_a_ratio_may_differ_more() -> None:
+    before = [rows(2.0, 2.5, 3.0)[0] | {"processor": "one"}]
+    assert _suite.lost([rows(1.5, 1.6, 1.7)[0] | {"processor": "one"}], before)
+    assert not _suite.lost([rows(1.5, 1.6, 1.7)[0] | {"processor": "another"}], before)
+    assert _suite.lost([rows(1.2, 1.3, 1.4)[0] | {"processor": "another"}], before)
+
+
+def test_a_row_that_does_not_say_its_processor_has_that_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps({"machine": {"processor": "one"}, "rows": [{"a": 1}, {"a": 2, "processor": "another"}]}))
+    assert [one["processor"] for one in _suite._read(path)] == ["one", "another"]
+
+
 def test_rows_of_earlier_runs_stay_unless_measured_again(tmp_path: Path) -> None:
     old, new = rows(1.0, 1.2, 1.4)[0], rows(2.0, 2.5, 3.0)[0]
     for written in ([old, old | {"share": 1.0}], [new]):
