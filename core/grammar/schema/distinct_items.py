@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from graftlm.core.grammar.ast import NOTHING
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.schema.algebra.kinds import possible_kinds
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.algebra.shapes import (
+    ANYTHING,
     Array,
     Boolean,
     Both,
@@ -39,10 +40,18 @@ _SCALARS = union(Null(), Boolean(), Number(), Text())
 
 
 class Containers(NamedTuple):
-    """Arrays and objects that schemas speak of at one place, and those of them that its value has to be in any case."""
+    """Arrays and objects that schemas speak of at one place.
+
+    firm   those of them that its value has to be in any case
+    whole  what its value has to be, as far as it is known
+    """
 
     parts: tuple[Object | Array, ...] = ()
     firm: frozenset[Object | Array] = frozenset()
+    whole: Shape = ANYTHING
+
+
+Seen: TypeAlias = tuple[tuple[bytes, str], ...]
 
 
 class Frame(NamedTuple):
@@ -63,7 +72,7 @@ class Frame(NamedTuple):
     unique: bool = False
     number: int = 0
     start: int = -1
-    seen: tuple[tuple[bytes, str], ...] = ()
+    seen: Seen = ()
 
 
 class Cursor(NamedTuple):
@@ -87,7 +96,9 @@ class DistinctItems:
         self._lower = lower
         self._members: dict[tuple[Containers, str], Containers] = {}
         self._items: dict[tuple[Containers, int], Containers] = {}
-        self._languages: dict[tuple[Containers, int], ItemLanguage | None] = {}
+        self._ways: dict[Shape, list[tuple[Array, ...]]] = {}
+        self._languages: dict[tuple[tuple[Array, ...], int], ItemLanguage | None] = {}
+        self._open: tuple[Containers, int, Seen, list[ItemLanguage | None]] | None = None  # of the latest place
         self._excluded: set[Object | Array] = set()  # what some value must not be: its parts may exclude or ask
         self._root = self._containers([(root, True, True)])
 
@@ -149,7 +160,9 @@ class DistinctItems:
         return any(
             language.may_run_out(cursor.text[frame.start :] if frame.start >= 0 else b"")
             for frame in cursor.frames
-            if frame.unique and frame.seen and (language := self._language(frame)) is not None
+            if frame.unique and frame.seen
+            for language in self._languages_of(frame)
+            if language is not None
         )
 
     def fresh(self, cursor: Cursor) -> Iterator[bytes]:
@@ -170,7 +183,7 @@ class DistinctItems:
     def _frame(self, shapes: Containers, is_array: bool) -> Frame:
         mine = tuple(shape for shape in shapes.parts if isinstance(shape, Array) == is_array)
         unique = is_array and any(isinstance(shape, Array) and shape.unique for shape in mine)
-        shapes = Containers(mine, shapes.firm.intersection(mine))
+        shapes = Containers(mine, shapes.firm.intersection(mine), shapes.whole)
         return Frame(is_array, shapes, self._item(shapes, 0) if is_array else Containers(), unique)
 
     def _next(self, frames: list[Frame]) -> int:
@@ -184,7 +197,7 @@ class DistinctItems:
         if (shapes, name) not in self._members:
             objects = [shape for shape in shapes.parts if isinstance(shape, Object)]
             found = [(self._algebra.member(shape, name), shape, shape in shapes.firm) for shape in objects]
-            self._members[shapes, name] = self._containers(self._ways(found))
+            self._members[shapes, name] = self._containers(self._asked(found))
         return self._members[shapes, name]
 
     def _item(self, shapes: Containers, index: int) -> Containers:
@@ -195,11 +208,12 @@ class DistinctItems:
         place = (shapes, min(index, longest))
         if place not in self._items:
             found = [(item_at(shape, index), shape, shape in shapes.firm) for shape in arrays]
-            found += [(wanted.shape, shape, False) for shape in arrays for wanted in shape.contains]
-            self._items[place] = self._containers(self._ways(found))
+            wanted = [(wanted.shape, shape, False) for shape in arrays for wanted in shape.contains]
+            found += [*wanted, *((ANYTHING, shape, False) for _, shape, _ in wanted)]
+            self._items[place] = self._containers(self._asked(found))
         return self._items[place]
 
-    def _ways(self, parts: Iterable[tuple[Shape, Object | Array, bool]]) -> Iterator[tuple[Shape, bool, bool]]:
+    def _asked(self, parts: Iterable[tuple[Shape, Object | Array, bool]]) -> Iterator[tuple[Shape, bool, bool]]:
         """Parts of containers, each as it may be asked for (True) or excluded (False), and whether in any case."""
         for part, container, firm in parts:
             yield part, True, firm and container not in self._excluded
@@ -215,6 +229,8 @@ class DistinctItems:
         in_any_case: set[Object | Array] = set()
         work = list(shapes)
         seen = set(work)
+        alternatives = [shape if positive else ANYTHING for shape, positive, firm in work if not firm]
+        whole = both(*(shape for shape, _, firm in work if firm), union(*alternatives) if alternatives else ANYTHING)
         while work:
             shape, positive, firm = work.pop()
             match shape:
@@ -242,7 +258,7 @@ class DistinctItems:
                     continue
             work += [part for part in more if part not in seen]
             seen.update(more)
-        return Containers(tuple(found), frozenset(in_any_case))
+        return Containers(tuple(found), frozenset(in_any_case), whole)
 
     def _can_differ(self, cursor: Cursor) -> bool:
         """Whether each item at hand can still become one that is not there yet."""
@@ -250,24 +266,61 @@ class DistinctItems:
             begins = i == len(cursor.frames) - 1 and cursor.mode == VALUE
             if not frame.unique or not frame.seen or (frame.start < 0 and not begins):
                 continue
-            language = self._language(frame)
-            if language is not None and not language.has_more(
-                cursor.text[frame.start :] if frame.start >= 0 else b"", frame.seen
+            begun = cursor.text[frame.start :] if frame.start >= 0 else b""
+            languages = [
+                language for language in self._languages_of(frame) if language is None or language.may_begin(begun)
+            ]
+            if languages and not any(
+                language is None or language.has_more(begun, frame.seen) for language in languages
             ):
                 return False
         return True
 
-    def _language(self, frame: Frame) -> ItemLanguage | None:
-        arrays = [shape for shape in frame.shapes.parts if isinstance(shape, Array)]
-        place = (frame.shapes, min(frame.number, max(len(shape.prefix) for shape in arrays)))
+    def _languages_of(self, frame: Frame) -> list[ItemLanguage | None]:
+        """The languages of the item at hand, one for each way to be an array that the items before leave open."""
+        latest = self._open
+        if latest is None or not (latest[0] is frame.shapes and latest[1] == frame.number and latest[2] is frame.seen):
+            found = [
+                self._language(way, frame.number)
+                for way in self._ways_of(frame.shapes)
+                if all(shape.max_items is None or frame.number < shape.max_items for shape in way)
+                and not self._algebra.is_nothing(_item_of(way, frame.number))
+                and all(self._has(way, index, text) for index, (text, _) in enumerate(frame.seen))
+            ]
+            latest = self._open = (frame.shapes, frame.number, frame.seen, found)
+        return latest[3]
+
+    def _ways_of(self, shapes: Containers) -> list[tuple[Array, ...]]:
+        """The ways to be an array here: the arrays that it then is."""
+        if shapes.whole not in self._ways:
+            try:
+                cases = self._algebra.cases(self._algebra.narrow(shapes.whole, "array"))
+            except GrammarError:
+                cases = None
+            if cases is None:
+                cases = [tuple(shapes.firm)]
+            ways = [tuple(shape for shape in case if isinstance(shape, Array)) for case in cases]
+            self._ways[shapes.whole] = list(dict.fromkeys(ways))
+        return self._ways[shapes.whole]
+
+    def _has(self, way: tuple[Array, ...], index: int, text: bytes) -> bool:
+        language = self._language(way, index)
+        return language is None or language.has(text)
+
+    def _language(self, way: tuple[Array, ...], index: int) -> ItemLanguage | None:
+        """What the item at `index` may be in arrays that are all of `way`; None if there is no end of it."""
+        place = (way, min(index, max((len(shape.prefix) for shape in way), default=0)))
         if place not in self._languages:
-            of_one = union(*(item_at(shape, place[1]) for shape in arrays if shape.unique))
-            shape = both(of_one, *(item_at(shape, place[1]) for shape in arrays if shape in frame.shapes.firm))
+            shape = _item_of(*place)
             node, is_whole = self._lower(shape), True
             if node is None:  # not regular for its arrays and objects, of which there is no end
                 node, is_whole = self._lower(both(shape, _SCALARS)), False
-            self._languages[place] = None if node in (None, NOTHING) else ItemLanguage.of(node, is_whole)
+            self._languages[place] = None if node is None else ItemLanguage.of(node, is_whole)
         return self._languages[place]
+
+
+def _item_of(way: tuple[Array, ...], index: int) -> Shape:
+    return both(*(item_at(shape, index) for shape in way))
 
 
 def _tells_kinds_apart(parts: tuple[Shape, ...]) -> bool:

@@ -54,7 +54,7 @@ class ItemLanguage:
     def has_more(self, begun: bytes, seen: tuple[tuple[bytes, str], ...]) -> bool:
         place = self._dfa.walk(self._dfa.start, begun)
         if place is None or not (begun or self._is_whole):
-            return True  # the item is of another alternative, or can be
+            return True  # the item is an array or object, or can be
         if _ZERO.fullmatch(begun) and any(value == "0" for _, value in seen):
             return False  # whatever the exponent
         fraction = _FRACTION.fullmatch(begun)
@@ -65,11 +65,21 @@ class ItemLanguage:
                 return is_new
             if is_new and any(self._dfa.matches(begun + zeros) for zeros in (b"", b"0")):
                 return True
-        written = [value.encode() if text[:1] in _NUMBERS else text for text, value in seen]
-        if self.counts[place[0]] > sum(text.startswith(begun) for text in written):
+        if np.isinf(self.counts[place[0]]):
             return True
-        known = [text for text, _ in seen if self._is_whole or text[:1] not in (b"[", b"{")]
-        return not all(map(self._dfa.matches, known))  # then the array is of another alternative
+        written = ((value.encode() if text[:1] in _NUMBERS else text, text) for text, value in seen)
+        mine = (short for short, text in written if self._dfa.matches(text) or self._dfa.matches(short))
+        return bool(self.counts[place[0]] > sum(short.startswith(begun) for short in mine))
+
+    def may_begin(self, begun: bytes) -> bool:
+        return self._is_elsewhere(begun) or self._dfa.walk(self._dfa.start, begun) is not None
+
+    def has(self, text: bytes) -> bool:
+        return self._is_elsewhere(text) or self._dfa.matches(text)
+
+    def _is_elsewhere(self, text: bytes) -> bool:
+        """Whether it begins an array or object, which are not in the automaton."""
+        return not self._is_whole and text[:1] in (b"[", b"{")
 
     def may_run_out(self, begun: bytes) -> bool:
         place = self._dfa.walk(self._dfa.start, begun)

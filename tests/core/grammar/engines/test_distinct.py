@@ -70,6 +70,9 @@ def test_items_are_equal_however_they_are_spelled() -> None:
         {**UNIQUE, "items": {"type": "number", "minimum": 2, "maximum": 11, "multipleOf": 0.5}, "minItems": 15},
         {**UNIQUE, "items": {"type": ["number", "null"], "multipleOf": 10, "minimum": 0, "maximum": 20}, "minItems": 2},
         {**UNIQUE, "contains": {"type": "null"}, "unevaluatedItems": {"minimum": -1, "maximum": 10}, "minItems": 1},
+        {**UNIQUE, "anyOf": [{"items": {"enum": [1, 2, 3]}}, {"items": {"enum": ["a", "b"]}}], "minItems": 1},
+        {**UNIQUE, "anyOf": [{"items": {"enum": [1, 2]}, "maxItems": 1}, {"items": {"enum": [1, 3]}}], "minItems": 1},
+        {**UNIQUE, "prefixItems": [{"const": 1}], "items": {"enum": [2, 4, "a"]}, "minItems": 2},
     ],
 )
 def test_texts_written_at_random_never_run_out_of_ways(schema: dict[str, Any]) -> None:
@@ -85,6 +88,12 @@ def test_every_spelling_of_the_numbers_that_are_left_may_be_written(text: str) -
     assert allows(
         compiled({**UNIQUE, "items": {"type": "number", "minimum": 2, "maximum": 3, "multipleOf": 0.5}}), text
     )
+
+
+def test_arrays_under_not_may_have_other_items_than_the_excluded_ones() -> None:
+    excluded = {"type": "array", "items": {"type": "null"}, "uniqueItems": True, "maxItems": 2}
+    schema = {"properties": {"b": {"type": "array", "minItems": 2}}, "not": {"properties": {"b": excluded}}}
+    assert allows(compiled(schema), '{"b":[null,1]}')
 
 
 def test_an_alternative_with_other_items_goes_on_where_one_has_run_out() -> None:
