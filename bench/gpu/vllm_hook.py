@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from graftlm.ab.classes.plain_engine import checked, completion_of, prompt_of
+from graftlm.ab.classes.plain_engine import OneByOneEngine, checked, completion_of, prompt_of
 from graftlm.core.errors import EngineError
 from graftlm.core.grammar.spec import JsonSchema
-from graftlm.core.metrics import Counters, Stats
-from graftlm.core.request import Chunk, Completion, Submission, TokenLogprob, Usage
+from graftlm.core.request import Completion, Submission, TokenLogprob, Usage
 from graftlm.plugins.hookspecs import Register, hookimpl
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ MEMORY_SHARE = 0.42
 """Of the card, so that another engine has as much."""
 
 
-class VLLMEngine:
+class VLLMEngine(OneByOneEngine):
     """Requests go to vLLM's engine as token ids; greedy or sampled text, stop strings, schemas, choices, scores.
 
     vLLM computes in a process of its own, as its `LLM` class does. JSON is compact, as GraftLM writes it. A constraint
@@ -33,10 +31,8 @@ class VLLMEngine:
     def __init__(self, model: str, tokenizer: Tokenizer) -> None:
         import vllm
 
-        self.version: str = vllm.__version__
-        self.tokenizer = tokenizer
-        self.counters = Counters()
-        self.waiting: deque[Submission] = deque()
+        super().__init__(tokenizer)
+        self.weights = "bfloat16"
         self._running: dict[str, Submission] = {}
         self._engine: Any = vllm.LLM(
             model=model,
@@ -52,9 +48,6 @@ class VLLMEngine:
     def idle(self) -> bool:
         return not self.waiting and not self._running
 
-    def add(self, submissions: Sequence[Submission]) -> None:
-        self.waiting.extend(submissions)
-
     def step(self) -> bool:
         """Hand over what waits, then take what vLLM has finished."""
         while self.waiting:
@@ -66,7 +59,7 @@ class VLLMEngine:
         if self._running:
             for output in self._engine.step():
                 if output.finished and (found := self._running.pop(output.request_id, None)) is not None:
-                    self._finish(found, output)
+                    self._ended(found, output)
         return True
 
     def _begin(self, submission: Submission) -> None:
@@ -107,7 +100,7 @@ class VLLMEngine:
             output_kind=whole,
         )
 
-    def _finish(self, submission: Submission, output: Any) -> None:
+    def _ended(self, submission: Submission, output: Any) -> None:
         request, num_cached = submission.request, output.num_cached_tokens or 0
         if request.score_ids is None:
             num_prompt = len(output.prompt_token_ids)
@@ -116,14 +109,7 @@ class VLLMEngine:
             )
         else:
             done = self._scored(request.score_ids, output)
-        usage, counters = done.usage, self.counters
-        counters.requests += 1
-        counters.prompt_tokens += usage.prompt_tokens
-        counters.computed_tokens += usage.prompt_tokens - usage.cached_tokens
-        counters.completion_tokens += usage.completion_tokens
-        if request.stream:
-            submission.listener.on_chunk(Chunk(done.text, done.token_ids, None, done.finish_reason, usage))
-        submission.listener.on_finish(done)
+        self.finish(submission, done)
 
     def _scored(self, continuation: list[int], output: Any) -> Completion:
         usage = Usage(len(output.prompt_token_ids) - 1, output.num_cached_tokens or 0, 0, 0)
@@ -135,31 +121,18 @@ class VLLMEngine:
         return Completion("", [], "length", usage, named)
 
     def cancel(self, submission_id: int) -> None:
-        self.waiting = deque(one for one in self.waiting if one.id != submission_id)
+        super().cancel(submission_id)
         if self._running.pop(str(submission_id), None) is not None:
             self._engine.abort_request([str(submission_id)])
 
     def fail_all(self, error: BaseException) -> None:
-        while self.waiting:
-            self.waiting.popleft().listener.on_error(error)
+        super().fail_all(error)
         self._engine.abort_request(list(self._running))
         while self._running:
             self._running.popitem()[1].listener.on_error(error)
 
-    def stats(self) -> Stats:
-        return Stats(**vars(self.counters), weights="bfloat16")
-
-    def reset_stats(self) -> None:
-        self.counters.reset()
-
     def clear_cache(self) -> None:
         self._engine.reset_prefix_cache()
-
-    def unpin(self, pin: int) -> None:
-        """Nothing is pinned."""
-
-    def close(self) -> None:
-        """Its process ends with this one."""
 
 
 def _structured(sampling: SamplingParams) -> Any:
