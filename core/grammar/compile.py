@@ -140,7 +140,10 @@ def compile_spec(
             reader.close()
         raise
     except RecursionError as error:
-        raise GrammarError("the constraint nests too deep, by itself or through its definitions; flatten it") from error
+        raise GrammarError(
+            "the constraint nests too deep, by itself, through its definitions or by a bound of hundreds of digits; "
+            "flatten it, or round the bound"
+        ) from error
     if isinstance(spec, JsonSchema) and '"uniqueItems":true' in spec.text + spec.documents_text:
         from graftlm.core.grammar.engines.distinct import DistinctGrammar
         from graftlm.core.grammar.schema.lowering import distinct_items
