@@ -31,7 +31,7 @@ from graftlm.ab.statistics import ratio
 
 READY_S, ROUND_S = 600, 300
 MEMORY_SHARE = 0.5
-"""Of the memory that vLLM and the weights leave: 12 GB of KV or more on a card of 80 GB, where vLLM has 16."""
+"""The share that GraftLM takes of the memory that vLLM and the weights leave: 12 GB of KV on a card of 80 GB."""
 
 
 def serve(engine: str, model: str, connection: Connection) -> None:
@@ -54,7 +54,7 @@ def serve(engine: str, model: str, connection: Connection) -> None:
 
 
 def _run(runtime: Any, name: str, warm_up: bool) -> dict[str, Any]:
-    """One round of a workload. Objects that are cut off by `max_tokens` are said, not counted as a failure."""
+    """One round of a workload: seconds, token counts, and the error where an engine's object is no JSON."""
     workload = importlib.import_module(f"bench.workloads.{name}")
     inputs = workload.warm_up() if warm_up else workload.inputs()
     runtime.clear_cache()
@@ -63,8 +63,8 @@ def _run(runtime: Any, name: str, warm_up: bool) -> dict[str, Any]:
     try:
         workload.run_native(runtime, inputs)
         error = ""
-    except ValueError as found:  # JSON that `max_tokens` has cut off; it was all written before any was read
-        error = f"{type(found).__name__}: {found}"
+    except json.JSONDecodeError as found:  # all objects are written before the first is read: the time is whole
+        error = f"no JSON ({found})"
     wall_s = time.perf_counter() - began
     stats = runtime.stats()
     counts = {key: getattr(stats, key) for key in ("requests", "prompt_tokens", "computed_tokens", "completion_tokens")}
@@ -110,7 +110,9 @@ def _answer(connection: Connection, engine: str, limit_s: float) -> Any:
         raise RuntimeError(f"the process of {engine} has ended; its output says why") from None
 
 
-def compare(workloads: Sequence[str], engines: Sequence[str], model: str, peers: Path | None, rounds: int) -> Any:
+def compare(
+    workloads: Sequence[str], engines: Sequence[str], model: str, peers: Path | None, rounds: int
+) -> list[dict[str, Any]]:
     """-> rows, one a workload: wall times of each engine's rounds, in turn."""
     rows = []
     with ExitStack() as stack:
@@ -139,8 +141,8 @@ def _line(row: dict[str, Any]) -> str:
     parts = [row["workload"].ljust(20)]
     for name, found in row["engines"].items():
         tokens = median(one["completion_tokens"] for one in found)
-        cut = ", cut off" if found[-1]["error"] else ""
-        parts.append(f"{name} {median(_walls(row, name)):.3f} s, {tokens:,.0f} new tokens{cut}")
+        failed = f", {found[-1]['error']}" if found[-1]["error"] else ""
+        parts.append(f"{name} {median(_walls(row, name)):.3f} s, {tokens:,.0f} new tokens{failed}")
     if len(row["engines"]) == 2:
         parts.append(str(ratio(_walls(row, "vllm"), _walls(row, "graftlm"))))
     return "; ".join(parts)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAME = "vllm-offline"
 MAX_MODEL_LEN = 16_384
 MEMORY_SHARE = 0.42
-"""Of the card, so that another engine has as much."""
+"""The share of the card's memory that vLLM takes, so that another engine has as much."""
 
 
 class VLLMEngine(OneByOneEngine):
