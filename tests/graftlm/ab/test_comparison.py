@@ -139,7 +139,8 @@ def test_there_is_no_ratio_where_threads_that_wait_for_each_other_lack_cores() -
         assert_faster(comparison)
     short = compared(loaded("hf", [(0.06, 0.3)] * 4), loaded("graftlm", [(0.03, 0.3)] * 4))
     short.threads = 2  # too short for the clocks: these 0.3 may be none
-    assert short.ratio(short.results[1]) is not None
+    found = short.ratio(short.results[1])
+    assert found is not None and found.value == pytest.approx(2.0)
 
 
 def test_an_interval_beside_other_programs_is_wider_where_engines_have_several_threads() -> None:

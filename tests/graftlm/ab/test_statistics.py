@@ -89,4 +89,5 @@ def test_one_round_or_two_have_no_interval() -> None:
     for rounds in (1, 2):
         found = ratio([2.0] * rounds, [1.0] * rounds)
         assert found.value == 2 and found.low is None and found.high is None and str(found) == "2.00x"
-    assert ratio([2.0] * 3, [1.0] * 3).low is not None
+    three = ratio([2.0] * 3, [1.0] * 3)
+    assert three.low is not None and 1.5 < three.low < three.value == 2

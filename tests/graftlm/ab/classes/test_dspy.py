@@ -35,7 +35,7 @@ def test_streams_answer_as_calls(lm: Any) -> None:
                 return str(chunk.answer)
         raise AssertionError("the stream ended without a prediction")
 
-    class Ask(dspy.Module):  # type: ignore[misc, unused-ignore]
+    class Ask(dspy.Module):
         def forward(self, text: str) -> Any:
             return dspy.Prediction(answer=lm(text)[0])
 
