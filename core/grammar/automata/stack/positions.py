@@ -234,7 +234,7 @@ class Product:
         return ends[0] and not any(ends[1:]) if self._is_difference else all(ends)
 
     def kept(self, state: int) -> tuple[frozenset[Rest], ...]:
-        """Of each part that a text has to be in, the Rests that it may go on with."""
+        """The Rests that a text may go on with, for each part that it has to be in."""
         parts = self._states[state]
         return parts[:1] if self._is_difference else parts
 
