@@ -52,7 +52,8 @@ Model = Annotated[str, typer.Option(help="Hugging Face name, local path, or 'spr
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    typer.echo(text.encode("utf-8", "backslashreplace").decode())  # half a character is written as JSON writes it
 
 
 def print_table(table: Table) -> None:

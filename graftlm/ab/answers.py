@@ -6,34 +6,55 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 
-def as_json(value: Any) -> Any:
-    """An answer as a JSON value that can be compared. Ids and metadata of messages are left out."""
+def as_json(value: Any, unread: set[str] | None = None) -> Any:
+    """An answer as a JSON value that can be compared. Ids and metadata of messages are left out.
+
+    unread  is given the types of objects of which nothing is compared but the type: their text is an address
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such numbers, and nan is not equal to itself
     if value is None or isinstance(value, str | int | float | bool):
         return value
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    if (parts := _parts(value)) is not None:
+        if isinstance(parts, dict):
+            return {str(key): as_json(one, unread) for key, one in parts.items()}
+        return [as_json(one, unread) for one in parts] if isinstance(parts, list) else as_json(parts, unread)
+    text = _ADDRESS.sub("", given := str(value))
+    if text != given and unread is not None:
+        unread.add(type(value).__name__)
+    return text
+
+
+def _parts(value: Any) -> Any:
+    """What an answer consists of: a dict, a list or one value; None for an object without parts."""
     if isinstance(value, Mapping):
-        return {str(key): as_json(one) for key, one in value.items()}
+        return dict(value)
     if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
+        return list(value)
+    if isinstance(value, Set):
+        return sorted(value, key=as_text)
     if hasattr(value, "content") and hasattr(value, "response_metadata"):  # a message of LangChain
         calls = [{"name": call["name"], "args": call["args"]} for call in getattr(value, "tool_calls", ())]
-        return {"content": as_json(value.content), "tool_calls": as_json(calls)} if calls else as_json(value.content)
+        return {"content": value.content, "tool_calls": calls} if calls else value.content
     if hasattr(value, "source_nodes") and hasattr(value, "response"):  # of LlamaIndex, which numbers its nodes anew
-        return as_json(value.response)
+        return "" if value.response is None else value.response
     if hasattr(value, "raw") and hasattr(value, "delta"):  # LlamaIndex's answer of a model, with all that a server said
         return str(value)
-    if hasattr(value, "model_dump"):
-        return as_json(value.model_dump(mode="json"))
+    if hasattr(value, "model_dump"):  # of pydantic; its own dump would give a message with its id
+        return dict(value)
     if hasattr(value, "toDict"):  # a prediction of DSPy
-        return as_json(value.toDict())
+        return value.toDict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return as_json(dataclasses.asdict(value))
-    return _ADDRESS.sub("", str(value))
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if hasattr(value, "tolist"):  # of NumPy or PyTorch, whose text leaves out the middle
+        return value.tolist()
+    return None
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

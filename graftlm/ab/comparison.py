@@ -12,6 +12,7 @@ from graftlm.ab.meter import Work
 from graftlm.ab.profile import Divergence, Profile
 from graftlm.ab.statistics import Ratio, ratio
 from graftlm.core.errors import ConfigError
+from graftlm.core.grammar.schema.algebra.values import same_value
 
 MIN_PAIRS = 3
 """Rounds of two engines that a ratio is taken of, before any is left out."""
@@ -46,6 +47,7 @@ class Round:
     caught      errors that `except` clauses of the pipeline's file caught, whatever raised them
     prompts     tells this round's prompts from those of another, whatever their order; None where none was seen
     unfinished  model calls that had not ended when `run` returned, as of threads that it leaves behind
+    unread      types of objects in the answers that have no text of their own: nothing of them was compared
     """
 
     wall_s: float
@@ -63,6 +65,7 @@ class Round:
     caught: list[str] = field(default_factory=list)
     prompts: int | None = None
     unfinished: int = 0
+    unread: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,10 @@ class EngineResult:
     @property
     def num_varying(self) -> int:
         """Inputs that this engine answered differently in different rounds."""
-        return sum(any(other != first for other in others) for first, *others in zip(*self._all_answers, strict=True))
+        return sum(
+            any(not same_value(other, first) for other in others)
+            for first, *others in zip(*self._all_answers, strict=True)
+        )
 
     @property
     def _all_answers(self) -> list[list[Any]]:
@@ -251,7 +257,7 @@ class Comparison:
         """
         if not result.rounds or not self.baseline.rounds:
             return None
-        same = _same_words if normalised else _equal
+        same = _same_words if normalised else same_value
         pairs = enumerate(zip(self.baseline.answers, result.answers, strict=True))
         return [i for i, (a, b) in pairs if not same(a, b)]
 
@@ -282,6 +288,10 @@ class Comparison:
             for r in measured
             if (num := sum(one.unfinished > 0 for one in r.rounds))
         ]
+        if unread := sorted({name for r in measured for name in r.rounds[0].unread}):
+            said.append(
+                f"Answers hold objects without a text, of which only the type was compared: {', '.join(unread)}."
+            )
         hidden = [(r.engine, "; ".join(r.hidden).rstrip(" .")) for r in measured if r.hidden]
         said += [f"The pipeline kept errors with {engine} to itself: {text}." for engine, text in hidden]
         for result in measured[1:] if self.baseline.rounds else ():
@@ -338,10 +348,6 @@ def _varying_counts(result: EngineResult) -> list[str]:
         if len({getattr(one.work, what) for one in result.rounds}) > 1
     ]
     return said or ["prompts"] * (len({one.prompts for one in result.rounds}) > 1)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return bool(a == b)
 
 
 def _same_words(a: Any, b: Any) -> bool:

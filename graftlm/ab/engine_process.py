@@ -47,7 +47,7 @@ class EngineProcess:
     ) -> None:
         self.label = f"{engine}, {plant}" if plant else engine
         self._folder = tempfile.TemporaryDirectory(prefix="graftlm-ab-")
-        self._log = (Path(self._folder.name) / "log").open("w+")
+        self._log = (Path(self._folder.name) / "log").open("w+", encoding="utf-8", errors="replace")
         environment = os.environ | {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         environment[PYTHON] = sys.executable
         environment.setdefault("PYTHONHASHSEED", "0")  # sets have the same order in every process, and so do prompts

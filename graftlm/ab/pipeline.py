@@ -7,7 +7,7 @@ import asyncio
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -86,7 +86,8 @@ class Pipeline:
         if not constructors:
             raise ConfigError(
                 f"pipeline {str(path)!r} defines no engine function such as graftlm(model), and imports no framework "
-                "whose engines are known by name"
+                "whose engines are known by name; define one, or say framework = 'langchain', 'dspy', 'llama_index' or "
+                "'guidance'"
             )
         inputs, held_out = _inputs(path, functions)
         title = (names.get("__doc__") or path.stem).strip().partition("\n")[0]
@@ -118,8 +119,11 @@ class Pipeline:
         return Engine(spec, lambda model: constructor(model, *arguments))
 
     def answer(self, llm: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Call `run`. Raises: ConfigError unless it returns a list or tuple with one answer per input."""
-        answers: Any = self.run(llm, inputs)
+        """Call `run` with copies of the inputs, which it may change.
+
+        Raises: ConfigError unless it returns a list or tuple with one answer per input, none of them still to come.
+        """
+        answers: Any = self.run(llm, _copied(inputs))
         if inspect.isawaitable(answers):
             answers = _loop().run_until_complete(answers)
         if not isinstance(answers, list | tuple):
@@ -132,6 +136,12 @@ class Pipeline:
                 f"run() of pipeline {self.name!r} gave {len(answers)} answers to {len(inputs)} inputs; "
                 "return one answer per input, in order"
             )
+        for i, answer in enumerate(answers):
+            if isinstance(answer, Iterator | AsyncIterator | Awaitable):
+                raise ConfigError(
+                    f"answer {i} of run() of pipeline {self.name!r} is a {type(answer).__name__}, whose calls are "
+                    "still to come; return what it gives, as ''.join(stream) or await it"
+                )
         return list(answers)
 
 
@@ -142,6 +152,13 @@ Run = Callable[[Any, Sequence[Any]], list[Any]]
 def _loop() -> asyncio.AbstractEventLoop:
     """The loop of pipelines whose `run` is asynchronous, the same for all rounds: clients keep connections in it."""
     return asyncio.new_event_loop()
+
+
+def _copied(value: Any) -> Any:
+    """Lists, dicts, sets and tuples anew, with the same objects in them: a chat history begins each round as given."""
+    if type(value) is dict:
+        return {key: _copied(one) for key, one in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
 
 
 def _may_define_run(source: str) -> bool:

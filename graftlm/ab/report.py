@@ -257,16 +257,19 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     page, data, sheet, image = (folder / name for name in FILES)
-    data.write_text(json.dumps(to_json(comparisons), indent=2, ensure_ascii=False) + "\n")
+    # A half of a character, which UTF-8 has not, is written as JSON writes it, "\\ud800".
+    data.write_text(json.dumps(to_json(comparisons), indent=2, ensure_ascii=False) + "\n", "utf-8", "backslashreplace")
     rows = [{"pipeline": c.name} | _flat(figures(c, result)) for c in comparisons for result in c.results]
-    with sheet.open("w", newline="") as file:
+    with sheet.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
     tables = [(c, [cells(c, result) for result in c.results]) for c in comparisons]
     sides = (against.COLUMNS, [one.cells() for one in changed])
     page.write_text(
-        html_page.render(tables, COLUMNS, headline(comparisons), command, details=details(comparisons), against=sides)
+        html_page.render(tables, COLUMNS, headline(comparisons), command, details=details(comparisons), against=sides),
+        "utf-8",
+        "backslashreplace",
     )
     if not with_chart:
         return [page, data, sheet]

@@ -131,9 +131,11 @@ class Worker:
             wall_s *= 2
         if self._plant == "changed answer":
             answers[0] = f"{as_text(answers[0])} (changed)"
+        unread: set[str] = set()
         return {
             "wall_s": wall_s,
-            "answers": [as_json(answer) for answer in answers],
+            "answers": [as_json(answer, unread) for answer in answers],
+            "unread": sorted(unread),
             "right": self._judged(inputs, answers),
             "work": dataclasses.asdict(self._meter.work()),
             "spans": self._meter.spans(started),

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graftlm.ab import Comparison, compare, report
+from graftlm.ab import Comparison, EngineResult, Round, compare, report
+from graftlm.ab.meter import Work
 from graftlm.ab.plants import check
 from graftlm.core.errors import ConfigError
 from tests.core.remote.models import answers
@@ -228,6 +229,14 @@ def test_a_report_has_page_figures_sheet_and_chart(compared: Comparison, tmp_pat
     assert image.read_bytes().startswith(b"\x89PNG")
 
 
+def test_half_a_character_costs_no_report(tmp_path: Path) -> None:
+    """After all rounds there was a UnicodeEncodeError and no report."""
+    result = EngineResult("hf", [Round(1.0, ["\udcff"], None, Work())])
+    paths = report.write([Comparison("city", "City", "m", ["\ud800"], [result])], tmp_path, "graftlm ab city.py", False)
+    (found,) = json.loads(paths[1].read_text())
+    assert (found["inputs"], found["runs"][0]["texts"]) == (["\ud800"], ["\udcff"])
+
+
 def test_the_warm_up_input_is_not_measured(idle: Path) -> None:
     assert quick(idle, "low").inputs == ["A", "bad", "c"]
 
@@ -282,6 +291,12 @@ def test_inputs_that_each_process_draws_anew_are_an_error(tmp_path: Path) -> Non
 
 def test_answers_that_vary_by_themselves_are_said(idle: Path) -> None:
     assert "moody answers 3 of 3 inputs differently each round." in quick(idle, "moody").differences()
+
+
+def test_last_words_need_not_be_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "dies.py"
+    path.write_text(IDLE.replace("import os; return", "import os; os.write(2, b'no \\xff'); return"))
+    assert (quick(path, "dying").results[0].error or "").endswith("ended with status 7: no \ufffd")
 
 
 def test_a_process_that_dies_is_a_failed_engine(idle: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from graftlm.ab.profile import Call, Profile
 from graftlm.core.errors import ConfigError
 
 
-def measured(engine: str, walls: list[float], answers: list[str], calls: int = 2, prompt: int = 20) -> EngineResult:
+def measured(engine: str, walls: list[float], answers: list[Any], calls: int = 2, prompt: int = 20) -> EngineResult:
     work = Work(calls=calls, prompt_tokens=prompt)
     return EngineResult(engine, [Round(wall, answers, None, work) for wall in walls])
 
@@ -32,6 +33,20 @@ def test_every_difference_is_said() -> None:
         "graftlm answers 1 of 2 inputs differently.",
         "calls differ: 2 with hf, 1 with graftlm.",
         "prompt tokens differ: 20 with hf, 11 with graftlm.",
+    ]
+
+
+def test_true_is_another_answer_than_one() -> None:
+    assert compared(measured("hf", [1.0], [True, 1]), measured("graftlm", [1.0], [1, 1.0])).differences() == [
+        "graftlm answers 1 of 2 inputs differently."
+    ]
+
+
+def test_answers_that_cannot_be_compared_are_said() -> None:
+    hf, ours = measured("hf", [1.0], ["<Box object>", "b"]), measured("graftlm", [1.0], ["<Box object>", "b"])
+    ours.rounds = [replace(ours.rounds[0], unread=["Box"])]
+    assert compared(hf, ours).differences() == [
+        "Answers hold objects without a text, of which only the type was compared: Box."
     ]
 
 

@@ -61,6 +61,24 @@ def test_what_the_file_catches_is_noted(tmp_path: Path) -> None:
     assert pipeline.caught.told() == ["TypeError: 'NoneType' object is not callable"]
 
 
+def test_a_run_may_change_its_inputs(tmp_path: Path) -> None:
+    """A chat history grew from round to round."""
+    text = GOOD.replace("return [llm(text) for text in inputs]", "return [one.pop() for one in inputs]")
+    pipeline, given = Pipeline.load(written(tmp_path, text)), [["a"], ["b"]]
+    assert pipeline.answer(None, given) == ["a", "b"] and given == [["a"], ["b"]]
+    case = object()
+    text = GOOD.replace("return [llm(text) for text in inputs]", "return inputs")
+    assert Pipeline.load(written(tmp_path, text)).answer(None, [{"cases": (case,)}]) == [{"cases": (case,)}]
+
+
+@pytest.mark.parametrize("answer", ["(c for c in text)", "iter(text)"])
+def test_an_answer_that_is_still_to_come_is_refused(tmp_path: Path, answer: str) -> None:
+    """Its calls were made after the round, if at all, and all such answers were equal."""
+    pipeline = Pipeline.load(written(tmp_path, GOOD.replace("[llm(text) for", f"[{answer} for")))
+    with pytest.raises(ConfigError, match="answer 0 of run.. of pipeline 'shout' is a .*whose calls are still to come"):
+        pipeline.answer(None, ["a"])
+
+
 def test_inputs_may_be_a_list(tmp_path: Path) -> None:
     pipeline = Pipeline.load(written(tmp_path, GOOD.replace('def inputs(): return ["a", "b"]', 'inputs = ["a", "b"]')))
     assert (pipeline.held_out, pipeline.inputs) == (["a"], ["b"])
