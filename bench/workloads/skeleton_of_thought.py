@@ -15,7 +15,21 @@ def _lines(entity):
     return [fact for fact in entity.facts.values() if fact.attribute.type in ("str", "int")][:2]
 
 
-SHOTS = "".join(_form(made, made.entities[0]) for made in world.worlds(69, 3))
+def _question(text, name, label):
+    return f"{text}\n\nWhat is the {label.lower()} of {name}?"
+
+
+EXAMPLES = [(made, made.entities[0]) for made in world.worlds(69, 3)]
+SHOTS = "".join(_form(made, entity) for made, entity in EXAMPLES)
+SHOT_CHAT = [
+    turn
+    for made, entity in EXAMPLES
+    for fact in _lines(entity)[:1]
+    for turn in (
+        ("human", _question(made.passage(plain=True).text, entity.name, fact.attribute.label)),
+        ("ai", str(fact.answer)),
+    )
+]
 max_tokens = 24
 
 
@@ -57,6 +71,18 @@ def _skeleton(s, text, labels):
 def run_native(llm, inputs):
     states = _skeleton.batch([{key: one[key] for key in ("text", "labels")} for one in inputs], runtime=llm)
     return [dict(zip(one["labels"], state["values"])) for one, state in zip(inputs, states)]
+
+
+def run_langchain(llm, inputs):
+    llm.bind(max_tokens=12).batch([f"{one['text']}\n\nWho is in the text?" for one in inputs])
+    asked = [
+        [*SHOT_CHAT, ("human", _question(one["text"], name, label))]
+        for one in inputs
+        for name, labels in one["labels"].items()
+        for label in labels
+    ]
+    said = iter([answer.content.strip() for answer in llm.batch(asked)])
+    return [{name: [next(said) for _ in labels] for name, labels in one["labels"].items()} for one in inputs]
 
 
 def run_guidance(llm, inputs):
