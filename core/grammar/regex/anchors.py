@@ -28,21 +28,13 @@ from graftlm.core.grammar.ast import (
     repeat,
     star,
 )
+from graftlm.core.grammar.regex.lookarounds import Lookahead, Lookbehind
 
 # While a pattern is parsed, an anchor is a rule named "^" or "$" and its position, and so is a lookahead.
 
 
-class Lookahead(Rule):
-    """A place that a text of `body` must follow or, with `refused`, must not follow."""
-
-    __slots__ = ("body", "refused")
-    body: Node
-    refused: bool
-
-    def __init__(self, body: Node, refused: bool, position: int) -> None:
-        super().__init__(f"?{position}")
-        object.__setattr__(self, "body", body)
-        object.__setattr__(self, "refused", refused)
+class InThreadsError(Exception):
+    """The pattern has a lookahead that only `threads.language` keeps."""
 
 
 def start_anchor(position: int) -> Node:
@@ -71,18 +63,19 @@ def sorted_anchors(items: list[Node]) -> list[Node]:
 
 
 def anchored(node: Node) -> Node:
-    """The texts that `node` matches from end to end."""
-    return alternation(*(_look(body, EMPTY, True) for _, body, _ in _split(node)))
+    """The texts that `node` matches from end to end. Raises InThreadsError."""
+    return alternation(*(_look(body, EMPTY, True) for _, body, _ in split(node)))
 
 
 def found_anywhere(node: Node, *, wide: bool = False) -> Node:
     """The texts that contain a match of `node`, at the ends where anchors say so.
 
     wide  as in dialects where `$` also matches before a line break that ends the text.
+    Raises InThreadsError.
     """
     around, end = star(ANY_CHAR), optional(literal("\n")) if wide else EMPTY
     found = []
-    for at_start, body, at_end in _split(node):
+    for at_start, body, at_end in split(node):
         rest = end if at_end else around
         if at_start or _asks_for_start(body):
             found.append(_look(body, rest, True))
@@ -97,8 +90,7 @@ def _look(node: Node, rest: Node, at_start: bool | None) -> Node:
 
     at_start  whether the text begins with `node`; None where that depends on what was matched before it.
     """
-    ahead = _lookahead_in(node)
-    if ahead is None:
+    if _lookahead_in(node) is None:
         return concat(node, rest)
     match node:
         case Lookahead():
@@ -118,25 +110,18 @@ def _look(node: Node, rest: Node, at_start: bool | None) -> Node:
             # (?:(?!x).)*$ is free of x, wherever it begins
             after = _wanted(refused, None)
             return Difference(repeat(char, least, None), concat(star(char), Intersection((plus(ANY_CHAR), after))))
-    position = int(ahead.name[1:])
-    raise GrammarError(
-        f"regex, position {position}: a lookahead in a repeat is not regular in general; take it out of the repeat",
-        position=position,
-    )
+    raise InThreadsError
 
 
 def _wanted(ahead: Lookahead, at_start: bool | None) -> Node:
     """The ends of texts that begin as the lookahead says."""
     around, found = star(ANY_CHAR), []
-    for asks_for_start, body, ends in _split(ahead.body):
+    for asks_for_start, body, ends in split(ahead.body):
         if asks_for_start and at_start is None:
-            position = int(ahead.name[1:])
-            raise GrammarError(
-                f"regex, position {position}: '^' in a lookahead that may stand at the start or not; leave it out",
-                position=position,
-            )
+            raise InThreadsError
         if at_start or not asks_for_start:
-            found.append(_look(body, EMPTY if ends else around, at_start))
+            end = optional(literal("\n")) if ahead.wide else EMPTY
+            found.append(_look(body, end if ends else around, at_start))
     return alternation(*found)
 
 
@@ -173,7 +158,21 @@ def _lookahead_in(node: Node) -> Lookahead | None:
     return None
 
 
-def _split(node: Node) -> list[tuple[bool, Node, bool]]:
+def looks_behind(node: Node) -> bool:
+    """Whether there is a lookbehind in `node`."""
+    match node:
+        case Lookbehind():
+            return True
+        case Lookahead():
+            return looks_behind(node.body)
+        case Concat(items) | Alternation(items):
+            return any(map(looks_behind, items))
+        case Repeat(item, _, _):
+            return looks_behind(item)
+    return False
+
+
+def split(node: Node) -> list[tuple[bool, Node, bool]]:
     """Alternatives without anchors: bound to the start, the alternative, bound to the end."""
     parts = [
         (at_start, inner, at_end)

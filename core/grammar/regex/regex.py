@@ -1,20 +1,22 @@
 r"""Regular expressions in the dialect of Python's `re`, as far as it is regular.
 
     a . [a-z^] [^...] \d \D \w \W \s \S \p{L} \P{L} \n \t \x41 \u0041 \U00000041 \N{BULLET} \101 \.
-    (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...) (?=...) (?!...)
+    (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...)
+    (?=...) (?!...) (?<=...) (?<!...) \b \B
     | * + ? {m} {m,} {,n} {m,n} and their lazy forms
     ^ $ \A \Z where no text can stand between them and the end
 
 `re` has no \p{...}; it means what it means in ECMA-262, Rust and PCRE, for general categories.
 
-Which text matches does not depend on greediness, so lazy and greedy repeats are the same. A lookahead
-is an intersection with what follows it to the end, or a difference; it may stand anywhere but in a repeat. Lookbehinds,
-backreferences, word boundaries, conditionals, atomic groups and possessive repeats are refused, with their position.
+Which text matches does not depend on greediness, so lazy and greedy repeats are the same. A lookahead intersects what
+follows to the end, or is taken from it; threads.py keeps lookbehinds, and lookaheads in repeats. Backreferences,
+conditionals, atomic groups and possessive repeats are refused, with their position.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from contextlib import suppress
 from typing import NoReturn
 
 from graftlm.core.errors import GrammarError
@@ -34,14 +36,11 @@ from graftlm.core.grammar.ast import (
 )
 from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.regex import anchors
+from graftlm.core.grammar.regex import anchors, lookarounds, threads
 from graftlm.core.grammar.regex.escapes import CONTROLS, HEX_DIGITS, is_octal, octal_digits, ranges_of, surrogate_range
 from graftlm.core.grammar.regex.flags import NAMES, Flags
 
-_REFUSED_GROUPS = {
-    **{"<=": "lookbehind", "<!": "negative lookbehind"},
-    **{">": "atomic group", "(": "conditional", "P=": "backreference"},
-}
+_REFUSED_GROUPS = {">": "atomic group", "(": "conditional", "P=": "backreference"}
 _MAX_COUNT = 1 << 24
 
 
@@ -57,7 +56,10 @@ def parse(
     Raises GrammarError with the position of what cannot be parsed or kept.
     """
     node = _Parser(pattern, max_depth, portable, wide).parse()
-    return anchors.found_anywhere(node, wide=wide) if search else anchors.anchored(node)
+    if not anchors.looks_behind(node):
+        with suppress(anchors.InThreadsError):
+            return anchors.found_anywhere(node, wide=wide) if search else anchors.anchored(node)
+    return threads.language(node, search=search, wide=wide)
 
 
 class _Parser:
@@ -146,8 +148,7 @@ class _Parser:
         return minimum, maximum
 
     def _atom(self) -> Node:
-        start = self._at
-        c = self._text[start]
+        start, c = self._at, self._text[self._at]
         self._at += 1
         if c == "(":
             return self._group(start)
@@ -183,19 +184,20 @@ class _Parser:
 
     def _group(self, start: int) -> Node:
         outer = self._flags
-        ahead = self._take("?=") or self._take("?!")
-        refused = ahead and self._text[self._at - 1] == "!"
-        if refused:
-            self._wide = not self._wide  # less may follow where more is refused
-        if not ahead and self._take("?") and not self._extension(start):
+        look = next((kind for sign, kind in lookarounds.KINDS.items() if self._take(sign)), None)
+        if look is not None:
+            self._wide = self._wide != look[1]  # less may follow where more is refused
+        if look is None and self._take("?") and not self._extension(start):
             return EMPTY
         node = self._alternatives()
         if not self._take(")"):
             self._fail("the group is not closed; add ) or escape the ( as \\(", start)
         self._flags = outer
-        if refused:
-            self._wide = not self._wide
-        return anchors.Lookahead(node, refused, start) if ahead else node
+        if look is None:
+            return node
+        found = look[0](node, look[1], start, wide=self._portable and self._wide)
+        self._wide = self._wide != look[1]
+        return found
 
     def _extension(self, start: int) -> bool:
         """Read what stands between `(?` and the body of a group; whether there is a body."""
@@ -256,13 +258,13 @@ class _Parser:
             self._at += 1
             return anchors.start_anchor(start) if c == "A" else anchors.end_anchor(start)
         if c in ("b", "B") and c:
-            self._fail(f"\\{c} (word boundary) depends on both sides; write the characters around it out", start)
+            self._at += 1
+            wide = self._wide if self._portable else None
+            return lookarounds.boundary(start, is_one=c == "b", wide=wide, ascii_only=self._flags.ascii_only)
         if c.isdigit() and c != "0" and not is_octal(self._text, self._at):
             self._fail(f"backreference \\{c} is not regular; write the alternatives out", start)
-        ranges = self._escaped(start, in_class=False)
-        if isinstance(ranges, int):
-            return self._character(ranges)
-        return char_set(ranges)
+        found = self._escaped(start, in_class=False)
+        return self._character(found) if isinstance(found, int) else char_set(found)
 
     def _escaped(self, start: int, in_class: bool) -> int | tuple[Range, ...]:
         """What follows a backslash: a code point, or the ranges of a category."""

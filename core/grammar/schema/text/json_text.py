@@ -66,7 +66,9 @@ def spell(node: Node) -> Node:
             return ast.Difference(spell(item), spell(minus))
         case ast.Empty():
             return node
-        case ast.Automaton() | ast.Rule() | ast.Graph():
+        case ast.Graph(rows, accepting):
+            return ast.Graph(tuple(tuple((spell(item), target) for item, target in row) for row in rows), accepting)
+        case ast.Automaton() | ast.Rule():
             raise AssertionError(f"{type(node).__name__} is not a language of plain text")
 
 

@@ -212,12 +212,10 @@ def test_details_of_the_dialect(pattern: str, text: str, expected: bool) -> None
 @pytest.mark.parametrize(
     ("pattern", "position", "reason"),
     [
-        ("(?:a(?=b)|b)*c", 4, "lookahead in a repeat"),
-        ("(?:a(?!b)){2}", 4, "lookahead in a repeat"),
-        ("(?<=a)b", 0, "lookbehind"),
+        ("(?<=a$)b", 0, "in a lookbehind"),
+        ("(?!a(?<!b))a", 4, "a lookaround inside one"),
         (r"(a)\1", 3, "backreference"),
         ("(?P<x>a)(?P=x)", 8, "backreference"),
-        (r"a\b", 1, "word boundary"),
         ("a*+", 0, "possessive"),
         ("(?>a)", 0, "atomic"),
         ("(a)(?(1)b|c)", 3, "conditional"),
@@ -232,7 +230,6 @@ def test_details_of_the_dialect(pattern: str, text: str, expected: bool) -> None
         (r"\q", 0, "no known escape"),
         (r"\p{Han}", 0, "scripts"),
         (r"\p{L", 0, "Unicode property"),
-        (r"b*(?!^ab$)$", 2, "may stand at the start or not"),
         (r"\x4", 0, "hexadecimal"),
         ("a^b", 1, "ends of the pattern"),
         ("a$b", 1, "ends of the pattern"),

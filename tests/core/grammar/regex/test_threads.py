@@ -1,0 +1,61 @@
+"""Lookbehinds, boundaries of words and lookaheads in repeats mean what they mean in Python's `re`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.regex.regex import parse
+
+TEXTS = ["".join(text) for length in range(5) for text in itertools.product("ab- c", repeat=length)]
+
+PATTERNS = [
+    "(?<=a)b",
+    "(?<!a)b",
+    "(?<=a(?:b| ))c",
+    r"\bab\b",
+    r"a\b",
+    r"\b",
+    r"\B",
+    r"\bb\B",
+    "(?:a(?=b)|b)*c",
+    "^(?:a(?!b)){2}$",
+    "^([ab]|[ab]([ab-](?!--))*[ab])$",
+    "^(?!aa)(.*?)(?<!bb)$",
+    r"^(a\b|b\B|-)+$",
+    "(?:(?<!a)b|a)+$",
+    "^(?!-)(?!.*--)[ab-]+(?<!-)$",
+    r"(a(?=.*b$)|b)+\b",
+    "b*(?!^ab$)$",
+    "c(?<=^c)",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_lookarounds_hold_where_they_hold_in_re(pattern: str) -> None:
+    found = parse(pattern, search=True)
+    assert [text for text in TEXTS if product.matches(found, text)] == [
+        text for text in TEXTS if re.search(pattern, text)
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["a+(?<!aa)", r"\b[ab]+\b", "(?:a(?=b)|b)*"])
+def test_the_whole_text_is_held_to_lookarounds_too(pattern: str) -> None:
+    found = parse(pattern)
+    assert [text for text in TEXTS if product.matches(found, text)] == [
+        text for text in TEXTS if re.fullmatch(pattern, text)
+    ]
+
+
+def test_a_boundary_that_dialects_do_not_share_is_kept_out_or_in() -> None:
+    narrow, wide = (parse(r"^a\b", search=True, portable=True, wide=wide) for wide in (False, True))
+    assert [product.matches(narrow, text) for text in ("a", "a-", "ab", "aé")] == [True, True, False, False]
+    assert [product.matches(wide, text) for text in ("a", "a-", "ab", "aé")] == [True, True, False, True]
+
+
+def test_a_refused_end_is_also_one_before_the_last_line_break() -> None:
+    found = parse(r"^(?!a$)[a\n]*$", search=True, portable=True)
+    assert [product.matches(found, text) for text in ("a", "a\n", "aa", "a\n\n")] == [False, False, True, True]
