@@ -178,14 +178,14 @@ class Meter:
         )  # fmt: skip
 
     def under_way(self, patience_s: float = 0.2) -> int:
-        """Model calls in this process that have begun and not ended, at the latest after `patience_s`.
+        """Model calls that have begun and not ended, at the latest after `patience_s`.
 
         A stream of transformers has given its last piece a little before `generate` returns.
         """
         deadline = time.perf_counter() + patience_s
-        while self._under_way and time.perf_counter() < deadline:
+        while (num := self._under_way + self._http.under_way) and time.perf_counter() < deadline:
             time.sleep(0.001)
-        return self._under_way
+        return num
 
     def _begin(self, prompt: Any) -> None:
         self._prompts.add(prompt)

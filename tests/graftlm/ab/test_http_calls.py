@@ -95,6 +95,38 @@ def test_calls_and_tokens_of_every_client_equal_the_servers_own(ask: Callable[[s
     assert calls.total("completion") == served.completion_tokens > 0
 
 
+def test_a_stream_that_is_given_up_is_a_call_of_the_round_in_which_it_began() -> None:
+    """It was counted when Python collected it, in a later round."""
+    calls = HttpCalls(lambda begin: None)
+    with Server(answers({"France": "Paris, of course."})) as server:
+        client = importlib.import_module("openai").OpenAI(base_url=server.url, api_key="none")
+        calls.hook()
+        stream = client.chat.completions.create(**STREAM)
+        next(iter(stream))
+        assert (calls.num, calls.under_way, calls.total("prompt")) == (1, 1, None)
+        calls.reset()
+        assert (calls.num, calls.under_way) == (0, 0)
+        stream.close()
+        assert calls.num == 0
+        with client.chat.completions.create(**STREAM) as stream:
+            next(iter(stream))
+        assert (calls.num, calls.under_way) == (1, 0)
+        client.close()
+
+
+def test_a_request_without_an_answer_yet_is_under_way() -> None:
+    calls = HttpCalls(lambda begin: None)
+    seen: list[int] = []
+    with (
+        Server(answers({"France": "Paris."})) as server,
+        importlib.import_module("openai").OpenAI(base_url=server.url, api_key="none") as client,
+    ):
+        calls.hook()
+        client._client.event_hooks = {"request": [lambda request: seen.append(calls.under_way)]}
+        client.chat.completions.create(**OPTIONS)
+    assert (seen, calls.under_way) == ([1], 0)
+
+
 def test_requests_that_failed_are_no_calls() -> None:
     calls = HttpCalls(lambda begin: None)
     with Server(answers({"France": "Paris."}), faults=[Fault(status=503)]) as server:
