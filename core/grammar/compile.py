@@ -211,7 +211,7 @@ def _compile_fastest(
             check_start(lazy, vocabulary)
             if isinstance(error, EmptyLanguage):
                 _check_some_text(lazy)
-        except GrammarError:
+        except (GrammarError, RecursionError):
             raise error from None
         return lazy
 

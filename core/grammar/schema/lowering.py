@@ -277,7 +277,16 @@ class Lowering:
 
     def close(self, parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """Strict mode: an object that declares members and says nothing of others has no others."""
-        return closed(parts) if self._strict else parts
+        if not self._strict:
+            return parts
+        whole = closed(parts)
+        if len(parts) == 1 and whole is not parts:
+            self._reader.pointers.setdefault(whole[0], self.pointer(parts[0]))
+        return whole
+
+    def pointer(self, shape: Shape) -> str:
+        """Where the schema has an object."""
+        return self._reader.pointers.get(shape, "")
 
     def _lower(self, shape: Shape) -> Node:
         match shape:
@@ -385,7 +394,7 @@ class Lowering:
         except GrammarError as error:
             if error.pointer is not None:
                 raise
-            pointer = next((part.pointer for part in parts if isinstance(part, Object)), "")
+            pointer = next((self.pointer(part) for part in parts if isinstance(part, Object)), "")
             raise GrammarError(f"{pointer or '/'}: {error}", pointer=pointer) from error
 
     def _countable(self, part: Shape) -> Shape:
@@ -396,5 +405,7 @@ class Lowering:
         if part.min_properties <= len(listed) + (part.additional != NO_SHAPE or bool(part.patterns)):
             return part
         message = f"minProperties {part.min_properties} over names that the schema does not list cannot be kept"
-        self._reader.refuse(part.pointer, "minProperties", f"{message}; declare and require the properties")
-        return replace(part, min_properties=0)
+        self._reader.refuse(self.pointer(part), "minProperties", f"{message}; declare and require the properties")
+        kept = replace(part, min_properties=0)
+        self._reader.pointers.setdefault(kept, self.pointer(part))
+        return kept

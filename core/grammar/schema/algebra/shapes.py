@@ -5,90 +5,60 @@ A shape is either of one type (Null to Object, and Literals) or put together fro
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, TypeVar, dataclass_transform
 
-T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True)
-def _shape(cls: type[T]) -> type[T]:
-    """A frozen dataclass that computes its hash once: shapes nest deep and are keys of many tables."""
-    made = dataclass(frozen=True)(cls)
-    compute: Callable[[Any], int] = made.__hash__
-
-    def cached(self: Any) -> int:
-        try:
-            found: int = self.__dict__["_hash"]
-        except KeyError:
-            found = self.__dict__["_hash"] = compute(self)
-        return found
-
-    made.__hash__ = cached  # type: ignore[method-assign]
-    return made
+from graftlm.core.grammar.schema.algebra.shared_shapes import SharedShape
 
 
-@_shape
-class Anything:
+class Anything(SharedShape):
     """Every JSON value."""
 
 
-@_shape
-class Unkept:
+class Unkept(SharedShape):
     """What a keyword that cannot be kept would admit: unknown, so it and its complement are taken for everything."""
 
 
-@_shape
-class Union:
+class Union(SharedShape):
     """Any of the alternatives. Without one, nothing at all."""
 
     alternatives: tuple[Shape, ...]
 
 
-@_shape
-class Both:
+class Both(SharedShape):
     """All of the parts; at least two."""
 
     parts: tuple[Shape, ...]
 
 
-@_shape
-class ExactlyOne:
+class ExactlyOne(SharedShape):
     """One of the alternatives and none of the others."""
 
     alternatives: tuple[Shape, ...]
 
 
-@_shape
-class Not:
+class Not(SharedShape):
     """Every JSON value but those of `shape`."""
 
     shape: Shape
 
 
-@_shape
-class Reference:
+class Reference(SharedShape):
     """The shape of the schema at `target`, read when it is needed, so that it may contain itself."""
 
     target: str
 
 
-@_shape
-class Literals:
+class Literals(SharedShape):
     """One of these values, each as compact JSON text."""
 
     texts: tuple[str, ...]
 
 
-@_shape
-class Null:
+class Null(SharedShape):
     """null"""
 
 
-@_shape
-class Boolean:
+class Boolean(SharedShape):
     """true or false"""
 
 
@@ -97,8 +67,7 @@ NOTHING = Union(())
 UNKEPT = Unkept()
 
 
-@_shape
-class Number:
+class Number(SharedShape):
     """A number within bounds (None is none), a multiple of each of `multiple_of` and of none of `no_multiple_of`.
 
     integer  only whole numbers, which are written without a fraction.
@@ -113,8 +82,7 @@ class Number:
     no_multiple_of: tuple[Decimal, ...] = ()
 
 
-@_shape
-class Text:
+class Text(SharedShape):
     """A string of `min_length` to `max_length` characters that contains a match of each pattern and has each format.
 
     The fields that begin with `no_` name what it must not match, have or be.
@@ -129,8 +97,7 @@ class Text:
     no_texts: tuple[str, ...] = ()
 
 
-@_shape
-class Contains:
+class Contains(SharedShape):
     """`least` to `most` items of an array have this shape; `most` None is without bound."""
 
     shape: Shape
@@ -138,8 +105,7 @@ class Contains:
     most: int | None = None
 
 
-@_shape
-class Array:
+class Array(SharedShape):
     """Items by position, then `items` for the rest; `min_items` to `max_items` of them in all.
 
     unique  whether no two items may be equal.
@@ -153,13 +119,11 @@ class Array:
     unique: bool = False
 
 
-@_shape
-class Object:
+class Object(SharedShape):
     """Members by name in this order, then any number whose names fit `patterns`, else `additional`.
 
     closed   whether the schema said what other members may be; where it did not, strict mode allows none.
     names    what every name must be, where the schema said so.
-    pointer  where the schema has it.
     """
 
     properties: tuple[tuple[str, Shape], ...] = ()
@@ -170,7 +134,6 @@ class Object:
     max_properties: int | None = None
     names: Shape | None = None
     closed: bool = False
-    pointer: str = field(default="", compare=False)
 
     def property(self, name: str) -> Shape | None:
         if "_declared" not in self.__dict__:
@@ -179,8 +142,7 @@ class Object:
         return declared.get(name)
 
 
-@_shape
-class Implied:
+class Implied(SharedShape):
     """A shape whose type strict mode takes from its keywords: the standard lets values of every other type have it too.
 
     What is written has `shape`; what is excluded (by `not`, `if`, `oneOf`) is what lacks it to the standard.

@@ -65,6 +65,7 @@ class SchemaReader:
         self._shapes: dict[str, Shape] = {}
         self._reading: list[str] = []
         self._depth = 0
+        self.pointers: dict[Shape, str] = {}  # where the schema has each object first
         self.issues: list[Issue] = []
         self.annotations: list[Issue] = []
         self.contradictions: list[Issue] = []  # enums without a value: errors where the schema needs them
@@ -292,7 +293,7 @@ class SchemaReader:
                     shape = both(shape, more)
             properties.append((name, shape))
         names = self.read(schema["propertyNames"], f"{pointer}/propertyNames") if "propertyNames" in schema else None
-        return Object(
+        shape = Object(
             properties=tuple(properties),
             patterns=tuple(patterns),
             additional=self.read(schema.get("additionalProperties", True), f"{pointer}/additionalProperties"),
@@ -301,8 +302,9 @@ class SchemaReader:
             max_properties=high,
             names=names,
             closed="additionalProperties" in schema,
-            pointer=pointer,
         )
+        self.pointers.setdefault(shape, pointer)
+        return shape
 
     def _read_dependencies(self, schema: Schema, pointer: str) -> Shape:
         """For each member that needs others: no object with it, or what it needs."""

@@ -198,7 +198,7 @@ class Members:
                 raise GrammarError(
                     f"{len(tests)} patterns and propertyNames in one object, and names can match more than {MAX_KINDS} "
                     "combinations of them; join patterns with equal schemas, or let patterns exclude each other",
-                    pointer=next((leaf.pointer for leaf in alive if leaf.patterns), ""),
+                    pointer=next((self._lowering.pointer(leaf) for leaf in alive if leaf.patterns), ""),
                 )
         place = {test: i for i, test in enumerate(tests)}
         return sorted(kinds, key=lambda kind: (-len(kind[0]), [place[test] for test in kind[0]]))

@@ -1,0 +1,47 @@
+"""Shapes with equal values are one object, however they are made."""
+
+import copy
+import gc
+import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, Anything, Array, Number, Object, Text
+
+
+def test_values_by_position_by_name_and_by_default_give_the_same_shape() -> None:
+    assert Text(1) is Text(min_length=1)
+    assert Array(items=Number(True)) is Array((), Number(integer=True), 0)
+    assert Anything() is ANYTHING
+    assert Text(1) is not Text(2)
+
+
+def test_a_copy_and_what_is_read_from_a_pickle_are_the_shape_itself() -> None:
+    shape = Object(properties=(("a", Text(max_length=3)),), required=("a",))
+    assert copy.deepcopy(shape) is shape
+    assert pickle.loads(pickle.dumps(shape)) is shape
+
+
+def test_threads_that_make_equal_shapes_at_once_get_one_object() -> None:
+    with ThreadPoolExecutor(8) as threads:
+        rounds = [list(threads.map(Text, [n] * 32)) for n in range(1_000, 1_200)]
+    assert all(len(set(map(id, shapes))) == 1 for shapes in rounds)
+
+
+def test_a_shape_that_nothing_uses_is_freed() -> None:
+    shape = Object(properties=(("gone", Text(77)),))
+    watched = weakref.ref(shape)
+    del shape
+    gc.collect()
+    assert watched() is None
+
+
+def test_a_field_that_no_shape_has_and_one_too_many_are_errors() -> None:
+    unknown: dict[str, Any] = {"longest": 3}
+    with pytest.raises(TypeError, match="Text takes min_length, max_length"):
+        Text(**unknown)
+    with pytest.raises(TypeError, match="Anything takes nothing"):
+        Anything(*unknown)
