@@ -80,6 +80,8 @@ def compare(
     if rounds < 1 or (minutes is not None and minutes <= 0):
         given = MINUTES if minutes is None else minutes
         raise ConfigError(f"rounds is {rounds} and minutes is {given:g}; rounds must be at least 1, minutes above 0")
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads is {threads}; it must be at least 1, or left out for one per idle core")
     if not path.is_file():
         raise ConfigError(f"pipeline {str(path)!r} cannot be read; give the path of a Python file")
     others = checked(pythons or {}, names)

@@ -13,6 +13,7 @@ from graftlm.ab.svg import intervals, phases, timeline
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --mark: #1668a7; --pale: #9cc7e6; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2, p, li { overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .warning { border-left: 4px solid #c47f00; padding: .3rem .8rem; }
 .same { border-left: 4px solid #2a8a4a; padding: .3rem .8rem; }
@@ -34,7 +35,8 @@ code, pre { font: 14px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; whi
   .answers tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
   .figures, .figures tbody, .figures tr { display: block; } .figures tr:first-child { display: none; }
   .figures tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
-  .figures td { display: flex; justify-content: space-between; border: 0; padding: .1rem 0; }
+  .figures td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; }
+  .figures td { white-space: normal; overflow-wrap: anywhere; } .figures td::before { white-space: nowrap; }
   .figures td::before { content: attr(data-of); } .figures td:nth-child(2) { font-weight: 600; }
   svg text { font-size: 26px; }
 }

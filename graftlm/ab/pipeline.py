@@ -115,7 +115,10 @@ class Pipeline:
         try:
             inspect.signature(constructor).bind("model", *arguments)
         except TypeError as error:
-            raise ConfigError(f"engine {spec!r} of pipeline {self.name!r}: {error}") from error
+            usual = "URL" if name == "openai" else "ARGUMENT"
+            raise ConfigError(
+                f"engine {spec!r} of pipeline {self.name!r}: {error}; an argument follows a colon, {name}:{usual}"
+            ) from error
         return Engine(spec, lambda model: constructor(model, *arguments))
 
     def answer(self, llm: Any, inputs: Sequence[Any]) -> list[Any]:

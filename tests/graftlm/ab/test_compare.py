@@ -340,6 +340,7 @@ def test_a_mistake_in_the_pipeline_file_is_an_error(tmp_path: Path, body: str, m
         (["low", "low"], {}, "each once"),
         (["low"], {"rounds": 0}, "rounds is 0"),
         (["low"], {"minutes": -1}, "minutes is -1"),
+        (["low"], {"threads": 0}, "threads is 0; it must be at least 1"),
         (["fast"], {}, "has no engine 'fast'; known: low, high"),
     ],
 )

@@ -44,9 +44,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shown(page: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The document as the browser built it, its tags taken out."""
+    return _browsed(page, tmp_path_factory.mktemp("browser"))
+
+
+def _browsed(page: Path, profile: Path, *options: str) -> str:
+    """What a browser shows of a page."""
     if BROWSER is None:
         pytest.skip("no Chromium is installed")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path_factory.mktemp('browser')}"]
+    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *options)
     found = subprocess.run(
         [BROWSER, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
     )
@@ -74,6 +79,19 @@ def shown(page: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 )
 def test_the_browser_shows(shown: str, text: str) -> None:
     assert text in " ".join(shown.split())
+
+
+def test_no_name_is_wider_than_a_phone(tmp_path: Path) -> None:
+    """The address of an endpoint stood out of the heading, and the end of it could not be read."""
+    hf, ours = measured("hf", [2.0, 2.1, 2.0]), measured("graftlm", [1.0, 1.0, 1.0])
+    ours.engine = "openai:http://" + "a" * 80
+    compared = Comparison("city", "Which city?", "sprout", ["France", "Spain", "Age"], [hf, ours])
+    report.write([compared], tmp_path, "graftlm ab city.py", False)
+    page = tmp_path / "report.html"
+    measure = "<script>document.body.textContent = `${document.documentElement.scrollWidth} of ${innerWidth}`</script>"
+    page.write_text(page.read_text() + measure)
+    width, _, room = _browsed(page, tmp_path, "--window-size=500,900").partition(" of ")
+    assert int(width) <= int(room.strip())
 
 
 def test_a_figure_on_the_page_is_the_one_in_the_sheet(page: Path) -> None:

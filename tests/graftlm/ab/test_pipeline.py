@@ -108,7 +108,7 @@ def test_an_engine_takes_the_text_after_the_colon(tmp_path: Path) -> None:
     [
         ("fast", "has no engine 'fast'; known: plain, at"),
         ("plain:x", "engine 'plain:x'.*too many"),
-        ("at", "engine 'at'.*missing"),
+        ("at", "engine 'at'.*missing.*follows a colon, at:ARGUMENT"),
     ],
 )
 def test_an_engine_that_does_not_fit_is_an_error(tmp_path: Path, engine: str, message: str) -> None:
