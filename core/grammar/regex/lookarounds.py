@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graftlm.core.grammar.ast import ANY_CHAR, Node, Rule, alternation, char_set, concat
+from graftlm.core.grammar.ast import ANY_CHAR, Node, Rule, alternation, char_set, complement, concat, intersect
 from graftlm.core.grammar.automata import charsets
 
 
@@ -44,6 +44,10 @@ KINDS = {"?=": (Lookahead, False), "?!": (Lookahead, True), "?<=": (Lookbehind, 
 """How each begins, and whether it refuses."""
 
 
+_PLAIN = ((0, 0x7F), (0xA0, 0xBF), (0x2000, 0x206F), (0x2190, 0x2BFF), (0x3000, 0x303F), (0x1F300, 0x1FAFF))
+"""ASCII, punctuation and symbols. Which others may be words is not told apart: that takes thousands of states."""
+
+
 def boundary(position: int, *, is_one: bool, wide: bool | None, ascii_only: bool) -> Node:
     """A place between a word and what is none or, unless `is_one`, between two of a kind; in an empty text neither.
 
@@ -52,7 +56,9 @@ def boundary(position: int, *, is_one: bool, wide: bool | None, ascii_only: bool
     if wide is None:
         word = unlike_word = charsets.category("w", ascii_only)
     else:
-        word, unlike_word = (charsets.portable_category("w", wide=way) for way in (wide, not wide))
+        sure, maybe = (charsets.portable_category("w", wide=way) for way in (False, True))
+        maybe = complement(intersect(_PLAIN, complement(maybe)))
+        word, unlike_word = (maybe, sure) if wide else (sure, maybe)
 
     def between(before_is_word: bool, after_is_word: bool) -> Node:
         before, after = (char_set(word if is_word else unlike_word) for is_word in (before_is_word, after_is_word))

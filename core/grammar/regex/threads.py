@@ -18,7 +18,6 @@ from graftlm.core.grammar.ast import (
     Concat,
     Empty,
     Graph,
-    Intersection,
     Literal,
     Node,
     Range,
@@ -66,7 +65,7 @@ def language(node: Node, *, search: bool, wide: bool) -> Node:
     start = program.enter(node, _MATCHED if search else _AT_END)
     if search:
         start = program.enter(star(ANY_CHAR), start)
-    return Intersection((star(ANY_CHAR), _Threads(program).graph(start)))
+    return _Threads(program).graph(start)
 
 
 class _Program:

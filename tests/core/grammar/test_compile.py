@@ -154,7 +154,7 @@ def test_definitions_that_nest_too_deep_are_an_error() -> None:
 
 def test_a_bound_of_hundreds_of_digits_is_an_error_that_says_so() -> None:
     with pytest.raises(GrammarError, match="a bound of hundreds of digits; flatten it, or round the bound"):
-        compiled({"type": "number", "minimum": 1e300})
+        compiled({"type": "number", "exclusiveMinimum": 1e300})
 
 
 def test_more_optional_members_than_a_parser_can_follow_are_an_error_for_it_alone() -> None:

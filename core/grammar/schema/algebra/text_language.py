@@ -171,6 +171,8 @@ def lengths(part: Node) -> tuple[int, int | None]:
             return lengths(items[0])
         case ast.Difference(item, _):
             return lengths(item)
+        case ast.Graph():
+            return 0, None
         case _:
             return 0, 0
 

@@ -6,25 +6,20 @@ exponent and without "-0": with an exponent the language would not be regular.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache, lru_cache
-from math import ceil, floor, lcm
+from functools import cache
+from math import lcm
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, Node
 from graftlm.core.grammar.schema.algebra.shapes import Number
+from graftlm.core.grammar.schema.text.bounds import DIGIT, FRACTION, NONZERO, NOTHING, POINT, ZERO, in_bounds
 
-NOTHING: Node = ast.NOTHING
-
-DIGIT = ast.chars("0123456789")
-NONZERO = ast.chars("123456789")
-ZERO = ast.literal("0")
-POINT = ast.literal(".")
 NATURAL = ast.alternation(ZERO, ast.concat(NONZERO, ast.star(DIGIT)))
-FRACTION = ast.optional(ast.concat(POINT, ast.plus(DIGIT)))
 EXPONENT = ast.optional(ast.concat(ast.chars("eE"), ast.optional(ast.chars("+-")), ast.plus(DIGIT)))
 INTEGER = ast.alternation(ZERO, ast.concat(ast.optional(ast.literal("-")), NONZERO, ast.star(DIGIT)))
 NUMBER = ast.concat(ast.optional(ast.literal("-")), NATURAL, FRACTION, EXPONENT)
@@ -33,21 +28,23 @@ MAX_INTEGER_DIGITS = 18
 MAX_DIGITS = 17
 EXACT_DIGITS = 15
 """Significant digits with which different decimals are different float64 as well."""
+_MAX_PLACES = 6
+_LARGEST_FLOAT = Decimal(repr(sys.float_info.max))
 _MAX_COUNTED, _MIN_COUNTED = 2_000, 8  # residues times digits; digits with however many residues
 
 
 def number(shape: Number) -> Node:
     """All texts of numbers of this shape (see above for what bounds leave out); NOTHING when there is none."""
     if shape.no_multiple_of:
-        allowed = number(replace(shape, no_multiple_of=())) if shape.multiple_of else _in_bounds(shape)
+        allowed = number(replace(shape, no_multiple_of=())) if shape.multiple_of else in_bounds(shape)
         return ast.Difference(allowed, ast.alternation(*(_multiples((step,), False) for step in shape.no_multiple_of)))
     bounded = shape.minimum is not None or shape.maximum is not None
     if not bounded and not shape.multiple_of:
         return INTEGER if shape.integer else NUMBER
     if not shape.multiple_of:
-        return _in_bounds(shape)
+        return in_bounds(shape)
     multiples = _multiples(shape.multiple_of, shape.integer)
-    return ast.Intersection((_in_bounds(shape), multiples)) if bounded else multiples
+    return ast.Intersection((in_bounds(shape), multiples)) if bounded else multiples
 
 
 def readable(shape: Number, *, context_free: bool) -> Node:
@@ -70,8 +67,10 @@ def readable(shape: Number, *, context_free: bool) -> Node:
     if low is not None and high is not None:
         num_digits = len(str(int(max(abs(low), abs(high)))))
         return _capped(number(shape), max(1, most - num_digits))
-    if (low or 0) >= 10**most or (high or 0) <= -(10**most):
-        return number(shape)
+    if (low or 0) >= 10**most or (high or 0) <= -(10**most):  # float64 has no fractions there
+        low = -_LARGEST_FLOAT if low is None and (high or 0) > -_LARGEST_FLOAT else low
+        high = _LARGEST_FLOAT if high is None and (low or 0) < _LARGEST_FLOAT else high
+        return number(replace(shape, minimum=low, maximum=high, integer=True))
     if low == 0 and not shape.exclusive_minimum:
         return SIGNIFICANT
     return ast.Intersection((number(shape), ast.concat(ast.optional(ast.literal("-")), _significant(most, most))))
@@ -81,7 +80,9 @@ def _readable_multiples(shape: Number) -> Node:
     """The numbers of `shape`, which has steps, that are multiples, or none, to a reader with float64 too.
 
     Multiples of whole numbers are written without a fraction, so that readers hold them exactly, in at most 18 digits
-    unless that needs many states. Others have 15 digits, those that a step has after its point among them.
+    unless that needs many states. Others have 15 digits, those that a step has after its point among them; with steps
+    that they must not be multiples of, at most 9 before a point and 6 after it: to count them together takes ten times
+    the states.
     """
     places = max(_num_places(step) for step in (*shape.multiple_of, *shape.no_multiple_of))
     if shape.multiple_of and not places:
@@ -99,10 +100,12 @@ def _readable_multiples(shape: Number) -> Node:
         return number(shape)
     if shape.multiple_of:
         allowed = _multiples(shape.multiple_of, shape.integer, num_whole)
-    else:
+    elif shape.integer or modulus == 1:
         significant = _significant(num_whole if shape.integer else EXACT_DIGITS, num_whole)
         allowed = ast.concat(ast.optional(ast.literal("-")), significant)
-    within = ast.Intersection((_in_bounds(replace(shape, multiple_of=(), no_multiple_of=())), allowed))
+    else:
+        allowed = _short(num_whole)
+    within = ast.Intersection((in_bounds(replace(shape, multiple_of=(), no_multiple_of=())), allowed))
     if not shape.no_multiple_of:
         return within
     return ast.Difference(within, ast.alternation(*(_multiples((step,), False) for step in shape.no_multiple_of)))
@@ -133,6 +136,17 @@ def _significant(num_digits: int, num_whole: int) -> Node:
         left = num_digits - written
         after = ast.optional(ast.alternation(fraction(left) if left else NOTHING, more))
     return ast.alternation(ast.concat(ZERO, ast.optional(fraction(num_digits))), ast.concat(NONZERO, after))
+
+
+def _short(num_whole: int) -> Node:
+    """Numbers of at most 15 digits, `num_whole` before the point, that take few states."""
+    most = min(num_whole, EXACT_DIGITS - _MAX_PLACES)
+    whole = ast.alternation(ZERO, ast.concat(NONZERO, ast.repeat(DIGIT, 0, most - 1)))
+    longer = ast.concat(NONZERO, ast.repeat(DIGIT, most, num_whole - 1))
+    fraction = ast.concat(POINT, ast.repeat(DIGIT, 1, _MAX_PLACES))
+    return ast.concat(
+        ast.optional(ast.literal("-")), ast.alternation(ast.concat(whole, ast.optional(fraction)), longer)
+    )
 
 
 SIGNIFICANT = _significant(MAX_DIGITS, MAX_DIGITS)
@@ -171,136 +185,6 @@ def _float_automaton() -> Node:
     rows += [[digits(left + n - 1)] if n else [] for n in range(MAX_DIGITS + 1)]
     accepting = {zero, ones, tens, *range(whole, points)}
     return ast.Automaton(tuple(map(tuple, rows)), frozenset(accepting))
-
-
-def integers(low: int | None, high: int | None) -> Node:
-    """Integers from `low` to `high`, both included; None is no bound."""
-    negative, positive = NOTHING, NOTHING
-    if low is None or low < 0:
-        negative = _naturals(max(1, -high) if high is not None else 1, None if low is None else -low)
-    if high is None or high >= 0:
-        positive = _naturals(max(0, low) if low is not None else 0, high)
-    return ast.alternation(ast.concat(ast.literal("-"), negative), positive)
-
-
-@lru_cache(maxsize=256)
-def _in_bounds(shape: Number) -> Node:
-    low, high = shape.minimum, shape.maximum
-    if shape.integer:
-        return integers(
-            None if low is None else floor(low) + 1 if shape.exclusive_minimum else ceil(low),
-            None if high is None else ceil(high) - 1 if shape.exclusive_maximum else floor(high),
-        )
-    zero = Decimal(0)
-    negative, positive = NOTHING, NOTHING
-    if low is None or low < 0:
-        nearest = (-high, shape.exclusive_maximum) if high is not None and high < 0 else (zero, True)
-        negative = _decimals(nearest, None if low is None else (-low, shape.exclusive_minimum))
-    if high is None or high >= 0:
-        nearest = (low, shape.exclusive_minimum) if low is not None and low >= 0 else (zero, False)
-        positive = _decimals(nearest, None if high is None else (high, shape.exclusive_maximum))
-    return ast.alternation(ast.concat(ast.literal("-"), negative), positive)
-
-
-def _naturals(low: int, high: int | None) -> Node:
-    """Integers from `low` >= 0 to `high`, without leading zeros."""
-    if high is not None and low > high:
-        return NOTHING
-    least = str(low)
-    if high is None:
-        longer = ast.concat(NONZERO, ast.repeat(DIGIT, len(least), None))
-        return ast.alternation(_same_length(least, "9" * len(least)), longer)
-    most = str(high)
-    if len(least) == len(most):
-        return _same_length(least, most)
-    between = (
-        ast.concat(NONZERO, ast.repeat(DIGIT, len(least), len(most) - 2)) if len(most) > len(least) + 1 else NOTHING
-    )
-    return ast.alternation(
-        _same_length(least, "9" * len(least)), between, _same_length("1" + "0" * (len(most) - 1), most)
-    )
-
-
-def _same_length(low: str, high: str) -> Node:
-    """Digit strings from `low` to `high`, all of one length."""
-    if not low:
-        return EMPTY
-    first, last, rest = int(low[0]), int(high[0]), len(low) - 1
-    if first == last:
-        return ast.concat(ast.literal(low[0]), _same_length(low[1:], high[1:]))
-    ways = []
-    if low[1:] != "0" * rest:
-        ways.append(ast.concat(ast.literal(low[0]), _same_length(low[1:], "9" * rest)))
-        first += 1
-    tail = NOTHING
-    if high[1:] != "9" * rest:
-        tail = ast.concat(ast.literal(high[0]), _same_length("0" * rest, high[1:]))
-        last -= 1
-    if first <= last:
-        ways.append(ast.concat(_digits(first, last), ast.repeat(DIGIT, rest, rest)))
-    return ast.alternation(*ways, tail)
-
-
-def _digits(first: int, last: int) -> Node:
-    return ast.char_set([(0x30 + first, 0x30 + last)])
-
-
-Bound = tuple[Decimal, bool]
-"""A value that is not negative, and whether it is itself left out."""
-
-
-def _decimals(low: Bound, high: Bound | None) -> Node:
-    """Decimals without sign and exponent from `low` to `high`."""
-    if high is not None and low[0] > high[0]:
-        return NOTHING
-    whole, part = _split(low[0])
-    if high is None:
-        above = ast.concat(_naturals(whole + 1, None), FRACTION)
-        return ast.alternation(_with_fraction(whole, (part, low[1]), None), above)
-    top, top_part = _split(high[0])
-    if whole == top:
-        return _with_fraction(whole, (part, low[1]), (top_part, high[1]))
-    return ast.alternation(
-        _with_fraction(whole, (part, low[1]), None),
-        ast.concat(_naturals(whole + 1, top - 1), FRACTION),
-        _with_fraction(top, None, (top_part, high[1])),
-    )
-
-
-def _split(value: Decimal) -> tuple[int, str]:
-    whole, _, part = format(value, "f").partition(".")
-    return int(whole), part.rstrip("0")
-
-
-Digits = tuple[str, bool] | None
-"""Digits after the point that the text still follows, without trailing zeros, and whether to end on them is too few
-or too many; None once the text has left them on the right side."""
-
-
-def _with_fraction(whole: int, low: Digits, high: Digits) -> Node:
-    ends, more = _tail(low, high)
-    return ast.concat(ast.literal(str(whole)), ast.alternation(*([EMPTY] if ends else []), ast.concat(POINT, more)))
-
-
-def _tail(low: Digits, high: Digits) -> tuple[bool, Node]:
-    """Whether the digits may end here, and the non-empty digit strings that may follow."""
-    if low == ("", False):
-        low = None
-    if high is not None and not high[0]:  # only zeros keep it from growing
-        return low is None and not high[1], ast.plus(ZERO) if low is None and not high[1] else NOTHING
-    if low is None and high is None:
-        return True, ast.plus(DIGIT)
-    if low == ("", True) and high is None:
-        return False, ast.concat(ast.star(ZERO), NONZERO, ast.star(DIGIT))
-    first = int(low[0][0]) if low is not None and low[0] else 0
-    last = int(high[0][0]) if high is not None else 9
-    ways = []
-    for digit in range(first, last + 1):
-        next_low = (low[0][1:], low[1]) if low is not None and digit == first else None
-        next_high = (high[0][1:], high[1]) if high is not None and digit == last else None
-        ends, more = _tail(next_low, next_high)
-        ways.append(ast.concat(ast.literal(str(digit)), ast.alternation(*([EMPTY] if ends else []), more)))
-    return low is None, ast.alternation(*ways)
 
 
 def _multiples(steps: tuple[Decimal, ...], integer: bool, num_whole: int | None = None) -> Node:

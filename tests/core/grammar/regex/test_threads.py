@@ -56,6 +56,15 @@ def test_a_boundary_that_dialects_do_not_share_is_kept_out_or_in() -> None:
     assert [product.matches(wide, text) for text in ("a", "a-", "ab", "aé")] == [True, True, False, True]
 
 
+@pytest.mark.parametrize("text", ["«a»", "“a”", "a…", "(a)", "a 😀"])
+def test_signs_beyond_ascii_end_words(text: str) -> None:
+    assert product.matches(parse(r"\ba\b", search=True, portable=True), text)
+
+
+def test_a_word_boundary_takes_few_states() -> None:
+    assert len(product.product(parse(r"\ba\b", search=True, portable=True)).rows) < 200
+
+
 def test_a_refused_end_is_also_one_before_the_last_line_break() -> None:
     found = parse(r"^(?!a$)[a\n]*$", search=True, portable=True)
     assert [product.matches(found, text) for text in ("a", "a\n", "aa", "a\n\n")] == [False, False, True, True]

@@ -113,7 +113,7 @@ OR_NESTED: list[Callable[[dict[str, Any]], Any]] = [
             ["-0.5", "1." + "0" * 13 + "1"],
             ["2.0", "1." + "0" * 15 + "1"],
         ),
-        ({"type": "number", "not": {"multipleOf": 2}}, ["3", "9" * 15, "2." + "0" * 13 + "1"], ["4", "9" * 16]),
+        ({"type": "number", "not": {"multipleOf": 2}}, ["3", "9" * 15, "2.000001"], ["4", "9" * 16, "2.0000001"]),
         ({"type": "integer", "not": {"multipleOf": 2}}, ["3", "9" * 18], ["4", "9" * 19]),
     ],
 )
@@ -151,3 +151,28 @@ def test_bounded_numbers_are_valid_to_a_reader_with_float64(schema: dict[str, An
     for seed in range(20):
         text, _ = write(grammar, BYTES, np.random.default_rng(seed), budget)
         jsonschema.validate(json.loads(text), items, jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"minimum": 1e308}, 10**308, 10**308 - 1),
+        ({"maximum": -1e308}, -(10**308), 1 - 10**308),
+        ({"minimum": 1e200, "maximum": 1e201}, 10**201, 10**201 + 1),
+    ],
+)
+def test_bounds_of_hundreds_of_digits_are_kept(bounds: dict[str, float], inside: int, outside: int) -> None:
+    grammar = compiled({"type": "number", **bounds})
+    assert allows(grammar, str(inside)) and not allows(grammar, str(outside))
+
+
+def test_bounds_of_hundreds_of_zeros_after_the_point_are_kept() -> None:
+    node = numbers.number(Number(minimum=Decimal("1e-300"), maximum=Decimal("2e-200")))
+    texts = [f"0.{'0' * num_zeros}{digits}" for num_zeros, digits in ((299, 1), (299, "09"), (199, 2), (199, 21))]
+    assert [matches(node, text) for text in (*texts, "0", "0.1")] == [True, False, True, False, False, False]
+
+
+def test_twenty_items_that_are_no_multiples_take_few_states() -> None:
+    grammar = compiled({"type": "array", "minItems": 20, "items": {"type": "number", "not": {"multipleOf": 7}}})
+    assert allows(grammar, f"[{','.join(['6'] * 19)},7.5]")
+    assert not allows(grammar, f"[{','.join(['6'] * 19)},7]")
