@@ -84,7 +84,9 @@ class Script:
 
         Raises: ConfigError if it prints nothing.
         """
-        printed = io.StringIO()
+        # As a process has it: with bytes below the text, and an encoding that may be set.
+        taken = io.BytesIO()
+        printed = io.TextIOWrapper(taken, "utf-8", "backslashreplace", newline="\n", write_through=True)
         arguments, sys.argv = sys.argv, [str(self.path)]
         folder = str(self.path.resolve().parent)
         sys.path.append(folder)
@@ -99,7 +101,8 @@ class Script:
             sys.argv = arguments
             sys.path.remove(folder)
             sys.modules["__main__"] = ours
-        text = printed.getvalue()
+        printed.flush()
+        text = taken.getvalue().decode(printed.encoding, "replace")
         if not text.strip():
             raise ConfigError(f"the script {str(self.path)!r} printed nothing; what it prints is what is compared")
         return text

@@ -53,6 +53,15 @@ def test_constructors_of_each_framework_are_known_by_their_import(
     assert Script.load(written(tmp_path, text), constructor).framework == framework
 
 
+def test_a_script_may_write_bytes_and_set_the_encoding_of_its_output(tmp_path: Path) -> None:
+    """Its output was a text alone: AttributeError, although `python script.py` runs."""
+    text = SCRIPT.replace(
+        "print(sys.argv,", "sys.stdout.reconfigure(encoding='utf-8')\n    print('😀', end=' ')\n    print("
+    )
+    script = Script.load(written(tmp_path, text + "    sys.stdout.buffer.write('é\\n'.encode())\n"), "ChatOpenAI")
+    assert script.run(Shout()) == "😀 HELLO\né\n"
+
+
 def test_a_script_is_the_main_module_and_keeps_its_annotations(tmp_path: Path) -> None:
     """Its annotations became texts, as ours are, and pydantic looked for their names among ours."""
     text = (
