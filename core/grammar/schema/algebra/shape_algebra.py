@@ -12,7 +12,7 @@ from typing import Any
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra import scalars, text_language
-from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, kind_of_text, plainly_apart, possible_kinds
+from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, plainly_apart, possible_kinds
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
@@ -39,8 +39,8 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 from graftlm.core.grammar.schema.algebra.values import (
     all_of,
     any_of,
-    constant,
     kind_of,
+    narrow_literals,
     number_has,
     parse_value,
     same_value,
@@ -52,6 +52,10 @@ _FOLLOWED = 8
 """References to references that are followed for a first look."""
 
 _FREE: dict[str, Number | Text] = {"number": Number(), "string": Text()}
+
+
+class _OpenError(Exception):
+    """A part of a container leads back to the container, whose shape is being looked at."""
 
 
 class ShapeAlgebra:
@@ -66,7 +70,8 @@ class ShapeAlgebra:
         self._implied = False  # whether an implied type was met
         self.excludes_unique = False
         """Whether arrays with `uniqueItems` were excluded: others are never written just because items are equal."""
-        self._narrowed: dict[tuple[Shape, str, bool], Shape | None] = {}
+        self._narrowed: dict[tuple[Shape, str, bool], Shape | int] = {}  # while it is looked at: how deep that began
+        self._depth = 0  # of containers whose parts are looked at
         self._empty: dict[Shape, bool] = {}
         self._cases: dict[Shape, list[tuple[Shape, ...]] | None] = {}
         self._split: dict[tuple[Shape, str], list[scalars.Scalar]] = {}
@@ -85,14 +90,16 @@ class ShapeAlgebra:
         key = (shape, kind, positive)
         if key not in self._narrowed:
             check()
-            self._narrowed[key] = None
+            self._narrowed[key] = self._depth
             try:
                 self._narrowed[key] = self._narrow(shape, kind, positive)
             finally:
-                if self._narrowed[key] is None:
+                if isinstance(self._narrowed[key], int):
                     del self._narrowed[key]
         found = self._narrowed[key]
-        if found is None:
+        if isinstance(found, int):
+            if found < self._depth:
+                raise _OpenError
             target = shape.target if isinstance(shape, Reference) else ""
             raise GrammarError(
                 f"{target or '/'}: this definition is part of itself without anything between, so it says nothing; "
@@ -117,7 +124,7 @@ class ShapeAlgebra:
                 join = union if isinstance(shape, Union) == positive else both
                 return join(*(self.narrow(part, kind, positive) for part in parts))
             case Literals(texts):
-                return _narrow_literals(texts, kind, positive)
+                return narrow_literals(texts, kind, positive)
             case Implied(inner):
                 self._implied = True
                 if kind in KINDS_OF[type(inner)]:
@@ -286,14 +293,24 @@ class ShapeAlgebra:
         low = max(len(required), *(part.min_properties for part in parts))
         if any(part.max_properties is not None and low > part.max_properties for part in parts):
             return True
-        return any(self.is_nothing(both(*(self.member(part, name) for part in parts))) for name in required)
+        return any(self._no_part(both(*(self.member(part, name) for part in parts))) for name in required)
 
     def _no_array(self, parts: tuple[Array, ...]) -> bool:
         low = max(part.min_items for part in parts)
         if any(part.max_items is not None and low > part.max_items for part in parts):
             return True
         positions = range(min(low, 1 + max(len(part.prefix) for part in parts)))
-        return any(self.is_nothing(both(*(item_at(part, i) for part in parts))) for i in positions)
+        return any(self._no_part(both(*(item_at(part, i) for part in parts))) for i in positions)
+
+    def _no_part(self, shape: Shape) -> bool:
+        """`is_nothing` of a member or item; it is not certain where that leads back to what is being looked at."""
+        self._depth += 1
+        try:
+            return self.is_nothing(shape)
+        except _OpenError:
+            return False
+        finally:
+            self._depth -= 1
 
     def member(self, shape: Object, name: str) -> Shape:
         """What the value of member `name` must be in `shape`; NOTHING where it may not occur."""
@@ -371,20 +388,6 @@ class ShapeAlgebra:
 def item_at(shape: Array, index: int) -> Shape:
     """What the item at `index` must be."""
     return shape.prefix[index] if index < len(shape.prefix) else shape.items
-
-
-def _narrow_literals(texts: tuple[str, ...], kind: str, positive: bool) -> Shape:
-    mine = tuple(text for text in texts if kind_of_text(text) == kind)
-    if not mine:
-        found: Shape = NOTHING
-    elif kind in ("null", "true", "false"):
-        found = ANYTHING
-    elif kind in _FREE:
-        return Literals(mine) if positive else Not(Literals(mine))
-    else:
-        constants = [constant(text) for text in mine]
-        return union(*constants) if positive else both(*map(Not, constants))
-    return found if positive else negation(found)
 
 
 @lru_cache(maxsize=4096)

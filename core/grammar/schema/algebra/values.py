@@ -9,7 +9,20 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from graftlm.core.grammar.schema.algebra.shapes import Array, Literals, Number, Object, Shape
+from graftlm.core.grammar.schema.algebra.kinds import kind_of_text
+from graftlm.core.grammar.schema.algebra.shapes import (
+    ANYTHING,
+    NOTHING,
+    Array,
+    Literals,
+    Not,
+    Number,
+    Object,
+    Shape,
+    both,
+    negation,
+    union,
+)
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -106,3 +119,18 @@ def all_of(found: Iterable[bool | None]) -> bool | None:
             return False
         unknown = None if one is None else unknown
     return unknown
+
+
+def narrow_literals(texts: tuple[str, ...], kind: str, positive: bool) -> Shape:
+    """The values of one kind among the constants `texts` or, unless `positive`, the others of that kind."""
+    mine = tuple(text for text in texts if kind_of_text(text) == kind)
+    if not mine:
+        found: Shape = NOTHING
+    elif kind in ("null", "true", "false"):
+        found = ANYTHING
+    elif kind in ("number", "string"):
+        return Literals(mine) if positive else Not(Literals(mine))
+    else:
+        constants = [constant(text) for text in mine]
+        return union(*constants) if positive else both(*map(Not, constants))
+    return found if positive else negation(found)

@@ -31,6 +31,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     union,
 )
 from graftlm.core.grammar.schema.algebra.values import same_value
+from tests.grammars import allows, compiled
 
 NAMES = st.sampled_from(["a", "b", "x1"])
 BOUND = st.none() | st.integers(-2, 4).map(Decimal)
@@ -167,3 +168,15 @@ def test_alternatives_of_one_constant_are_not_apart() -> None:
         Object(properties=(("kind", Literals(('"a"',))), (other, Null())), required=("kind",)) for other in "xy"
     )
     assert algebra.expanded(ExactlyOne((first, second))) != Union((first, second))
+
+
+def test_a_one_of_whose_alternatives_hold_it_in_their_items_is_no_part_of_itself() -> None:
+    several = {"type": "array", "items": {"$ref": "#/$defs/any"}, "minItems": 1}
+    schema = {
+        "$defs": {"any": {"oneOf": [{"$ref": "#/$defs/types"}]}, "types": {"oneOf": [{}, several]}},
+        "properties": {"p": {"allOf": [{"oneOf": [{"$ref": "#/$defs/any"}]}]}},
+        "patternProperties": {"p": {"not": {"const": 3}}},
+    }
+    grammar = compiled(schema, strict=False)
+    texts = [f'{{"p":{value}}}' for value in ("2", "3", "[]", "[2]", "[[2]]")]
+    assert [allows(grammar, text) for text in texts] == [True, False, True, False, True]
