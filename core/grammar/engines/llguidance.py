@@ -57,7 +57,9 @@ class LlguidanceGrammar:
 
         self._start = LLMatcher(tokenizer_of(vocabulary), source, log_level=0, limits=limits)
         if self._start.is_error():
-            raise GrammarError(f"llguidance cannot compile the grammar: {_reason(self._start)}")
+            reason = _reason(self._start)
+            too_large = next((words for sign, words in _TOO_LARGE.items() if sign in reason), None)
+            raise GrammarError(too_large or f"llguidance cannot compile the grammar: {reason}")
 
     @classmethod
     def from_lark(
@@ -332,6 +334,15 @@ def _closing_tokens(vocabulary: Vocabulary) -> dict[bytes, int]:
 def _num_words(vocabulary: Vocabulary) -> int:
     """Words of a row that also holds the end-of-sequence id lent to a vocabulary without one."""
     return vocabulary.num_words if vocabulary.eos_token_ids else (vocabulary.vocab_size + 32) // 32
+
+
+_TOO_LARGE = {
+    "symbols.len()": "the constraint takes more than 65,525 symbols, the limit of llguidance's parser, and a property "
+    "takes up to four; nest properties in objects, or describe them by patternProperties",
+    "lexer configuration": "the values and patterns of the constraint together are too large for llguidance's lexer, "
+    "which holds about 50,000 numbers of an enum; split the enum, or describe its values by bounds or a pattern",
+}
+"""Limits of llguidance by what its own words for them contain."""
 
 
 def _reason(matcher: LLMatcher) -> str:

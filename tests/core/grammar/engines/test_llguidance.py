@@ -334,3 +334,18 @@ def test_an_ending_too_long_to_be_written_is_still_measured() -> None:
 def test_a_minimum_beyond_all_budgets_is_still_measured() -> None:
     matcher = compiled(JsonSchema({"type": "string", "minLength": 10**7})).matcher()
     assert matcher.min_tokens_to_accept() > 10**7
+
+
+@pytest.mark.parametrize(
+    ("schema", "limit"),
+    [
+        ({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(20_000)}}, "65,525 symbols"),
+        ({"enum": list(range(100_000))}, "split the enum"),
+    ],
+    ids=["properties", "enum"],
+)
+def test_a_schema_beyond_the_limits_of_llguidance_is_an_error_that_names_them(
+    schema: dict[str, Any], limit: str
+) -> None:
+    with pytest.raises(GrammarError, match=limit):
+        compiled(schema)
