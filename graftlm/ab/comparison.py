@@ -44,6 +44,8 @@ class Round:
     lost        share of the time in which the engine's threads had no core because of them; below 0: cores were left
     energy_j    what the GPUs used meanwhile, with what other processes did there; None where no card tells
     errors      that the pipeline or its framework kept to itself, one sentence each
+    num_failed  calls of models and runtimes that ended in an error
+    num_refused  requests that were answered with an error; a client may have sent them again
     caught      errors that `except` clauses of the pipeline's file caught, whatever raised them
     prompts     tells this round's prompts from those of another, whatever their order; None where none was seen
     unfinished  model calls that had not ended when `run` returned, as of threads that it leaves behind
@@ -62,6 +64,8 @@ class Round:
     lost: float = 0.0
     energy_j: float | None = None
     errors: list[str] = field(default_factory=list)
+    num_failed: int = 0
+    num_refused: int = 0
     caught: list[str] = field(default_factory=list)
     prompts: int | None = None
     unfinished: int = 0
@@ -216,9 +220,9 @@ class Comparison:
         rounds do, and then those in which other processes took more than CROWDED of an engine's time.
         """
         base = baseline or self.baseline
-        if base.num_idle or result.num_idle:
-            return Counted([], 0, self.threads)
         pairs = list(zip(base.rounds, result.rounds, strict=False))
+        if base.num_idle or result.num_idle or any(_lacks_answers(*pair) for pair in pairs):
+            return Counted([], 0, self.threads)
         pairs = pairs[1:] if len(pairs) > MIN_PAIRS else pairs
         calm = [pair for pair in pairs if not _is_crowded(*pair)]
         if len(calm) < MIN_PAIRS:
@@ -294,6 +298,10 @@ class Comparison:
             )
         hidden = [(r.engine, "; ".join(r.hidden).rstrip(" .")) for r in measured if r.hidden]
         said += [f"The pipeline kept errors with {engine} to itself: {text}." for engine, text in hidden]
+        said += [
+            f"Of {self.baseline.engine} and {r.engine}, one failed calls that the other answered. There is no ratio."
+            for r in measured[1:] if any(map(_lacks_answers, self.baseline.rounds, r.rounds))
+        ]  # fmt: skip
         for result in measured[1:] if self.baseline.rounds else ():
             said += self._against_baseline(result)
         said += [
@@ -329,6 +337,12 @@ class Comparison:
             nums = ", ".join(f"{len(errors)} with {one.engine}" for errors, one in zip(caught, both, strict=True))
             said.append(f"errors that the pipeline caught differ: {nums}, the first {first}.")
         return said
+
+
+def _lacks_answers(one: Round, other: Round) -> bool:
+    """Whether one engine failed calls that the other answered: an error takes less time than an answer."""
+    refused = one.num_refused + other.num_refused > 0 and one.work.calls != other.work.calls
+    return refused or one.num_failed != other.num_failed
 
 
 def _is_crowded(*pair: Round) -> bool:

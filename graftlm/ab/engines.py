@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from graftlm.ab.classes.client import Constructor, running
 from graftlm.core.errors import ConfigError
 from graftlm.plugins.manager import load
 
-Constructor = Callable[..., Any]
 MAX_TOKENS = 256
 """Generated tokens per call at most, the same for every engine; a pipeline file may set its own `max_tokens`."""
 
@@ -76,17 +76,25 @@ def pip_command(error: BaseException) -> str:
 def named_engines(framework: str | None, max_tokens: int) -> Mapping[str, Constructor]:
     """The engines that a framework's pipeline can use without constructors of its own. All of them are greedy.
 
-    Each takes the model, as a folder or a Hugging Face id; `openai` takes the base URL as well. An engine that a plugin
+    Each takes the model, as a folder or a Hugging Face id; `openai` takes the base URL as well, as URL#NAME where the
+    endpoint knows the model by another name. An engine that a plugin
     offers by GraftLM's hook is known by its name too, behind GraftLM's class for the framework.
     """
     if framework is None:
         return {}
     classes = importlib.import_module(f"graftlm.ab.classes.{framework}")
     known: dict[str, Constructor] = dict(classes.engines(max_tokens))
+    if "openai" in known:
+        known["openai"] = partial(_at_url, known["openai"])
     for name in load().engines:
         if name not in {"local", "scripted"} | known.keys():
             known[name] = partial(_of_plugin, classes.on_runtime, name, max_tokens)
     return known
+
+
+def _at_url(client: Constructor, model: str, url: str) -> Any:
+    at, name = running(url, model)
+    return client(name, at)
 
 
 def _of_plugin(on_runtime: Constructor, name: str, max_tokens: int, model: str) -> Any:

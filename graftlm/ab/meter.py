@@ -154,7 +154,7 @@ class Meter:
     def _asked(self) -> Work:
         """The requests of HTTP clients."""
         if not self._http.num:
-            return Work()
+            return Work(0) if self._http.refused else Work()
         prompt, cached, completion = (self._http.total(what) for what in ("prompt", "cached", "completion"))
         computed = prompt - cached if prompt is not None and cached is not None else None
         return Work(self._http.num, prompt, computed, completion)
@@ -163,6 +163,17 @@ class Meter:
     def prompts(self) -> int | None:
         """A number that tells the prompts since `start` from others, whatever their order; None if none was seen."""
         return self._prompts.value
+
+    @property
+    def num_failed(self) -> int:
+        """Calls of models and runtimes since `start` that ended in an error."""
+        with self._lock:
+            return len(self._failed)
+
+    @property
+    def num_refused(self) -> int:
+        """Requests since `start` that were answered with an error; a client may have sent them again."""
+        return self._http.refused.total()
 
     def failed(self) -> list[str]:
         """Model calls since `start` that failed, and requests that were refused; one text each."""

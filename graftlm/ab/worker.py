@@ -143,6 +143,8 @@ class Worker:
             "other_cores": others,
             "lost": lost_share(others, cpu_s / wall_s),
             "errors": [*self._meter.failed(), *[self.errors.told()] * bool(self.errors.told())],
+            "num_failed": self._meter.num_failed,
+            "num_refused": self._meter.num_refused,
             "caught": self._pipeline.caught.told(),
             "prompts": self._meter.prompts,
             "unfinished": unfinished,

@@ -33,12 +33,14 @@ class Kind:
     command  what follows the Python interpreter, of model and port
     path     is asked until it answers
     reset    empties the prefix cache by a POST; "" where the server has no such request
+    lists    whether /v1/models lists every name by which its model can be asked
     """
 
     packages: tuple[str, ...]
     command: Callable[[str, int], list[str]]
     path: str = "/v1/models"
     reset: str = ""
+    lists: bool = False
 
 
 _RESETTABLE = ("-m", "graftlm.ab.classes.resettable_server")
@@ -57,12 +59,14 @@ KINDS: Mapping[str, Kind] = {
         lambda model, port: ["-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)],
         "/health",
         "/reset_prefix_cache",
+        lists=True,
     ),
     "sglang": Kind(
         ("sglang",),
         lambda model, port: ["-m", "sglang.launch_server", "--model-path", model, "--port", str(port)],
         "/health",
         "/flush_cache",
+        lists=True,
     ),
     "llama-cpp": Kind(
         ("llama_cpp",),
@@ -130,6 +134,10 @@ class Server:
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=environment,
         )  # fmt: skip
         self.pid = self._process.pid
+
+    @property
+    def lists(self) -> bool:
+        return self._kind.lists
 
     @property
     def url(self) -> str:

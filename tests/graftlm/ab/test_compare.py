@@ -267,7 +267,8 @@ def test_the_cause_is_told_where_a_framework_hides_it(tmp_path: Path, num_inputs
     with Server(answers({}), faults=[refusal] * 20) as server:
         comparison = compare(tmp_path / "evaluated.py", [f"openai:{server.url}"], "m", rounds=1, minutes=0.01)
     if num_inputs < max_errors:
-        (said, *_) = comparison.differences()
+        idle, said, *_ = comparison.differences()
+        assert idle.startswith(f"openai:{server.url} was asked nothing in ")
         assert said.startswith(
             f"The pipeline kept errors with openai:{server.url} to itself: 2 requests were answered "
         )

@@ -76,6 +76,22 @@ def test_rounds_in_which_no_model_was_asked_have_no_ratio() -> None:
         assert_faster(comparison)
 
 
+@pytest.mark.parametrize(
+    ("num_failed", "num_refused", "calls", "has_ratio"),
+    [(1, 0, 2, False), (0, 1, 1, False), (0, 1, 2, True)],  # the last: sent again, and answered
+)
+def test_calls_that_one_engine_fails_leave_no_ratio(
+    num_failed: int, num_refused: int, calls: int, has_ratio: bool
+) -> None:
+    """A pipeline that goes on after errors was ten times as fast on a server that refused everything."""
+    ours = measured("graftlm", [0.1] * 3, ["a", "b"], calls=calls)
+    ours.rounds = [replace(one, num_failed=num_failed, num_refused=num_refused) for one in ours.rounds]
+    comparison = compared(HF, ours)
+    assert (comparison.ratio(ours) is not None) == has_ratio
+    said = "Of hf and graftlm, one failed calls that the other answered. There is no ratio."
+    assert (said in comparison.differences()) != has_ratio
+
+
 def test_prompts_of_the_same_length_that_vary_are_said() -> None:
     """A clock in the prompt: calls, tokens and answers were equal, and so were the prompts, it was said."""
     clock = measured("hf", [1.0, 1.0], ["a", "b"])
