@@ -143,7 +143,7 @@ class Dfa(StateTable):
 
     def is_final(self, place: Place) -> bool:
         """Whether nothing can follow."""
-        return not self.degrees[place[0]]
+        return not self.degree(place[0])
 
     def ending_bound(self, place: Place) -> int:
         """At least as many bytes as the shortest way to an accepting state has; without counters, exactly as many."""
@@ -198,7 +198,7 @@ class Dfa(StateTable):
 
     def measured(self) -> Dfa:
         """The same with all that is asked of it at each token computed, which a pickle holds too."""
-        for name in ("degrees", "num_bytes", "_single", "_distances", "_rounds"):
+        for name in ("num_bytes", "_distances", "_rounds"):
             getattr(self, name)
         return self
 

@@ -43,11 +43,15 @@ def without_products(node: Node, max_states: int | None = None) -> Node:
 
     Raises GrammarError, before it makes them, where they alone have more than `max_states` states.
     """
-    if max_states is not None and _least_states(node, {}) > max_states:
-        raise GrammarError(
-            f"the constraint needs more than {max_states:,} states; "
-            "simplify it (patterns beside lengths or other patterns cost most) or raise limits.states"
-        )
+    if max_states is not None:
+        least = _least_states(node, {})
+        if least > max_states:
+            raise GrammarError(
+                f"the constraint needs more than {max_states:,} states; "
+                "simplify it (patterns beside lengths or other patterns cost most) or raise limits.states"
+            )
+        if not least:  # there is no product
+            return node
     return _without_products(node, {})
 
 

@@ -62,13 +62,13 @@ class StateTable(ABC):
     def run(self, place: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
         """The bytes that must follow, and where they lead: states with one way on and no way to end."""
         data = bytearray()
-        byte = self._single[place[0]]
+        byte = self.single(place[0])
         while byte >= 0 and len(data) < LONGEST_RUN:
             after = self.walk(place, bytes((byte,)))
             assert after is not None
             data.append(byte)
             place = after
-            byte = self._single[place[0]]
+            byte = self.single(place[0])
         return bytes(data), place
 
     @cached_property
@@ -77,18 +77,28 @@ class StateTable(ABC):
         first: list[int] = np.searchsorted(self.classes, np.arange(self.table.shape[1])).tolist()
         return first
 
-    @cached_property
-    def degrees(self) -> list[int]:
-        """How many bytes each state has a transition on."""
-        found: list[int] = self._degrees.tolist()
+    def degree(self, state: int) -> int:
+        """How many bytes a state has a transition on."""
+        return self._ways(state)[0]
+
+    def single(self, state: int) -> int:
+        """The one byte that a singular state allows, -1 for the others."""
+        return self._ways(state)[1]
+
+    def _ways(self, state: int) -> tuple[int, int]:
+        """Both; computed for the states that texts come to, which are few of a large table."""
+        found = self._known_ways.get(state)
+        if found is None:
+            row = self._flat[state * self._width : (state + 1) * self._width].tolist()
+            degree = sum([size for target, size in zip(row, self._class_sizes, strict=True) if target])
+            is_singular = degree == 1 and not self.accepting[state]
+            single = self.first_bytes[row.index(min(row) or max(row))] if is_singular else -1
+            found = self._known_ways[state] = (degree, single)
         return found
 
     @cached_property
-    def _degrees(self) -> npt.NDArray[np.int32]:
-        # integers, as the product of floating point starts threads that spin; and of these einsum is the fast product
-        sizes = self._class_sizes.astype(np.int32)
-        found: npt.NDArray[np.int32] = np.einsum("sc,c->s", (self.table != 0).astype(np.int32), sizes)
-        return found
+    def _known_ways(self) -> dict[int, tuple[int, int]]:
+        return {}
 
     @cached_property
     def _flat(self) -> memoryview[int]:
@@ -103,14 +113,6 @@ class StateTable(ABC):
         return self.classes.tobytes()
 
     @cached_property
-    def _class_sizes(self) -> npt.NDArray[np.intp]:
-        return np.bincount(self.classes, minlength=self.table.shape[1])
-
-    @cached_property
-    def _single(self) -> list[int]:
-        """The one byte that each singular state allows, -1 for the others."""
-        states = np.flatnonzero((self._degrees == 1) & ~self.accepting)
-        single = np.full(len(self.table), -1)
-        single[states] = np.array(self.first_bytes)[np.argmax(self.table[states] != 0, axis=1)]
-        found: list[int] = single.tolist()
+    def _class_sizes(self) -> list[int]:
+        found: list[int] = np.bincount(self.classes, minlength=self.table.shape[1]).tolist()
         return found

@@ -70,7 +70,7 @@ class MaskRows(ABC):
         The walk of the trie does not hold Python's lock, so the rows of a batch are computed side by side while the
         model's forward pass runs, and one that takes long is waited for by its own sequence only.
         """
-        if self._automaton.degrees[place[0]] < _WIDE_STATE or self._known(place) is not None:
+        if self._automaton.degree(place[0]) < _WIDE_STATE or self._known(place) is not None:
             return
         key = self.representative(place)
         if key not in self._ahead and self._known(key) is None:
@@ -116,7 +116,7 @@ class MaskRows(ABC):
         self._digests[place] = digest
 
     def _self_loop(self, state: int) -> SelfLoop | None:
-        if self._automaton.degrees[state] < _WIDE_STATE:
+        if self._automaton.degree(state) < _WIDE_STATE:
             return None
         if state not in self._loops:
             self._loops[state] = self_loop(self._automaton, state, self._vocabulary.trie.max_depth, self._steps)

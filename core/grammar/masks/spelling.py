@@ -29,6 +29,8 @@ _FAR = np.iinfo(np.int32).max
 
 def is_complete(automaton: Dfa | Dpda, vocabulary: Vocabulary) -> bool:
     """Whether every byte that occurs in the language is a token."""
+    if vocabulary.single_bytes.all():
+        return True
     used = (automaton.table != 0).any(axis=0)[automaton.classes]
     return not (used & ~vocabulary.single_bytes).any()
 

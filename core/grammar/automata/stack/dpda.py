@@ -75,19 +75,18 @@ class Dpda(StateTable):
                     state = stack.pop()
                 else:
                     return None
-        final = self._final
-        while stack and final[state]:
+        while stack and self._is_over(state):
             state = stack.pop()
         return (state, *stack[::-1])
 
     def run(self, place: Place) -> tuple[bytes, Place]:
         """The bytes that must follow, and where they lead."""
-        flat, width, class_of, single, final = self._flat, self._width, self._class_of, self._single, self._final
+        flat, width, class_of, single = self._flat, self._width, self._class_of, self.single
         data = bytearray()
         state, stack = place[0], place[1:]
-        while (byte := single[state]) >= 0 and len(data) < LONGEST_RUN:
+        while (byte := single(state)) >= 0 and len(data) < LONGEST_RUN:
             target = flat[state * width + class_of[byte]]
-            if target < 0 or (stack and final[target]):  # a rule begins or ends
+            if target < 0 or (stack and self._is_over(target)):  # a rule begins or ends
                 after = self.walk((state, *stack), bytes((byte,)))
                 assert after is not None
                 state, stack = after[0], after[1:]
@@ -103,7 +102,7 @@ class Dpda(StateTable):
 
     def is_final(self, place: Place) -> bool:
         """Whether nothing can follow."""
-        return len(place) == 1 and self._final[place[0]]
+        return len(place) == 1 and self._is_over(place[0])
 
     def ending_bound(self, place: Place) -> int:
         """Bytes of the shortest way to an end of the text."""
@@ -141,7 +140,7 @@ class Dpda(StateTable):
 
     def measured(self) -> Dpda:
         """The same with all that is asked of it at each token computed, which a pickle holds too."""
-        for name in ("degrees", "num_bytes", "_single", "_distances", "_final", "_ends", "_calls"):
+        for name in ("num_bytes", "_distances", "_ends", "_calls"):
             getattr(self, name)
         return self
 
@@ -150,10 +149,9 @@ class Dpda(StateTable):
         found: list[bool] = self.accepting.tolist()
         return found
 
-    @cached_property
-    def _final(self) -> list[bool]:
-        found: list[bool] = (self.accepting & ~(self.table != 0).any(axis=1)).tolist()
-        return found
+    def _is_over(self, state: int) -> bool:
+        """Whether a rule ends here, and cannot go on."""
+        return self._ends[state] and not self.degree(state)
 
     @cached_property
     def _calls(self) -> list[list[int]]:

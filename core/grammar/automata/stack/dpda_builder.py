@@ -102,8 +102,7 @@ class _Builder:
                 f"the shortest text has {distance[entries[0]]:,} bytes, the limit is {_MAX_SHORTEST:,}; "
                 "lower minItems, or let fewer definitions name others several times"
             )
-        dead = distance == UNREACHABLE
-        dead[:2] = False  # of no state, and the one that leads to all rules, to which nothing leads
+        dead = (distance == UNREACHABLE) & (rule >= 0)  # within a rule: what follows its end belongs to none
         if dead.any():
             table[dead[table]] = 0
             table[:, num_classes:-1][:, dead[entries[1:]]] = 0
