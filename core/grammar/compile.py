@@ -120,6 +120,7 @@ def compile_spec(
             f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
         )
     _check_size(spec, options.limits)
+    has_distinct_items = isinstance(spec, JsonSchema) and '"uniqueItems":true' in spec.text + spec.documents_text
     reader: SchemaReader | None = None
     try:
         with limited(options.limits), paused():
@@ -133,6 +134,9 @@ def compile_spec(
 
                     reader = SchemaReader(spec, options, items_differ=True)
                 grammar = _compile_fastest(spec, vocabulary, options, reader)
+                if reader is not None and not has_distinct_items:
+                    reader.close()
+                    reader = None  # freed before the collector goes on
             else:
                 grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
     except GrammarError:
@@ -144,14 +148,12 @@ def compile_spec(
             "the constraint nests too deep, by itself, through its definitions or by a bound of hundreds of digits; "
             "flatten it, or round the bound"
         ) from error
-    if isinstance(spec, JsonSchema) and '"uniqueItems":true' in spec.text + spec.documents_text:
+    if isinstance(spec, JsonSchema) and has_distinct_items:
         from graftlm.core.grammar.engines.distinct import DistinctGrammar
         from graftlm.core.grammar.schema.lowering import distinct_items
 
         distinct = DistinctGrammar(grammar.compiled, distinct_items(spec, options, reader), vocabulary)
         grammar = replace(grammar, compiled=distinct)
-    elif reader is not None:
-        reader.close()
     check_start(grammar, vocabulary)
     return replace(grammar, source=(spec, options))
 
@@ -272,8 +274,10 @@ def language_of(
             return Language(ast.alternation(*map(ast.literal, choices)))
         case JsonSchema():
             from graftlm.core.grammar.schema.lowering import lower_read, lower_schema
+            from graftlm.core.grammar.schema.places import takes_many_places
 
             if reader is not None:
+                context_free = context_free or takes_many_places(reader, spec, options)
                 lowered = lower_read(reader, spec, options, context_free=context_free, token_rules=token_rules)
             else:
                 lowered = lower_schema(

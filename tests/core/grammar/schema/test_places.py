@@ -1,0 +1,36 @@
+"""Schemas that are too large without rules are told by their names and constants."""
+
+from typing import Any
+
+from graftlm.core.grammar.schema.places import takes_many_places
+from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
+from graftlm.core.grammar.spec import JsonSchema, Limits, Options
+
+
+def takes_many(schema: dict[str, Any], states: int) -> bool:
+    spec, options = JsonSchema(schema), Options(limits=Limits(states=states))
+    return takes_many_places(SchemaReader(spec, options), spec, options)
+
+
+def part(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"name{i:02}": {"type": "null"} for i in range(count)}}
+
+
+def test_a_definition_counts_in_each_place_where_it_is_used() -> None:
+    uses = {name: {"$ref": "#/$defs/part"} for name in "abc"}
+    schema = {"$defs": {"part": part(20)}, "type": "object", "properties": uses}
+    assert takes_many(schema, states=3 * (5 + 20 * 10) - 1)
+    assert not takes_many(schema, states=3 * (5 + 20 * 10))
+
+
+def test_constants_share_the_places_of_what_they_begin_with() -> None:
+    schema = {"enum": [f"{'x' * 50}{i}" for i in range(10)]}
+    assert takes_many(schema, states=51 + 10 * 2 - 1)
+    assert not takes_many(schema, states=51 + 10 * 2)
+
+
+def test_a_definition_that_contains_itself_ends_the_count() -> None:
+    tree = part(20)
+    tree["properties"]["more"] = {"$ref": "#"}
+    assert takes_many(tree, states=20 * 10 + 8 - 1)
+    assert not takes_many(tree, states=20 * 10 + 8)
