@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,10 +90,10 @@ class StateTable(ABC):
         """Both; computed for the states that texts come to, which are few of a large table."""
         found = self._known_ways.get(state)
         if found is None:
-            row = self._flat[state * self._width : (state + 1) * self._width].tolist()
-            degree = sum([size for target, size in zip(row, self._class_sizes, strict=True) if target])
+            row = self._flat[state * self._width : (state + 1) * self._width]
+            degree = sum(compress(self._class_sizes, row))
             is_singular = degree == 1 and not self.accepting[state]
-            single = self.first_bytes[row.index(min(row) or max(row))] if is_singular else -1
+            single = next(compress(self.first_bytes, row)) if is_singular else -1
             found = self._known_ways[state] = (degree, single)
         return found
 
