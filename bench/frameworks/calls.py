@@ -77,7 +77,7 @@ def in_dspy(runtime: Any, model: Any, tokenizer: Any) -> dict[str, Any]:
 
 def run(options: Options) -> Sequence[Row]:
     rows = []
-    rounds = options.choose(8, 32)
+    rounds = options.choose(64, 256)
     with quiet(), contextlib.redirect_stdout(io.StringIO()), instant_runtime(options.model or "sprout") as runtime:
         model, tokenizer = at_once()
         for make in (langchain, llama_index, in_dspy):
