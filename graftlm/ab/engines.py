@@ -64,7 +64,10 @@ def remedy(error: BaseException) -> str:
 
 
 def pip_command(error: BaseException) -> str:
-    """The command that installs the package whose absence `error` reports; empty for any other error."""
+    """The command that installs the package whose absence `error`, or what led to it, reports; empty for any other."""
+    cause = error.__cause__ or error.__context__
+    if isinstance(error, ImportError) and not error.name and isinstance(cause, ImportError):
+        error = cause  # transformers' lazy modules raise an error of their own, which names no package
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     root, *parts = error.name.split(".")

@@ -145,7 +145,11 @@ class _Swap(ast.NodeTransformer):
             self.calls.append(node)
             self.found = full
             return ast.Call(ast.Name(ENGINE, ast.Load()), node.args, node.keywords)
-        if framework_of_package(full) and full.rpartition(".")[2][:1].isupper():
+        if (
+            full.replace(".", "").isidentifier()
+            and framework_of_package(full)
+            and full.rpartition(".")[2][:1].isupper()
+        ):
             self.others.add(full)
         return node
 

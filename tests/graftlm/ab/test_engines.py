@@ -31,6 +31,9 @@ def test_the_pip_command_names_the_package_that_is_missing() -> None:
     assert pip_command(missing) == "pip install llama-index-llms-openai-like"
     assert pip_command(ModuleNotFoundError("x", name="llama_index")) == "pip install llama-index-core"
     assert pip_command(ValueError("x")) == ""
+    lazy = ModuleNotFoundError("Could not import module 'OVModelForCausalLM'")
+    lazy.__cause__ = ModuleNotFoundError("x", name="tabulate")
+    assert pip_command(lazy) == "pip install tabulate"
 
 
 def test_what_a_stock_class_does_not_have_is_said_with_another_engine() -> None:

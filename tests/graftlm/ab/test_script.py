@@ -102,6 +102,7 @@ def test_a_module_beside_the_script_is_found(tmp_path: Path) -> None:
     ("text", "constructor", "message"),
     [
         (SCRIPT, "ChatAnthropic", "calls no 'ChatAnthropic'.*that it calls: langchain_openai.ChatOpenAI"),
+        ("import dspy\ndspy.Predict('q -> a')(q='x')", "dspy.LM", "that it calls: dspy.Predict$"),
         ("print('Hello')", "ChatOpenAI", "that it calls: none"),
         ("from collections import Counter\nCounter()", "Counter", "belongs to none of LangChain"),
         ("from langchain_openai import OpenAI\nOpenAI()", "OpenAI", "completes texts"),
