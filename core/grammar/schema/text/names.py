@@ -25,8 +25,7 @@ def names_but(names: Iterable[str]) -> ast.Automaton:
             if after is None:
                 after = rows[state][byte] = len(rows)
                 rows.append({})
-                target = next(to for low, high, to in shared[within[state]] if low <= byte <= high)
-                within.append(0 if target == _FREE else target)
+                within.append(_places_after(within[state])[byte])
             state = after
         ends.add(state)
     before = len(shared) - 1
@@ -44,6 +43,16 @@ def _text() -> ast.Automaton:
     """One character of a name, then free text: state 0 comes before, `_FREE` after a character."""
     found = product.product(ast.concat(json_text.NAME_CHAR, ast.star(json_text.TEXT_CHAR)))
     assert found.rows[0][0] == (0x20, 0x21, _FREE)
+    return found
+
+
+@cache
+def _places_after(place: int) -> list[int]:
+    """Where each byte leads to within a character, 0 after its last one and for a byte that none has."""
+    found = [0] * 256
+    for low, high, target in _text().rows[place]:
+        if target != _FREE:
+            found[low : high + 1] = [target] * (high + 1 - low)
     return found
 
 
