@@ -120,9 +120,9 @@ def compile_spec(
             f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
         )
     _check_size(spec, options.limits)
-    has_distinct_items = isinstance(spec, JsonSchema) and '"uniqueItems":true' in spec.text + spec.documents_text
     reader: SchemaReader | None = None
     try:
+        has_distinct_parts = isinstance(spec, JsonSchema) and _has_distinct_parts(spec)
         with limited(options.limits), paused():
             if drafter is not None and can_be_drafted(spec, vocabulary, options):
                 from graftlm.core.grammar.draft import finished
@@ -134,7 +134,7 @@ def compile_spec(
 
                     reader = SchemaReader(spec, options, items_differ=True)
                 grammar = _compile_fastest(spec, vocabulary, options, reader)
-                if reader is not None and not has_distinct_items:
+                if reader is not None and not has_distinct_parts:
                     reader.close()
                     reader = None  # freed before the collector goes on
             else:
@@ -148,7 +148,7 @@ def compile_spec(
             "the constraint nests too deep, by itself, through its definitions or by a bound of hundreds of digits; "
             "flatten it, or round the bound"
         ) from error
-    if isinstance(spec, JsonSchema) and has_distinct_items:
+    if isinstance(spec, JsonSchema) and has_distinct_parts:
         from graftlm.core.grammar.engines.distinct import DistinctGrammar
         from graftlm.core.grammar.schema.lowering import distinct_items
 
@@ -156,6 +156,13 @@ def compile_spec(
         grammar = replace(grammar, compiled=distinct)
     check_start(grammar, vocabulary)
     return replace(grammar, source=(spec, options))
+
+
+def _has_distinct_parts(spec: JsonSchema) -> bool:
+    """Whether items, or names of members, may have to differ."""
+    from graftlm.core.grammar.schema.member_names import may_count_names
+
+    return '"uniqueItems":true' in spec.text + spec.documents_text or may_count_names(spec)
 
 
 def can_be_drafted(spec: Spec, vocabulary: Vocabulary, options: Options) -> bool:

@@ -153,6 +153,9 @@ class DistinctMatcher:
             num_kept = probe.advance(ending)
             if num_kept == len(ending) and probe.accepting:
                 return found + ending
+            if num_kept and (other := probe._other_name()) is not None:
+                found += ending[:num_kept] + other
+                continue
             probe.rollback(num_kept)
             if (fresh := probe._fresh_ending()) is not None:
                 return found + fresh
@@ -162,6 +165,15 @@ class DistinctMatcher:
                 return []
             found.append(token_id)
         return []
+
+    def _other_name(self) -> list[int] | None:
+        """The rest of a name begun that is not there yet, where names have to differ; it is advanced over."""
+        for data in self._grammar.items.other_names(self._cursor):
+            ids = self._grammar.vocabulary.encode(data)
+            if (num_kept := self.advance(ids)) == len(ids):
+                return ids
+            self.rollback(num_kept)
+        return None
 
     def _fresh_ending(self) -> list[int] | None:
         """The base's ending after a few bytes that make the item at hand another one; the shortest of those tried."""

@@ -1,4 +1,7 @@
-"""`uniqueItems`: follows JSON text as it is written, and says whether an item equals one before it, or has to."""
+"""`uniqueItems`: follows JSON text as it is written, and says whether an item equals one before it, or has to.
+
+The same of the names of members, where an object counts names that its schema does not list.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     union,
 )
 from graftlm.core.grammar.schema.item_language import ItemLanguage, as_read
+from graftlm.core.grammar.schema.member_names import counts_names, name_language
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.ast import Node
@@ -60,10 +64,10 @@ class Frame(NamedTuple):
     is_array  which of them
     shapes  what schemas say of it
     inner   what they say of the value at hand
-    unique  whether its items must differ
+    unique  whether its items, or the names of its members, must differ
     number  how many items came before the one at hand
-    start   where in the text the item at hand begins; -1 between items
-    seen    the items before, as written and in one spelling
+    start   where in the text the item or name at hand begins; -1 between them
+    seen    the items or names before, as written and in one spelling
     """
 
     is_array: bool
@@ -96,6 +100,7 @@ class DistinctItems:
         self._lower = lower
         self._members: dict[tuple[Containers, str], Containers] = {}
         self._items: dict[tuple[Containers, int], Containers] = {}
+        self._names: dict[tuple[tuple[Object, ...], bool], ItemLanguage | None] = {}
         self._ways: dict[Shape, list[tuple[Array, ...]]] = {}
         self._languages: dict[tuple[tuple[Array, ...], int], ItemLanguage | None] = {}
         self._open: tuple[Containers, int, Seen, list[ItemLanguage | None]] | None = None  # of the latest place
@@ -117,6 +122,8 @@ class DistinctItems:
                     if not _complete(frames, text, position + 1):
                         return None
                 elif byte == _QUOTE:
+                    if not _complete(frames, text, position + 1):
+                        return None
                     top = frames[-1]
                     if top.shapes.parts:
                         name = json.loads(text[key : position + 1])
@@ -127,7 +134,7 @@ class DistinctItems:
             elif mode == SCALAR and byte not in _ENDS or byte in _BLANKS and mode != SCALAR:
                 pass
             elif mode == VALUE and byte != _CLOSE:
-                if frames and frames[-1].unique:
+                if frames and frames[-1].unique and frames[-1].is_array:
                     frames[-1] = frames[-1]._replace(start=position)
                 inner = frames[-1].inner if frames else self._root
                 if byte in (_OPEN, _OPEN_OBJECT):
@@ -137,6 +144,8 @@ class DistinctItems:
                     mode = STRING if byte == _QUOTE else SCALAR
             elif mode == KEY and byte == _QUOTE:
                 mode, key = KEY_STRING, position
+                if frames[-1].unique:
+                    frames[-1] = frames[-1]._replace(start=position)
             elif mode == COLON:
                 mode = VALUE
             else:
@@ -173,16 +182,21 @@ class DistinctItems:
             VALUE: [b"%d", b'"%d"', b"[%d", b'{"%d":0'],
             STRING: [b'%d"'],
             SCALAR: [b"%d", b".%d", b"%d1"],
-            AFTER: [b",%d", b',"%d"'] if in_array else [b',"%d":0'],
-            KEY: [b'"%d":0'],
-            KEY_STRING: [b'%d":0'],
+            AFTER: [b",%d", b',"%d"'] if in_array else [b',"%d"', b',"%d":0'],
+            KEY: [b'"%d"', b'"%d":0'],
+            KEY_STRING: [b'%d"', b'%d":0'],
             COLON: [b":%d", b':"%d"'],
         }.get(cursor.mode, [])
         return (form % number for form in forms for number in numbers)
 
+    def other_names(self, cursor: Cursor) -> Iterator[bytes]:
+        """How the name at hand may go on so that it differs from those before, if the schema allows it."""
+        if cursor.mode == KEY_STRING and cursor.frames[-1].unique:
+            yield from (b'%d"' % number for number in range(len(cursor.frames[-1].seen) + 1))
+
     def _frame(self, shapes: Containers, is_array: bool) -> Frame:
         mine = tuple(shape for shape in shapes.parts if isinstance(shape, Array) == is_array)
-        unique = is_array and any(isinstance(shape, Array) and shape.unique for shape in mine)
+        unique = any(shape.unique if isinstance(shape, Array) else counts_names(shape) for shape in mine)
         shapes = Containers(mine, shapes.firm.intersection(mine), shapes.whole)
         return Frame(is_array, shapes, self._item(shapes, 0) if is_array else Containers(), unique)
 
@@ -263,7 +277,7 @@ class DistinctItems:
     def _can_differ(self, cursor: Cursor) -> bool:
         """Whether each item at hand can still become one that is not there yet."""
         for i, frame in enumerate(cursor.frames):
-            begins = i == len(cursor.frames) - 1 and cursor.mode == VALUE
+            begins = i == len(cursor.frames) - 1 and cursor.mode == (VALUE if frame.is_array else KEY)
             if not frame.unique or not frame.seen or (frame.start < 0 and not begins):
                 continue
             begun = cursor.text[frame.start :] if frame.start >= 0 else b""
@@ -277,7 +291,9 @@ class DistinctItems:
         return True
 
     def _languages_of(self, frame: Frame) -> list[ItemLanguage | None]:
-        """The languages of the item at hand, one for each way to be an array that the items before leave open."""
+        """Those of the item at hand, one for each way to be an array that items before leave open, or of the name."""
+        if not frame.is_array:
+            return [self._names_of(frame)]
         latest = self._open
         if latest is None or not (latest[0] is frame.shapes and latest[1] == frame.number and latest[2] is frame.seen):
             found = [
@@ -289,6 +305,14 @@ class DistinctItems:
             ]
             latest = self._open = (frame.shapes, frame.number, frame.seen, found)
         return latest[3]
+
+    def _names_of(self, frame: Frame) -> ItemLanguage | None:
+        firm = tuple(shape for shape in frame.shapes.parts if isinstance(shape, Object) and shape in frame.shapes.firm)
+        listed = frozenset[str]().union(*(shape.listed for shape in firm))
+        over = any(json.loads(text) not in listed for text, _ in frame.seen)  # listed ones come first
+        if (firm, over) not in self._names:
+            self._names[firm, over] = name_language(self._algebra, firm, listed if over else ())
+        return self._names[firm, over]
 
     def _ways_of(self, shapes: Containers) -> list[tuple[Array, ...]]:
         """The ways to be an array here: the arrays that it then is."""

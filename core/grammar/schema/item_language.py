@@ -51,6 +51,10 @@ class ItemLanguage:
         except GrammarError:
             return None  # so large that items hardly run out
 
+    @property
+    def num_texts(self) -> float:
+        return float(self.counts[self._dfa.start])
+
     def has_more(self, begun: bytes, seen: tuple[tuple[bytes, str], ...]) -> bool:
         place = self._dfa.walk(self._dfa.start, begun)
         if place is None or not (begun or self._is_whole):

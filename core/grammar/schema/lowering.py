@@ -15,6 +15,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
 from graftlm.core.grammar.budget import check, limited
+from graftlm.core.grammar.node_sizes import NodeSizes
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
 from graftlm.core.grammar.schema.algebra.shapes import (
@@ -40,6 +41,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 )
 from graftlm.core.grammar.schema.distinct_items import DistinctItems
 from graftlm.core.grammar.schema.irregular import Irregular, closed, is_open
+from graftlm.core.grammar.schema.member_names import counts_names, num_other_names
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.schema.satisfiability import blame, unending
 from graftlm.core.grammar.schema.text import numbers
@@ -156,9 +158,6 @@ _NAMED_WITHOUT_TOKENS = (*_NAMED, Object, Array, Text, Number)
 class Lowering:
     """Lowers the shapes of one schema document, with `context_free` to rules."""
 
-    names_differ = False
-    """Whether something else keeps the names in an object apart."""
-
     def __init__(
         self,
         spec: JsonSchema,
@@ -170,6 +169,7 @@ class Lowering:
     ) -> None:
         self._reader = reader
         self.algebra = self._reader.algebra
+        self.names_differ = reader.items_differ
         self._strict = options.strict
         self._whitespace = options.whitespace
         self._bounded_numbers = options.bounded_numbers
@@ -179,7 +179,7 @@ class Lowering:
         self._named = _NAMED if self.tokens.has_rules else _NAMED_WITHOUT_TOKENS
         self._nodes: dict[Shape, Node] = {}
         self._open: dict[Shape, bool] = {}  # shapes being lowered, and whether they were met again inside
-        self._sizes: dict[int, tuple[Node, int]] = {}
+        self._size = NodeSizes()
         self._shape_numbers: dict[Shape, int] = {}
 
     def lower(self) -> Lowered:
@@ -252,28 +252,6 @@ class Lowering:
     def _needs_rules(self) -> None:
         if not self._context_free:
             raise NotRegularError
-
-    def _size(self, node: Node) -> int:
-        """How many nodes there are below `node`, shared ones counted each time."""
-        kind = type(node)
-        if kind is ast.Literal:
-            return 1 + len(node.data) // 16  # type: ignore[union-attr]  # neighbours were merged, perhaps often
-        if kind is ast.Rule or kind is ast.CharSet or kind is ast.Empty:
-            return 1
-        found = self._sizes.get(id(node))
-        if found is None:
-            size = 1
-            if isinstance(node, ast.Concat | ast.Alternation):
-                for item in node.items:
-                    size += self._size(item)
-            elif isinstance(node, ast.Repeat):
-                size += self._size(node.item)
-            elif isinstance(node, ast.Graph):
-                for row in node.rows:
-                    for item, _ in row:
-                        size += self._size(item)
-            found = self._sizes[id(node)] = (node, size)  # with the node, so that its id stays its own
-        return found[1]
 
     def close(self, parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
         """Strict mode: an object that declares members and says nothing of others has no others."""
@@ -384,7 +362,10 @@ class Lowering:
 
     def _objects(self, parts: tuple[Shape, ...]) -> Node:
         """Objects that have all these shapes, each an Object, its Not, or a formula of them."""
-        whole = self.close(tuple(self._countable(part) for part in parts or (Object(),)))
+        parts = tuple(map(self._countable, parts or (Object(),)))
+        if NO_SHAPE in parts:
+            return NOTHING
+        whole = self.close(parts)
         if len(whole) == 1 and isinstance(whole[0], Object) and is_open(whole[0]):
             self._needs_rules()  # before its members are lowered in vain
         try:
@@ -398,14 +379,15 @@ class Lowering:
             raise GrammarError(f"{pointer or '/'}: {error}", pointer=pointer) from error
 
     def _countable(self, part: Shape) -> Shape:
-        """`part` unless it wants more members than can be told apart: names that it does not list may come twice."""
-        if not isinstance(part, Object) or self.names_differ or part.min_properties <= 1:
+        """`part`; if it counts names that it does not list, nothing where there are too few of them."""
+        if not isinstance(part, Object) or not counts_names(part):
             return part
-        listed = {name for name, _ in part.properties} | set(part.required)
-        if part.min_properties <= len(listed) + (part.additional != NO_SHAPE or bool(part.patterns)):
-            return part
+        if self.names_differ:
+            enough = part.min_properties <= len(part.listed) + num_other_names(self.algebra, part, part.listed)
+            return part if enough else NO_SHAPE
         message = f"minProperties {part.min_properties} over names that the schema does not list cannot be kept"
-        self._reader.refuse(self.pointer(part), "minProperties", f"{message}; declare and require the properties")
+        remedy = "inside a larger grammar; declare and require the properties"
+        self._reader.refuse(self.pointer(part), "minProperties", f"{message} {remedy}")
         kept = replace(part, min_properties=0)
         self._reader.pointers.setdefault(kept, self.pointer(part))
         return kept

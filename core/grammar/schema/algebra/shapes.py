@@ -135,6 +135,11 @@ class Object(SharedShape):
     names: Shape | None = None
     closed: bool = False
 
+    @property
+    def listed(self) -> frozenset[str]:
+        """The names that it declares or requires."""
+        return frozenset(name for name, _ in self.properties) | frozenset(self.required)
+
     def property(self, name: str) -> Shape | None:
         if "_declared" not in self.__dict__:
             self.__dict__["_declared"] = dict(self.properties)

@@ -59,7 +59,7 @@ class SchemaReader:
 
     def __init__(self, spec: JsonSchema, options: Options, *, items_differ: bool = False) -> None:
         self._options = options
-        self._items_differ = items_differ
+        self.items_differ = items_differ
         self._excludes = options.strict and keywords.excludes(spec.text + spec.documents_text)
         self.references = References(spec.schema, spec.documents, spec.text)
         self._shapes: dict[str, Shape] = {}
@@ -265,9 +265,8 @@ class SchemaReader:
         )
         if not schema.get("uniqueItems") or (high is not None and high <= 1):
             return shape
-        if not self._items_differ:
-            message = "'uniqueItems' cannot be kept inside a larger grammar; check the items after parsing"
-            self.refuse(pointer, "uniqueItems", message)
+        if not self.items_differ:
+            self.refuse(pointer, "uniqueItems", "cannot be kept inside a larger grammar; check the items after parsing")
             return shape
         return replace(shape, unique=True)
 

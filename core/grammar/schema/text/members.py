@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, isinf
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
@@ -10,6 +11,7 @@ from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Literals, Object, Shape, Text, both
+from graftlm.core.grammar.schema.member_names import counts_names, num_other_names
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.branches import Formula, Question, Walk, accepts, branch, decide, leaf_set, leaves
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_KINDS = 64
 """Combinations of patterns that a name matches together."""
+MAX_COUNTED_NAMES = 64
+"""Names that an object does not list, where they have to differ; of more only their text shows when they run out."""
 MAX_UNCHECKED_KINDS = 16
 """From here on patterns are compared in pairs before they are combined."""
 
@@ -35,6 +39,7 @@ class Members:
         self._lowering = lowering
         self._algebra = lowering.algebra
         self._objects = [leaf for leaf in leaves(formula) if isinstance(leaf, Object)]
+        self._names_differ = lowering.names_differ and any(map(counts_names, self._objects))
         self._names = list(
             dict.fromkeys(
                 [name for leaf in self._objects for name, _ in leaf.properties]
@@ -46,6 +51,11 @@ class Members:
         bounds = [leaf.min_properties for leaf in self._objects]
         bounds += [leaf.max_properties + 1 for leaf in self._objects if leaf.max_properties is not None]
         self._cap = max(bounds, default=0)
+        counting = [leaf for leaf in self._objects if self._names_differ and counts_names(leaf)]
+        self._num_others = min((num_other_names(self._algebra, leaf, self._names) for leaf in counting), default=inf)
+        if self._num_others > MAX_COUNTED_NAMES:
+            self._num_others = inf
+        self._cap = max(self._cap, 0 if isinf(self._num_others) else int(self._num_others))
         self._closed: set[Shape] = set()  # leaves without members beyond those that they list
         # at each name: leaves that list it, what they say of it unless it is anything, those that require it, and
         # those that it settles
@@ -78,7 +88,7 @@ class Members:
         if position == len(self._names):
             if accepts(formula, lambda leaf, holds: self._certain(leaf, holds, counts)):
                 self._walk.accept(here)
-            ways = self._others(formula)
+            ways = self._others(formula) if counts[1] < self._num_others else []
         else:
             ways = self._declared(position, formula)
             absent = self._settle(self._without(position, formula), position + 1)
@@ -165,7 +175,7 @@ class Members:
         """Whether the number of members surely lets `leaf` hold, or fail: names not declared may come twice."""
         assert isinstance(leaf, Object)
         most = counts[0] + counts[1]
-        least = most if self._lowering.names_differ else counts[0] + min(counts[1], 1)
+        least = most if self._names_differ else counts[0] + min(counts[1], 1)
         high = leaf.max_properties
         if holds:
             return least >= leaf.min_properties and (high is None or most <= high)

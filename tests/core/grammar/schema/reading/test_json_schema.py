@@ -351,9 +351,9 @@ def test_a_pydantic_class_is_a_closed_object_in_its_own_order() -> None:
         ({"type": "number", "multipleOf": 0}, "/multipleOf", "not above 0"),
         ({"items": {"type": "integer", "multipleOf": 999_983}}, "/items/multipleOf", "999,983 states"),
         (
-            {"items": {"type": "object", "minProperties": 3}},
-            "/items/minProperties",
-            "names that the schema does not list",
+            {"items": {"type": "object", "minProperties": 3, "propertyNames": {"enum": ["a", "b"]}}, "minItems": 1},
+            "",
+            "nothing can satisfy",
         ),
         ({"type": "string", "pattern": r"(a)\1"}, "/pattern", "backreference"),
         ({"not": {}}, "", "its keywords exclude every value"),

@@ -1,0 +1,35 @@
+"""How large nodes are when they are written out."""
+
+from __future__ import annotations
+
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node
+
+
+class NodeSizes:
+    """The sizes of nodes, each counted once."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, tuple[Node, int]] = {}
+
+    def __call__(self, node: Node) -> int:
+        """How many nodes there are below `node`, shared ones counted each time."""
+        kind = type(node)
+        if kind is ast.Literal:
+            return 1 + len(node.data) // 16  # type: ignore[union-attr]  # neighbours were merged, perhaps often
+        if kind is ast.Rule or kind is ast.CharSet or kind is ast.Empty:
+            return 1
+        found = self._sizes.get(id(node))
+        if found is None:
+            size = 1
+            if isinstance(node, ast.Concat | ast.Alternation):
+                for item in node.items:
+                    size += self(item)
+            elif isinstance(node, ast.Repeat):
+                size += self(node.item)
+            elif isinstance(node, ast.Graph):
+                for row in node.rows:
+                    for item, _ in row:
+                        size += self(item)
+            found = self._sizes[id(node)] = (node, size)  # with the node, so that its id stays its own
+        return found[1]

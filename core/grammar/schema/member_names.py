@@ -1,0 +1,99 @@
+"""Objects of which `minProperties` counts names that they do not list: these have to differ, and may run out."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.schema.algebra import text_language
+from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
+from graftlm.core.grammar.schema.algebra.shapes import (
+    NOTHING,
+    Literals,
+    Object,
+    Shape,
+    Text,
+    both,
+    negation,
+    union,
+)
+from graftlm.core.grammar.schema.item_language import ItemLanguage
+from graftlm.core.grammar.spec import JsonSchema
+
+
+def counts_names(shape: Object) -> bool:
+    """Whether more members are asked for than names it lists and one other: others might be the same one twice."""
+    has_others = shape.additional != NOTHING or bool(shape.patterns)
+    return shape.min_properties > 1 and shape.min_properties > len(shape.listed) + has_others
+
+
+def may_count_names(spec: JsonSchema) -> bool:
+    """Whether `spec` may have such an object, as its text tells before it is read."""
+    if not _SEVERAL.search(spec.text + spec.documents_text):
+        return False
+    return any(map(_counts_names, (spec.schema, *spec.documents.values())))
+
+
+_SEVERAL = re.compile(r'"minProperties":(?![01][,}])')
+
+
+def _counts_names(part: Any) -> bool:
+    if isinstance(part, list):
+        return any(map(_counts_names, part))
+    if not isinstance(part, dict):
+        return False
+    least, declared, required = (part.get(word) for word in ("minProperties", "properties", "required"))
+    if isinstance(least, int | float) and least > 1:
+        listed = {*(declared if isinstance(declared, dict) else ()), *(required if isinstance(required, list) else ())}
+        has_others = part.get("additionalProperties") is not False or "patternProperties" in part
+        if least > len(listed) + has_others:
+            return True
+    return any(map(_counts_names, part.values()))
+
+
+def name_language(algebra: ShapeAlgebra, objects: Sequence[Object], without: Iterable[str] = ()) -> ItemLanguage | None:
+    """The names, with quotation marks, that members of what is all of `objects` may have; None if there is no end.
+
+    without  names that are left out
+    """
+    names = both(*map(_names, objects))
+    left_out = _literals(without)
+    if left_out.texts:
+        names = both(names, negation(left_out))
+    try:
+        nodes = [
+            ast.alternation(*map(ast.literal, piece.texts))
+            if isinstance(piece, Literals)
+            else text_language.quoted(piece)
+            for piece in algebra.pieces(names, "string")
+            if isinstance(piece, (Literals, Text)) and piece != Text()
+        ]
+        if len(nodes) < len(algebra.pieces(names, "string")):
+            return None
+    except GrammarError:
+        return None
+    return ItemLanguage.of(ast.alternation(*nodes), True)
+
+
+def num_other_names(algebra: ShapeAlgebra, shape: Object, listed: Iterable[str]) -> float:
+    """How many names members of `shape` may have but for `listed`."""
+    language = name_language(algebra, (shape,), listed)
+    return math.inf if language is None else language.num_texts
+
+
+def _literals(names: Iterable[str]) -> Literals:
+    return Literals(tuple(json.dumps(name, ensure_ascii=False) for name in sorted(names)))
+
+
+def _names(shape: Object) -> Shape:
+    listed = _literals(shape.listed)
+    others: list[Shape] = [Text(patterns=(pattern,)) for pattern, value in shape.patterns if value != NOTHING]
+    if shape.additional != NOTHING:
+        others = [Text()]
+    names = union(*([listed] if listed.texts else []), *others)
+    return names if shape.names is None else both(names, shape.names)

@@ -1,0 +1,81 @@
+"""`minProperties` over names that the schema does not list: no name comes twice, and there is always a way to go on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from bench.grammar.validity import write
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.schema.lowering import lower_schema
+from graftlm.core.grammar.spec import JsonSchema, Options
+from tests.grammars import BYTES, allows, compiled
+
+INTEGERS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "integer"}}
+ABC: dict[str, Any] = {"type": "object", "propertyNames": {"enum": ["a", "b", "c"]}, "additionalProperties": {}}
+
+SCHEMAS = [
+    {**INTEGERS, "minProperties": 2},
+    {**INTEGERS, "minProperties": 20},
+    {"type": "object", "minProperties": 3},
+    {**ABC, "minProperties": 3},
+    {**ABC, "properties": {"a": {"type": "integer"}}, "minProperties": 3},
+    {**ABC, "minProperties": 2, "dependentSchemas": {"b": {"required": ["a"]}}},
+    {
+        "type": "object",
+        "minProperties": 3,
+        "patternProperties": {"^[ab]$": {}, "^c$": {}},
+        "additionalProperties": False,
+    },
+    {"type": "object", "minProperties": 3, "propertyNames": {"pattern": "^[ab]{1,2}$"}, "additionalProperties": {}},
+    {"anyOf": [{**INTEGERS, "minProperties": 3}, {"type": "object", "minProperties": 2}]},
+    {"type": "array", "minItems": 2, "uniqueItems": True, "items": {**INTEGERS, "minProperties": 2}},
+]
+
+
+def test_a_name_counts_once() -> None:
+    grammar = compiled({**INTEGERS, "minProperties": 2})
+    texts = ('{"a":1,"b":1}', '{"a":1,"a":2}', '{"a":1}', '{"a":1,"b":1,"c":1}', '{"é":1,"e":1}')
+    assert [allows(grammar, text) for text in texts] == [True, False, False, True, True]
+
+
+def test_names_are_apart_in_each_object_of_its_own() -> None:
+    grammar = compiled({"type": "array", "items": {**INTEGERS, "minProperties": 2}})
+    assert allows(grammar, '[{"a":1,"b":1},{"a":1,"b":1}]') and not allows(grammar, '[{"a":1,"b":1},{"b":1,"b":1}]')
+
+
+def test_an_object_goes_on_only_while_names_are_left() -> None:
+    matcher = compiled({**ABC, "minProperties": 2}).matcher()
+    matcher.advance(list(b'{"a":1,"c":2'))
+    row = np.zeros(BYTES.num_words, np.int32)
+    matcher.fill_mask(row)
+    assert row.view(np.uint32)[ord(",") >> 5] >> (ord(",") & 31) & 1
+    matcher.advance(list(b',"b":[]'))
+    matcher.fill_mask(row)
+    assert not row.view(np.uint32)[ord(",") >> 5] >> (ord(",") & 31) & 1
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+@pytest.mark.parametrize("strict", [False, True])
+def test_texts_of_any_budget_have_enough_members(schema: dict[str, Any], strict: bool) -> None:
+    grammar, rng = compiled(schema, strict=strict), np.random.default_rng(0)
+    least = grammar.matcher().min_tokens_to_accept()
+    for _ in range(4):
+        data, _ = write(grammar, BYTES, rng, least + int(rng.integers(0, 40)))
+        jsonschema.validate(json.loads(data), schema)
+
+
+def test_more_members_than_names_are_a_contradiction() -> None:
+    with pytest.raises(GrammarError, match="nothing can satisfy"):
+        compiled({**ABC, "minProperties": 4})
+
+
+def test_names_that_nothing_keeps_apart_are_refused_with_their_place() -> None:
+    spec = JsonSchema({"items": {**INTEGERS, "minProperties": 2}})
+    with pytest.raises(GrammarError, match="inside a larger grammar") as refused:
+        lower_schema(spec, Options())
+    assert refused.value.pointer == "/items/minProperties"
