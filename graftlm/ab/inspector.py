@@ -11,16 +11,12 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from graftlm.ab.profile import Call, Profile, by_phase, num_unique, outside
+from graftlm.ab.profile import FRAMEWORK, Call, Profile, by_phase, num_unique, outside
 from graftlm.ab.runtime_calls import End, follow
 
 if TYPE_CHECKING:
     from graftlm.core.request import Completion, Request
     from graftlm.core.runtime import Runtime
-
-
-def _ignore(done: Completion | None, error: BaseException | None) -> None:
-    """The end of a prefix that is computed ahead of the calls."""
 
 
 class Inspector:
@@ -37,6 +33,7 @@ class Inspector:
         self._started = 0.0
         self._spent: list[tuple[str, float, float]] = []
         self._calls: list[Call] = []
+        self._ahead: list[Call] = []  # prefixes that a runtime computes ahead of the calls
         self._batches: list[int] = []
 
     @contextmanager
@@ -47,7 +44,7 @@ class Inspector:
                 self._watch_runtime(runtime, undo)
             for model in self._models:
                 self._watch_model(model, undo)
-            self._calls, self._spent, self._batches = [], [], []
+            self._calls, self._ahead, self._spent, self._batches = [], [], [], []
             self._started = time.perf_counter()
             yield
 
@@ -58,10 +55,10 @@ class Inspector:
 
     def profile(self, wall_s: float, spans: Sequence[tuple[float, float]]) -> Profile:
         calls = self.calls(spans)
-        framework = outside(wall_s, calls)
+        framework = outside(wall_s, [*calls, *self._ahead])
         phases = by_phase(self._spent)
         rest = wall_s - framework - sum(phases.values())
-        phases |= {"waiting and the rest of calls": max(0.0, rest), "framework, between calls": framework}
+        phases |= {"waiting and the rest of calls": max(0.0, rest), FRAMEWORK: framework}
         prompts = [call.prompt_ids for call in calls]
         unique = num_unique(prompts) if prompts and all(prompts) else None
         return Profile(wall_s, calls, phases, unique, fmean(self._batches) if self._batches else None)
@@ -90,7 +87,9 @@ class Inspector:
     def _begun(self, runtime: Any, requests: Sequence[Request]) -> list[End]:
         ids = runtime.tokenizer.encode_prompts([(request.prompt, request.tools) for request in requests])
         return [
-            _ignore if request.pin else partial(self._end, Call(self._now()), [] if isinstance(p, Exception) else p)
+            partial(self._end_ahead, Call(self._now()))
+            if request.pin
+            else partial(self._end, Call(self._now()), [] if isinstance(p, Exception) else p)
             for request, p in zip(requests, ids, strict=True)
         ]
 
@@ -98,10 +97,15 @@ class Inspector:
         """Notes when the first chunk of a call came."""
 
         def chunk() -> None:
-            if end is not _ignore and end.args[0].first_s is None:
+            if end.args[0].first_s is None:
                 end.args[0].first_s = self._now()
 
         return chunk
+
+    def _end_ahead(self, call: Call, done: Completion | None, error: BaseException | None) -> None:
+        call.end_s = self._now()
+        with self._lock:
+            self._ahead.append(call)
 
     def _end(self, call: Call, prompt: Any, done: Completion | None, error: BaseException | None) -> None:
         call.end_s = self._now()

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+FRAMEWORK = "framework, between calls"
+"""The phase in which no model call was under way, and no prefix was computed ahead of one."""
+
 
 @dataclass
 class Call:
@@ -65,8 +68,8 @@ class Profile:
 
     @property
     def outside_s(self) -> float:
-        """Seconds in which no model call was under way."""
-        return outside(self.wall_s, self.calls)
+        """Seconds in which no model call was under way, and no prefix was computed ahead of one."""
+        return self.phases.get(FRAMEWORK, outside(self.wall_s, self.calls))
 
     @property
     def time_between_tokens_s(self) -> float | None:

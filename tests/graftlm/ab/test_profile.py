@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from graftlm.ab.profile import Call, by_phase, first_difference, num_unique, outside
+from graftlm.ab.inspector import Inspector
+from graftlm.ab.profile import FRAMEWORK, Call, by_phase, first_difference, num_unique, outside
 
 
 def test_first_token_and_the_time_between_tokens() -> None:
@@ -18,6 +19,16 @@ def test_shared_prefixes_are_computed_once_and_the_last_token_of_each_prompt_aga
 def test_time_outside_calls_is_the_framework_s() -> None:
     assert outside(10.0, [Call(5, 7), Call(1, 3), Call(2, 4)]) == pytest.approx(10 - 3 - 2)
     assert outside(2.0, []) == 2.0
+
+
+def test_prefixes_that_are_computed_ahead_are_no_time_of_the_framework() -> None:
+    """Their time was counted twice, as prefill and as the framework's, and the first line blamed the pipeline."""
+    inspector = Inspector([], [])
+    inspector._end_ahead(ahead := Call(0.0), None, None)
+    ahead.end_s = 0.7
+    inspector._calls = [Call(0.7, 0.9)]
+    profile = inspector.profile(1.0, [])
+    assert profile.outside_s == profile.phases[FRAMEWORK] == pytest.approx(0.1)
 
 
 def test_the_first_difference_is_looked_for_in_calls_of_the_same_prompt() -> None:
