@@ -14,10 +14,9 @@ class NodeSizes:
 
     def __call__(self, node: Node) -> int:
         """How many nodes there are below `node`, shared ones counted each time."""
-        kind = type(node)
-        if kind is ast.Literal:
-            return 1 + len(node.data) // 16  # type: ignore[union-attr]  # neighbours were merged, perhaps often
-        if kind is ast.Rule or kind is ast.CharSet or kind is ast.Empty:
+        if isinstance(node, ast.Literal):
+            return 1 + len(node.data) // 16  # neighbours were merged, perhaps often
+        if isinstance(node, ast.Rule | ast.CharSet | ast.Empty):
             return 1
         found = self._sizes.get(id(node))
         if found is None:

@@ -32,7 +32,8 @@ class SharedShape:
     _in_use: ClassVar[WeakValueDictionary[tuple[Any, ...], Any]]
 
     def __init_subclass__(cls) -> None:
-        described = fields(dataclass(frozen=True, eq=False, init=False)(cls))  # type: ignore[arg-type]
+        make: Any = dataclass(frozen=True, eq=False, init=False)
+        described = fields(make(cls))
         cls._names = tuple(field.name for field in described)
         cls._defaults = tuple(field.default for field in described)
         cls._in_use = WeakValueDictionary()
