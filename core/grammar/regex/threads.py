@@ -189,6 +189,7 @@ class _Threads:
             for owed, banned in self._settled(thread, behind):
                 if owed <= {_AT_END} and _AT_END not in banned:
                     accepting.add(number)
+                check()
                 for char in range(len(self._ranges)):
                     after = self._after(owed, banned, behind, char)
                     if after is not None:
@@ -249,6 +250,7 @@ class _Threads:
         known = set(work)
         found = set()
         while work:
+            check()
             pending, settled, banned = work.pop()
             if not pending:
                 refused = self._closed(banned, thread.at_start)

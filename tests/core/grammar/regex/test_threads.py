@@ -7,8 +7,11 @@ import re
 
 import pytest
 
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.spec import Limits
 
 TEXTS = ["".join(text) for length in range(5) for text in itertools.product("ab- c", repeat=length)]
 
@@ -68,3 +71,11 @@ def test_a_word_boundary_takes_few_states() -> None:
 def test_a_refused_end_is_also_one_before_the_last_line_break() -> None:
     found = parse(r"^(?!a$)[a\n]*$", search=True, portable=True)
     assert [product.matches(found, text) for text in ("a", "a\n", "aa", "a\n\n")] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?<=a.{14})b", "^(?:(?=(a|aa|aaa|aaaa)*b)(?=(a|ab|ba)*c)(?=(.|..|...)*d)[abcd])+$"]
+)
+def test_lookarounds_that_take_too_much_are_an_error(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="more than 20,000 states|took longer"), limited(Limits(seconds=1.0)):
+        parse(pattern, search=True)
