@@ -9,9 +9,7 @@ import pytest
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata import product
-from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.regex.regex import parse
-from graftlm.core.grammar.spec import Limits
 
 TEXTS = ["".join(text) for length in range(5) for text in itertools.product("ab- c", repeat=length)]
 
@@ -73,9 +71,6 @@ def test_a_refused_end_is_also_one_before_the_last_line_break() -> None:
     assert [product.matches(found, text) for text in ("a", "a\n", "aa", "a\n\n")] == [False, False, True, True]
 
 
-@pytest.mark.parametrize(
-    "pattern", ["(?<=a.{14})b", "^(?:(?=(a|aa|aaa|aaaa)*b)(?=(a|ab|ba)*c)(?=(.|..|...)*d)[abcd])+$"]
-)
-def test_lookarounds_that_take_too_much_are_an_error(pattern: str) -> None:
-    with pytest.raises(GrammarError, match="more than 20,000 states|took longer"), limited(Limits(seconds=1.0)):
-        parse(pattern, search=True)
+def test_a_lookbehind_that_takes_too_many_states_is_an_error() -> None:
+    with pytest.raises(GrammarError, match="more than 20,000 states; look less far"):
+        parse("(?<=a.{14})b", search=True)
