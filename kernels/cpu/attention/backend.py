@@ -16,6 +16,7 @@ import torch
 
 from graftlm.kernels.attention import LayerSpec, Plan, Row
 from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.cpu.amx import HAS_TILES
 from graftlm.kernels.cpu.attention.metadata import (
     AttentionMetadata,
     Chunk,
@@ -96,7 +97,7 @@ class TorchAttention:
         self.store = store
         self._plan: Plan | None = None
         self._out_slots = torch.empty(0, dtype=torch.int64, device=store.device)
-        self._metadata: dict[tuple[int | None, int | None], AttentionMetadata] = {}
+        self._metadata: dict[tuple[int | None, int | None, bool], AttentionMetadata] = {}
         self.compiles = (
             compiled
             and store.device.type == "cpu"
@@ -130,8 +131,9 @@ class TorchAttention:
         if plan is not self._plan:
             self.prepare(plan)
         loops = self._loops_for(q, k, v, params.softcap)
-        block_size = loops.block_size if loops is not None else None
-        return self._run(layer, q, k, v, params, loops, self.metadata(plan, params.window, block_size))
+        block_size, has_tiles = (loops.block_size, loops.has_tiles) if loops is not None else (None, False)
+        metadata = self.metadata(plan, params.window, block_size, has_tiles)
+        return self._run(layer, q, k, v, params, loops, metadata)
 
     def forward_some(
         self,
@@ -169,12 +171,17 @@ class TorchAttention:
             v_store.index_copy_(0, self._out_slots, v)
         return _LayerPass(k_store, v_store, params, loops).run(q, k, v, metadata)
 
-    def metadata(self, plan: Plan, window: int | None, block_size: int | None) -> AttentionMetadata:
-        """The prepared plan for layers with this window and loops that read `block_size` queries together."""
-        found = self._metadata.get((window, block_size))
+    def metadata(
+        self, plan: Plan, window: int | None, block_size: int | None, has_tiles: bool = False
+    ) -> AttentionMetadata:
+        """The prepared plan for layers with this window and loops that read `block_size` queries together.
+
+        has_tiles  as in `build_metadata`
+        """
+        found = self._metadata.get((window, block_size, has_tiles))
         if found is None:
-            found = build_metadata(plan, window, block_size, self.store.device)
-            self._metadata[window, block_size] = found
+            found = build_metadata(plan, window, block_size, self.store.device, has_tiles)
+            self._metadata[window, block_size, has_tiles] = found
         return found
 
     def _loops_for(
@@ -196,11 +203,13 @@ class CompiledLoops:
 
     prefill     None where torch's flash attention is used instead: with a softcap, and for very large groups
     block_size  queries that `prefill` reads together
+    has_tiles   whether torch's flash attention, which has AMX tiles, reads many queries in less time than `prefill`
     """
 
     decode: CompiledDecode
     prefill: CompiledPrefill | None
     block_size: int | None
+    has_tiles: bool
 
     @classmethod
     def of(cls, group: int, k_dim: int, v_dim: int, capped: bool, *, dtype: torch.dtype) -> CompiledLoops:
@@ -210,8 +219,9 @@ class CompiledLoops:
 
         decode = CompiledDecode(group, k_dim, v_dim, dtype, capped=capped)
         if capped or group > COLUMNS:
-            return cls(decode, None, None)
-        return cls(decode, CompiledPrefill(group, k_dim, v_dim, dtype), COLUMNS // group)
+            return cls(decode, None, None, False)
+        has_tiles = HAS_TILES and _flash is not None and dtype is torch.bfloat16 and k_dim == v_dim
+        return cls(decode, CompiledPrefill(group, k_dim, v_dim, dtype), COLUMNS // group, has_tiles)
 
 
 @dataclass(frozen=True)

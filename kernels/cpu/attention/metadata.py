@@ -22,6 +22,11 @@ _MAX_SINGLE = 4
 """Without a compiled loop for blocks, a row of at most this many new tokens is read as single queries."""
 _MIN_BLOCK_FILL = 1 / 4
 """With that loop, a row is read as single queries if it fills less than this part of a block."""
+_TILE_QUERIES, _TILE_SPAN = 128, 128
+"""With AMX tiles, so many queries are read by flash attention in less time than by that loop, if the spans before them
+have so many keys on average: each is read in a call of its own."""
+_FEW_TILE_QUERIES, _MANY_TILE_KEYS = 32, 1024
+"""So are fewer queries over so many keys."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class SharedPrefix:
     """Spans that several rows share, to be read once for all their queries.
 
     index   int64 [num_queries], indices of the step's queries
-    blocks  the same queries in blocks; None where these are not compiled
+    blocks  the same queries in blocks; None where no compiled loop reads them
     """
 
     spans: list[Span]
@@ -179,6 +184,13 @@ def _blocks(queries: list[int], visible: list[int], spans: list[Span], block_siz
     return [(queries[i : i + block_size], visible[i : i + block_size], spans) for i in starts]
 
 
+def _fills_tiles(num_queries: int, num_keys: int, spans: Sequence[Span]) -> bool:
+    """Whether flash attention in AMX tiles is faster than the loop for queries over `spans` and `num_keys` in all."""
+    if sum(last - first for first, last in spans) < _TILE_SPAN * len(spans):
+        return False
+    return num_queries >= (_TILE_QUERIES if num_keys < _MANY_TILE_KEYS else _FEW_TILE_QUERIES)
+
+
 def metadata_of(plan: Plan, window: int | None, tokens: Sequence[int]) -> AttentionMetadata:
     """A step's metadata for some tokens' queries alone, each read by itself: the i-th query is that of tokens[i]."""
     rows = {t: row for row in plan.rows for t in range(row.start, row.start + row.num_new)}
@@ -190,11 +202,14 @@ def metadata_of(plan: Plan, window: int | None, tokens: Sequence[int]) -> Attent
     return AttentionMetadata(DecodeQueries.of(singles), False, None, [], [])
 
 
-def build_metadata(plan: Plan, window: int | None, block_size: int | None, device: torch.device) -> AttentionMetadata:
+def build_metadata(
+    plan: Plan, window: int | None, block_size: int | None, device: torch.device, has_tiles: bool = False
+) -> AttentionMetadata:
     """Sort a step's rows into single queries, blocks and chunks for layers with this window, and find shared prefixes.
 
     block_size  queries of a block; None if there is no compiled loop for blocks
     device      where the queries are
+    has_tiles   whether flash attention reads many queries in less time than that loop
     """
     rows = plan.rows
     covered = [0] * len(rows)  # tokens of each row that a shared prefix has
@@ -206,7 +221,9 @@ def build_metadata(plan: Plan, window: int | None, block_size: int | None, devic
             covered[i] = shared.length
         queries = [t for i in shared.rows for t in range(rows[i].start, rows[i].start + rows[i].num_new)]
         spans = spans_of(shared.extents, 0, shared.length)
-        blocks = _blocks(queries, [shared.length] * len(queries), spans, block_size) if block_size is not None else None
+        blocks: list[Block] | None = None
+        if block_size is not None and not (has_tiles and _fills_tiles(len(queries), shared.length, spans)):
+            blocks = _blocks(queries, [shared.length] * len(queries), spans, block_size)
         index = torch.tensor(queries, device=device)
         prefixes.append(SharedPrefix(spans, index, QueryBlocks.of(blocks) if blocks is not None else None))
     max_single = _MAX_SINGLE if block_size is None else max(_MAX_SINGLE, int(block_size * _MIN_BLOCK_FILL))
@@ -216,6 +233,7 @@ def build_metadata(plan: Plan, window: int | None, block_size: int | None, devic
     in_blocks: list[Block] = []
     for row, first_own in zip(rows, covered, strict=True):
         length = row.past + row.num_new
+        before = spans_of(row.extents, first_own, row.past) if row.num_new > max_single else []
         if row.num_new <= max_single:
             for i in range(row.num_new):
                 seen = row.past + i + 1
@@ -223,12 +241,14 @@ def build_metadata(plan: Plan, window: int | None, block_size: int | None, devic
                 singles.append((row.start + i, spans_of(row.extents, first, seen)))
             nested = row.num_new <= MAX_RUN and (window is None or length <= first_own + window)
             runs += [row.num_new] if nested else [1] * row.num_new
+        elif has_tiles and _fills_tiles(row.num_new, length - first_own, before):
+            chunks.append(Chunk(row, before))
         elif block_size is not None and (window is None or length <= window):
             visible = list(range(row.past - first_own + 1, length - first_own + 1))
             spans = spans_of(row.extents, first_own, length)
             in_blocks += _blocks(list(range(row.start, row.start + row.num_new)), visible, spans, block_size)
         else:
-            chunks.append(Chunk(row, spans_of(row.extents, first_own, row.past)))
+            chunks.append(Chunk(row, before))
     return AttentionMetadata(
         DecodeQueries.of(singles, runs),
         all(row.num_new == 1 for row in rows),

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from graftlm.kernels.cpu import PANEL
+from graftlm.kernels.cpu.amx import HAS_TILES
 from graftlm.kernels.cpu.linear.panels import Panels, pack, unpack
 
 _LINEAR: Any = None
@@ -32,11 +33,9 @@ if torch._C._has_mkldnn:
     _REORDER = getattr(getattr(torch.ops.mkldnn, "_reorder_linear_weight", None), "default", None)
 
 
-HAS_TILES = bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
-"""Whether oneDNN multiplies bfloat16 by AMX tiles, ten times as fast as our loops do; it lays weights out otherwise."""
 MIN_TILE_ROWS = 64
-"""So many rows are multiplied by tiles in less time than by our loop, although the weight is laid out anew for that: 16
-MB in 17 ms instead of 23, by one thread of an Intel Xeon. With 117 MB it takes some 80 rows."""
+"""So many bfloat16 rows are multiplied by AMX tiles in less time than by our loop, although the weight is laid out anew
+for that: 16 MB in 17 ms instead of 23, by one thread of an Intel Xeon. With 117 MB it takes some 80 rows."""
 _LAID_OUT_BYTES = 4 << 20
 """So much of a weight is laid out at a time: it stays in the processor's cache until it is multiplied."""
 _COMPARED = 16 * PANEL

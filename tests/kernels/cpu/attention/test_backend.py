@@ -10,7 +10,7 @@ from graftlm.kernels.attention import LayerSpec
 from graftlm.kernels.attention_params import AttentionParams
 from graftlm.kernels.cpu.attention import backend as attention
 from graftlm.kernels.cpu.attention.backend import Partial, TorchAttention, attend, merge
-from graftlm.kernels.cpu.attention.metadata import spans_of
+from graftlm.kernels.cpu.attention.metadata import build_metadata, spans_of
 from graftlm.kernels.kv_store import KVStore, LayerKV
 
 
@@ -211,6 +211,55 @@ def test_values_may_be_of_another_size_than_keys(plan: Plan) -> None:
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 def test_bfloat16_is_off_by_its_rounding_only(plan: Plan) -> None:
     check(plan, dim=64, dtype=torch.bfloat16, tolerance=8e-3)  # bfloat16 rounds to 1 in 256
+
+
+TILED = make_plan([(0, 130, (Range(0, 130),)), (140, 129, (Range(140, 285), Range(290, 414)))])
+SHARED_TILED = make_plan(
+    [(200, 70, (Range(0, 200), Range(250, 320))), (200, 60, (Range(0, 200), Range(330, 390)))],
+    (Shared(200, (Range(0, 200),), (0, 1)),),
+)
+
+
+@pytest.mark.parametrize(("plan", "num_calls"), [(TILED, 3), (SHARED_TILED, 2), (EXTEND_LONG, 0)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 1)])
+def test_long_chunks_in_bfloat16_are_read_in_tiles_and_agree_with_the_definition(
+    plan: Plan, num_calls: int, num_heads: int, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of 4,000 tokens took twice as long. `check` runs a step with a shared prefix twice."""
+    calls = []
+    monkeypatch.setattr(attention, "HAS_TILES", True)
+    monkeypatch.setattr(attention, "attend", lambda *a, **options: calls.append(a) or attend(*a, **options))
+    check(plan, num_heads=num_heads, num_kv_heads=num_kv_heads, dim=64, dtype=torch.bfloat16, tolerance=8e-3)
+    in_torch = len(calls)
+    calls.clear()
+    monkeypatch.setattr(attention, "HAS_TILES", False)
+    check(plan, num_heads=num_heads, num_kv_heads=num_kv_heads, dim=64, dtype=torch.bfloat16, tolerance=8e-3)
+    assert in_torch - len(calls) == num_calls
+
+
+@pytest.mark.parametrize(("dtype", "v_dim"), [(torch.float32, 64), (torch.bfloat16, 32)])
+def test_float32_and_values_of_another_size_are_never_read_in_tiles(
+    dtype: torch.dtype, v_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "HAS_TILES", True)
+    assert not attention.CompiledLoops.of(2, 64, v_dim, False, dtype=dtype).has_tiles
+    assert attention.CompiledLoops.of(2, 64, 64, False, dtype=torch.bfloat16).has_tiles
+
+
+@pytest.mark.parametrize(
+    ("past", "num_new", "spans", "in_tiles"),
+    [(0, 127, 1, False), (0, 128, 1, True), (991, 32, 1, False), (992, 32, 1, True), (992, 31, 1, False)]
+    + [(1024, 512, 8, True), (1016, 512, 8, False)],
+)
+def test_the_length_of_a_chunk_and_of_the_spans_before_it_decide_whether_tiles_are_used(
+    past: int, num_new: int, spans: int, in_tiles: bool
+) -> None:
+    each = past // spans
+    before = [Range(i * (each + 1), i * (each + 1) + each) for i in range(spans)]
+    plan = make_plan([(past, num_new, (*before, Range(4000, 4000 + num_new)))])
+    found = build_metadata(plan, None, 16, torch.device("cpu"), has_tiles=True)
+    assert (bool(found.chunks), found.blocks is None) == (in_tiles, in_tiles)
+    assert build_metadata(plan, None, 16, torch.device("cpu")).chunks == []
 
 
 def test_without_the_private_flash_operator_the_matrix_products_answer_the_same(
