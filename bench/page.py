@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -28,21 +29,29 @@ COLUMNS = ("workload", "framework", "fastest other", "seconds", "GraftLM", "rati
 
 def workloads(figures: dict[str, Any]) -> str:
     """The section of the twelve workloads, with what its figures do not say."""
-    machine = figures["machine"]
+    own = figures["machine"]["processor"]
+    known = [{"processor": own} | one for one in figures["rows"]]
+    processors = list(dict.fromkeys(one["processor"] for one in known))
     lines = [
-        f"{machine['processor']}, {machine['cores']} cores, sprout in float32. Other people",
-        "share the machine: the ratio of CPU times, which they change less, stands beside that of wall times.",
+        f"Two cores, sprout in float32, on {' and '.join(processors)}. Other people",
+        "share the machines: the ratio of CPU times, which they change less, stands beside that of wall times.",
         "`at` is the commit that was measured. Each row is",
         "`python -m bench workloads NAME --frameworks FRAMEWORK --threads THREADS`.",
         "",
     ]
-    for share, said in SHARES.items():
-        rows = [one for one in figures["rows"] if one["share"] == share]
-        for native, what in ((True, "as GraftLM's programs"), (False, "in other frameworks")):
-            for threads in sorted({one["threads"] for one in rows}):
-                chosen = [one for one in rows if (one["framework"] == "native") is native and one["threads"] == threads]
-                lines += _table(chosen, f"{said}, {what}, {_threads(threads)} per engine:") if chosen else []
+    kinds = ((True, "as GraftLM's programs"), (False, "in other frameworks"))
+    threads = sorted({one["threads"] for one in known})
+    for processor, (share, said), (native, what), number in itertools.product(
+        processors, SHARES.items(), kinds, threads
+    ):
+        asked = (processor, share, native, number)
+        chosen = [one for one in known if _kind(one) == asked]
+        lines += _table(chosen, f"{said}, {what}, {_threads(number)} per engine, {processor}:") if chosen else []
     return "\n".join([*lines, *CAVEATS, ""]) + "\n"
+
+
+def _kind(one: dict[str, Any]) -> tuple[str, float, bool, int]:
+    return one["processor"], one["share"], one["framework"] == "native", one["threads"]
 
 
 def _threads(number: int) -> str:

@@ -139,6 +139,11 @@ def key_of(one: dict[str, Any]) -> tuple[str, str, float, int]:
     return one["workload"], one["framework"], one["share"], one["threads"]
 
 
+def rows_for(rows: Sequence[dict[str, Any]], processor: str) -> dict[tuple[str, str, float, int], dict[str, Any]]:
+    """By what each measures: the row of this processor, else that of another one."""
+    return {key_of(one): one for one in sorted(rows, key=lambda one: bool(one["processor"] == processor))}
+
+
 def fastest(others: Sequence[str], before: dict[str, Any] | None) -> list[str]:
     """The one of `others` that was the fastest in an earlier row, which is enough to compare with it; else all."""
     walls = {} if before is None else {name: one.get("wall_s") for name, one in before["engines"].items()}
@@ -264,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
     pythons = read_pythons(given.python)
     share = float(os.environ.get(SHARE, "1"))
     rows: list[dict[str, Any]] = []
-    before = {} if given.against is None else {key_of(one): one for one in _read(given.against)}
+    before = {} if given.against is None else rows_for(_read(given.against), _run()["processor"])
     with tempfile.TemporaryDirectory() as folder:
         model = eight_billion(Path(folder)) if given.model == "8b" else given.model or float32_sprout(Path(folder))
         for name in given.workloads or names():
@@ -320,9 +325,12 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write figures; rows of earlier runs that this one has not measured again stay."""
-    new = {key_of(one) for one in rows}
+    """Write figures; rows of earlier runs that this one has not measured again on its processor stay."""
+    new = {(key_of(one), one["processor"]) for one in rows}
     before = _read(path) if path.is_file() else []
-    kept = [one for one in before if key_of(one) not in new]
-    found = sorted([*kept, *rows], key=lambda one: (-one["share"], one["workload"], one["framework"] != "native"))
+    kept = [one for one in before if (key_of(one), one["processor"]) not in new]
+    found = sorted(
+        [*kept, *rows],
+        key=lambda one: (one["processor"], -one["share"], one["workload"], one["framework"] != "native"),
+    )
     path.write_text(json.dumps({"machine": origin()["machine"], "rows": found}, indent=1) + "\n")

@@ -62,11 +62,18 @@ def test_a_row_that_does_not_say_its_processor_has_that_of_its_file(tmp_path: Pa
 
 
 def test_rows_of_earlier_runs_stay_unless_measured_again(tmp_path: Path) -> None:
-    old, new = rows(1.0, 1.2, 1.4)[0], rows(2.0, 2.5, 3.0)[0]
-    for written in ([old, old | {"share": 1.0}], [new]):
+    old, new = (one | {"processor": "one"} for one in (rows(1.0, 1.2, 1.4)[0], rows(2.0, 2.5, 3.0)[0]))
+    for written in ([old, old | {"share": 1.0}, old | {"processor": "two"}], [new]):
         _suite._write(tmp_path / "figures.json", written)
     kept = json.loads((tmp_path / "figures.json").read_text())["rows"]
-    assert [(one["share"], one["cpu_ratio"]["value"]) for one in kept] == [(1.0, 1.2), (0.25, 2.5)]
+    found = [(one["processor"], one["share"], one["cpu_ratio"]["value"]) for one in kept]
+    assert found == [("one", 1.0, 1.2), ("one", 0.25, 2.5), ("two", 0.25, 1.2)]
+
+
+def test_rows_of_the_same_processor_are_compared_where_there_are_some() -> None:
+    before = [rows(2.0, 2.5, 3.0)[0] | {"processor": name} for name in ("one", "two", "three")]
+    assert [one["processor"] for one in _suite.rows_for(before, "two").values()] == ["two"]
+    assert len(_suite.rows_for(before, "four")) == 1
 
 
 def test_a_row_without_a_figure_says_why() -> None:
