@@ -26,18 +26,35 @@ Extent = tuple[int, int, int]
 
 
 @dataclass(slots=True)
+class Block:
+    """What a node becomes, apart from the automaton that it was built in.
+
+    numbers  the sources and targets of its edges, then those of its epsilon edges, counted from its first state
+    outer    which of these are the state that it is added after
+    end      the state where it ends
+    """
+
+    num_states: int
+    num_edges: int
+    num_epsilons: int
+    numbers: Int32Array
+    outer: npt.NDArray[np.intp]
+    lows: array[int]
+    highs: array[int]
+    end: int
+
+
+@dataclass(slots=True)
 class Fragment:
     """What a node became where it was first met: all between two extents, and the state where it ends.
 
-    numbers  once it is copied: what its edges come from and lead to
-    outer    which of these are the state that it was added after
+    block  once it is copied
     """
 
     begin: Extent
     last: Extent
     end: int
-    numbers: Int32Array | None = None
-    outer: npt.NDArray[np.intp] | None = None
+    block: Block | None = None
 
 
 class NfaEdges:
@@ -125,24 +142,41 @@ class NfaEdges:
 
     def copy(self, known: Fragment, source: int) -> int:
         """The same again after state `source`. -> the state where it ends"""
+        if known.block is None:
+            known.block = self.block(known)
+        return self.add_block(known.block, source)
+
+    def block(self, known: Fragment) -> Block:
+        """All that lies between two extents, as something to be added elsewhere."""
         (first, edge, epsilon), (last, edges_end, epsilons_end) = known.begin, known.last
-        offset = self.new(last - first) - first
-        if known.numbers is None:
-            edges, epsilons = slice(edge, edges_end), slice(epsilon, epsilons_end)
-            ends = self._sources[edges] + self._targets[edges] + self._froms[epsilons] + self._tos[epsilons]
-            known.numbers = np.array(ends)
-            known.outer = np.flatnonzero(known.numbers < first)
-        moved = known.numbers + np.int32(offset)
-        moved[known.outer] = source
+        edges, epsilons = slice(edge, edges_end), slice(epsilon, epsilons_end)
+        ends = self._sources[edges] + self._targets[edges] + self._froms[epsilons] + self._tos[epsilons]
+        numbers = np.array(ends) - np.int32(first)
+        return Block(
+            num_states=last - first,
+            num_edges=edges_end - edge,
+            num_epsilons=epsilons_end - epsilon,
+            numbers=numbers,
+            outer=np.flatnonzero(numbers < 0),
+            lows=self._lows[edges],
+            highs=self._highs[edges],
+            end=known.end - first,
+        )
+
+    def add_block(self, block: Block, source: int) -> int:
+        """Put `block` after state `source`. -> the state where it ends"""
+        first = self.new(block.num_states)
+        moved = block.numbers + np.int32(first)
+        moved[block.outer] = source
         data = memoryview(moved.tobytes())
-        cut, end = 4 * (edges_end - edge), 4 * (epsilons_end - epsilon)
+        cut, end = 4 * block.num_edges, 4 * block.num_epsilons
         self._sources.frombytes(data[:cut])
         self._targets.frombytes(data[cut : 2 * cut])
         self._froms.frombytes(data[2 * cut : 2 * cut + end])
         self._tos.frombytes(data[2 * cut + end :])
-        self._lows += self._lows[edge:edges_end]
-        self._highs += self._highs[edge:edges_end]
-        return known.end + offset
+        self._lows += block.lows
+        self._highs += block.highs
+        return block.end + first
 
     def finish(self, start: int, final: int) -> Nfa:
         n = self.num_states

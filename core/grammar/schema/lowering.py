@@ -14,6 +14,7 @@ from functools import lru_cache
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
+from graftlm.core.grammar.automata.kept_blocks import share
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.node_sizes import NodeSizes
 from graftlm.core.grammar.schema.algebra import text_language
@@ -143,6 +144,8 @@ def any_value_rules(whitespace: Whitespace, bounded_numbers: bool, tokens: bool 
     lowering._nodes[ANYTHING] = Rule(name)
     shapes: tuple[Shape, ...] = (Text(), Number(), Boolean(), Null(), Array(), Object())
     lowering.tokens.rules[name] = ast.alternation(*map(lowering.value, shapes))
+    for body in lowering.tokens.rules.values():
+        share(body)
     return name, lowering.tokens.rules
 
 

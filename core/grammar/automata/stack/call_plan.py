@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.automata.kept_blocks import blocks_of
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.spec import Limits
 
@@ -71,6 +73,9 @@ class Survey:
         return cls(measure(node), rules)
 
 
+_kept_survey = lru_cache(maxsize=128)(Survey.of)
+
+
 @dataclass(frozen=True)
 class CallPlan:
     """Which rules are called, and which are written out where they are named; inner ones come first."""
@@ -106,7 +111,8 @@ def plan_calls(node: Node, rules: Mapping[str, Node], limits: Limits) -> CallPla
                 message = f"there is no rule {below!r}; give it along with the node that names it (given: {known})"
                 raise GrammarError(message)
             check()
-            survey = surveys[below] = Survey.of(rules[below])
+            body = rules[below]
+            survey = surveys[below] = Survey.of(body) if blocks_of(body) is None else _kept_survey(body)
             times.update(survey.rules)
             open_[below] = None
             work.append((below, list(dict.fromkeys(survey.rules))))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -9,6 +12,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node, Rule
 from graftlm.core.grammar.automata.dfa import Place
+from graftlm.core.grammar.automata.kept_blocks import blocks_of, share
 from graftlm.core.grammar.automata.stack.dpda_builder import NotDeterministicError, build_dpda
 from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.compile import language_of
@@ -49,6 +53,41 @@ LANGUAGES: list[tuple[Node, dict[str, Node]]] = [
 )
 def test_brackets_are_counted(text: str, is_right: bool) -> None:
     assert build_dpda(Rule("list"), LIST).matches(text.encode()) == is_right
+
+
+OBJECTS: list[dict[str, object] | bool] = [
+    {"type": "object"},
+    {"properties": {"a": {"$ref": "#"}, "b": {}}},
+    True,
+    TREE,
+]
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("schemas", [OBJECTS, OBJECTS[::-1]])
+def test_what_is_kept_of_any_value_is_what_would_be_built(
+    schemas: list[dict[str, object] | bool], bounded: bool
+) -> None:
+    for schema in schemas:
+        node, rules = of_schema(schema, whitespace="single", bounded_numbers=bounded)
+        for body in rules.values():
+            share(body)
+        built, kept = build_dpda(node, copy.deepcopy(rules)), [build_dpda(node, rules) for _ in range(2)]
+        assert any(map(blocks_of, rules.values()))
+        for name in ("classes", "table", "accepting", "calls", "distance"):
+            for dpda in kept:
+                np.testing.assert_array_equal(getattr(dpda, name), getattr(built, name))
+
+
+def test_a_kept_rule_follows_the_bodies_that_it_is_given() -> None:
+    body = ast.concat(ast.literal("("), Rule("inner"), ast.optional(Rule("outer")), ast.literal(")"))
+    share(body)
+    for text in (b"a", b"b"):
+        dpda = build_dpda(Rule("outer"), {"outer": body, "inner": ast.Literal(text)})
+        assert dpda.matches(b"(" + text + b"(" + text + b"))")
+        assert not dpda.matches(b"(a(b))")
+    called = {"outer": body, "inner": ast.concat(ast.literal("a"), ast.optional(Rule("inner")))}
+    assert build_dpda(Rule("outer"), called).matches(b"(aa(aaa))")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
