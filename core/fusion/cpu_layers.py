@@ -29,6 +29,7 @@ from graftlm.core.execution.paged import (
 from graftlm.core.fusion.layer_parts import LayerModules, allclose, decoder_stacks
 from graftlm.core.fusion.layer_probe import LayerProbe, causal
 from graftlm.kernels.attention_params import AttentionParams
+from graftlm.kernels.cpu.amx import HAS_TILES
 from graftlm.kernels.cpu.linear.packed_linear import PackedLinear
 from graftlm.kernels.cpu.linear.packed_pieces import PackedPieces
 from graftlm.kernels.cpu.linear.panels import Panels
@@ -49,6 +50,8 @@ _PROBED = (1, 7)
 _NO_NUMBA = "numba, which compiles the CPU kernels, is not installed"
 _BLOCK = 256
 """Tokens that run through a layer's MLP together: its products are no faster with more."""
+_TILE_BLOCK = 1024
+"""The same where products run in AMX tiles: weights are laid out anew for each block."""
 
 
 class FusedCpuLayer(NamedTuple):
@@ -96,8 +99,9 @@ class FusedCpuLayer(NamedTuple):
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> None:
         """Run what follows the attention in blocks: memory stays small, and oneDNN sees few numbers of rows."""
-        for first in range(0, x.shape[0], _BLOCK):
-            here = slice(first, first + _BLOCK)
+        block = _TILE_BLOCK if HAS_TILES and x.dtype is torch.bfloat16 else _BLOCK
+        for first in range(0, x.shape[0], block):
+            here = slice(first, first + block)
             self._part(x[here], x.shape[0]).after(x[here], attended[here])
 
     def _part(self, x: torch.Tensor, num_rows: int) -> DecodeLayer | BlockLayer | PrefillLayer | DotLayer:

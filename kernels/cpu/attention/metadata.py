@@ -22,11 +22,11 @@ _MAX_SINGLE = 4
 """Without a compiled loop for blocks, a row of at most this many new tokens is read as single queries."""
 _MIN_BLOCK_FILL = 1 / 4
 """With that loop, a row is read as single queries if it fills less than this part of a block."""
-_TILE_QUERIES, _TILE_SPAN = 128, 128
+_TILE_QUERIES, _TILE_SPAN = 128, 256
 """With AMX tiles, so many queries are read by flash attention in less time than by that loop, if the spans before them
 have so many keys on average: each is read in a call of its own."""
-_FEW_TILE_QUERIES, _MANY_TILE_KEYS = 32, 1024
-"""So are fewer queries over so many keys."""
+_FEW_TILE_QUERIES, _FEW_TILE_SPAN, _MANY_TILE_KEYS = 32, 512, 1024
+"""So are fewer queries over so many keys, in longer spans."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,10 @@ def _blocks(queries: list[int], visible: list[int], spans: list[Span], block_siz
 
 def _fills_tiles(num_queries: int, num_keys: int, spans: Sequence[Span]) -> bool:
     """Whether flash attention in AMX tiles is faster than the loop for queries over `spans` and `num_keys` in all."""
-    if sum(last - first for first, last in spans) < _TILE_SPAN * len(spans):
-        return False
-    return num_queries >= (_TILE_QUERIES if num_keys < _MANY_TILE_KEYS else _FEW_TILE_QUERIES)
+    mean = sum(last - first for first, last in spans) / max(1, len(spans))
+    if num_queries >= _TILE_QUERIES:
+        return mean >= _TILE_SPAN or not spans
+    return num_queries >= _FEW_TILE_QUERIES and num_keys >= _MANY_TILE_KEYS and mean >= _FEW_TILE_SPAN
 
 
 def metadata_of(plan: Plan, window: int | None, tokens: Sequence[int]) -> AttentionMetadata:

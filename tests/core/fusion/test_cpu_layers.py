@@ -8,6 +8,7 @@ from torch import nn
 
 from graftlm.core.config import EngineConfig
 from graftlm.core.execution.paged import PagedRunner
+from graftlm.core.fusion import cpu_layers
 from graftlm.core.fusion.cpu_layers import FusedCpuLayer, fuse_cpu, skinny_head
 from graftlm.core.fusion.linears import fuse
 from graftlm.core.kv.pages import Extent
@@ -98,6 +99,21 @@ def test_some_hundred_tokens_run_in_blocks_of_about_the_same_size(
     blocks.clear()
     torch.testing.assert_close(found, logits(loaded, 150), rtol=1e-4, atol=1e-5 if dtype is torch.float32 else 2e-2)
     assert blocks == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "parts"), [(torch.float32, [500, 256, 244]), (torch.bfloat16, [500, 500])], ids=["float32", "bfloat16"]
+)
+def test_more_bfloat16_tokens_run_through_an_mlp_together_where_tiles_lay_its_weights_out_anew(
+    dtype: torch.dtype, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, sizes, part = load(dtype=dtype, intermediate_size=128), [], FusedCpuLayer._part
+    if num_fused(loaded) == 0:
+        pytest.skip(OTHERWISE)
+    monkeypatch.setattr(cpu_layers, "HAS_TILES", True)
+    monkeypatch.setattr(FusedCpuLayer, "_part", lambda self, x, n: sizes.append(len(x)) or part(self, x, n))
+    logits(loaded, 500)
+    assert sizes[: len(parts)] == parts
 
 
 def test_a_layer_whose_head_norms_differ_in_epsilon_keeps_its_own_forward() -> None:

@@ -213,10 +213,10 @@ def test_bfloat16_is_off_by_its_rounding_only(plan: Plan) -> None:
     check(plan, dim=64, dtype=torch.bfloat16, tolerance=8e-3)  # bfloat16 rounds to 1 in 256
 
 
-TILED = make_plan([(0, 130, (Range(0, 130),)), (140, 129, (Range(140, 285), Range(290, 414)))])
+TILED = make_plan([(0, 130, (Range(0, 130),)), (256, 129, (Range(140, 396), Range(400, 529)))])
 SHARED_TILED = make_plan(
-    [(200, 70, (Range(0, 200), Range(250, 320))), (200, 60, (Range(0, 200), Range(330, 390)))],
-    (Shared(200, (Range(0, 200),), (0, 1)),),
+    [(256, 70, (Range(0, 256), Range(260, 330))), (256, 60, (Range(0, 256), Range(340, 400)))],
+    (Shared(256, (Range(0, 256),), (0, 1)),),
 )
 
 
@@ -249,14 +249,14 @@ def test_float32_and_values_of_another_size_are_never_read_in_tiles(
 @pytest.mark.parametrize(
     ("past", "num_new", "spans", "in_tiles"),
     [(0, 127, 1, False), (0, 128, 1, True), (991, 32, 1, False), (992, 32, 1, True), (992, 31, 1, False)]
-    + [(1024, 512, 8, True), (1016, 512, 8, False)],
+    + [(2048, 128, 8, True), (2040, 128, 8, False), (4096, 32, 8, True), (4088, 32, 8, False)],
 )
 def test_the_length_of_a_chunk_and_of_the_spans_before_it_decide_whether_tiles_are_used(
     past: int, num_new: int, spans: int, in_tiles: bool
 ) -> None:
     each = past // spans
     before = [Range(i * (each + 1), i * (each + 1) + each) for i in range(spans)]
-    plan = make_plan([(past, num_new, (*before, Range(4000, 4000 + num_new)))])
+    plan = make_plan([(past, num_new, (*before, Range(5000, 5000 + num_new)))])
     found = build_metadata(plan, None, 16, torch.device("cpu"), has_tiles=True)
     assert (bool(found.chunks), found.blocks is None) == (in_tiles, in_tiles)
     assert build_metadata(plan, None, 16, torch.device("cpu")).chunks == []
