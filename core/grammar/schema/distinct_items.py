@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.schema.algebra.few_values import few_values
 from graftlm.core.grammar.schema.algebra.kinds import possible_kinds
+from graftlm.core.grammar.schema.algebra.needed_values import MAX_PLACES, needed_values
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
@@ -31,8 +33,9 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     both,
     union,
 )
-from graftlm.core.grammar.schema.item_language import ItemLanguage, as_read
+from graftlm.core.grammar.schema.item_language import ItemLanguage
 from graftlm.core.grammar.schema.member_names import counts_names, name_language
+from graftlm.core.grammar.schema.spelling import one_spelling
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.ast import Node
@@ -104,6 +107,8 @@ class DistinctItems:
         self._ways: dict[Shape, list[tuple[Array, ...]]] = {}
         self._languages: dict[tuple[tuple[Array, ...], int], ItemLanguage | None] = {}
         self._open: tuple[Containers, int, Seen, list[ItemLanguage | None]] | None = None  # of the latest place
+        self._places: dict[tuple[tuple[Array, ...], int], frozenset[str] | None] = {}
+        self._needed: tuple[Frame, Seen] | None = None  # of the latest item
         self._excluded: set[Object | Array] = set()  # what some value must not be: its parts may exclude or ask
         self._root = self._containers([(root, True, True)])
 
@@ -119,10 +124,10 @@ class DistinctItems:
                     mode += 1
                 elif byte == _QUOTE and mode == STRING:
                     mode = AFTER
-                    if not _complete(frames, text, position + 1):
+                    if not self._complete(frames, text, position + 1):
                         return None
                 elif byte == _QUOTE:
-                    if not _complete(frames, text, position + 1):
+                    if not self._complete(frames, text, position + 1):
                         return None
                     top = frames[-1]
                     if top.shapes.parts:
@@ -149,14 +154,14 @@ class DistinctItems:
             elif mode == COLON:
                 mode = VALUE
             else:
-                if mode == SCALAR and not _complete(frames, text, position):
+                if mode == SCALAR and not self._complete(frames, text, position):
                     return None
                 mode = AFTER
                 if byte == _COMMA:
                     mode = self._next(frames)
                 elif byte in (_CLOSE, _CLOSE_OBJECT):
                     frames.pop()
-                    if not _complete(frames, text, position + 1):
+                    if not self._complete(frames, text, position + 1):
                         return None
             position += 1
         after = Cursor(mode, tuple(frames), text, key)
@@ -169,7 +174,7 @@ class DistinctItems:
         return any(
             language.may_run_out(cursor.text[frame.start :] if frame.start >= 0 else b"")
             for frame in cursor.frames
-            if frame.unique and frame.seen
+            if frame.unique and self._taken(frame)
             for language in self._languages_of(frame)
             if language is not None
         )
@@ -278,15 +283,13 @@ class DistinctItems:
         """Whether each item at hand can still become one that is not there yet."""
         for i, frame in enumerate(cursor.frames):
             begins = i == len(cursor.frames) - 1 and cursor.mode == (VALUE if frame.is_array else KEY)
-            if not frame.unique or not frame.seen or (frame.start < 0 and not begins):
+            if not frame.unique or (frame.start < 0 and not begins) or not (taken := self._taken(frame)):
                 continue
             begun = cursor.text[frame.start :] if frame.start >= 0 else b""
             languages = [
                 language for language in self._languages_of(frame) if language is None or language.may_begin(begun)
             ]
-            if languages and not any(
-                language is None or language.has_more(begun, frame.seen) for language in languages
-            ):
+            if languages and not any(language is None or language.has_more(begun, taken) for language in languages):
                 return False
         return True
 
@@ -305,6 +308,47 @@ class DistinctItems:
             ]
             latest = self._open = (frame.shapes, frame.number, frame.seen, found)
         return latest[3]
+
+    def _taken(self, frame: Frame) -> Seen:
+        """The values that the item at hand must not have: those before it, and those that later ones need."""
+        latest = self._needed
+        if latest is None or not (
+            latest[0].shapes is frame.shapes and latest[0].number == frame.number and latest[0].seen is frame.seen
+        ):
+            needed = self._needed_later(frame) if frame.is_array else ()
+            latest = self._needed = (frame, (*frame.seen, *needed))
+        return latest[1]
+
+    def _needed_later(self, frame: Frame) -> Seen:
+        """Values that items after the one at hand need, where the array has one way to go on."""
+        ways = self._ways_of(frame.shapes)
+        low = max((shape.min_items for shape in ways[0]), default=0) if len(ways) == 1 else 0
+        if not frame.number + 1 < low <= frame.number + 1 + MAX_PLACES:
+            return ()
+        seen = {value for _, value in frame.seen}
+        later = [self._values(ways[0], index) for index in range(frame.number + 1, low)]
+        needed = needed_values([values - seen for values in later if values is not None])
+        return tuple((value.encode(), value) for value in sorted(needed))
+
+    def _values(self, way: tuple[Array, ...], index: int) -> frozenset[str] | None:
+        """The values that the item at `index` may have, in one spelling; None where they may be many."""
+        place = (way, min(index, max((len(shape.prefix) for shape in way), default=0)))
+        if place not in self._places:
+            found = few_values(_item_of(*place), self._algebra.resolve)
+            self._places[place] = None if found is None else frozenset(one_spelling(text.encode()) for text in found)
+        return self._places[place]
+
+    def _complete(self, frames: list[Frame], text: bytes, end: int) -> bool:
+        """Note that the item at hand ends; False if it equals one before, or is the only one left for a later one."""
+        top = frames[-1] if frames else None
+        if top is None or not top.unique or top.start < 0:
+            return True
+        item = text[top.start : end]
+        value = one_spelling(item)
+        if any(value == other for _, other in self._taken(top)):
+            return False
+        frames[-1] = top._replace(start=-1, seen=(*top.seen, (item, value)))
+        return True
 
     def _names_of(self, frame: Frame) -> ItemLanguage | None:
         firm = tuple(shape for shape in frame.shapes.parts if isinstance(shape, Object) and shape in frame.shapes.firm)
@@ -351,45 +395,3 @@ def _tells_kinds_apart(parts: tuple[Shape, ...]) -> bool:
     """Whether at most one of the alternatives is an array, and one an object."""
     kinds = [kind for part in parts for kind in possible_kinds(part)]
     return kinds.count("array") <= 1 and kinds.count("object") <= 1
-
-
-def _complete(frames: list[Frame], text: bytes, end: int) -> bool:
-    """Note that the item at hand ends; False if it equals one before."""
-    top = frames[-1] if frames else None
-    if top is None or not top.unique or top.start < 0:
-        return True
-    item = text[top.start : end]
-    value = _one_spelling(item)
-    if any(value == other for _, other in top.seen):
-        return False
-    frames[-1] = top._replace(start=-1, seen=(*top.seen, (item, value)))
-    return True
-
-
-class _Number(NamedTuple):
-    """A number as it is written."""
-
-    text: str
-
-
-def _one_spelling(item: bytes) -> str:
-    """Equal for equal values: 1 and 1.0, members in any order, characters escaped or not."""
-    if item[:1] == b'"' and b"\\" not in item:
-        return item.decode()
-    return _canonical(json.loads(item, parse_float=_Number, parse_int=_Number))
-
-
-def _canonical(value: Any) -> str:
-    match value:
-        case dict():
-            return (
-                "{" + ",".join(sorted(f"{json.dumps(name)}:{_canonical(item)}" for name, item in value.items())) + "}"
-            )
-        case list():
-            return "[" + ",".join(map(_canonical, value)) + "]"
-        case _Number(text):
-            return as_read(text)
-        case str():
-            return json.dumps(value, ensure_ascii=False)
-        case _:
-            return json.dumps(value)

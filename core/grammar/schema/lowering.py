@@ -18,6 +18,7 @@ from graftlm.core.grammar.automata.kept_blocks import share
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.node_sizes import NodeSizes
 from graftlm.core.grammar.schema.algebra import text_language
+from graftlm.core.grammar.schema.algebra.few_values import most_items
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
@@ -328,6 +329,9 @@ class Lowering:
         """Arrays that have all these shapes, each an Array, its Not, or a formula of them."""
         positive = [part for part in parts if isinstance(part, Array)]
         shape = merged(positive or [Array()])
+        most = most_items(shape, self.algebra.resolve)
+        if most is not None and most < shape.min_items:
+            return NOTHING
         others = [part for part in parts if not isinstance(part, Array)]
         if not others and not shape.contains:
             return self._array(shape)
@@ -335,11 +339,8 @@ class Lowering:
 
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
-        if shape.unique and not prefix and isinstance(shape.items, (Literals, Boolean, Null)):
-            values = (
-                len(shape.items.texts) if isinstance(shape.items, Literals) else 2 if shape.items == Boolean() else 1
-            )
-            high = values if high is None else min(high, values)
+        if (most := most_items(shape, self.algebra.resolve)) is not None:
+            high = most if high is None else min(high, most)
         if self.algebra.is_nothing(shape.items):
             high = len(prefix) if high is None else min(high, len(prefix))
         for i, item in enumerate(prefix):
