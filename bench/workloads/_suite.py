@@ -140,7 +140,7 @@ def key_of(one: dict[str, Any]) -> tuple[str, str, float, int]:
 
 
 def rows_for(rows: Sequence[dict[str, Any]], processor: str) -> dict[tuple[str, str, float, int], dict[str, Any]]:
-    """By what each measures: the row of this processor, else that of another one."""
+    """One row for each key of `key_of`: that of this processor, or of another one where it has none."""
     return {key_of(one): one for one in sorted(rows, key=lambda one: bool(one["processor"] == processor))}
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema.algebra.few_values import few_values
 from graftlm.core.grammar.schema.algebra.kinds import possible_kinds
 from graftlm.core.grammar.schema.algebra.needed_values import MAX_PLACES, needed_values
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
@@ -334,7 +333,7 @@ class DistinctItems:
         """The values that the item at `index` may have, in one spelling; None where they may be many."""
         place = (way, min(index, max((len(shape.prefix) for shape in way), default=0)))
         if place not in self._places:
-            found = few_values(_item_of(*place), self._algebra.resolve)
+            found = self._algebra.few_values.of(_item_of(*place))
             self._places[place] = None if found is None else frozenset(one_spelling(text.encode()) for text in found)
         return self._places[place]
 

@@ -18,7 +18,6 @@ from graftlm.core.grammar.automata.kept_blocks import share
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.node_sizes import NodeSizes
 from graftlm.core.grammar.schema.algebra import text_language
-from graftlm.core.grammar.schema.algebra.few_values import most_items
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
@@ -267,7 +266,7 @@ class Lowering:
         return whole
 
     def pointer(self, shape: Shape) -> str:
-        """Where the schema has an object."""
+        """The JSON pointer of an object of the schema; empty for one that stands nowhere in it."""
         return self._reader.pointers.get(shape, "")
 
     def _lower(self, shape: Shape) -> Node:
@@ -329,7 +328,7 @@ class Lowering:
         """Arrays that have all these shapes, each an Array, its Not, or a formula of them."""
         positive = [part for part in parts if isinstance(part, Array)]
         shape = merged(positive or [Array()])
-        most = most_items(shape, self.algebra.resolve)
+        most = self.algebra.few_values.most_items(shape)
         if most is not None and most < shape.min_items:
             return NOTHING
         others = [part for part in parts if not isinstance(part, Array)]
@@ -339,7 +338,7 @@ class Lowering:
 
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
-        if (most := most_items(shape, self.algebra.resolve)) is not None:
+        if (most := self.algebra.few_values.most_items(shape)) is not None:
             high = most if high is None else min(high, most)
         if self.algebra.is_nothing(shape.items):
             high = len(prefix) if high is None else min(high, len(prefix))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.schema.algebra.few_values import most_items
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Array, Object, Shape, both
@@ -39,7 +38,7 @@ def blame(shape: Shape, pointer: str, algebra: ShapeAlgebra, close: Close) -> tu
             if _is_empty(item, algebra, close):
                 return blame(item, f"{pointer}/{f'prefixItems/{i}' if i < length else 'items'}", algebra, close)
         for part in arrays:
-            most = most_items(part, algebra.resolve)
+            most = algebra.few_values.most_items(part)
             if most is not None and most < 0:
                 return f"{pointer}/contains", (
                     "uniqueItems beside it: it asks for more items than its schema has values; lower minContains"

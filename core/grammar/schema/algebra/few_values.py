@@ -20,43 +20,70 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 )
 from graftlm.core.grammar.schema.item_language import as_read
 
-Resolve = Callable[[str], Shape]
-
-_MOST = 1_000
-_DEEPEST = 20
+_MOST_INTEGERS = 1_000
+"""Whole numbers within bounds that are written out; more count as many."""
 
 
-def few_values(shape: Shape, resolve: Resolve, depth: int = 0) -> frozenset[str] | None:
-    """Texts of which each stands for values that are equal, all of `shape` among them; None where they may be many."""
-    if depth > _DEEPEST:
+class FewValues:
+    """The values of shapes, each looked at once; `resolve` reads the target of a reference."""
+
+    def __init__(self, resolve: Callable[[str], Shape]) -> None:
+        self._resolve = resolve
+        self._known: dict[Shape, frozenset[str] | None] = {}
+
+    def of(self, shape: Shape) -> frozenset[str] | None:
+        """Texts, one for all values that are equal, with all of `shape` among them; None where there may be many."""
+        if shape not in self._known:
+            self._known[shape] = None  # of what contains itself there may be many
+            self._known[shape] = self._find(shape)
+        return self._known[shape]
+
+    def most_items(self, shape: Array) -> int | None:
+        """How many items an array has at most because they must differ; None where that is no limit.
+
+        -1 where `contains` asks for more different items than there are.
+        """
+        if not shape.unique:
+            return None
+        for asked in shape.contains:
+            values = self.of(asked.shape)
+            if values is not None and len(values) < asked.least:
+                return -1
+        first = [self.of(item) for item in shape.prefix[: shape.min_items]]
+        num_rest = min(shape.min_items, len(shape.prefix) + MAX_PLACES) - len(first)
+        few = [values for values in (*first, *[self.of(shape.items)] * num_rest) if values is not None]
+        if num_different(few) < len(few):
+            return max(0, shape.min_items - 1)
+        values = self.of(Union((*shape.prefix, shape.items)))
+        return None if values is None else len(values)
+
+    def _find(self, shape: Shape) -> frozenset[str] | None:
+        match shape:
+            case Null():
+                return frozenset({"null"})
+            case Boolean():
+                return frozenset({"true", "false"})
+            case Literals(texts):
+                return frozenset(as_read(text) if kind_of_text(text) == "number" else text for text in texts)
+            case Number():
+                return _integers(shape)
+            case Reference(target):
+                return self.of(self._resolve(target))
+            case Union(parts):
+                found = [self.of(part) for part in parts]
+                known = [values for values in found if values is not None]
+                every: frozenset[str] = frozenset()
+                return every.union(*known) if len(known) == len(found) else None
+            case Both(parts):
+                return min((values for part in parts if (values := self.of(part)) is not None), key=len, default=None)
         return None
-    match shape:
-        case Null():
-            return frozenset({"null"})
-        case Boolean():
-            return frozenset({"true", "false"})
-        case Literals(texts):
-            return frozenset(as_read(text) if kind_of_text(text) == "number" else text for text in texts)
-        case Number():
-            return _integers(shape)
-        case Reference(target):
-            return few_values(resolve(target), resolve, depth + 1)
-        case Union(parts):
-            found = [few_values(part, resolve, depth + 1) for part in parts]
-            known = [values for values in found if values is not None]
-            every: frozenset[str] = frozenset()
-            return every.union(*known) if len(known) == len(found) else None
-        case Both(parts):
-            found = [few_values(part, resolve, depth + 1) for part in parts]
-            return min((values for values in found if values is not None), key=len, default=None)
-    return None
 
 
 def _integers(shape: Number) -> frozenset[str] | None:
     if not shape.integer or shape.minimum is None or shape.maximum is None:
         return None
     low, high = math.ceil(shape.minimum), math.floor(shape.maximum)
-    if high - low >= _MOST:
+    if high - low >= _MOST_INTEGERS:
         return None
     kept = (
         value
@@ -66,24 +93,3 @@ def _integers(shape: Number) -> frozenset[str] | None:
         and all(value % divisor == 0 for divisor in shape.multiple_of)
     )
     return frozenset(map(str, kept))
-
-
-def most_items(shape: Array, resolve: Resolve) -> int | None:
-    """How many items an array has at most because they must differ; None where that is no limit.
-
-    -1 where `contains` asks for more different items than there are.
-    """
-    if not shape.unique:
-        return None
-    for asked in shape.contains:
-        values = few_values(asked.shape, resolve)
-        if values is not None and len(values) < asked.least:
-            return -1
-    first = [few_values(item, resolve) for item in shape.prefix[: shape.min_items]]
-    rest = few_values(shape.items, resolve)
-    num_rest = min(shape.min_items, len(shape.prefix) + MAX_PLACES) - len(first)
-    few = [values for values in (*first, *[rest] * num_rest) if values is not None]
-    if num_different(few) < len(few):
-        return max(0, shape.min_items - 1)
-    values = few_values(Union((*shape.prefix, shape.items)), resolve)
-    return None if values is None else len(values)

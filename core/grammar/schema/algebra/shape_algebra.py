@@ -12,7 +12,7 @@ from typing import Any
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra import scalars, text_language
-from graftlm.core.grammar.schema.algebra.few_values import most_items
+from graftlm.core.grammar.schema.algebra.few_values import FewValues
 from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, plainly_apart, possible_kinds
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
@@ -67,6 +67,7 @@ class ShapeAlgebra:
 
     def __init__(self, resolve: Callable[[str], Shape], *, standard: bool = False) -> None:
         self.resolve = resolve
+        self.few_values = FewValues(resolve)
         self._standard = standard
         self._implied = False  # whether an implied type was met
         self.excludes_unique = False
@@ -300,7 +301,7 @@ class ShapeAlgebra:
         low = max(part.min_items for part in parts)
         if any(part.max_items is not None and low > part.max_items for part in parts):
             return True
-        if any((most := most_items(part, self.resolve)) is not None and most < low for part in parts):
+        if any((most := self.few_values.most_items(part)) is not None and most < low for part in parts):
             return True
         positions = range(min(low, 1 + max(len(part.prefix) for part in parts)))
         return any(self._no_part(both(*(item_at(part, i) for part in parts))) for i in positions)

@@ -48,7 +48,7 @@ def _text() -> ast.Automaton:
 
 @cache
 def _places_after(place: int) -> list[int]:
-    """Where each byte leads to within a character, 0 after its last one and for a byte that none has."""
+    """The state to which each byte of a character leads; 0 after the last one, and for a byte that none has."""
     found = [0] * 256
     for low, high, target in _text().rows[place]:
         if target != _FREE:
