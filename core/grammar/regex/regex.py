@@ -110,7 +110,7 @@ class _Parser:
         bounds = self._quantifier()
         if bounds is None:
             return item
-        if anchors.is_anchor(item):
+        if anchors.is_anchor(item) or self._text[start : start + 2] in (r"\b", r"\B"):
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         if self._take("+"):
             self._fail(

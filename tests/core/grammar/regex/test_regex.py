@@ -221,6 +221,8 @@ def test_details_of_the_dialect(pattern: str, text: str, expected: bool) -> None
         ("(a)(?(1)b|c)", 3, "conditional"),
         ("a**", 2, "multiple repeat"),
         ("*a", 0, "nothing to repeat"),
+        (r"a\b+", 1, "nothing to repeat"),
+        (r"\B{2}", 0, "nothing to repeat"),
         ("(ab", 0, "not closed"),
         ("ab)", 2, "closes no group"),
         ("[ab", 0, "not closed"),
@@ -251,7 +253,9 @@ def test_what_re_refuses_is_refused_and_nothing_else_is_raised(pattern: str) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = re.compile(pattern)
-    except (re.error, OverflowError):
+    except (re.error, OverflowError) as error:
+        if "look-behind requires fixed-width" in str(error):  # of any width here, as in ECMA-262
+            return
         expected = None
     try:
         node = parse(pattern)
