@@ -361,7 +361,7 @@ class DistinctItems:
         """The ways to be an array here: the arrays that it then is."""
         if shapes.whole not in self._ways:
             try:
-                cases = self._algebra.cases(self._algebra.narrow(shapes.whole, "array"))
+                cases = self._algebra.cases.of(self._algebra.narrow(shapes.whole, "array"))
             except GrammarError:
                 cases = None
             if cases is None:

@@ -313,7 +313,7 @@ class Lowering:
                 ways += map(self.value, self.algebra.pieces(shape, kind))
         for kind, lower in (("array", self._arrays), ("object", self._objects)):
             if narrowed[kind] != NO_SHAPE:
-                cases = self.algebra.cases(narrowed[kind])
+                cases = self.algebra.cases.of(narrowed[kind])
                 # too many cases: one walk that keeps track of all of them
                 ways += map(lower, [(narrowed[kind],)] if cases is None else cases)
         return ast.alternation(*(way for way in ways if way != NOTHING))

@@ -17,7 +17,7 @@ Close = Callable[[tuple[Shape, ...]], tuple[Shape, ...]]
 
 def blame(shape: Shape, pointer: str, algebra: ShapeAlgebra, close: Close) -> tuple[str, str]:
     """The deepest required place of `shape`, found empty, at which nothing is possible, and why."""
-    for case in algebra.cases(algebra.narrow(shape, "object")) or []:
+    for case in algebra.cases.of(algebra.narrow(shape, "object")) or []:
         objects = [part for part in close(case) if isinstance(part, Object)]
         for name in dict.fromkeys(name for part in objects for name in part.required):
             member = both(*(algebra.member(part, name) for part in objects))
@@ -28,7 +28,7 @@ def blame(shape: Shape, pointer: str, algebra: ShapeAlgebra, close: Close) -> tu
                 )
             if _is_empty(member, algebra, close):
                 return blame(member, f"{pointer}/properties/{escape(name)}", algebra, close)
-    for case in algebra.cases(algebra.narrow(shape, "array")) or []:
+    for case in algebra.cases.of(algebra.narrow(shape, "array")) or []:
         arrays = [part for part in case if isinstance(part, Array)]
         low, length = (
             max((f(part) for part in arrays), default=0) for f in (lambda a: a.min_items, lambda a: len(a.prefix))
@@ -57,7 +57,7 @@ def _is_empty(shape: Shape, algebra: ShapeAlgebra, close: Close) -> bool:
         return True
     if any(algebra.narrow(shape, kind) != NOTHING for kind in KINDS if kind != "object"):
         return False
-    cases = algebra.cases(algebra.narrow(shape, "object"))
+    cases = algebra.cases.of(algebra.narrow(shape, "object"))
     return cases is not None and all(_no_member(close(case), algebra) for case in cases)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import combinations
-from math import prod
 from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra import scalars, text_language
+from graftlm.core.grammar.schema.algebra.cases import Cases
 from graftlm.core.grammar.schema.algebra.few_values import FewValues
 from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, plainly_apart, possible_kinds
 from graftlm.core.grammar.schema.algebra.shapes import (
@@ -47,7 +47,6 @@ from graftlm.core.grammar.schema.algebra.values import (
     same_value,
 )
 
-MAX_CASES = 64
 _NEVER_EMPTY = frozenset({Anything, Null, Boolean, Literals, Unkept})
 _FOLLOWED = 8
 """References to references that are followed for a first look."""
@@ -68,6 +67,7 @@ class ShapeAlgebra:
     def __init__(self, resolve: Callable[[str], Shape], *, standard: bool = False) -> None:
         self.resolve = resolve
         self.few_values = FewValues(resolve)
+        self.cases = Cases()
         self._standard = standard
         self._implied = False  # whether an implied type was met
         self.excludes_unique = False
@@ -75,7 +75,6 @@ class ShapeAlgebra:
         self._narrowed: dict[tuple[Shape, str, bool], Shape | int] = {}  # while it is looked at: how deep that began
         self._depth = 0  # of containers whose parts are looked at
         self._empty: dict[Shape, bool] = {}
-        self._cases: dict[Shape, list[tuple[Shape, ...]] | None] = {}
         self._split: dict[tuple[Shape, str], list[scalars.Scalar]] = {}
         self._expanded: dict[ExactlyOne, Shape] = {}
 
@@ -138,35 +137,6 @@ class ShapeAlgebra:
             return ANYTHING if positive else NOTHING
         self.excludes_unique |= not positive and isinstance(shape, Array) and shape.unique
         return shape if positive else Not(shape)
-
-    def cases(self, narrowed: Shape) -> list[tuple[Shape, ...]] | None:
-        """A narrowed shape as alternatives, each of several shapes (or Not) at once; None if they are too many."""
-        if narrowed not in self._cases:
-            check()
-            self._cases[narrowed] = self._listed(narrowed)
-        return self._cases[narrowed]
-
-    def _listed(self, narrowed: Shape) -> list[tuple[Shape, ...]] | None:
-        match narrowed:
-            case Anything():
-                return [()]
-            case Union(parts):
-                joined = [self.cases(part) for part in parts]
-                if any(found is None for found in joined):
-                    return None
-                return list(dict.fromkeys(case for found in joined if found is not None for case in found))
-            case Both(parts):
-                factors = [self.cases(part) for part in parts]
-                sizes = [0 if factor is None else len(factor) for factor in factors]
-                if prod(sizes) > MAX_CASES and prod(sizes) > max(sizes) or 0 in sizes:
-                    return None
-                product: list[tuple[Shape, ...]] = [()]
-                for found in factors:
-                    pairs = (_combined(case, more) for case in product for more in found or ())
-                    product = list(dict.fromkeys(case for case in pairs if case is not None))
-                return product
-            case _:
-                return [(narrowed,)]
 
     def pieces(self, shape: Shape, kind: str) -> list[scalars.Scalar]:
         """The numbers or strings of `shape`, as alternatives without Not."""
@@ -281,7 +251,7 @@ class ShapeAlgebra:
             return narrowed == NOTHING
         if kind in _FREE:
             return not self._pieces(narrowed, kind)
-        found = self.cases(narrowed)
+        found = self.cases.of(narrowed)
         return found is not None and all(self._no_case(case) for case in found)
 
     def _no_case(self, case: tuple[Shape, ...]) -> bool:
@@ -392,10 +362,3 @@ class ShapeAlgebra:
 def item_at(shape: Array, index: int) -> Shape:
     """What the item at `index` must be."""
     return shape.prefix[index] if index < len(shape.prefix) else shape.items
-
-
-@lru_cache(maxsize=4096)
-def _combined(case: tuple[Shape, ...], more: tuple[Shape, ...]) -> tuple[Shape, ...] | None:
-    """Both cases at once; None if one holds what the other excludes."""
-    joined = dict.fromkeys(case + more)
-    return None if any(isinstance(part, Not) and part.shape in joined for part in joined) else tuple(joined)

@@ -98,7 +98,7 @@ def test_a_shape_reduced_to_a_kind_admits_the_same_values_of_that_kind(shape: Sh
 def test_a_value_is_in_a_shape_when_it_is_in_one_of_its_cases(shape: Shape, values: list[Any]) -> None:
     algebra = ShapeAlgebra(unreachable)
     for value in values:
-        cases = algebra.cases(algebra.narrow(shape, kind_of(value)))
+        cases = algebra.cases.of(algebra.narrow(shape, kind_of(value)))
         if cases is not None:
             in_one = any(all(algebra.admits(part, value) for part in case) for case in cases)
             assert in_one == algebra.admits(shape, value)

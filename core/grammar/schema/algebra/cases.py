@@ -1,0 +1,54 @@
+"""Cases: a shape of one kind as a union of intersections (its disjunctive normal form)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.schema.algebra.shapes import Anything, Both, Not, Shape, Union
+
+MAX_CASES = 64
+
+
+class Cases:
+    """The cases of shapes that are narrowed to one kind of JSON value, each listed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Shape, list[tuple[Shape, ...]] | None] = {}
+
+    def of(self, narrowed: Shape) -> list[tuple[Shape, ...]] | None:
+        """A narrowed shape as alternatives, each of several shapes (or Not) at once; None if they are too many."""
+        if narrowed not in self._known:
+            check()
+            self._known[narrowed] = self._list(narrowed)
+        return self._known[narrowed]
+
+    def _list(self, narrowed: Shape) -> list[tuple[Shape, ...]] | None:
+        match narrowed:
+            case Anything():
+                return [()]
+            case Union(parts):
+                joined = [self.of(part) for part in parts]
+                if any(found is None for found in joined):
+                    return None
+                return list(dict.fromkeys(case for found in joined if found is not None for case in found))
+            case Both(parts):
+                factors = [self.of(part) for part in parts]
+                sizes = [0 if factor is None else len(factor) for factor in factors]
+                if prod(sizes) > MAX_CASES and prod(sizes) > max(sizes) or 0 in sizes:
+                    return None
+                product: list[tuple[Shape, ...]] = [()]
+                for found in factors:
+                    pairs = (_combined(case, more) for case in product for more in found or ())
+                    product = list(dict.fromkeys(case for case in pairs if case is not None))
+                return product
+            case _:
+                return [(narrowed,)]
+
+
+@lru_cache(maxsize=4096)
+def _combined(case: tuple[Shape, ...], more: tuple[Shape, ...]) -> tuple[Shape, ...] | None:
+    """Both cases at once; None if one holds what the other excludes."""
+    joined = dict.fromkeys(case + more)
+    return None if any(isinstance(part, Not) and part.shape in joined for part in joined) else tuple(joined)
