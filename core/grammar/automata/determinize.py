@@ -17,7 +17,7 @@ Int64Array: TypeAlias = "npt.NDArray[np.int64]"
 DONE, GROW, PAUSE, CONFLICT = 0, 1, 2, 3
 
 # fields of `control`
-NUM_STATES, POOL_USED, NUM_ACTIONS, NEXT, CONFLICT_A, CONFLICT_B, GENERATION = range(7)
+NUM_STATES, POOL_USED, NUM_ACTIONS, NEXT, CONFLICT_A, CONFLICT_B, GENERATION, WORK = range(8)
 
 # columns of an action: what a transition does to counters, and where it leads below, between and at the bounds
 REGISTER, MINIMUM, MAXIMUM, TARGET, ZERO = 0, 1, 2, 3, 6
@@ -57,6 +57,7 @@ def _close(
     num_found, ticking = 0, -1
     while height > 0:
         height -= 1
+        control[7] += 1
         state, kind = stack[height, 0], stack[height, 1]
         if seen[state] == generation:
             if (kinds[state] ^ kind) & relevant[state]:
@@ -214,7 +215,7 @@ def rehash(pool: Int32Array, set_ptr: Int64Array, num_states: int, slots: Int32A
 
 @loop(
     "i8(i8, i8, i4[::1], i4[:,::1], i4[::1], i4[::1], i4[::1], i4[::1], i4[::1], b1[::1], i4[:,::1], i4[:,::1], "
-    "b1[::1], i4[:,::1], i4[:,::1], i4[::1], i8[::1], i4[::1], i4[::1], i4[::1], i8[::1], i8)"
+    "b1[::1], i4[:,::1], i4[:,::1], i4[::1], i8[::1], i4[::1], i4[::1], i4[::1], i8[::1], i8, i8)"
 )
 def explore(
     start: int,
@@ -239,8 +240,12 @@ def explore(
     kinds: Int32Array,
     control: Int64Array,
     budget: int,
+    max_states: int,
 ) -> int:
-    """Find the states reachable from state 1, at most `budget` of them in one call, and fill their rows.
+    """Find the states reachable from state 1 and fill their rows.
+
+    budget      targets of edges and states on the way over epsilon edges that are looked at in one call, about
+    max_states  more than these are not looked for
 
     table    int32 [capacity, num_classes]: the next state, 0 for none; -(a) for action a
     actions  int32 [capacity, 9], from row 1: register (-1: none), minimum, maximum, three targets, three sets of
@@ -268,11 +273,10 @@ def explore(
             return 3
         if _intern(found, num_found, final, owner, accepting, owners, pool, set_ptr, slots, control) < 0:
             return 1
-    done = 0
+    control[7] = 0
     while control[3] < control[0]:
-        if done == budget:
+        if control[7] >= budget or control[0] - 1 > max_states:
             return 2
-        done += 1
         state = control[3]
         first_action = control[2]
         # sort the edges of the set into one bucket of targets per class
@@ -297,6 +301,7 @@ def explore(
                 for c in range(edges[e, 0], edges[e, 1] + 1):
                     bucket[bucket_ptr[c]] = edges[e, 2]
                     bucket_ptr[c] += 1
+        control[7] += num_classes + (bucket_ptr[high] if high >= 0 else 0)
         begin = 0
         before = 0
         for c in range(low, high + 1):

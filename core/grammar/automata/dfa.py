@@ -27,8 +27,8 @@ Place: TypeAlias = tuple[int, ...]
 
 START = 1
 UNREACHABLE = np.iinfo(np.int32).max
-_SLICE, _SLICE_IN_PYTHON = 50_000_000, 500_000
-"""Work between two looks at the clock, in places times classes of bytes: about a tenth of a second at most."""
+_SLICE, _SLICE_IN_PYTHON = 10_000_000, 100_000
+"""Edges and states that are looked at between two looks at the clock: about a tenth of a second."""
 _MAX_CONFLICTS = 12  # conflicts settled one by one; after that every repeat is unrolled
 
 
@@ -218,7 +218,7 @@ class Exploration:
         self._pool = np.empty(4 * capacity, np.int32)
         self._set_ptr = np.zeros(capacity + 1, np.int64)
         self._slots = np.zeros(_table_size(capacity), np.int32)
-        self._control = np.array([1, 0, 1, 1, -1, -1, 0], np.int64)
+        self._control = np.array([1, 0, 1, 1, -1, -1, 0, 0], np.int64)
 
     def run(self) -> tuple[int, int] | None:
         """Explore everything; the loops that are in conflict, if two are."""
@@ -230,19 +230,20 @@ class Exploration:
         ).reshape(-1, 6)
         while True:
             compiled = determinize.explore.machine_code is not None
-            budget = max(1, (_SLICE if compiled else _SLICE_IN_PYTHON) // (nfa.num_states * nfa.num_classes))
+            budget = _SLICE if compiled else _SLICE_IN_PYTHON
             status = determinize.explore(
                 nfa.start, nfa.final, nfa.edge_ptr, nfa.edges, nfa.epsilon_ptr, nfa.epsilons, nfa.mark, nfa.region,
                 nfa.relevant, important, loops, self._table, self._accepting, self._owners, self._actions,
                 self._pool, self._set_ptr, self._slots, seen, kinds, control, budget,
+                self._limits.states,
             )  # fmt: skip
             if status == determinize.DONE:
                 return None
             if status == determinize.CONFLICT:
                 return int(control[determinize.CONFLICT_A]), int(control[determinize.CONFLICT_B])
+            self._check_limits()
             if status == determinize.GROW:
                 self._grow()
-            self._check_limits()
 
     def _grow(self) -> None:
         check(2 * (self._table.nbytes + self._pool.nbytes))
