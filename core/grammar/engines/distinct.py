@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.matcher import MaskRow, Matcher
-from graftlm.core.grammar.schema.distinct_items import ESCAPE, STRING, Cursor, DistinctItems
+from graftlm.core.grammar.schema.cursor import ESCAPE, KEY_STRING, STRING, Cursor
+from graftlm.core.grammar.schema.distinct_items import DistinctItems
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class DistinctMatcher:
             num_kept = probe.advance(ending)
             if num_kept == len(ending) and probe.accepting:
                 return found + ending
-            if num_kept and (other := probe._other_name()) is not None:
+            if num_kept and (other := probe._other_item()) is not None:
                 found += ending[:num_kept] + other
                 continue
             probe.rollback(num_kept)
@@ -166,9 +167,11 @@ class DistinctMatcher:
             found.append(token_id)
         return []
 
-    def _other_name(self) -> list[int] | None:
-        """The rest of a name begun that is not there yet, where names have to differ; it is advanced over."""
-        for data in self._grammar.items.other_names(self._cursor):
+    def _other_item(self) -> list[int] | None:
+        """The rest of a string or name that is not there yet, where they have to differ; it is advanced over."""
+        if self._cursor.mode not in (STRING, KEY_STRING):
+            return None
+        for data in self._grammar.items.others(self._cursor):
             ids = self._grammar.vocabulary.encode(data)
             if (num_kept := self.advance(ids)) == len(ids):
                 return ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.schema.algebra.kinds import possible_kinds
@@ -32,6 +32,21 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     both,
     union,
 )
+from graftlm.core.grammar.schema.cursor import (
+    AFTER,
+    COLON,
+    ESCAPE,
+    KEY,
+    KEY_ESCAPE,
+    KEY_STRING,
+    SCALAR,
+    STRING,
+    VALUE,
+    Containers,
+    Cursor,
+    Frame,
+    Seen,
+)
 from graftlm.core.grammar.schema.item_language import ItemLanguage
 from graftlm.core.grammar.schema.member_names import counts_names, name_language
 from graftlm.core.grammar.schema.spelling import one_spelling
@@ -39,59 +54,9 @@ from graftlm.core.grammar.schema.spelling import one_spelling
 if TYPE_CHECKING:
     from graftlm.core.grammar.ast import Node
 
-VALUE, STRING, ESCAPE, SCALAR, AFTER, KEY, KEY_STRING, KEY_ESCAPE, COLON = range(9)
 _BLANKS, _ENDS = b" \t\r\n", b",]} \t\r\n"
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_OBJECT, _CLOSE_OBJECT, _COMMA = b'"\\[]{},'
 _SCALARS = union(Null(), Boolean(), Number(), Text())
-
-
-class Containers(NamedTuple):
-    """Arrays and objects that schemas speak of at one place.
-
-    firm   those of them that its value has to be in any case
-    whole  what its value has to be, as far as it is known
-    """
-
-    parts: tuple[Object | Array, ...] = ()
-    firm: frozenset[Object | Array] = frozenset()
-    whole: Shape = ANYTHING
-
-
-Seen: TypeAlias = tuple[tuple[bytes, str], ...]
-
-
-class Frame(NamedTuple):
-    """An open array or object.
-
-    is_array  which of them
-    shapes  what schemas say of it
-    inner   what they say of the value at hand
-    unique  whether its items, or the names of its members, must differ
-    number  how many items came before the one at hand
-    start   where in the text the item or name at hand begins; -1 between them
-    seen    the items or names before, as written and in one spelling
-    """
-
-    is_array: bool
-    shapes: Containers
-    inner: Containers
-    unique: bool = False
-    number: int = 0
-    start: int = -1
-    seen: Seen = ()
-
-
-class Cursor(NamedTuple):
-    """A place in JSON text. `text` reaches back to where the outermost item at hand began."""
-
-    mode: int = VALUE
-    frames: tuple[Frame, ...] = ()
-    text: bytes = b""
-    key: int = -1
-
-    @property
-    def is_watching(self) -> bool:
-        return any(frame.unique for frame in self.frames)
 
 
 class DistinctItems:
@@ -180,6 +145,7 @@ class DistinctItems:
 
     def fresh(self, cursor: Cursor) -> Iterator[bytes]:
         """What may come next so that the item at hand differs from those before, if the schema allows it."""
+        yield from self.others(cursor)
         in_array = bool(cursor.frames) and cursor.frames[-1].is_array
         numbers = range(sum(len(frame.seen) for frame in cursor.frames) + 2)
         forms = {
@@ -191,12 +157,20 @@ class DistinctItems:
             KEY_STRING: [b'%d"', b'%d":0'],
             COLON: [b":%d", b':"%d"'],
         }.get(cursor.mode, [])
-        return (form % number for form in forms for number in numbers)
+        yield from (form % number for form in forms for number in numbers)
 
-    def other_names(self, cursor: Cursor) -> Iterator[bytes]:
-        """How the name at hand may go on so that it differs from those before, if the schema allows it."""
-        if cursor.mode == KEY_STRING and cursor.frames[-1].unique:
-            yield from (b'%d"' % number for number in range(len(cursor.frames[-1].seen) + 1))
+    def others(self, cursor: Cursor) -> Iterator[bytes]:
+        """How the item or name at hand may go on so that it differs from those before, if the schema allows it."""
+        top = cursor.frames[-1] if cursor.frames else None
+        if top is None or not top.unique or cursor.mode not in (VALUE, STRING, SCALAR, KEY, KEY_STRING):
+            return
+        number = len(self._taken(top)) + 1
+        begun = cursor.text[top.start :] if top.start >= 0 else b""
+        if cursor.mode == KEY_STRING:
+            yield from (b'%d"' % i for i in range(number))
+        for language in self._languages_of(top):
+            if language is not None:
+                yield from filter(None, language.endings(begun, number))
 
     def _frame(self, shapes: Containers, is_array: bool) -> Frame:
         mine = tuple(shape for shape in shapes.parts if isinstance(shape, Array) == is_array)

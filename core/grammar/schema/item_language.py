@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from functools import cached_property
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 _ITEM_STATES = 2_000
 _FRACTION = re.compile(rb"(-?\d+(?:\.\d+)?)\.?")
 _MAX_DIGITS = 17
+_STEPS_PER_ENDING = 16
 _NUMBERS = tuple(bytes([byte]) for byte in b"-0123456789")
 _ZERO = re.compile(rb"-?0(\.0*)?[eE].*")
 
@@ -74,6 +78,35 @@ class ItemLanguage:
         written = ((value.encode() if text[:1] in _NUMBERS else text, text) for text, value in seen)
         mine = (short for short, text in written if self._dfa.matches(text) or self._dfa.matches(short))
         return bool(self.counts[place[0]] > sum(short.startswith(begun) for short in mine))
+
+    def endings(self, begun: bytes, number: int) -> Iterator[bytes]:
+        """About so many of the shortest ways to end a text that begins so, the shortest first."""
+        place = self._dfa.walk(self._dfa.start, begun)
+        work = [] if place is None else [(float(self._distances[place[0]]), b"", place[0])]
+        num_steps = _STEPS_PER_ENDING * number
+        while work and number and num_steps:
+            _, text, state = heappop(work)
+            num_steps -= 1
+            if self._dfa.accepting[state]:
+                number -= 1
+                yield text
+            num_used: dict[int, int] = {}
+            for byte, target in enumerate(self._dfa.table[state, self._dfa.classes].tolist()):
+                num_used[target] = num_used.get(target, 0) + 1
+                if np.isfinite(self._distances[target]) and num_used[target] <= number:
+                    heappush(work, (len(text) + 1 + float(self._distances[target]), text + bytes([byte]), target))
+
+    @cached_property
+    def _distances(self) -> npt.NDArray[np.float64]:
+        """How many bytes are left at least from each state: float64 [num_states], infinite where no text ends."""
+        found = np.where(self._dfa.accepting, 0.0, np.inf)
+        found[0] = np.inf
+        while True:
+            nearer = np.minimum(found, found[self._dfa.table].min(axis=1) + 1)
+            nearer[0] = np.inf
+            if (nearer == found).all():
+                return found
+            found = nearer
 
     def may_begin(self, begun: bytes) -> bool:
         return self._is_elsewhere(begun) or self._dfa.walk(self._dfa.start, begun) is not None

@@ -230,3 +230,19 @@ def test_an_ending_is_found_wherever_the_mask_leads(begun: str) -> None:
     items = json.loads(bytes(data + ending))
     assert matcher.min_tokens_to_accept() == len(ending) <= 12
     assert len({json.dumps(item) for item in items}) == len(items)
+
+
+@pytest.mark.parametrize(
+    ("item", "most"),
+    [
+        ({"type": "string", "pattern": "b$"}, 16),
+        ({"type": "string", "pattern": "^[a-z]{2}-[A-Z]{2}$"}, 1 + 3 * 8),
+        ({"type": "string", "format": "date"}, 1 + 3 * 13),
+        ({"type": "integer", "minimum": 100, "multipleOf": 7}, 1 + 3 * 5),
+    ],
+)
+def test_the_items_of_an_ending_differ_whatever_pattern_they_have(item: dict[str, Any], most: int) -> None:
+    matcher = compiled({**UNIQUE, "items": item, "minItems": 3}).matcher()
+    ending = matcher.ending([])
+    assert len(set(json.loads(bytes(ending)))) == 3
+    assert matcher.min_tokens_to_accept() == len(ending) <= most

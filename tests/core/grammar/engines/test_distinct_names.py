@@ -79,3 +79,10 @@ def test_names_that_nothing_keeps_apart_are_refused_with_their_place() -> None:
     with pytest.raises(GrammarError, match="inside a larger grammar") as refused:
         lower_schema(spec, Options())
     assert refused.value.pointer == "/items/minProperties"
+
+
+@pytest.mark.parametrize("names", [{"pattern": "b$"}, {"pattern": "^[0-9]{2}-[A-Z]$"}, {"format": "date"}])
+def test_the_names_of_an_ending_differ_whatever_pattern_they_have(names: dict[str, Any]) -> None:
+    matcher = compiled({**INTEGERS, "propertyNames": names, "minProperties": 3}).matcher()
+    assert matcher.min_tokens_to_accept() > 0
+    assert len(json.loads(bytes(matcher.ending([])))) == 3
