@@ -19,6 +19,7 @@ from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.node_sizes import NodeSizes
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
+from graftlm.core.grammar.schema.algebra.needed_values import MAX_PLACES
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING as NO_SHAPE,
@@ -332,14 +333,15 @@ class Lowering:
         if most is not None and most < shape.min_items:
             return NOTHING
         others = [part for part in parts if not isinstance(part, Array)]
-        if not others and not shape.contains:
+        is_plain_array = not others and not shape.contains
+        if most is not None and (is_plain_array or most <= MAX_PLACES):
+            shape = replace(shape, max_items=most if shape.max_items is None else min(most, shape.max_items))
+        if is_plain_array:
             return self._array(shape)
         return self.tokens.bracketed("[", Items(self, both(shape, *others)).node(), "]")
 
     def _array(self, shape: Array) -> Node:
         low, high, prefix = shape.min_items, shape.max_items, list(shape.prefix)
-        if (most := self.algebra.few_values.most_items(shape)) is not None:
-            high = most if high is None else min(high, most)
         if self.algebra.is_nothing(shape.items):
             high = len(prefix) if high is None else min(high, len(prefix))
         for i, item in enumerate(prefix):

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 from graftlm.core.grammar.schema.algebra.kinds import kind_of_text
 from graftlm.core.grammar.schema.algebra.needed_values import MAX_PLACES, num_different
 from graftlm.core.grammar.schema.algebra.shapes import (
+    NOTHING,
     Array,
     Boolean,
     Both,
     Literals,
     Null,
     Number,
+    Object,
     Reference,
     Shape,
     Union,
 )
+from graftlm.core.grammar.schema.algebra.values import parse_value
 from graftlm.core.grammar.schema.item_language import as_read
 
+_MOST_COMPARED = 100
+"""Values that are compared with all of several shapes; of more some may have only one of them."""
+_MOST_OBJECTS = 100
+"""Objects that are written out; more count as many."""
 _MOST_INTEGERS = 1_000
 """Whole numbers within bounds that are written out; more count as many."""
 
 
 class FewValues:
-    """The values of shapes, each looked at once; `resolve` reads the target of a reference."""
+    """The values of shapes, each looked at once.
 
-    def __init__(self, resolve: Callable[[str], Shape]) -> None:
+    resolve  reads the target of a reference
+    admits   whether a value may have a shape
+    """
+
+    def __init__(self, resolve: Callable[[str], Shape], admits: Callable[[Shape, Any], bool]) -> None:
         self._resolve = resolve
+        self._admits = admits
         self._known: dict[Shape, frozenset[str] | None] = {}
 
     def of(self, shape: Shape) -> frozenset[str] | None:
@@ -75,8 +90,28 @@ class FewValues:
                 every: frozenset[str] = frozenset()
                 return every.union(*known) if len(known) == len(found) else None
             case Both(parts):
-                return min((values for part in parts if (values := self.of(part)) is not None), key=len, default=None)
+                few = min((values for part in parts if (values := self.of(part)) is not None), key=len, default=None)
+                if few is None or len(few) > _MOST_COMPARED:
+                    return few
+                return frozenset(text for text in few if self._admits(shape, parse_value(text)))
+            case Object():
+                return self._objects(shape)
         return None
+
+    def _objects(self, shape: Object) -> frozenset[str] | None:
+        """Those of an object that has only members that it lists."""
+        if shape.additional != NOTHING or shape.patterns:
+            return None
+        members: list[list[str]] = []
+        for name, item in sorted(shape.properties):
+            values = self.of(item)
+            if values is None:
+                return None
+            ways = [f"{json.dumps(name)}:{value}" for value in values]
+            members.append(ways if name in shape.required else [*ways, ""])
+        if math.prod(map(len, members)) > _MOST_OBJECTS:
+            return None
+        return frozenset("{" + ",".join(filter(None, case)) + "}" for case in product(*members))
 
 
 def _integers(shape: Number) -> frozenset[str] | None:

@@ -66,7 +66,7 @@ class ShapeAlgebra:
 
     def __init__(self, resolve: Callable[[str], Shape], *, standard: bool = False) -> None:
         self.resolve = resolve
-        self.few_values = FewValues(resolve)
+        self.few_values = FewValues(resolve, self.admits)
         self.cases = Cases()
         self._standard = standard
         self._implied = False  # whether an implied type was met
@@ -273,7 +273,14 @@ class ShapeAlgebra:
             return True
         if any((most := self.few_values.most_items(part)) is not None and most < low for part in parts):
             return True
-        positions = range(min(low, 1 + max(len(part.prefix) for part in parts)))
+        longest = max(len(part.prefix) for part in parts)
+        wanted = {wanted.shape for part in parts for wanted in part.contains if wanted.least > 0}
+        if any(
+            all(self._no_part(both(shape, *(item_at(part, i) for part in parts))) for i in range(longest + 1))
+            for shape in wanted
+        ):
+            return True
+        positions = range(min(low, longest + 1))
         return any(self._no_part(both(*(item_at(part, i) for part in parts))) for i in positions)
 
     def _no_part(self, shape: Shape) -> bool:

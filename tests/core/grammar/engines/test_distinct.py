@@ -246,3 +246,31 @@ def test_the_items_of_an_ending_differ_whatever_pattern_they_have(item: dict[str
     ending = matcher.ending([])
     assert len(set(json.loads(bytes(ending)))) == 3
     assert matcher.min_tokens_to_accept() == len(ending) <= most
+
+
+LETTERED = {
+    "type": "object",
+    "properties": {"k": {"enum": ["a", "b"]}},
+    "required": ["k"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**UNIQUE, "items": LETTERED, "minItems": 3},
+        {**UNIQUE, "items": {"enum": [1, 2]}, "not": {"maxItems": 2}},
+        {"items": {"type": "boolean"}, "allOf": [{**UNIQUE, "minItems": 2, "items": {"enum": ["b", True]}}]},
+        {"type": "array", "items": {"type": "integer"}, "contains": {"type": "boolean"}},
+    ],
+)
+def test_more_items_than_there_are_values_of_any_kind_are_a_contradiction(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError, match="nothing can satisfy this"):
+        compiled(schema)
+
+
+def test_objects_of_few_values_are_written_until_none_is_left() -> None:
+    grammar = compiled({**UNIQUE, "items": LETTERED, "minItems": 2})
+    texts = {write(grammar, BYTES, np.random.default_rng(seed), 60)[0] for seed in range(20)}
+    assert texts == {b'[{"k":"a"},{"k":"b"}]', b'[{"k":"b"},{"k":"a"}]'}
