@@ -77,6 +77,9 @@ class ShapeAlgebra:
         self._empty: dict[Shape, bool] = {}
         self._split: dict[tuple[Shape, str], list[scalars.Scalar]] = {}
         self._expanded: dict[ExactlyOne, Shape] = {}
+        self.branches: dict[tuple[Shape, tuple[tuple[Shape, frozenset[Shape]], ...]], list[tuple[Shape, Shape]]] = {}
+        """What a member may be and what that leaves of a formula; by the formula, and shapes with what fails where
+        the member lacks them. A schema may be lowered more than once."""
 
     @cached_property
     def _by_the_standard(self) -> ShapeAlgebra:

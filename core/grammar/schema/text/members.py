@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import inf, isinf
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,19 @@ MAX_UNCHECKED_KINDS = 16
 
 Counts = tuple[int, int]
 """Declared and other members so far, as far as bounds on their number need it."""
+
+_State = tuple[int, Formula, Counts]
+"""How many names were passed, what is left to hold, and the members so far."""
+
+
+@dataclass(slots=True)
+class _Ways:
+    """What may follow a state: the end, the next name left out, or one of some members, which are numbered."""
+
+    ends: bool = False
+    absent: _State | None = None
+    present: list[tuple[int, Node, _State]] = field(default_factory=list)
+
 
 _Kind = tuple[tuple[str | Shape, ...], tuple[str | Shape, ...]]
 """Tests that a name passes, and those that it fails."""
@@ -64,10 +78,11 @@ class Members:
         self._requiring: list[set[Shape]] = [set() for _ in self._names]
         self._settled: list[set[Shape]] = [set() for _ in range(len(self._names) + 2)]
         self._look_at_names()
+        self._ways: dict[_State, _Ways] = {}
         self._name_nodes: dict[tuple[tuple[str | Shape, ...], tuple[str | Shape, ...]], Node] = {}
 
     def node(self) -> Node:
-        start = (0, self._settle(self._formula, 0), (0, 0))
+        start: _State = (0, self._settle(self._formula, 0), (0, 0))
         work = [(start, False)]
         seen = set(work)
         self._walk.place(start, False)
@@ -79,24 +94,34 @@ class Members:
                     work.append(target)
         return self._walk.node()
 
-    def _steps(
-        self, state: tuple[int, Formula, Counts], written: bool
-    ) -> list[tuple[tuple[int, Formula, Counts], bool]]:
-        position, formula, counts = state
+    def _steps(self, state: _State, written: bool) -> list[tuple[_State, bool]]:
         here = self._walk.place(state, written)
+        if state not in self._ways:  # they are the same whether or not something was written
+            self._ways[state] = self._ways_from(state)
+        ways = self._ways[state]
+        if ways.ends:
+            self._walk.accept(here)
         found = []
-        if position == len(self._names):
-            if accepts(formula, lambda leaf, holds: self._certain(leaf, holds, counts)):
-                self._walk.accept(here)
+        if ways.absent is not None:
+            self._walk.skip(here, self._walk.place(ways.absent, written))
+            found.append((ways.absent, written))
+        for i, node, target in ways.present:
+            self._walk.write(state, written, node, self._walk.place(target, True), i)
+            found.append((target, True))
+        return found
+
+    def _ways_from(self, state: _State) -> _Ways:
+        position, formula, counts = state
+        found = _Ways()
+        is_other = position == len(self._names)
+        if is_other:
+            found.ends = accepts(formula, lambda leaf, holds: self._certain(leaf, holds, counts))
             ways = self._others(formula) if counts[1] < self._num_others else []
         else:
             ways = self._declared(position, formula)
             absent = self._settle(self._without(position, formula), position + 1)
             if absent != NOTHING:
-                target = (position + 1, absent, self._kept(absent, counts))
-                self._walk.skip(here, self._walk.place(target, written))
-                found.append((target, written))
-        is_other = position == len(self._names)
+                found.absent = (position + 1, absent, self._kept(absent, counts))
         for i, (key, value, after) in enumerate(ways):
             node = self._lowering.value(value)
             if node == ast.NOTHING:
@@ -104,8 +129,7 @@ class Members:
             grown = (counts[0], counts[1] + 1) if is_other else (counts[0] + 1, counts[1])
             left = after if is_other else self._settle(after, position + 1)
             target = (position if is_other else position + 1, left, self._kept(left, grown))
-            self._walk.write(state, written, ast.concat(key, node), self._walk.place(target, True), i)
-            found.append((target, True))
+            found.present.append((i, ast.concat(key, node), target))
         return found
 
     def _look_at_names(self) -> None:
@@ -141,8 +165,13 @@ class Members:
                 fails.setdefault(shape, []).append(leaf)
         if NOTHING in fails:
             formula = decide(formula, frozenset(fails.pop(NOTHING)), False)
-        questions = [Question(shape, frozenset(failing)) for shape, failing in fails.items()]
-        return [(value, after) for value, (after, _) in branch(formula, questions, self._algebra.reduced)]
+        key = (formula, tuple([(shape, frozenset(failing)) for shape, failing in fails.items()]))
+        known = self._algebra.branches.get(key)
+        if known is None:
+            questions = [Question(shape, failing) for shape, failing in key[1]]
+            known = [(value, after) for value, (after, _) in branch(formula, questions, self._algebra.reduced)]
+            self._algebra.branches[key] = known
+        return known
 
     def _without(self, position: int, formula: Formula) -> Formula:
         requiring = self._requiring[position]
