@@ -20,7 +20,8 @@ from graftlm.core.grammar.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from graftlm.core.grammar.automata.stack.dpda import Dpda
 
-_WIDE_STATE = 32  # a state that allows fewer bytes has a cheap mask: no self-loop is sought, nothing computed ahead
+_WIDE_STATE = 32  # in a state that allows fewer bytes no self-loop is sought
+_SLOW_STATE = 16  # a state that allows fewer bytes has a cheap mask, which is not computed ahead
 _MAX_PLACES = 1 << 16
 
 _all: weakref.WeakSet[MaskRows] = weakref.WeakSet()
@@ -70,7 +71,7 @@ class MaskRows(ABC):
         The walk of the trie does not hold Python's lock, so the rows of a batch are computed side by side while the
         model's forward pass runs, and one that takes long is waited for by its own sequence only.
         """
-        if self._automaton.degree(place[0]) < _WIDE_STATE or self._known(place) is not None:
+        if self._automaton.degree(place[0]) < _SLOW_STATE or self._known(place) is not None:
             return
         key = self.representative(place)
         if key not in self._ahead and self._known(key) is None:
