@@ -41,8 +41,7 @@ def hold_back(vocabulary: Vocabulary, token_ids: list[int], extends: Callable[[i
     """
     trie = vocabulary.trie
     suffix = vocabulary.decode(token_ids[-_LOOKBACK:])[-trie.max_depth :]
-    for start in range(len(suffix)):
-        node = trie.find(suffix[start:])
+    for start, node in enumerate(trie.begun(suffix)):
         if node >= 0 and extends(node):
             num_held, num_kept = 0, len(token_ids)
             while num_held < len(suffix) - start:
