@@ -35,7 +35,7 @@ _NO_ACTIONS = np.zeros((1, ACTION_WIDTH), np.int32)
 @lru_cache(maxsize=512)
 def product(node: Node) -> Automaton:
     """The automaton of `node`, a product without dead ends. Raises GrammarError over MAX_STATES states."""
-    return _as_automaton(_table(node))
+    return _as_automaton(table(node))
 
 
 def without_products(node: Node, max_states: int | None = None) -> Node:
@@ -64,7 +64,7 @@ def _least_states(node: Node, known: dict[int, int]) -> int:
     if found is None:
         match node:
             case Intersection() | Difference():
-                found = len(_table(node).targets) - 1
+                found = len(table(node).targets) - 1
             case ast.Concat(items):
                 found = sum(_least_states(item, known) for item in items)
             case ast.Alternation(items):
@@ -97,27 +97,27 @@ def is_empty(node: Node) -> bool:
     match node:
         case Intersection((*items, last)):
             first = _both_of(items)
-            return not _Walk(first, _table(last), keep_if_second=True, stops=True).run()
+            return not _Walk(first, table(last), keep_if_second=True, stops=True).run()
         case Difference(item, minus):
-            return not _Walk(_table(item), _table(minus), keep_if_second=False, stops=True).run()
-    return not _live(_table(node))[1]
+            return not _Walk(table(item), table(minus), keep_if_second=False, stops=True).run()
+    return not _live(table(node))[1]
 
 
 def has_length(node: Node, low: int, high: int | None) -> bool:
     """Whether some text of `low` to `high` characters matches `node`; None is without bound."""
-    table = _table(node)
-    live = _live(table)
+    found = table(node)
+    live = _live(found)
     states = np.array([1] if live[1] else [], np.int32)
     length = 0
     while len(states) and (high is None or length <= high):
         check()
-        if length >= low and (high is None or table.accepting[states].any()):
+        if length >= low and (high is None or found.accepting[states].any()):
             return True
-        states, length = _after_character(table, live, states), length + 1
+        states, length = _after_character(found, live, states), length + 1
     return False
 
 
-def _after_character(table: _Table, live: npt.NDArray[np.bool_], states: Int32Array) -> Int32Array:
+def _after_character(table: Table, live: npt.NDArray[np.bool_], states: Int32Array) -> Int32Array:
     """The live states that one more character of UTF-8 leads to."""
     found = [table.after(states, 0, 0x7F)]
     for first, last, num_more in ((0xC2, 0xDF, 1), (0xE0, 0xEF, 2), (0xF0, 0xF4, 3)):
@@ -135,13 +135,10 @@ def matches(node: Node, text: str) -> bool:
         data = text.encode()
     except UnicodeEncodeError:
         return False
-    table, state = _table(node), 1
-    for byte in data:
-        state = table.targets[state, table.classes[byte]]
-    return bool(table.accepting[state])
+    return table(node).accepts(data)
 
 
-class _Table:
+class Table:
     """An automaton as arrays, with bytes that no state tells apart in one class.
 
     classes    int64 [256]: the class of each byte
@@ -158,25 +155,39 @@ class _Table:
         """The states that a byte from `first` to `last` leads to from any of `states`, each once."""
         return np.unique(self.targets[np.ix_(states, np.unique(self.classes[first : last + 1]))])
 
+    def accepts(self, data: bytes) -> bool:
+        """Whether `data` as a whole is in the language."""
+        state = 1
+        for byte in data:
+            state = self.targets[state, self.classes[byte]]
+        return bool(self.accepting[state])
+
+    def distances(self) -> Int32Array:
+        """int32 [num_states]: the fewest bytes to an accepting state, or UNREACHABLE."""
+        distance = np.where(self.accepting, 0, UNREACHABLE).astype(np.int32)
+        measure(self.targets, _NO_ACTIONS, distance)
+        distance[0] = UNREACHABLE
+        return distance
+
 
 @lru_cache(maxsize=128)
-def _table(node: Node) -> _Table:
-    """The table of `node`; products have no dead ends in it."""
+def table(node: Node) -> Table:
+    """The table of `node`; products have no dead ends in it. Raises GrammarError over MAX_STATES states."""
     match node:
         case Automaton():
             return _expand(node)
         case Intersection(items):
             return _both_of(items)
         case Difference(item, minus):
-            return _combine(_table(item), _table(minus), keep_if_second=False)
+            return _combine(table(item), table(minus), keep_if_second=False)
     node = ast.alternation(ast.Literal(bytes([_NEVER])), without_products(node))
     dfa = Dfa.compile(node, Limits(states=MAX_STATES), counters=False)
     targets = dfa.table.copy()
     targets[:, dfa.classes[_NEVER]] = 0  # no other byte is in its class
-    return _Table(dfa.classes.astype(np.int64), targets, dfa.accepting)
+    return Table(dfa.classes.astype(np.int64), targets, dfa.accepting)
 
 
-def _expand(node: Automaton) -> _Table:
+def _expand(node: Automaton) -> Table:
     cuts = {0, 256}.union(*({low, high + 1} for row in node.rows for low, high, _ in row))
     starts = np.array(sorted(cuts))
     class_of = {int(start): i for i, start in enumerate(starts)}
@@ -186,14 +197,14 @@ def _expand(node: Automaton) -> _Table:
         for low, high, target in row:
             targets[state, class_of[low] : class_of[high + 1]] = target + 1
     accepting[[state + 1 for state in node.accepting]] = True
-    return _Table(np.repeat(np.arange(len(starts) - 1), np.diff(starts)), targets, accepting)
+    return Table(np.repeat(np.arange(len(starts) - 1), np.diff(starts)), targets, accepting)
 
 
-def _both_of(items: Sequence[Node]) -> _Table:
-    return reduce(partial(_combine, keep_if_second=True), map(_table, items))
+def _both_of(items: Sequence[Node]) -> Table:
+    return reduce(partial(_combine, keep_if_second=True), map(table, items))
 
 
-def _combine(a: _Table, second: _Table, *, keep_if_second: bool) -> _Table:
+def _combine(a: Table, second: Table, *, keep_if_second: bool) -> Table:
     """Walk both at once; without `keep_if_second` accept what `second` does not."""
     walk = _Walk(a, second, keep_if_second=keep_if_second)
     walk.run()
@@ -203,7 +214,7 @@ def _combine(a: _Table, second: _Table, *, keep_if_second: bool) -> _Table:
 class _Walk:
     """Two tables walked at once, as far as pairs of their states are reached."""
 
-    def __init__(self, a: _Table, second: _Table, *, keep_if_second: bool, stops: bool = False) -> None:
+    def __init__(self, a: Table, second: Table, *, keep_if_second: bool, stops: bool = False) -> None:
         self._a, self._second, self._is_both, self._stops = a, second, keep_if_second, stops
         num_classes = second.targets.shape[1]
         pairs_of_classes = (a.classes * num_classes + second.classes).tolist()
@@ -235,13 +246,13 @@ class _Walk:
             if status == pairs.GROW:
                 self._pairs, self._rows = _doubled(self._pairs), _doubled(self._rows)
 
-    def table(self) -> _Table:
+    def table(self) -> Table:
         num_pairs = int(self._control[pairs.NUM_PAIRS])
         in_a, in_second = self._pairs[:num_pairs].T
         accepted = self._second.accepting[in_second]
         accepting = self._a.accepting[in_a] & (accepted if self._is_both else ~accepted)
         accepting[0] = False
-        return _Table(self._classes, self._rows[:num_pairs].copy(), accepting)
+        return Table(self._classes, self._rows[:num_pairs].copy(), accepting)
 
 
 def _doubled(array: Int32Array) -> Int32Array:
@@ -250,26 +261,23 @@ def _doubled(array: Int32Array) -> Int32Array:
     return larger
 
 
-def _live(table: _Table) -> npt.NDArray[np.bool_]:
+def _live(table: Table) -> npt.NDArray[np.bool_]:
     """Which states can reach an accepting one."""
-    distance = np.where(table.accepting, 0, UNREACHABLE).astype(np.int32)
-    measure(table.targets, _NO_ACTIONS, distance)
-    live: npt.NDArray[np.bool_] = distance != UNREACHABLE
-    live[0] = False
+    live: npt.NDArray[np.bool_] = table.distances() != UNREACHABLE
     return live
 
 
-def _trim(table: _Table) -> _Table:
+def _trim(table: Table) -> Table:
     """Number the states anew without those that cannot reach an accepting one; the start stays."""
     live = _live(table)
     if live[1:].all():
         return table
     live[:2] = True
     numbers = np.where(live, np.cumsum(live) - 1, 0).astype(np.int32)
-    return _Table(table.classes, numbers[table.targets[live]], table.accepting[live])
+    return Table(table.classes, numbers[table.targets[live]], table.accepting[live])
 
 
-def _as_automaton(table: _Table) -> Automaton:
+def _as_automaton(table: Table) -> Automaton:
     # neighbours in one class have one target: a run begins where the class of the byte does
     begins = np.flatnonzero(np.diff(table.classes, prepend=-1))
     targets = table.targets[1:][:, table.classes[begins]]

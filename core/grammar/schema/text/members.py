@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, combinations
 from math import inf, isinf
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.witness import has_witness
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Literals, Object, Shape, Text, both
 from graftlm.core.grammar.schema.member_names import counts_names, num_other_names
@@ -60,6 +63,7 @@ class Members:
                 + [name for leaf in self._objects for name in leaf.required]
             )
         )
+        self._written = frozenset(map(json_text.bytes_inside, self._names))
         self._formula = formula
         self._walk = Walk(lowering.tokens.comma)
         bounds = [leaf.min_properties for leaf in self._objects]
@@ -254,17 +258,19 @@ class Members:
     def _name_node(self, passed: tuple[str | Shape, ...], failed: tuple[str | Shape, ...]) -> Node:
         """Names that are not declared, pass some tests and fail the others, as they are written."""
         inside = [self._test_node(test, wide=False) for test in passed]
-        outside = [self._test_node(test, wide=True) for test in failed]
+        outside = failing = [self._test_node(test, wide=True) for test in failed]
         if not passed and not failed:
             return self._lowering.tokens.other_names(self._names)
         if self._names:
-            outside.append(ast.alternation(*(json_text.inside(name) for name in self._names)))
+            outside = [*failing, ast.alternation(*(json_text.inside(name) for name in self._names))]
         if not inside:
             inside = [ast.star(json_text.NAME_CHAR)]
         node: Node = inside[0] if len(inside) == 1 else ast.Intersection(tuple(inside))
         if outside:
             node = ast.Difference(node, ast.alternation(*outside))
-        if isinstance(node, (ast.Intersection, ast.Difference)) and product.is_empty(node):
+        if not isinstance(node, ast.Intersection | ast.Difference) or has_witness(inside, failing, self._written):
+            return node
+        if _is_empty_in_pairs(inside, failing) or product.is_empty(node):
             return ast.NOTHING
         return node
 
@@ -276,6 +282,21 @@ class Members:
             failing = self._algebra.pieces_outside(test, "string")
             return ast.Difference(ast.star(json_text.NAME_CHAR), ast.alternation(*map(_spelled, failing)))
         return ast.alternation(*map(_spelled, pieces))
+
+
+def _is_empty_in_pairs(inside: list[Node], failing: list[Node]) -> bool:
+    """Whether two tests that are passed exclude each other, or one that is passed lies in one that is failed.
+
+    Most combinations are empty for that, and pairs are few.
+    """
+    pairs: Iterator[Node] = chain(
+        (ast.Intersection(pair) for pair in combinations(inside, 2)),
+        (ast.Difference(item, minus) for item in inside for minus in failing),
+    )
+    try:
+        return any(map(product.is_empty, pairs))
+    except GrammarError:  # one of them is too large, which more failed tests may yet make small
+        return False
 
 
 def _spelled(piece: Shape) -> Node:

@@ -1,0 +1,40 @@
+"""A witness shows that a language is not empty; that none is found shows nothing."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings, strategies as st
+
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.witness import has_witness
+from graftlm.core.grammar.regex.regex import parse
+
+PATTERNS = st.sampled_from(
+    ["a", "a*", "[ab]*", "a[a-z]*", "(ab)+", "[a-z]{2,4}", "x-.*", ".*-y", "(?s:.*)", "b|é+", "[]"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(PATTERNS, min_size=1, max_size=3),
+    st.lists(PATTERNS, max_size=3),
+    st.sets(st.sampled_from([b"", b"a", b"ab", b"x-", "é".encode()])),
+)
+def test_a_language_with_a_witness_is_not_empty(passed: list[str], failed: list[str], texts: set[bytes]) -> None:
+    items = [ast.NOTHING if pattern == "[]" else parse(pattern) for pattern in passed]
+    minus = [ast.NOTHING if pattern == "[]" else parse(pattern) for pattern in failed]
+    listed = ast.alternation(*(ast.literal(text.decode()) for text in texts))
+    whole = items[0] if len(items) == 1 else ast.Intersection(tuple(items))
+    if has_witness(items, minus, texts):
+        assert not product.is_empty(ast.Difference(whole, ast.alternation(*minus, listed)))
+
+
+def test_a_witness_is_found_beside_refused_texts() -> None:
+    assert has_witness([parse("[a-z]+")], [parse("a.*")], {b"b"})
+    assert has_witness([parse("x-.*"), parse("(?s:.*)")], [parse("y.*")], set())
+
+
+def test_there_is_no_witness_of_an_empty_language() -> None:
+    assert not has_witness([parse("a")], [parse("a*")], set())
+    assert not has_witness([parse("ab")], [], {b"ab"})
+    assert not has_witness([ast.NOTHING], [], set())
