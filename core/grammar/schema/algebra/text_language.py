@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
@@ -29,6 +30,15 @@ def pattern_node(pattern: str, wide: bool = False) -> Node:
 def spelled_pattern(pattern: str, wide: bool = False) -> Node:
     """The same as it is written inside a JSON string."""
     return json_text.spell(pattern_node(pattern, wide))
+
+
+def spelled_patterns(patterns: tuple[str, ...], wide: bool = False) -> Node:
+    """The same of texts that contain a match of any of `patterns`."""
+    if len(patterns) > 1:
+        with suppress(GrammarError):  # a group's name in two of them, or too deep
+            # as one pattern: an automaton of several keeps apart which of them it has found
+            return spelled_pattern("|".join(f"(?:{pattern})" for pattern in patterns), wide)
+    return ast.alternation(*(spelled_pattern(pattern, wide) for pattern in patterns))
 
 
 @lru_cache(maxsize=64)

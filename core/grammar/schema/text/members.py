@@ -45,7 +45,10 @@ class _Ways:
     present: list[tuple[int, Node, _State]] = field(default_factory=list)
 
 
-_Kind = tuple[tuple[str | Shape, ...], tuple[str | Shape, ...]]
+_Test = tuple[str, ...] | Shape
+"""Patterns of which a name matches one, or what `propertyNames` asks of it."""
+
+_Kind = tuple[tuple[_Test, ...], tuple[_Test, ...]]
 """Tests that a name passes, and those that it fails."""
 
 
@@ -83,7 +86,7 @@ class Members:
         self._settled: list[set[Shape]] = [set() for _ in range(len(self._names) + 2)]
         self._look_at_names()
         self._ways: dict[_State, _Ways] = {}
-        self._name_nodes: dict[tuple[tuple[str | Shape, ...], tuple[str | Shape, ...]], Node] = {}
+        self._name_nodes: dict[_Kind, Node] = {}
 
     def node(self) -> Node:
         start: _State = (0, self._settle(self._formula, 0), (0, 0))
@@ -217,7 +220,7 @@ class Members:
     def _others(self, formula: Formula) -> list[tuple[Node, Shape, Formula]]:
         """One member whose name is not declared: the name, what it may be, and what that leaves of the formula."""
         alive = tuple(leaf for leaf in leaves(formula) if isinstance(leaf, Object))
-        tests: list[str | Shape] = list(dict.fromkeys(pattern for leaf in alive for pattern, _ in leaf.patterns))
+        tests: list[_Test] = [*_joined_patterns(alive)]
         tests += list(dict.fromkeys(leaf.names for leaf in alive if leaf.names is not None))
         found = []
         for passed, failed in self._kinds_of_names(tests, alive):
@@ -227,7 +230,7 @@ class Members:
                 found += [(self._lowering.tokens.key(name), value, after) for value, after in ways]
         return found
 
-    def _kinds_of_names(self, tests: list[str | Shape], alive: tuple[Object, ...]) -> list[_Kind]:
+    def _kinds_of_names(self, tests: list[_Test], alive: tuple[Object, ...]) -> list[_Kind]:
         """Which tests a name may pass, and which it then fails; those that pass most come first."""
         kinds: list[_Kind] = [((), ())]
         for test in tests:
@@ -240,22 +243,22 @@ class Members:
             if len(kinds) > MAX_KINDS:
                 raise GrammarError(
                     f"{len(tests)} patterns and propertyNames in one object, and names can match more than {MAX_KINDS} "
-                    "combinations of them; join patterns with equal schemas, or let patterns exclude each other",
+                    "combinations of them; give more of them equal schemas, or let patterns exclude each other",
                     pointer=next((self._lowering.pointer(leaf) for leaf in alive if leaf.patterns), ""),
                 )
         place = {test: i for i, test in enumerate(tests)}
         return sorted(kinds, key=lambda kind: (-len(kind[0]), [place[test] for test in kind[0]]))
 
-    def _fit_in_pairs(self, passed: tuple[str | Shape, ...]) -> bool:
+    def _fit_in_pairs(self, passed: tuple[_Test, ...]) -> bool:
         """Whether a name may pass the last of these tests together with each of the others."""
         return all(self._name((test, passed[-1]), ()) != ast.NOTHING for test in passed[:-1])
 
-    def _name(self, passed: tuple[str | Shape, ...], failed: tuple[str | Shape, ...]) -> Node:
+    def _name(self, passed: tuple[_Test, ...], failed: tuple[_Test, ...]) -> Node:
         if (passed, failed) not in self._name_nodes:
             self._name_nodes[passed, failed] = self._name_node(passed, failed)
         return self._name_nodes[passed, failed]
 
-    def _name_node(self, passed: tuple[str | Shape, ...], failed: tuple[str | Shape, ...]) -> Node:
+    def _name_node(self, passed: tuple[_Test, ...], failed: tuple[_Test, ...]) -> Node:
         """Names that are not declared, pass some tests and fail the others, as they are written."""
         inside = [self._test_node(test, wide=False) for test in passed]
         outside = failing = [self._test_node(test, wide=True) for test in failed]
@@ -274,9 +277,9 @@ class Members:
             return ast.NOTHING
         return node
 
-    def _test_node(self, test: str | Shape, *, wide: bool) -> Node:
-        if isinstance(test, str):
-            return text_language.spelled_pattern(test, wide)
+    def _test_node(self, test: _Test, *, wide: bool) -> Node:
+        if isinstance(test, tuple):
+            return text_language.spelled_patterns(test, wide)
         pieces = self._algebra.pieces(test, "string")
         if wide:  # everything but what surely fails
             failing = self._algebra.pieces_outside(test, "string")
@@ -312,8 +315,21 @@ def _spelled(piece: Shape) -> Node:
             raise AssertionError(piece)
 
 
-def _other_member(leaf: Object, passed: tuple[str | Shape, ...]) -> Shape:
+def _joined_patterns(leaves: tuple[Object, ...]) -> list[tuple[str, ...]]:
+    """The patterns of all leaves; those with which each leaf says the same of a member are one test."""
+    said: dict[str, list[tuple[Object, Shape]]] = {}
+    for leaf in leaves:
+        for pattern, shape in leaf.patterns:
+            said.setdefault(pattern, []).append((leaf, shape))
+    joined: dict[tuple[tuple[Object, Shape], ...], list[str]] = {}
+    for pattern, shapes in said.items():
+        joined.setdefault(tuple(shapes), []).append(pattern)
+    return [tuple(patterns) for patterns in joined.values()]
+
+
+def _other_member(leaf: Object, passed: tuple[_Test, ...]) -> Shape:
     if leaf.names is not None and leaf.names not in passed:
         return NOTHING
-    fitting = [shape for pattern, shape in leaf.patterns if pattern in passed]
+    matched = {pattern for test in passed if isinstance(test, tuple) for pattern in test}
+    fitting = [shape for pattern, shape in leaf.patterns if pattern in matched]
     return both(*fitting) if fitting else leaf.additional

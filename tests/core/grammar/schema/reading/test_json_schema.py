@@ -259,6 +259,19 @@ def test_patterns_that_match_in_too_many_combinations_are_refused() -> None:
         compiled({"type": "object", "patternProperties": kinds})
 
 
+def test_patterns_of_equal_schemas_may_match_in_any_combination() -> None:
+    kinds = {f"k{i}": INTEGER for i in range(80)} | {"(?<end>z)$": STRING, "^(?<end>z)": STRING}
+    schema = {"type": "object", "patternProperties": kinds, "additionalProperties": {"type": "null"}}
+    check(schema, [{"k1": 1}, {"ak12k79": 1, "b": None}, {"z": "", "az": "", "za": ""}],
+          [{"k1": None}, {"b": 1}, {"z": None}, {"zk1": 1}, {"k": 1}])  # fmt: skip
+
+
+def test_patterns_that_one_of_two_schemas_tells_apart_are_kept_apart() -> None:
+    kinds = {f"^k{i}": INTEGER for i in range(20)}
+    schema = {"type": "object", "patternProperties": kinds, "allOf": [{"patternProperties": {"^k1": {"minimum": 3}}}]}
+    check(schema, [{"k1": 3, "k2": 1}], [{"k1": 2}, {"k12": 2}, {"k2": "x"}])
+
+
 def test_members_and_items_that_nothing_looks_at_can_be_restricted() -> None:
     base = {"$defs": {"base": {"type": "object", "properties": {"a": INTEGER}}}, "$ref": "#/$defs/base"}
     given = {**base, "properties": {"b": INTEGER}, "unevaluatedProperties": False}
