@@ -15,7 +15,7 @@ from graftlm.core.grammar.automata.distances import measure
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
-from graftlm.core.grammar.automata.state_table import StateTable
+from graftlm.core.grammar.automata.state_table import LONGEST_RUN, StateTable
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.spec import Limits
 
@@ -137,6 +137,21 @@ class Dfa(StateTable):
                 return None
         return (state,)
 
+    def run(self, place: Place) -> tuple[bytes, Place]:
+        """The bytes that must follow, and where they lead."""
+        flat, width, class_of, singles = self._flat, self._width, self._class_of, self._singles
+        data = bytearray()
+        state, counts = place[0], place[1:]
+        while (byte := singles[state]) >= 0 and len(data) < LONGEST_RUN:
+            target = flat[state * width + class_of[byte]]
+            if target < 0:
+                after = self.act((state, *counts), -target)
+                state, counts = after[0], after[1:]
+            else:
+                state = target
+            data.append(byte)
+        return bytes(data), (state, *counts)
+
     def accepts(self, place: Place) -> bool:
         """Whether the text may end here."""
         return bool(self.accepting[place[0]])
@@ -198,7 +213,7 @@ class Dfa(StateTable):
 
     def measured(self) -> Dfa:
         """The same with all that is asked of it at each token computed, which a pickle holds too."""
-        for name in ("num_bytes", "_distances", "_rounds"):
+        for name in ("num_bytes", "_distances", "_rounds", "_degrees", "_singles"):
             getattr(self, name)
         return self
 

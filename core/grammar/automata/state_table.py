@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LONGEST_RUN = 1 << 16
 """Forced bytes that are found at once."""
+_BLOCK = 1 << 14
+"""States that are looked at together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,17 +62,9 @@ class StateTable(ABC):
         place = self.walk(self.start, data)
         return place is not None and self.accepts(place)
 
+    @abstractmethod
     def run(self, place: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
         """The bytes that must follow, and where they lead: states with one way on and no way to end."""
-        data = bytearray()
-        byte = self.single(place[0])
-        while byte >= 0 and len(data) < LONGEST_RUN:
-            after = self.walk(place, bytes((byte,)))
-            assert after is not None
-            data.append(byte)
-            place = after
-            byte = self.single(place[0])
-        return bytes(data), place
 
     @cached_property
     def first_bytes(self) -> list[int]:
@@ -80,26 +74,23 @@ class StateTable(ABC):
 
     def degree(self, state: int) -> int:
         """How many bytes a state has a transition on."""
-        return self._ways(state)[0]
-
-    def single(self, state: int) -> int:
-        """The one byte that a singular state allows, -1 for the others."""
-        return self._ways(state)[1]
-
-    def _ways(self, state: int) -> tuple[int, int]:
-        """Both; computed for the states that texts come to, which are few of a large table."""
-        found = self._known_ways.get(state)
-        if found is None:
-            row = self._flat[state * self._width : (state + 1) * self._width]
-            degree = sum(compress(self._class_sizes, row))
-            is_singular = degree == 1 and not self.accepting[state]
-            single = next(compress(self.first_bytes, row)) if is_singular else -1
-            found = self._known_ways[state] = (degree, single)
-        return found
+        return self._degrees[state]
 
     @cached_property
-    def _known_ways(self) -> dict[int, tuple[int, int]]:
-        return {}
+    def _degrees(self) -> array[int]:
+        sizes = np.bincount(self.classes, minlength=self.table.shape[1]).astype(np.int16)
+        degrees = array("h")
+        for first in range(0, len(self.table), _BLOCK):
+            degrees.frombytes(((self.table[first : first + _BLOCK] != 0) @ sizes).tobytes())
+        return degrees
+
+    @cached_property
+    def _singles(self) -> array[int]:
+        """The one byte that each singular state allows, -1 for the others."""
+        singular = np.flatnonzero((np.frombuffer(self._degrees, np.int16) == 1) & ~self.accepting)
+        found = np.full(len(self.table), -1, np.int16)
+        found[singular] = np.array(self.first_bytes)[np.argmax(self.table[singular] != 0, axis=1)]
+        return array("h", found.tobytes())
 
     @cached_property
     def _flat(self) -> memoryview[int]:
@@ -112,8 +103,3 @@ class StateTable(ABC):
     @cached_property
     def _class_of(self) -> bytes:
         return self.classes.tobytes()
-
-    @cached_property
-    def _class_sizes(self) -> list[int]:
-        found: list[int] = np.bincount(self.classes, minlength=self.table.shape[1]).tolist()
-        return found

@@ -81,10 +81,10 @@ class Dpda(StateTable):
 
     def run(self, place: Place) -> tuple[bytes, Place]:
         """The bytes that must follow, and where they lead."""
-        flat, width, class_of, single = self._flat, self._width, self._class_of, self.single
+        flat, width, class_of, singles = self._flat, self._width, self._class_of, self._singles
         data = bytearray()
         state, stack = place[0], place[1:]
-        while (byte := single(state)) >= 0 and len(data) < LONGEST_RUN:
+        while (byte := singles[state]) >= 0 and len(data) < LONGEST_RUN:
             target = flat[state * width + class_of[byte]]
             if target < 0 or (stack and self._is_over(target)):  # a rule begins or ends
                 after = self.walk((state, *stack), bytes((byte,)))
@@ -140,7 +140,7 @@ class Dpda(StateTable):
 
     def measured(self) -> Dpda:
         """The same with all that is asked of it at each token computed, which a pickle holds too."""
-        for name in ("num_bytes", "_distances", "_ends", "_calls"):
+        for name in ("num_bytes", "_distances", "_ends", "_calls", "_degrees", "_singles"):
             getattr(self, name)
         return self
 

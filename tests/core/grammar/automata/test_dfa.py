@@ -143,6 +143,18 @@ def test_singular_states_make_one_run() -> None:
     assert dfa.run(after)[0] == b"orth-000!"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [("a{40,90}b", b"a", b"a" * 39), ("([a-c]xyz){3,50}!", b"bx", b"yz"), ("([a-c]-){0,2}=+!", b"a-b-", b"=")],
+)
+def test_a_run_counts_the_repeats_that_it_passes(pattern: str, text: bytes, expected: bytes) -> None:
+    dfa = compiled(pattern)
+    place = dfa.walk(dfa.start, text)
+    assert place is not None
+    data, after = dfa.run(place)
+    assert data == expected and after == dfa.walk(place, data)
+
+
 def test_an_accepting_state_is_never_singular() -> None:
     dfa = compiled("ab?")
     assert dfa.run(dfa.start)[0] == b"a"
