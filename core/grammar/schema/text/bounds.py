@@ -16,6 +16,8 @@ DIGIT = ast.chars("0123456789")
 NONZERO = ast.chars("123456789")
 ZERO = ast.literal("0")
 POINT = ast.literal(".")
+MAX_NESTED = 40
+"""Digits of a bound up to which a node stands inside a node for each of them."""
 FRACTION = ast.optional(ast.concat(POINT, ast.plus(DIGIT)))
 
 
@@ -71,6 +73,8 @@ def _same_length(low: str, high: str) -> Node:
     """Digit strings from `low` to `high`, all of one length."""
     if not low:
         return EMPTY
+    if max(len(low.rstrip("0")), len(high.rstrip("9"))) > MAX_NESTED:
+        return _same_length_automaton(low, high)
     first, last, rest = int(low[0]), int(high[0]), len(low) - 1
     if first == last:
         return ast.concat(ast.literal(low[0]), _same_length(low[1:], high[1:]))
@@ -85,6 +89,26 @@ def _same_length(low: str, high: str) -> Node:
     if first <= last:
         ways.append(ast.concat(_digits(first, last), ast.repeat(DIGIT, rest, rest)))
     return ast.alternation(*ways, tail)
+
+
+def _same_length_automaton(low: str, high: str) -> Node:
+    """The same; a state is a place, and whether the digits so far are those of `low`, and those of `high`."""
+    start = (0, True, True)
+    numbers = {start: 0}
+    states = [start]
+    rows: list[tuple[tuple[int, int, int], ...]] = []
+    for place, on_low, on_high in states:  # it grows meanwhile
+        row = []
+        if place < len(low):
+            first, last = int(low[place]) if on_low else 0, int(high[place]) if on_high else 9
+            for digit in range(first, last + 1):
+                target = (place + 1, on_low and digit == first, on_high and digit == last)
+                if target not in numbers:
+                    numbers[target] = len(states)
+                    states.append(target)
+                row.append((0x30 + digit, 0x30 + digit, numbers[target]))
+        rows.append(tuple(row))
+    return ast.Automaton(tuple(rows), frozenset(numbers[state] for state in states if state[0] == len(low)))
 
 
 def _digits(first: int, last: int) -> Node:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
-from math import lcm
+from math import lcm, ulp
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
@@ -30,6 +30,7 @@ EXACT_DIGITS = 15
 """Significant digits with which different decimals are different float64 as well."""
 _MAX_PLACES = 6
 _LARGEST_FLOAT = Decimal(repr(sys.float_info.max))
+_SMALLEST_FLOAT = Decimal(repr(ulp(0.0)))
 _MAX_COUNTED, _MIN_COUNTED = 2_000, 8  # residues times digits; digits with however many residues
 
 
@@ -59,6 +60,7 @@ def readable(shape: Number, *, context_free: bool) -> Node:
         low = -limit if shape.minimum is None and (shape.maximum is None or shape.maximum >= -limit) else shape.minimum
         high = limit if shape.maximum is None and (shape.minimum is None or shape.minimum <= limit) else shape.maximum
         return number(replace(shape, minimum=low, maximum=high))
+    shape = _unlike_zero(shape)
     low, high = shape.minimum, shape.maximum
     if low is None and high is None:
         return FLOAT if context_free else _float_automaton()
@@ -74,6 +76,16 @@ def readable(shape: Number, *, context_free: bool) -> Node:
     if low == 0 and not shape.exclusive_minimum:
         return SIGNIFICANT
     return ast.Intersection((number(shape), ast.concat(ast.optional(ast.literal("-")), _significant(most, most))))
+
+
+def _unlike_zero(shape: Number) -> Number:
+    """`shape` without what is above or below zero but so close to it that it is read as zero."""
+    low, high = shape.minimum, shape.maximum
+    if low == 0 and shape.exclusive_minimum and high is not None and high < sys.float_info.min:
+        return replace(shape, minimum=_SMALLEST_FLOAT, exclusive_minimum=False)
+    if high == 0 and shape.exclusive_maximum and low is not None and low > -sys.float_info.min:
+        return replace(shape, maximum=-_SMALLEST_FLOAT, exclusive_maximum=False)
+    return shape
 
 
 def _readable_multiples(shape: Number) -> Node:

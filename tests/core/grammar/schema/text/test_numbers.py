@@ -159,6 +159,9 @@ def test_bounded_numbers_are_valid_to_a_reader_with_float64(schema: dict[str, An
         ({"minimum": 1e308}, 10**308, 10**308 - 1),
         ({"maximum": -1e308}, -(10**308), 1 - 10**308),
         ({"minimum": 1e200, "maximum": 1e201}, 10**201, 10**201 + 1),
+        ({"exclusiveMinimum": 1e308}, 10**308 + 1, 10**308),
+        ({"exclusiveMaximum": -1e308}, -(10**308) - 1, -(10**308)),
+        ({"minimum": int("12" * 100), "maximum": int("12" * 99 + "21")}, int("12" * 99 + "19"), int("12" * 99 + "22")),
     ],
 )
 def test_bounds_of_hundreds_of_digits_are_kept(bounds: dict[str, float], inside: int, outside: int) -> None:
@@ -170,6 +173,22 @@ def test_bounds_of_hundreds_of_zeros_after_the_point_are_kept() -> None:
     node = numbers.number(Number(minimum=Decimal("1e-300"), maximum=Decimal("2e-200")))
     texts = [f"0.{'0' * num_zeros}{digits}" for num_zeros, digits in ((299, 1), (299, "09"), (199, 2), (199, 21))]
     assert [matches(node, text) for text in (*texts, "0", "0.1")] == [True, False, True, False, False, False]
+
+
+def test_integers_of_many_digits_within_bounds_are_all_kept() -> None:
+    low, high = 10**60 - 12, 10**60 + 123
+    node = numbers.number(Number(integer=True, minimum=Decimal(low), maximum=Decimal(high)))
+    kept = [number for number in range(low - 50, high + 50) if matches(node, str(number))]
+    assert kept == list(range(low, high + 1))
+
+
+def test_numbers_between_zero_and_a_tiny_bound_are_not_read_as_zero() -> None:
+    above = compiled({"type": "number", "exclusiveMinimum": 0, "maximum": 5e-324}, bounded_numbers=True)
+    below = compiled({"type": "number", "exclusiveMaximum": 0, "minimum": -5e-324}, bounded_numbers=True)
+    zeros = "0" * 323
+    for grammar, sign in ((above, ""), (below, "-")):
+        texts = [f"{sign}0.{zeros}{digits}" for digits in ("5", "50", "2", "6", "05")]
+        assert [allows(grammar, text) for text in texts] == [True, True, False, False, False]
 
 
 def test_twenty_items_that_are_no_multiples_take_few_states() -> None:
