@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 Encode = Callable[[str], Sequence[int]]
 
+_MAX_REMEMBERED = 1 << 13
+_LONGEST_REMEMBERED = 64
+"""Texts between two values of a JSON object, whose ids are kept: grammars share many of them."""
+
 
 class Vocabulary:
     """The bytes of every token id, and the ids that end a sequence.
@@ -55,6 +59,7 @@ class Vocabulary:
         self._encode = encode
         self._index: TokenIndex | None = None
         self._lock = threading.Lock()
+        self._spelled: dict[bytes, tuple[int, ...]] = {}
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, vocab_size: int | None = None) -> Vocabulary:
@@ -122,6 +127,17 @@ class Vocabulary:
 
         Raises ConfigError when no tokens spell `data`.
         """
+        if len(data) > _LONGEST_REMEMBERED:
+            return self._spell(data)
+        found = self._spelled.get(data)
+        if found is None:
+            found = tuple(self._spell(data))
+            if len(self._spelled) >= _MAX_REMEMBERED:
+                self._spelled.clear()
+            self._spelled[data] = found
+        return list(found)
+
+    def _spell(self, data: bytes) -> list[int]:
         start = 0
         while start < len(data) and data[start] & 0xC0 == 0x80:  # the rest of a character that began before
             start += 1

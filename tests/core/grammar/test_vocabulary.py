@@ -103,3 +103,17 @@ def test_sentencepiece_text_gets_no_space_in_front() -> None:
 def test_bytes_without_a_token_are_an_error() -> None:
     with pytest.raises(ConfigError, match="no token of the vocabulary spells byte 0x63"):
         Vocabulary([b"a", b"b"]).encode(b"abc")
+
+
+def test_the_encoder_is_asked_once_for_each_short_text_that_several_grammars_force() -> None:
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return list(text.encode())
+
+    vocabulary = Vocabulary([bytes([byte]) for byte in range(256)], encode=encode)
+    vocabulary.encode(b'","').append(0)  # the caller's own list
+    assert vocabulary.encode(b'","') == [34, 44, 34]
+    assert vocabulary.encode(b'":"') == [34, 58, 34]
+    assert asked == ['","', '":"']
