@@ -64,11 +64,16 @@ class FewValues:
             values = self.of(asked.shape)
             if values is not None and len(values) < asked.least:
                 return -1
-        first = [self.of(item) for item in shape.prefix[: shape.min_items]]
-        num_rest = min(shape.min_items, len(shape.prefix) + MAX_PLACES) - len(first)
-        few = [values for values in (*first, *[self.of(shape.items)] * num_rest) if values is not None]
-        if num_different(few) < len(few):
-            return max(0, shape.min_items - 1)
+        first = [self.of(item) for item in shape.prefix[: max(shape.min_items, MAX_PLACES)]]
+        num_rest = max(0, min(shape.min_items - len(first), MAX_PLACES))
+        few = [
+            (place, values)
+            for place, values in enumerate((*first, *[self.of(shape.items)] * num_rest))
+            if values is not None
+        ]
+        num_apart = num_different([values for _, values in few])
+        if num_apart < len(few):  # the next one has no value that those before it leave
+            return few[num_apart][0]
         values = self.of(Union((*shape.prefix, shape.items)))
         return None if values is None else len(values)
 

@@ -272,14 +272,15 @@ class ShapeAlgebra:
 
     def _no_array(self, parts: tuple[Array, ...]) -> bool:
         low = max(part.min_items for part in parts)
-        if any(part.max_items is not None and low > part.max_items for part in parts):
-            return True
-        if any((most := self.few_values.most_items(part)) is not None and most < low for part in parts):
+        bounds = [bound for part in parts for bound in (part.max_items, self.few_values.most_items(part))]
+        high = min((bound for bound in bounds if bound is not None), default=None)
+        if high is not None and low > high:
             return True
         longest = max(len(part.prefix) for part in parts)
+        num_places = longest + 1 if high is None else min(longest + 1, high)
         wanted = {wanted.shape for part in parts for wanted in part.contains if wanted.least > 0}
         if any(
-            all(self._no_part(both(shape, *(item_at(part, i) for part in parts))) for i in range(longest + 1))
+            all(self._no_part(both(shape, *(item_at(part, i) for part in parts))) for i in range(num_places))
             for shape in wanted
         ):
             return True

@@ -263,11 +263,21 @@ LETTERED = {
         {**UNIQUE, "items": {"enum": [1, 2]}, "not": {"maxItems": 2}},
         {"items": {"type": "boolean"}, "allOf": [{**UNIQUE, "minItems": 2, "items": {"enum": ["b", True]}}]},
         {"type": "array", "items": {"type": "integer"}, "contains": {"type": "boolean"}},
+        {**UNIQUE, "prefixItems": [{"const": None}, {"type": "null"}], "contains": {"type": "boolean"}},
     ],
 )
 def test_more_items_than_there_are_values_of_any_kind_are_a_contradiction(schema: dict[str, Any]) -> None:
     with pytest.raises(GrammarError, match="nothing can satisfy this"):
         compiled(schema)
+
+
+def test_an_array_ends_before_a_place_that_has_no_value_left() -> None:
+    schema = {**UNIQUE, "prefixItems": [{"enum": [1, 2]}, {"const": 3}, {"enum": [1, 2]}, {"enum": [1, 2, 3]}]}
+    grammar = compiled({**schema, "contains": {"enum": [3, "a"]}}, strict=False)
+    good = [[1, 3], [2, 3], [1, 3, 2], [2, 3, 1]]
+    assert {write(grammar, BYTES, np.random.default_rng(seed), 60)[0].decode() for seed in range(20)} == set(
+        map(compact, good)
+    )
 
 
 def test_objects_of_few_values_are_written_until_none_is_left() -> None:
