@@ -204,7 +204,7 @@ def _compile_fastest(
 ) -> Grammar:
     if isinstance(spec, Lark):
         return compile_llguidance(spec, vocabulary, options)
-    is_large = takes_many_states(spec, options)
+    is_large = takes_many_states(spec, options, reader)
     language = language_of(spec, options, token_rules=is_large, reader=reader)
     if is_large and language.rules:
         return _from_language(language, vocabulary)
@@ -225,9 +225,15 @@ def _compile_fastest(
         return lazy
 
 
-def takes_many_states(spec: Spec, options: Options) -> bool:
-    """Whether a pushdown automaton of a schema would mostly be too large, as its text tells before it is read."""
-    return isinstance(spec, JsonSchema) and len(spec.text) > _CHARACTERS_PER_STATE * options.limits.states
+def takes_many_states(spec: Spec, options: Options, reader: SchemaReader | None = None) -> bool:
+    """Whether a pushdown automaton of a schema would mostly be too large, as its text or its shapes tell."""
+    if not isinstance(spec, JsonSchema):
+        return False
+    if len(spec.text) > _CHARACTERS_PER_STATE * options.limits.states:
+        return True
+    from graftlm.core.grammar.schema.called_places import takes_many_called_places
+
+    return reader is not None and takes_many_called_places(reader, spec, options)
 
 
 def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
