@@ -43,7 +43,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 )
 from graftlm.core.grammar.schema.distinct_items import DistinctItems
 from graftlm.core.grammar.schema.irregular import Irregular, closed, is_open
-from graftlm.core.grammar.schema.member_names import counts_names, num_other_names
+from graftlm.core.grammar.schema.member_names import counts_names, num_other_names, too_few_names
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.schema.satisfiability import blame, unending
 from graftlm.core.grammar.schema.text import numbers
@@ -368,7 +368,7 @@ class Lowering:
     def _objects(self, parts: tuple[Shape, ...]) -> Node:
         """Objects that have all these shapes, each an Object, its Not, or a formula of them."""
         parts = tuple(map(self._countable, parts or (Object(),)))
-        if NO_SHAPE in parts:
+        if NO_SHAPE in parts or (self.names_differ and too_few_names(self.algebra, parts)):
             return NOTHING
         whole = self.close(parts)
         if len(whole) == 1 and isinstance(whole[0], Object) and is_open(whole[0]):

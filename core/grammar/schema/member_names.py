@@ -34,7 +34,8 @@ def counts_names(shape: Object) -> bool:
 
 def may_count_names(spec: JsonSchema) -> bool:
     """Whether `spec` may have such an object, as its text tells before it is read."""
-    if not _SEVERAL.search(spec.text + spec.documents_text):
+    text = spec.text + spec.documents_text
+    if not _SEVERAL.search(text) and not ('"not":' in text and '"maxProperties":' in text):
         return False
     return any(map(_counts_names, (spec.schema, *spec.documents.values())))
 
@@ -53,7 +54,23 @@ def _counts_names(part: Any) -> bool:
         has_others = part.get("additionalProperties") is not False or "patternProperties" in part
         if least > len(listed) + has_others:
             return True
-    return any(map(_counts_names, part.values()))
+    return _has_most(part.get("not")) or any(map(_counts_names, part.values()))
+
+
+def _has_most(part: Any) -> bool:
+    """Whether `maxProperties` stands anywhere in it: under `not` it asks for more members than so many."""
+    if isinstance(part, list):
+        return any(map(_has_most, part))
+    return isinstance(part, dict) and ("maxProperties" in part or any(map(_has_most, part.values())))
+
+
+def too_few_names(algebra: ShapeAlgebra, parts: Sequence[Shape]) -> bool:
+    """Whether objects that have all of these shapes must have more members than there are names for them."""
+    objects = [part for part in parts if isinstance(part, Object)]
+    if len(objects) < 2 or not any(map(counts_names, objects)):
+        return False
+    language = name_language(algebra, objects)
+    return language is not None and language.num_texts < max(part.min_properties for part in objects)
 
 
 def name_language(algebra: ShapeAlgebra, objects: Sequence[Object], without: Iterable[str] = ()) -> ItemLanguage | None:

@@ -9,7 +9,18 @@ from typing import Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.schema.algebra.formats import INTEGER_RANGES
-from graftlm.core.grammar.schema.algebra.shapes import Number, Text
+from graftlm.core.grammar.schema.algebra.shapes import (
+    EVERY_TYPE,
+    Implied,
+    Number,
+    Object,
+    Shape,
+    Text,
+    Union,
+    both,
+    negation,
+    union,
+)
 
 Schema = Mapping[str, Any]
 
@@ -126,3 +137,29 @@ def schemas(schema: Schema, keyword: str, pointer: str) -> list[Any]:
             pointer=f"{pointer}/{keyword}",
         )
     return items
+
+
+def excluded(shape: Shape, *, names_differ: bool) -> Shape:
+    """All values but those of `shape`, which a schema has under `not`.
+
+    names_differ  whether no object has a name twice, so that members can be counted: what lacks a `maxProperties`
+                  asks for more of them
+    """
+    parts = shape.alternatives if isinstance(shape, Union) else (shape,)
+    if not names_differ or not any(map(_has_most, parts)):
+        return negation(shape)
+    return both(*(_with_more(part) if _has_most(part) else negation(part) for part in parts))
+
+
+def _has_most(shape: Shape) -> bool:
+    """Whether nothing but `maxProperties` decides about an object of this shape."""
+    inner = shape.shape if isinstance(shape, Implied) else shape
+    return isinstance(inner, Object) and inner == Object(max_properties=inner.max_properties) != Object()
+
+
+def _with_more(shape: Shape) -> Shape:
+    """What lacks such a shape; to an implied one other types do not."""
+    inner = shape.shape if isinstance(shape, Implied) else shape
+    assert isinstance(inner, Object) and inner.max_properties is not None
+    others = () if inner is not shape else (other for other in EVERY_TYPE if not isinstance(other, Object))
+    return union(*others, Object(min_properties=inner.max_properties + 1))

@@ -354,7 +354,7 @@ class SchemaReader:
         return ExactlyOne(shapes) if len(shapes) > 1 else shapes[0]
 
     def _read_not(self, schema: Schema, pointer: str) -> Shape:
-        return negation(self.read(schema["not"], f"{pointer}/not"))
+        return assertions.excluded(self.read(schema["not"], f"{pointer}/not"), names_differ=self.items_differ)
 
     def _read_if(self, schema: Schema, pointer: str) -> Shape:
         condition = self.read(schema["if"], f"{pointer}/if")

@@ -86,3 +86,31 @@ def test_the_names_of_an_ending_differ_whatever_pattern_they_have(names: dict[st
     matcher = compiled({**INTEGERS, "propertyNames": names, "minProperties": 3}).matcher()
     assert matcher.min_tokens_to_accept() > 0
     assert len(json.loads(bytes(matcher.ending([])))) == 3
+
+
+MORE_THAN_2: dict[str, Any] = {"not": {"maxProperties": 2}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        MORE_THAN_2,
+        {"$defs": {"more": MORE_THAN_2}, "$ref": "#/$defs/more"},
+        {"type": "object", "properties": {name: {"type": "integer"} for name in "abcd"}, **MORE_THAN_2},
+        {"type": "object", "not": {"anyOf": [{"type": "object", "maxProperties": 2}, {"type": "string"}]}},
+        {"allOf": [{"type": "object", "propertyNames": {"enum": ["a", "b", "c"]}}, MORE_THAN_2]},
+    ],
+)
+def test_a_number_of_members_that_is_excluded_is_counted_by_names(schema: dict[str, Any]) -> None:
+    """All but the third were refused or left such objects out."""
+    grammar = compiled(schema, strict=False)
+    texts = ('{"a":1,"b":1,"c":1}', '{"a":1,"b":1}', '{"a":1,"b":1,"a":2}', "{}")
+    assert [allows(grammar, text) for text in texts] == [True, False, False, False]
+    for seed in range(10):
+        text, _ = write(grammar, BYTES, np.random.default_rng(seed), grammar.matcher().min_tokens_to_accept() + 60)
+        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+
+
+def test_more_members_than_several_schemas_leave_names_for_are_a_contradiction() -> None:
+    with pytest.raises(GrammarError, match="nothing can satisfy this"):
+        compiled({"allOf": [{"type": "object", "propertyNames": {"enum": ["a", "b"]}}, MORE_THAN_2]})
