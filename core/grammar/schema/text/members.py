@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, combinations
 from math import inf, isinf
 from typing import TYPE_CHECKING
@@ -66,7 +67,6 @@ class Members:
                 + [name for leaf in self._objects for name in leaf.required]
             )
         )
-        self._written = frozenset(map(json_text.bytes_inside, self._names))
         self._formula = formula
         self._walk = Walk(lowering.tokens.comma)
         bounds = [leaf.min_properties for leaf in self._objects]
@@ -271,11 +271,15 @@ class Members:
         node: Node = inside[0] if len(inside) == 1 else ast.Intersection(tuple(inside))
         if outside:
             node = ast.Difference(node, ast.alternation(*outside))
-        if not isinstance(node, ast.Intersection | ast.Difference) or has_witness(inside, failing, self._written):
+        if not isinstance(node, ast.Intersection | ast.Difference) or has_witness(inside, failing, self._written_names):
             return node
         if _is_empty_in_pairs(inside, failing) or product.is_empty(node):
             return ast.NOTHING
         return node
+
+    @cached_property
+    def _written_names(self) -> frozenset[bytes]:
+        return frozenset(map(json_text.bytes_inside, self._names))
 
     def _test_node(self, test: _Test, *, wide: bool) -> Node:
         if isinstance(test, tuple):
