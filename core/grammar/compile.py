@@ -144,10 +144,7 @@ def compile_spec(
             reader.close()
         raise
     except RecursionError as error:
-        raise GrammarError(
-            "the constraint nests too deep, by itself, through its definitions or by a bound of hundreds of digits; "
-            "flatten it, or round the bound"
-        ) from error
+        raise GrammarError("the constraint nests too deep, by itself or through its definitions; flatten it") from error
     if isinstance(spec, JsonSchema) and has_distinct_parts:
         from graftlm.core.grammar.engines.distinct import DistinctGrammar
         from graftlm.core.grammar.schema.lowering import distinct_items
@@ -204,7 +201,7 @@ def _compile_fastest(
 ) -> Grammar:
     if isinstance(spec, Lark):
         return compile_llguidance(spec, vocabulary, options)
-    is_large = takes_many_states(spec, options, reader)
+    is_large = takes_many_states(spec, options)
     language = language_of(spec, options, token_rules=is_large, reader=reader)
     if is_large and language.rules:
         return _from_language(language, vocabulary)
@@ -225,15 +222,9 @@ def _compile_fastest(
         return lazy
 
 
-def takes_many_states(spec: Spec, options: Options, reader: SchemaReader | None = None) -> bool:
-    """Whether a pushdown automaton of a schema would mostly be too large, as its text or its shapes tell."""
-    if not isinstance(spec, JsonSchema):
-        return False
-    if len(spec.text) > _CHARACTERS_PER_STATE * options.limits.states:
-        return True
-    from graftlm.core.grammar.schema.called_places import takes_many_called_places
-
-    return reader is not None and takes_many_called_places(reader, spec, options)
+def takes_many_states(spec: Spec, options: Options) -> bool:
+    """Whether a pushdown automaton of a schema would mostly be too large, as its text tells before it is read."""
+    return isinstance(spec, JsonSchema) and len(spec.text) > _CHARACTERS_PER_STATE * options.limits.states
 
 
 def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:

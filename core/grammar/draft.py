@@ -58,7 +58,7 @@ def draft(spec: Spec, options: Options) -> Draft:
         if not isinstance(spec, JsonSchema):
             return _automaton(language_of(spec, options), options)
         with closing(SchemaReader(spec, options, items_differ=True)) as reader:
-            is_large = takes_many_states(spec, options, reader)
+            is_large = takes_many_states(spec, options)
             language = language_of(spec, options, token_rules=is_large, reader=reader)
             if is_large and language.rules:
                 return _parsed(language, options)

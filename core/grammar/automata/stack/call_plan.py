@@ -17,7 +17,7 @@ from graftlm.core.grammar.spec import Limits
 _PLACES_OF_SET = 4
 _PLACES_OF_STATE = 3
 """A state of an automaton counts as so many places, since subset construction has merged several places into it."""
-LARGE = 50
+_LARGE = 50
 """Places from which on a rule that is named more than once is called."""
 
 
@@ -123,7 +123,7 @@ def plan_calls(node: Node, rules: Mapping[str, Node], limits: Limits) -> CallPla
         size = survey.num_places + sum([sizes[inner] for inner in survey.rules])
         if name in recursive or not name:
             total += size
-        elif times[name] > 1 and size > LARGE:
+        elif times[name] > 1 and size > _LARGE:
             called.add(name)
             total += size
             sizes[name] = 1
