@@ -244,12 +244,11 @@ def explore(
 ) -> int:
     """Find the states reachable from state 1 and fill their rows.
 
+    table       int32 [capacity, num_classes]: the next state, 0 for none; -(a) for action a
+    actions     int32 [capacity, 9], from row 1: register (-1: none), minimum, maximum, three targets, three sets of
+                registers to put to 0
     budget      targets of edges and states on the way over epsilon edges that are looked at in one call, about
-    max_states  more than these are not looked for
-
-    table    int32 [capacity, num_classes]: the next state, 0 for none; -(a) for action a
-    actions  int32 [capacity, 9], from row 1: register (-1: none), minimum, maximum, three targets, three sets of
-             registers to put to 0
+    max_states  PAUSE once there are more states than these
     -> DONE, GROW (make the arrays larger), PAUSE or CONFLICT (of the loops in `control`); call again after the first
     two and it goes on where it stopped.
     """

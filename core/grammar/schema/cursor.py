@@ -27,13 +27,13 @@ Seen: TypeAlias = tuple[tuple[bytes, str], ...]
 class Frame(NamedTuple):
     """An open array or object.
 
-    is_array  which of them
-    shapes  what schemas say of it
-    inner   what they say of the value at hand
-    unique  whether its items, or the names of its members, must differ
-    number  how many items came before the one at hand
-    start   where in the text the item or name at hand begins; -1 between them
-    seen    the items or names before, as written and in one spelling
+    is_array  whether it is an array
+    shapes    what schemas say of it
+    inner     what they say of the value at hand
+    unique    whether its items, or the names of its members, must differ
+    number    how many items came before the one at hand
+    start     byte of the cursor's text at which the item or name at hand begins; -1 between them
+    seen      the items or names before, as written and in one spelling
     """
 
     is_array: bool
@@ -46,7 +46,13 @@ class Frame(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """A place in JSON text. `text` reaches back to where the outermost item at hand began."""
+    """A place in JSON text.
+
+    mode    what may come next: VALUE to COLON
+    frames  the open arrays and objects, the outermost first
+    text    the bytes since the outermost item at hand began
+    key     byte of `text` at which the name of the member at hand begins; -1 outside of names
+    """
 
     mode: int = VALUE
     frames: tuple[Frame, ...] = ()
