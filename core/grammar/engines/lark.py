@@ -43,6 +43,9 @@ class _LarkWriter(RuleWriter):
         self._uses: dict[int | bytes, tuple[Node, str, str]] = {}  # by id or data; text, and the rule of later uses
         self._regular: dict[int, tuple[Node, bool]] = {}  # by id, with the node so that the id stays its own
         self._optional: set[Node] = set()
+        self._names_of_bodies: dict[str, str] = {}
+        self._later_uses: dict[str, _Text] = {}  # of rules, by name, once that is no terminal
+        self._groups: dict[str, int] = {}  # and how often each was met
 
     def _body(self, node: Node) -> str:
         return self._text(node)[0]
@@ -50,14 +53,11 @@ class _LarkWriter(RuleWriter):
     def _text(self, node: Node) -> _Text:
         """`node` as an expression of rules and terminals."""
         if isinstance(node, ast.Rule):
-            body = self._rules.get(node.name)
-            if body is not None and self._is_regular(body):
-                return _of_use(self._terminal_use(body))
-            return self._named(node.name), _ATOM
+            return self._use(node)
         if self._is_regular(node):
             return _of_use(self._terminal_use(node))
         if isinstance(node, ast.Concat):
-            return self._concat(self._runs(node.items))
+            return self._concat(node.items)
         if isinstance(node, ast.Repeat):
             return f"{_grouped(self._text(node.item), _ATOM)}{quantifier(node.min, node.max)}", _SEQUENCE
         if isinstance(node, ast.Alternation):
@@ -73,8 +73,25 @@ class _LarkWriter(RuleWriter):
         assert isinstance(node, ast.Intersection | ast.Difference)
         return self._short_automaton(product(node)), _ATOM
 
-    def _concat(self, runs: list[Node]) -> _Text:
+    def _use(self, rule: ast.Rule) -> _Text:
+        """A rule where it is named, or the terminal that it is."""
+        known = self._later_uses.get(rule.name)
+        if known is not None:
+            return known
+        body = self._rules.get(rule.name)
+        if body is None or not self._is_regular(body):
+            found = self._later_uses[rule.name] = self._named(rule.name), _ATOM
+            return found
+        found = _of_use(self._terminal_use(body))
+        if _is_rule(found[0]):
+            self._later_uses[rule.name] = found
+        return found
+
+    def _concat(self, items: tuple[Node, ...]) -> _Text:
         """A terminal takes all it can, so one that something optional follows is also written joined to it."""
+        if not any(map(self._is_regular, items)):
+            return " ".join([self._in_sequence(item) for item in items]), _SEQUENCE
+        runs = self._runs(items)
         for i, (run, after) in enumerate(zip(runs, runs[1:], strict=False)):
             if isinstance(after, (ast.Alternation, ast.Repeat)) and self._is_regular(run) and not _loops(after):
                 ways = after.items if isinstance(after, ast.Alternation) else (ast.EMPTY, after.item)
@@ -83,15 +100,36 @@ class _LarkWriter(RuleWriter):
         return " ".join([self._in_sequence(run) for run in runs]), _SEQUENCE
 
     def _in_sequence(self, node: Node) -> str:
-        return _grouped(self._text(node), _SEQUENCE)
+        """`node` beside others: in parentheses if it is a choice. Parentheses that come again have a rule."""
+        text, level = self._use(node) if type(node) is ast.Rule else self._text(node)
+        if level != _CHOICE and (type(node) is not ast.Repeat or text[-2] != ")"):
+            return text
+        uses = self._groups[text] = self._groups.get(text, 0) + 1
+        if uses > 1:
+            return self._shared(text)
+        return _grouped((text, level), _SEQUENCE)
 
     def _graph(self, node: ast.Graph) -> str:
         """A rule for each state, which says how the walk goes on, but for those that are written where they are met."""
-        walk = _Walk(node, self)
-        for state in range(len(node.rows)):
-            if walk.has_rule(state):
-                self._define(walk.names[state], *walk.ways(state))
-        return walk.names[0]
+        return _Walk(node, self).write()
+
+    def _add(self, name: str, body: str) -> None:
+        """A rule that says what another says is that one, unless its own name is in use."""
+        known = body if _is_rule(body) else self._names_of_bodies.setdefault(body, self._names[name])
+        if known != self._names[name] and name not in self._written:
+            self._written[name] = known
+        else:
+            super()._add(name, body)
+
+    def _shared(self, body: str) -> str:
+        """The name of a rule of this body: one that there is already, or a new one; a body that is a name has none."""
+        if _is_rule(body):
+            return body
+        name = self._names_of_bodies.get(body)
+        if name is None:
+            name = self._names_of_bodies[body] = self._fresh()
+            self._define(name, body)
+        return name
 
     def _short_automaton(self, node: ast.Automaton) -> str:
         if len(node.rows) > MAX_STATES:
@@ -204,53 +242,70 @@ class _LarkWriter(RuleWriter):
 
 
 class _Walk:
-    """The rules of a Graph. A state with one way on has none where that way is short, or met once: it is written there.
+    """The rules of a Graph, from the last state to the first: states that go on alike have one rule.
 
-    names  of the states; "" for one where the walk ends and nothing may follow
+    A state with one way on has none where that way is short, or met once: it is written there.
     """
 
     def __init__(self, graph: ast.Graph, writer: _LarkWriter) -> None:
-        self._graph = graph
+        self._rows, self._accepting = graph.rows, graph.accepting
         self._writer = writer
+        self._names: list[str | None] = [None] * len(graph.rows)
         arrivals = [0] * len(graph.rows)
         for row in graph.rows:
             for _, target in row:
                 arrivals[target] += 1
-        self._items: dict[tuple[int, int], str] = {}  # by state and edge: an item is written once, with its rules
+        self._items: dict[int, str] = {}  # of states with one way on: an item is written once, with its rules
         self._inlined: dict[int, str] = {}
         for state, row in enumerate(graph.rows):
-            if state and len(row) == 1 and row[0][1] != state and state not in graph.accepting and arrivals[state] <= 2:
-                text = self._item(state, 0)
+            if state == 0:
+                continue
+            if not row and state in graph.accepting:
+                self._names[state] = ""  # the walk ends, and nothing may follow
+            elif len(row) == 1 and row[0][1] != state and arrivals[state] <= 2 and state not in graph.accepting:
+                text = self._items[state] = self._item(row[0][0])
                 if arrivals[state] == 1 or text.count(" ") < _SHORT:
                     self._inlined[state] = text
         for state in list(self._inlined):  # one that leads to another such place leaves that one its rule
             if state in self._inlined:
                 self._inlined.pop(graph.rows[state][0][1], None)
-        self.names = [
-            "" if state and not row and state in graph.accepting else "?" if state in self._inlined else writer._fresh()
-            for state, row in enumerate(graph.rows)
-        ]
 
-    def has_rule(self, state: int) -> bool:
-        return bool(self.names[state]) and state not in self._inlined
+    def write(self) -> str:
+        """Define the rules; return the first state's name."""
+        names, writer = self._names, self._writer
+        for state in range(len(names) - 1, -1, -1):
+            if state in self._inlined or names[state] == "":
+                continue
+            body = " | ".join(dict.fromkeys(self._ways(state)))
+            name = names[state]
+            if name is None:
+                names[state] = writer._shared(body)
+            else:  # a later state leads back here
+                writer._define(name, body)
+        assert names[0] is not None
+        return names[0]
 
-    def _item(self, state: int, edge: int) -> str:
-        if (state, edge) not in self._items:
-            item = self._graph.rows[state][edge][0]
-            self._items[state, edge] = "" if item == ast.EMPTY else self._writer._in_sequence(item)
-        return self._items[state, edge]
+    def _item(self, item: Node) -> str:
+        return "" if item is ast.EMPTY or item == ast.EMPTY else self._writer._in_sequence(item)
 
-    def ways(self, state: int) -> list[str]:
-        found = []
-        for edge, (_, target) in enumerate(self._graph.rows[state]):
-            words = [self._item(state, edge)]
-            if target in self._inlined:
-                words.append(self._inlined[target])
-                target = self._graph.rows[target][0][1]
-            found.append(" ".join([word for word in (*words, self.names[target]) if word]) or '""')
-        return [*found, *(['""'] if state in self._graph.accepting else [])]
+    def _ways(self, state: int) -> list[str]:
+        inlined, items, found = self._inlined, self._items, list[str]()
+        for item, target in self._rows[state]:
+            text = items[state] if state in items else self._item(item)
+            more = inlined.get(target, "")
+            if more:
+                target = self._rows[target][0][1]
+                text = f"{text} {more}" if text else more
+            name = self._names[target]
+            if name is None:
+                name = self._names[target] = self._writer._fresh()
+            found.append(f"{text} {name}" if text and name else text or name or '""')
+        if state in self._accepting:
+            found.append('""')
+        return found
 
 
+_is_rule = re.compile(r"[rs]\d+").fullmatch
 _SHORT = 2
 """Blanks in what is rather written twice than named."""
 
@@ -280,33 +335,25 @@ def _loops(node: ast.Alternation | ast.Repeat) -> bool:
     return isinstance(node, ast.Repeat) and (node.min, node.max) != (0, 1)
 
 
-_SPECIAL = re.compile("[^0-9A-Za-z_ \"',:;=!%@-]")
+class _NotPlainError(Exception):
+    """A node takes several terminals."""
 
 
 @lru_cache(maxsize=4096)
 def _plain(node: Node) -> str | None:
     """`node` as one regex; None where it takes several terminals."""
-    return f"/{_regex(node) or '(?:)'}/" if _is_plain(node) else None  # two slashes begin a comment
-
-
-def _is_plain(node: Node) -> bool:
-    match node:
-        case ast.Intersection() | ast.Difference():
-            return False
-        case ast.Concat(items) | ast.Alternation(items):
-            return all(map(_is_plain, items))
-        case ast.Repeat(item, _, _):
-            return _is_plain(item)
-        case _:
-            return True
+    try:
+        return f"/{_regex(node) or '(?:)'}/"  # two slashes begin a comment
+    except _NotPlainError:
+        return None
 
 
 def _regex(node: Node) -> str:
     match node:
+        case ast.Literal(data):
+            return decoded(data).translate(_ESCAPED)
         case ast.Empty():
             return ""
-        case ast.Literal(data):
-            return _SPECIAL.sub(lambda found: _char(ord(found[0])), decoded(data))
         case ast.CharSet(ranges):
             return _set(ranges)
         case ast.Concat(items):
@@ -318,6 +365,8 @@ def _regex(node: Node) -> str:
             return f"(?:{'|'.join(map(_regex, items))})"
         case ast.Repeat(item, minimum, maximum):
             return f"(?:{_regex(item)}){quantifier(minimum, maximum)}"
+        case ast.Intersection() | ast.Difference():
+            raise _NotPlainError
         case _:
             raise AssertionError(node)
 
@@ -333,3 +382,18 @@ def _set(ranges: tuple[ast.Range, ...]) -> str:
 def _char(code: int) -> str:
     char = chr(code)
     return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
+
+
+class _Escaped(dict[int, str]):
+    """For `str.translate`: code points as a regex has them."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        if not char.isascii():
+            return _char(code)
+        found = self[code] = char if char.isalnum() or char in _UNESCAPED else _char(code)
+        return found
+
+
+_UNESCAPED = frozenset("_ \"',:;=!%@-")
+_ESCAPED = _Escaped()

@@ -21,14 +21,20 @@ class RuleWriter(ABC):
         self._rules = rules
         self._names = {name: f"r{i}" for i, name in enumerate(rules)}
         self._written: dict[str, str] = {}  # how a rule is named in bodies
+        self._bodies: list[str] = []
         self._lines: list[str] = []
         self._num_fresh = 0
 
     def write(self, node: Node) -> str:
         start = self._body(node)
-        rules = ((name, body) for name, body in self._rules.items() if not self._is_inlined(body))
-        bodies = [self._line(self._names[name], self._body(body)) for name, body in rules]
-        return "\n".join([self._line(self.START, start), *bodies, *self._lines]) + "\n"
+        for name, body in self._rules.items():
+            if not self._is_inlined(body):
+                self._add(name, self._body(body))
+        return "\n".join([self._line(self.START, start), *self._bodies, *self._lines]) + "\n"
+
+    def _add(self, name: str, body: str) -> None:
+        """Write a rule that has a name in the grammar."""
+        self._bodies.append(self._line(self._names[name], body))
 
     @abstractmethod
     def _body(self, node: Node) -> str:
