@@ -255,8 +255,10 @@ def explore(
     num_nfa, num_classes, num_registers = len(mark), table.shape[1], owners.shape[1]
     found = np.empty(num_nfa, np.int32)
     stack = np.empty((4 * num_nfa + len(epsilons) + len(edges) + 16, 2), np.int32)
-    owner = np.empty(num_registers, np.int32)
-    owner_kind = np.empty(num_registers, np.int32)
+    owner = np.full(num_registers, -1, np.int32)
+    owner_kind = np.zeros(num_registers, np.int32)
+    counts = len(loops) > 0
+    alone = np.zeros(0 if counts else num_nfa, np.int32)  # the state for what one target leads to, once it is known
     bucket_ptr = np.empty(num_classes + 1, np.int64)
     bucket = np.empty(256, np.int32)
     fields = np.empty(9, np.int32)
@@ -319,6 +321,10 @@ def explore(
                     before, begin = begin, end
                     continue
             height = end - begin
+            if not counts and height == 1 and alone[bucket[begin]] != 0:
+                table[state, c] = alone[bucket[begin]]
+                before, begin = begin, end
+                continue
             for i in range(height):
                 stack[i, 0], stack[i, 1] = bucket[begin + i], 0
             num_found, tick = _close(
@@ -349,7 +355,7 @@ def explore(
                     )  # fmt: skip
                     if failed == -2:
                         return 3
-                if not _owners(found, num_found, region, kinds, loops, owner, owner_kind, control):
+                if counts and not _owners(found, num_found, region, kinds, loops, owner, owner_kind, control):
                     return 3
                 target = _intern(found, num_found, final, owner, accepting, owners, pool, set_ptr, slots, control)
                 if target < 0:
@@ -363,6 +369,8 @@ def explore(
                 fields[6 + zone] = zero
             if not special and fields[7] == 0:
                 table[state, c] = fields[4]
+                if not counts and height == 1:
+                    alone[bucket[begin]] = fields[4]
             else:
                 action = -1
                 for a in range(first_action, control[2]):

@@ -22,7 +22,10 @@ def measure_rules(
     far = 2147483647
     num_states, num_classes = table.shape[0], table.shape[1] - 1
     queue = np.empty(num_states, np.int32)
-    last = 0
+    # the ways on from each state in the order of the queue: where to, and after which rule, 0 for a byte
+    begins = np.zeros(num_states + 1, np.int32)
+    ways = np.empty((4 * num_states + num_classes, 2), np.int32)
+    last, used = 0, 0
     for r in range(len(entries)):
         first = last
         if rule[entries[r]] < 0:
@@ -30,31 +33,23 @@ def measure_rules(
             queue[last] = entries[r]
             last += 1
         while first < last:
-            state = queue[first]
-            first += 1
+            state, previous = queue[first], 0
+            if used + num_classes > len(ways):
+                more = np.empty((2 * len(ways) + num_classes, 2), np.int32)
+                more[:used] = ways[:used]
+                ways = more
             for c in range(num_classes):
                 target = table[state, c]
-                if target > 0 and rule[target] < 0:
-                    rule[target] = r
-                    queue[last] = target
-                    last += 1
-    # the ways on from each state in the order of the queue: where to, and after which rule, 0 for a byte
-    begins = np.zeros(last + 1, np.int32)
-    ways = np.empty((4 * last + num_classes, 2), np.int32)
-    used = 0
-    for i in range(last):
-        state, previous = queue[i], 0
-        if used + num_classes > len(ways):
-            more = np.empty((2 * len(ways) + num_classes, 2), np.int32)
-            more[:used] = ways[:used]
-            ways = more
-        for c in range(num_classes):
-            target = table[state, c]
-            if target != 0 and (c >= num_bytes or target != previous):
-                ways[used, 0], ways[used, 1] = target, max(0, c - num_bytes + 1)
-                used += 1
-            previous = target
-        begins[i + 1] = used
+                if target != 0 and (c >= num_bytes or target != previous):
+                    ways[used, 0], ways[used, 1] = target, max(0, c - num_bytes + 1)
+                    used += 1
+                    if rule[target] < 0:
+                        rule[target] = r
+                        queue[last] = target
+                        last += 1
+                previous = target
+            first += 1
+            begins[first] = used
     changed = True
     while changed:
         changed = False
