@@ -347,8 +347,8 @@ def _check_some_text(grammar: Grammar) -> None:
 def check_start(grammar: Grammar, vocabulary: Vocabulary) -> None:
     """A grammar that no token can begin would stop every sequence with nothing to sample."""
     matcher = grammar.matcher()
-    if isinstance(matcher, AutomatonMatcher) and matcher.forced_bytes() and vocabulary.single_bytes.all():
-        return
+    if isinstance(matcher, AutomatonMatcher) and vocabulary.single_bytes.all() and not matcher.finished:
+        return  # an automaton has a byte on from each state but the last
     row = np.zeros(vocabulary.num_words, np.int32)
     if matcher.fill_mask(row) and not row.any():
         raise GrammarError(
