@@ -24,7 +24,7 @@ class KeptBlock:
     @classmethod
     def of(cls, block: Block, symbols: Mapping[str, int], written: Mapping[str, Node]) -> KeptBlock:
         names = {symbol: name for name, symbol in symbols.items()}
-        calls = tuple((i, names[low]) for i, low in enumerate(block.lows) if low > 0xFF)
+        calls = tuple((i, names[low]) for i, low in enumerate(block.edges()[:, 2].tolist()) if low > 0xFF)
         return cls(block, calls, tuple(written.items()))
 
     def fits(self, symbols: Mapping[str, int], bodies: Mapping[str, Node]) -> bool:
@@ -34,10 +34,11 @@ class KeptBlock:
         return all(name not in symbols and bodies.get(name) is body for name, body in self.written)
 
     def with_symbols(self, symbols: Mapping[str, int]) -> Block:
-        lows, highs = self.block.lows[:], self.block.highs[:]
+        block = replace(self.block, numbers=self.block.numbers.copy())
+        edges = block.edges()
         for i, name in self.calls:
-            lows[i] = highs[i] = symbols[name]
-        return replace(self.block, lows=lows, highs=highs)
+            edges[i, 2:] = symbols[name]
+        return block
 
 
 _MAX_SHARED = 128

@@ -12,7 +12,7 @@ from graftlm.core.grammar.ast import Difference, Graph, Intersection, Node, Repe
 from graftlm.core.grammar.automata.kept_blocks import KeptBlock, blocks_of
 from graftlm.core.grammar.automata.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.nfa_edges import Fragment, NfaEdges
-from graftlm.core.grammar.automata.utf8 import ByteGraph, byte_graph
+from graftlm.core.grammar.automata.utf8 import byte_graph
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -50,7 +50,6 @@ class NfaBuilder:
         self._depth = 0
         self._path: list[int] = []
         self._sizes: dict[int, int] = {}
-        self._graphs: dict[int, ByteGraph] = {}
         self._fragments: dict[tuple[int, tuple[str, ...]], Fragment] = {}
         self._num_counted = 0
         self._written: dict[str, Node] = {}  # rules written out since a body began
@@ -94,7 +93,7 @@ class NfaBuilder:
         if isinstance(node, ast.Literal):
             return self._edges.add_literal(node.data, source)
         if isinstance(node, ast.CharSet):
-            return self._add_set(node, source)
+            return self._edges.add_set(node.ranges, source)
         if isinstance(node, ast.Empty):
             return source
         if isinstance(node, ast.Rule):
@@ -143,12 +142,6 @@ class NfaBuilder:
         if name not in self._symbols:
             raise GrammarError(f"rule {name!r} is context-free; an automaton holds regular constraints only")
         return self._edges.add_symbol(self._symbols[name], source)
-
-    def _add_set(self, node: ast.CharSet, source: int) -> int:
-        graph = self._graphs.get(id(node))
-        if graph is None:
-            graph = self._graphs[id(node)] = byte_graph(node.ranges)
-        return self._edges.add_graph(graph, source)
 
     def _add_walk(self, node: Graph, source: int) -> int:
         first = self._edges.new(len(node.rows) + 1)

@@ -1,23 +1,21 @@
-"""The states and edges of an NFA under construction, in arrays that grow."""
+"""The states and edges of an NFA under construction: put down step by step, and written to arrays at its end."""
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from itertools import chain
 
 import numpy as np
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.ast import Automaton
+from graftlm.core.grammar.ast import Automaton, Range
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa import Loop, Nfa
-from graftlm.core.grammar.automata.utf8 import ByteGraph
+from graftlm.core.grammar.automata.nfa_arrays import BLOCK, COPY, LITERAL, SKIP, SYMBOL, sort_edges, write_edges
+from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _MAX_KEPT_ROWS = 5000
 
@@ -27,39 +25,43 @@ Extent = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Block:
-    """What a node becomes, apart from the automaton that it was built in.
+    """What a node becomes, apart from the automaton that it is built in.
 
-    numbers  the sources and targets of its edges, then those of its epsilon edges, counted from its first state
-    outer    which of these are the state that it is added after
-    end      the state where it ends
+    numbers  how many edges and epsilon edges it has, then these, as `write_edges` reads them
+    end      the state where it ends, counted from its first one
     """
 
     num_states: int
     num_edges: int
     num_epsilons: int
     numbers: Int32Array
-    outer: npt.NDArray[np.intp]
-    lows: array[int]
-    highs: array[int]
     end: int
+
+    @classmethod
+    def of(cls, num_states: int, edges: Int32Array, epsilons: Int32Array, end: int) -> Block:
+        """edges [num_edges, 4] and epsilons [num_epsilons, 2], both int32"""
+        sizes = np.array([len(edges), len(epsilons)], np.int32)
+        numbers = np.concatenate([sizes, edges.ravel(), epsilons.ravel()])
+        return cls(num_states, len(edges), len(epsilons), numbers, end)
+
+    def edges(self) -> Int32Array:
+        """int32 [num_edges, 4], which may be written to"""
+        return self.numbers[2 : 2 + 4 * self.num_edges].reshape(-1, 4)
 
 
 @dataclass(slots=True)
 class Fragment:
-    """What a node became where it was first met: all between two extents, and the state where it ends.
-
-    block  once it is copied
-    """
+    """What a node became where it was first met: all between two extents, and the state where it ends."""
 
     begin: Extent
     last: Extent
     end: int
-    block: Block | None = None
 
 
 class NfaEdges:
-    """Edges on bytes, or symbols beyond them, from `lows` to `highs`; and epsilon edges.
+    """Edges on bytes, or symbols beyond them; and epsilon edges.
 
+    extent   how many of them there are
     marks    of states, as `Nfa.mark` has them
     regions  states [first, last) that belong to a loop; inner ones come first
     """
@@ -67,9 +69,12 @@ class NfaEdges:
     def __init__(self, max_states: int) -> None:
         self._max_states = max_states
         self.num_states = 0
-        self._sources, self._targets = array("i"), array("i")
-        self._lows, self._highs = array("H"), array("H")
-        self._froms, self._tos = array("i"), array("i")
+        self._num_edges = self._num_epsilons = 0
+        self._steps: list[int] = []
+        self._texts = bytearray()
+        self._copies: list[int] = []
+        self._blocks: dict[int, tuple[int, Block]] = {}  # by id: where each begins among all that were added
+        self._num_numbers = 0
         self.marks: dict[int, int] = {}
         self.regions: list[tuple[int, int, int]] = []
         self.loops: list[Loop] = []
@@ -89,111 +94,88 @@ class NfaEdges:
 
     def skip(self, source: int, target: int) -> None:
         """Add an epsilon edge."""
-        self._froms.append(source)
-        self._tos.append(target)
+        self._steps += (SKIP, source, target, 0)
+        self._num_epsilons += 1
 
     def add_symbol(self, symbol: int, source: int) -> int:
         target = self.new()
-        self._sources.append(source)
-        self._lows.append(symbol)
-        self._highs.append(symbol)
-        self._targets.append(target)
+        self._steps += (SYMBOL, source, target, symbol)
+        self._num_edges += 1
         return target
 
     def add_literal(self, data: bytes, source: int) -> int:
-        first = self.new(len(data))
-        last = first + len(data) - 1
-        self._sources.append(source)
-        self._sources.extend(range(first, last))
-        self._targets.extend(range(first, last + 1))
-        self._lows.extend(data)
-        self._highs.extend(data)
-        return last
+        num_bytes = len(data)
+        first = self.new(num_bytes)
+        self._steps += (LITERAL, source, first, num_bytes)
+        self._texts += data
+        self._num_edges += num_bytes
+        return first + num_bytes - 1
 
-    def add_graph(self, graph: ByteGraph, source: int) -> int:
-        """Copy a graph: its node 0 becomes `source`."""
-        offset = self.new(graph.num_nodes - 1) - 1
-        self._lows.extend(graph.lows)
-        self._highs.extend(graph.highs)
-        if graph.num_nodes == 2:
-            self._sources.extend([source] * len(graph.lows))
-            self._targets.extend([offset + 1] * len(graph.lows))
-        else:
-            self._sources.extend([n + offset if n else source for n in graph.sources])
-            self._targets.extend([n + offset for n in graph.targets])
-        return offset + 1
+    def add_set(self, ranges: tuple[Range, ...], source: int) -> int:
+        """One code point of `ranges`."""
+        return self.add_block(_block_of_set(ranges), source)
 
     def add_automaton(self, node: Automaton, source: int) -> int:
-        first = self.new(len(node.rows) + 1)
-        end = self.num_states - 1
-        self.skip(source, first)
-        for state in node.accepting:
-            self.skip(first + state, end)
-        sources, targets, lows, highs = (_kept_columns if len(node.rows) <= _MAX_KEPT_ROWS else _columns)(node)
-        self._sources.frombytes((sources + np.int32(first)).tobytes())
-        self._targets.frombytes((targets + np.int32(first)).tobytes())
-        self._lows += lows
-        self._highs += highs
-        return end
+        make = _kept_block_of_automaton if len(node.rows) <= _MAX_KEPT_ROWS else _block_of_automaton
+        return self.add_block(make(node), source)
 
     @property
     def extent(self) -> Extent:
-        return self.num_states, len(self._sources), len(self._froms)
+        return self.num_states, self._num_edges, self._num_epsilons
 
     def copy(self, known: Fragment, source: int) -> int:
         """The same again after state `source`. -> the state where it ends"""
-        if known.block is None:
-            known.block = self.block(known)
-        return self.add_block(known.block, source)
+        (begin, edge, epsilon), (last, edges_end, epsilons_end) = known.begin, known.last
+        first = self.new(last - begin)
+        self._steps += (COPY, source, first, len(self._copies) // 5)
+        self._copies += (begin, edge, edges_end, epsilon, epsilons_end)
+        self._num_edges += edges_end - edge
+        self._num_epsilons += epsilons_end - epsilon
+        return known.end - begin + first
 
     def block(self, known: Fragment) -> Block:
         """All that lies between two extents, as something to be added elsewhere."""
         (first, edge, epsilon), (last, edges_end, epsilons_end) = known.begin, known.last
-        edges, epsilons = slice(edge, edges_end), slice(epsilon, epsilons_end)
-        ends = self._sources[edges] + self._targets[edges] + self._froms[epsilons] + self._tos[epsilons]
-        numbers = np.array(ends) - np.int32(first)
-        return Block(
-            num_states=last - first,
-            num_edges=edges_end - edge,
-            num_epsilons=epsilons_end - epsilon,
-            numbers=numbers,
-            outer=np.flatnonzero(numbers < 0),
-            lows=self._lows[edges],
-            highs=self._highs[edges],
-            end=known.end - first,
-        )
+        edges, epsilons = self._written()
+        edges, epsilons = edges[edge:edges_end], epsilons[epsilon:epsilons_end]
+        for ends in (edges[:, :2], epsilons):
+            ends -= first
+            np.maximum(ends, -1, out=ends)
+        return Block.of(last - first, edges, epsilons, known.end - first)
 
     def add_block(self, block: Block, source: int) -> int:
         """Put `block` after state `source`. -> the state where it ends"""
+        found = self._blocks.get(id(block))
+        if found is None:
+            found = self._blocks[id(block)] = (self._num_numbers, block)
+            self._num_numbers += len(block.numbers)
         first = self.new(block.num_states)
-        moved = block.numbers + np.int32(first)
-        moved[block.outer] = source
-        data = memoryview(moved.tobytes())
-        cut, end = 4 * block.num_edges, 4 * block.num_epsilons
-        self._sources.frombytes(data[:cut])
-        self._targets.frombytes(data[cut : 2 * cut])
-        self._froms.frombytes(data[2 * cut : 2 * cut + end])
-        self._tos.frombytes(data[2 * cut + end :])
-        self._lows += block.lows
-        self._highs += block.highs
+        self._steps += (BLOCK, source, first, found[0])
+        self._num_edges += block.num_edges
+        self._num_epsilons += block.num_epsilons
         return block.end + first
+
+    def _written(self) -> tuple[Int32Array, Int32Array]:
+        """Edges and epsilon edges, as `write_edges` leaves them."""
+        edges, epsilons = np.empty((self._num_edges, 4), np.int32), np.empty((self._num_epsilons, 2), np.int32)
+        blocks = [block.numbers for _, block in self._blocks.values()]
+        write_edges(
+            _rows(self._steps, 4),
+            np.array(self._texts, np.uint8),
+            _rows(self._copies, 5),
+            np.concatenate(blocks) if blocks else np.empty(0, np.int32),
+            edges,
+            epsilons,
+        )
+        return edges, epsilons
 
     def finish(self, start: int, final: int) -> Nfa:
         n = self.num_states
-        sources, froms = np.array(self._sources), np.array(self._froms)
-        lows, highs = np.array(self._lows).astype(np.int64), np.array(self._highs).astype(np.int64)
-        cuts = np.zeros(max(255, int(highs.max(initial=0))) + 2, bool)
-        cuts[lows] = cuts[highs + 1] = True
-        cuts[0] = False
-        cuts[256:] = True  # symbols are told apart from bytes and from each other
-        classes = np.cumsum(cuts[:-1])
-        order = np.argsort(sources, kind="stable")
-        edges = np.empty((len(order), 3), np.int32)
-        edges[:, 0], edges[:, 1], edges[:, 2] = (
-            classes[lows[order]],
-            classes[highs[order]],
-            np.array(self._targets)[order],
-        )
+        edges, epsilons = self._written()
+        edge_ptr, epsilon_ptr = np.zeros(n + 1, np.int32), np.zeros(n + 1, np.int32)
+        sorted_edges, targets = np.empty((len(edges), 3), np.int32), np.empty(len(epsilons), np.int32)
+        classes = np.empty(256, np.uint8)
+        num_classes = sort_edges(edges, epsilons, edge_ptr, sorted_edges, epsilon_ptr, targets, classes)
         mark, region, relevant = np.zeros(n, np.int32), np.full(n, -1, np.int32), np.zeros(n, np.int32)
         for state, value in self.marks.items():
             mark[state] = value
@@ -204,12 +186,12 @@ class NfaEdges:
             num_states=n,
             start=start,
             final=final,
-            classes=classes[:256].astype(np.uint8),
-            num_classes=int(classes[-1]) + 1,
-            edge_ptr=_row_pointers(sources, n),
-            edges=edges,
-            epsilon_ptr=_row_pointers(froms, n),
-            epsilons=np.array(self._tos)[np.argsort(froms, kind="stable")],
+            classes=classes,
+            num_classes=num_classes,
+            edge_ptr=edge_ptr,
+            edges=sorted_edges,
+            epsilon_ptr=epsilon_ptr,
+            epsilons=targets,
             mark=mark,
             region=region,
             relevant=relevant,
@@ -217,20 +199,28 @@ class NfaEdges:
         )
 
 
-_Columns = tuple[Int32Array, Int32Array, "array[int]", "array[int]"]
-"""Sources, targets, lows and highs of edges."""
+def _rows(numbers: list[int], width: int) -> Int32Array:
+    return np.array(array("i", numbers), np.int32).reshape(-1, width)
 
 
-def _columns(node: Automaton) -> _Columns:
-    edges = [(state, target, low, high) for state, row in enumerate(node.rows) for low, high, target in row]
-    sources, targets, lows, highs = zip(*edges, strict=True) if edges else ((), (), (), ())
-    return np.array(sources, np.int32), np.array(targets, np.int32), array("H", lows), array("H", highs)
+@lru_cache(maxsize=512)
+def _block_of_set(ranges: tuple[Range, ...]) -> Block:
+    graph = byte_graph(ranges)
+    rows = zip(graph.sources, graph.targets, graph.lows, graph.highs, strict=True)
+    edges = np.array(list(rows), np.int32).reshape(-1, 4)
+    edges[:, :2] -= 1  # node 0 is the state that it begins at
+    return Block.of(graph.num_nodes - 1, edges, np.empty((0, 2), np.int32), 0)
 
 
-_kept_columns = lru_cache(maxsize=128)(_columns)
+def _block_of_automaton(node: Automaton) -> Block:
+    num_states = len(node.rows)
+    flat = chain.from_iterable(chain.from_iterable(node.rows))
+    ways = np.fromiter(flat, np.int32).reshape(-1, 3)  # lowest and highest byte, target
+    edges = np.empty((len(ways), 4), np.int32)
+    edges[:, 0] = np.repeat(np.arange(num_states, dtype=np.int32), list(map(len, node.rows)))
+    edges[:, 1], edges[:, 2:] = ways[:, 2], ways[:, :2]
+    skips = [(-1, 0), *((state, num_states) for state in node.accepting)]
+    return Block.of(num_states + 1, edges, np.array(skips, np.int32), num_states)
 
 
-def _row_pointers(rows: Int32Array, num_rows: int) -> Int32Array:
-    pointers = np.zeros(num_rows + 1, np.int32)
-    np.cumsum(np.bincount(rows, minlength=num_rows), out=pointers[1:])
-    return pointers
+_kept_block_of_automaton = lru_cache(maxsize=128)(_block_of_automaton)

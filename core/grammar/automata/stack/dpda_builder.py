@@ -14,6 +14,7 @@ from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
 from graftlm.core.grammar.automata.product import product
 from graftlm.core.grammar.automata.stack.call_plan import plan_calls
+from graftlm.core.grammar.automata.stack.call_sites import place_calls
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.rule_distances import measure_rules
 from graftlm.core.grammar.budget import limited
@@ -122,50 +123,9 @@ class _Builder:
         distance: Int32Array,
         rule: Int32Array,
     ) -> Dpda:
-        num_rules = len(self._names)
         moves = np.ascontiguousarray(table[:, :num_classes])
-        sites, called = np.nonzero(table[:, num_classes:-1])
-        sites, called = sites[sites > 1], called[sites > 1]
-        after = table[sites, num_classes + called]
-        firsts = self._firsts(moves, sites, called, entries)
-        faults = np.zeros(num_rules, bool)
-        for r in np.unique(called).tolist():
-            rows, columns = sites[called == r], np.flatnonzero(firsts[r])
-            taken = (moves[np.ix_(rows, columns)] != 0).any()
-            if taken:
-                faults[r] = True
-            moves[np.ix_(rows, columns)] = -(np.flatnonzero(called == r) + 1)[:, None]
-        # what may follow each rule, and whether a byte of it goes on inside the rule as well
-        follows = np.zeros((num_rules + 1, num_classes), bool)
-        ends = np.zeros((num_rules + 1, num_rules + 1), bool)
-        np.logical_or.at(follows, called + 1, moves[after] != 0)
-        tail = accepting[after]
-        ends[called[tail] + 1, rule[sites[tail]]] = True
-        for _ in range(num_rules + 1):
-            grown = follows | (ends @ follows)
-            if (grown == follows).all():
-                break
-            follows = grown
-        last = np.flatnonzero(accepting & (rule > 0))
-        goes_on = (moves[last] != 0) & follows[rule[last]]
-        faults[rule[last[goes_on.any(axis=1)]] - 1] = True
+        faults = np.zeros(len(self._names), bool)
+        calls = place_calls(table, accepting, entries, rule, moves, faults)
         if faults.any():
             raise NotDeterministicError.of(self._named(np.flatnonzero(faults)))
-        calls = np.zeros((len(sites) + 1, 2), np.int32)
-        calls[1:, 0], calls[1:, 1] = entries[1:][called], after
         return Dpda(self._nfa.classes, moves, accepting, calls, distance, int(entries[0]))
-
-    def _firsts(
-        self, moves: Int32Array, sites: npt.NDArray[np.intp], called: npt.NDArray[np.intp], entries: Int32Array
-    ) -> BoolArray:
-        """bool [num_rules, num_classes]: the bytes that each rule may begin with."""
-        found: BoolArray = moves[entries[1:]] != 0
-        inner = [np.unique(called[sites == entry]) for entry in entries[1:].tolist()]
-        changed = any(map(len, inner))
-        while changed:
-            changed = False
-            for r, rules in enumerate(inner):
-                grown = found[r] | found[rules].any(axis=0)
-                changed |= bool((grown != found[r]).any())
-                found[r] = grown
-        return found

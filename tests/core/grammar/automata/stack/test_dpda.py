@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node, Rule
+from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.kept_blocks import blocks_of, share
 from graftlm.core.grammar.automata.stack.dpda_builder import NotDeterministicError, build_dpda
@@ -114,6 +115,19 @@ def test_forced_bytes_lead_where_reading_them_leads(language: tuple[Node, dict[s
                 assert here is not None and not dpda.accepts(here)
                 assert [b for b in range(256) if dpda.walk(here, bytes((b,)))] == [byte]
             assert len([b for b in range(256) if dpda.walk(after, bytes((b,)))]) != 1 or dpda.accepts(after)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_automaton_made_in_python_is_that_of_machine_code(
+    language: tuple[Node, dict[str, Node]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = build_dpda(*language)
+    for loop in jit._loops:
+        monkeypatch.setattr(loop, "machine_code", None)
+    plain = build_dpda(*language)
+    assert (plain.table == made.table).all() and (plain.calls == made.calls).all()
+    assert (plain.classes == made.classes).all() and (plain.accepting == made.accepting).all()
+    assert (plain.distance == made.distance).all()
 
 
 def test_ten_thousand_brackets_are_no_recursion() -> None:

@@ -1,0 +1,94 @@
+"""Where the states of a pushdown automaton call rules, and whether one byte always tells what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.core.grammar.automata.jit import Int32Array, loop
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    BoolArray = npt.NDArray[np.bool_]
+
+
+@loop("i4[:,::1](i4[:,::1], b1[::1], i4[::1], i4[::1], i4[:,::1], b1[::1])")
+def place_calls(
+    table: Int32Array, accepting: BoolArray, entries: Int32Array, rule: Int32Array, moves: Int32Array, faults: BoolArray
+) -> Int32Array:
+    """Put the numbers of calls, below 0, into `moves`: on each byte that the rule may begin with.
+
+    table      int32 [num_states, num_bytes + num_rules + 1]: the next state on a class of bytes, then after each rule;
+               state 0 is none, state 1 only leads to the rules
+    accepting  bool [num_states]: the rule of the state may end
+    entries    int32 [num_rules + 1]: where the whole text and each rule begin
+    rule       int32 [num_states]: whose state it is, by its place in `entries`; -1 for none
+    moves      int32 [num_states, num_bytes]: the next state on a class of bytes, as `table` has it
+    faults     bool [num_rules]: set where one byte does not tell whether to call a rule, or whether it has ended
+
+    -> calls, int32 [num_calls + 1, 2], from row 1: the first state of a rule, and the state to go on with after it
+    """
+    num_states, num_bytes = moves.shape
+    num_rules = len(entries) - 1
+    num_calls = 0
+    for state in range(2, num_states):
+        for r in range(num_rules):
+            num_calls += table[state, num_bytes + r] != 0
+    calls = np.zeros((num_calls + 1, 2), np.int32)
+    sites = np.zeros((num_calls + 1, 2), np.int32)  # the state that calls, and the rule
+    i = 0
+    for state in range(2, num_states):
+        for r in range(num_rules):
+            if table[state, num_bytes + r] != 0:
+                i += 1
+                sites[i, 0], sites[i, 1] = state, r
+                calls[i, 0], calls[i, 1] = entries[r + 1], table[state, num_bytes + r]
+    # the bytes that each rule may begin with, those of rules that it calls first among them
+    firsts = np.zeros((num_rules, num_bytes), np.bool_)
+    for r in range(num_rules):
+        for c in range(num_bytes):
+            firsts[r, c] = table[entries[r + 1], c] != 0
+    changed = True
+    while changed:
+        changed = False
+        for r in range(num_rules):
+            for inner in range(num_rules):
+                if table[entries[r + 1], num_bytes + inner] != 0:
+                    for c in range(num_bytes):
+                        if firsts[inner, c] and not firsts[r, c]:
+                            firsts[r, c] = changed = True
+    for i in range(1, num_calls + 1):
+        state, r = sites[i, 0], sites[i, 1]
+        for c in range(num_bytes):
+            if firsts[r, c]:
+                if moves[state, c] != 0:
+                    faults[r] = True
+                moves[state, c] = -i
+    # what may follow each rule, by the rule before it, and whether a byte of it goes on inside the rule as well
+    follows = np.zeros((num_rules + 1, num_bytes), np.bool_)
+    ends = np.zeros((num_rules + 1, num_rules + 1), np.bool_)
+    for i in range(1, num_calls + 1):
+        state, r = sites[i, 0], sites[i, 1]
+        after = calls[i, 1]
+        for c in range(num_bytes):
+            if moves[after, c] != 0:
+                follows[r + 1, c] = True
+        if accepting[after]:
+            ends[r + 1, rule[state]] = True
+    changed = True
+    while changed:
+        changed = False
+        for inner in range(num_rules + 1):
+            for r in range(num_rules + 1):
+                if ends[inner, r]:
+                    for c in range(num_bytes):
+                        if follows[r, c] and not follows[inner, c]:
+                            follows[inner, c] = changed = True
+    for state in range(num_states):
+        if accepting[state] and rule[state] > 0:
+            for c in range(num_bytes):
+                if moves[state, c] != 0 and follows[rule[state], c]:
+                    faults[rule[state] - 1] = True
+    return calls
