@@ -123,19 +123,17 @@ class Dfa(StateTable):
 
     def walk(self, place: Place, data: bytes) -> Place | None:
         """The place after `data`, or None when it is not allowed."""
-        if self.loops:
-            for byte in data:
-                after = self.step(place, byte)
-                if after is None:
-                    return None
-                place = after
-            return place
-        flat, width, class_of, state = self._flat, self._width, self._class_of, place[0]
+        flat, width, class_of, state, counts = self._flat, self._width, self._class_of, place[0], place[1:]
         for byte in data:
-            state = flat[state * width + class_of[byte]]
-            if not state:
+            target = flat[state * width + class_of[byte]]
+            if target > 0:
+                state = target
+            elif target:
+                after = self.act((state, *counts), -target)
+                state, counts = after[0], after[1:]
+            else:
                 return None
-        return (state,)
+        return (state, *counts)
 
     def run(self, place: Place) -> tuple[bytes, Place]:
         """The bytes that must follow, and where they lead."""

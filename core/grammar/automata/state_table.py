@@ -62,6 +62,10 @@ class StateTable(ABC):
         place = self.walk(self.start, data)
         return place is not None and self.accepts(place)
 
+    def is_singular(self, place: tuple[int, ...]) -> bool:
+        """Whether one byte must follow."""
+        return self._singles[place[0]] >= 0
+
     @abstractmethod
     def run(self, place: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
         """The bytes that must follow, and where they lead: states with one way on and no way to end."""

@@ -41,6 +41,10 @@ class Automaton(Protocol):
         """Whether the text may end here."""
         ...
 
+    def is_singular(self, place: Place) -> bool:
+        """Whether one byte must follow."""
+        ...
+
     def run(self, place: Place) -> tuple[bytes, Place]:
         """The bytes that must follow, and where they lead."""
         ...
@@ -77,8 +81,8 @@ class AutomatonGrammar(ABC):
     def matcher(self) -> AutomatonMatcher: ...
 
     @abstractmethod
-    def continues(self, node: int, place: Place) -> bool:
-        """Whether a token below this node of the vocabulary's trie can follow at `place`."""
+    def first_continued(self, suffix: bytes, place: Place) -> int | None:
+        """The first place in `suffix` from which on it begins a longer token that can go on from `place`."""
 
     @abstractmethod
     def shortest_ending(self, place: Place) -> Sequence[int]:
@@ -94,6 +98,8 @@ class AutomatonGrammar(ABC):
 
     def run(self, place: Place) -> tuple[bytes, Place]:
         """The forced bytes at `place`, one edge of the compressed FSM, and the place after them."""
+        if not self.automaton.is_singular(place):
+            return b"", place
         found = self._runs.get(place)
         if found is None:
             found = self.automaton.run(place)
@@ -121,7 +127,7 @@ class AutomatonGrammar(ABC):
         ids = encode_after(vocabulary, context, data)
         if self.automaton.is_final(after):
             return ids
-        return hold_back(vocabulary, ids, lambda node: self.continues(node, after))
+        return hold_back(vocabulary, ids, lambda suffix: self.first_continued(suffix, after))
 
     def ending(self, place: Place) -> tuple[int, ...]:
         """The tokens of the shortest path from `place` to an accepting state."""
@@ -159,6 +165,12 @@ class AutomatonMatcher:
         return True
 
     def advance(self, token_ids: Sequence[int]) -> int:
+        num_consumed = self._consume(token_ids)
+        if num_consumed and not self._stopped:
+            self._grammar.masks.prefetch(self._place)
+        return num_consumed
+
+    def _consume(self, token_ids: Sequence[int]) -> int:
         grammar = self._grammar
         vocabulary, automaton = grammar.vocabulary, grammar.automaton
         for num_consumed, token_id in enumerate(token_ids):
@@ -171,7 +183,6 @@ class AutomatonMatcher:
                     return num_consumed
                 self._history.append(self._place)
                 self._place = after
-                grammar.masks.prefetch(after)
             elif token_id in vocabulary.eos_token_ids and self.accepting:
                 self._history.append(self._place)
                 self._stopped = True

@@ -12,7 +12,7 @@ from graftlm.core.grammar.automata.product import without_products
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.spelling import Spelling, is_complete
-from graftlm.core.grammar.masks.trie_walk import continues
+from graftlm.core.grammar.masks.trie_walk import first_continued
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -43,8 +43,8 @@ class FsmGrammar(AutomatonGrammar):
     def matcher(self) -> FsmMatcher:
         return FsmMatcher(self)
 
-    def continues(self, node: int, place: Place) -> bool:
-        return continues(self.vocabulary.trie, node, self.dfa, place)
+    def first_continued(self, suffix: bytes, place: Place) -> int | None:
+        return first_continued(self.vocabulary.trie, suffix, self.dfa, place)
 
     def can_end(self, place: Place) -> bool:
         return self._spelling is None or bool(self._spelling.reachable[place[0]])

@@ -13,7 +13,7 @@ from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
 from graftlm.core.grammar.masks.spelling import is_complete
 from graftlm.core.grammar.masks.stack_masks import StackMasks
-from graftlm.core.grammar.masks.stack_walk import continues
+from graftlm.core.grammar.masks.stack_walk import first_continued
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -45,8 +45,8 @@ class PdaGrammar(AutomatonGrammar):
     def matcher(self) -> AutomatonMatcher:
         return AutomatonMatcher(self)
 
-    def continues(self, node: int, place: Place) -> bool:
-        return continues(self.vocabulary.trie, node, self.dpda, place)
+    def first_continued(self, suffix: bytes, place: Place) -> int | None:
+        return first_continued(self.vocabulary.trie, suffix, self.dpda, place)
 
     def shortest_ending(self, place: Place) -> Sequence[int]:
         if self.dpda.ending_bound(place) > _MAX_ENDING:

@@ -92,8 +92,7 @@ class XgrammarMatcher(LibraryMatcher):
         ids = encode_after(self._vocabulary, context, data)
         if self._ends_after(ids):
             return ids
-        nodes = self._vocabulary.trie.nodes
-        return hold_back(self._vocabulary, ids, lambda node: bool(nodes[node, 2] > node + 1))
+        return hold_back(self._vocabulary, ids, self._vocabulary.trie.first_begun)
 
     def forced_bytes(self) -> bytes:
         if self._stopped or self.accepting:

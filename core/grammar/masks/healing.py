@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.masks.trie_walk import continues
+from graftlm.core.grammar.masks.trie_walk import first_continued
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 _LOOKBACK = 4  # a longer token may begin within the last four tokens
@@ -31,21 +31,20 @@ def heal(vocabulary: Vocabulary, dfa: Dfa, after: Place, token_ids: list[int]) -
     """Drop the last tokens that a longer token could replace, given that the text goes on from `after`."""
     if dfa.is_final(after):
         return token_ids
-    return hold_back(vocabulary, token_ids, lambda node: continues(vocabulary.trie, node, dfa, after))
+    return hold_back(vocabulary, token_ids, lambda suffix: first_continued(vocabulary.trie, suffix, dfa, after))
 
 
-def hold_back(vocabulary: Vocabulary, token_ids: list[int], extends: Callable[[int], bool]) -> list[int]:
+def hold_back(vocabulary: Vocabulary, token_ids: list[int], first: Callable[[bytes], int | None]) -> list[int]:
     """Drop the last tokens whose bytes begin a longer token.
 
-    extends  whether the text can go on with a token strictly below this node of the vocabulary's trie
+    first  the first place in these bytes from which on they begin a longer token that the text can go on with
     """
-    trie = vocabulary.trie
-    suffix = vocabulary.decode(token_ids[-_LOOKBACK:])[-trie.max_depth :]
-    for start, node in enumerate(trie.begun(suffix)):
-        if node >= 0 and extends(node):
-            num_held, num_kept = 0, len(token_ids)
-            while num_held < len(suffix) - start:
-                num_kept -= 1
-                num_held += len(vocabulary.tokens[token_ids[num_kept]])
-            return token_ids[:num_kept]
-    return token_ids
+    suffix = vocabulary.decode(token_ids[-_LOOKBACK:])[-vocabulary.trie.max_depth :]
+    start = first(suffix)
+    if start is None:
+        return token_ids
+    num_held, num_kept = 0, len(token_ids)
+    while num_held < len(suffix) - start:
+        num_kept -= 1
+        num_held += len(vocabulary.tokens[token_ids[num_kept]])
+    return token_ids[:num_kept]

@@ -9,7 +9,7 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
 from graftlm.core.grammar.automata.stack.dpda import Dpda
-from graftlm.core.grammar.masks.trie import Trie
+from graftlm.core.grammar.masks.trie import Trie, begun
 from graftlm.core.grammar.masks.trie_walk import copy_twins
 
 if TYPE_CHECKING:
@@ -36,15 +36,13 @@ def allow_tokens(trie: Trie, dpda: Dpda, place: Place, row: Int32Array) -> tuple
     return int(found), int(seen[0])
 
 
-def continues(trie: Trie, node: int, dpda: Dpda, place: Place) -> bool:
-    """Whether a token below `node` goes on in a way that the automaton can read from `place`."""
-    depth, end = int(trie.nodes[node, 1]), int(trie.nodes[node, 2])
-    return bool(
-        _any_token(
-            trie.nodes, node + 1, end, depth, trie.max_depth, dpda.table, dpda.classes, dpda.accepting, dpda.calls,
-            np.array(place, np.int32),
-        )
+def first_continued(trie: Trie, suffix: bytes, dpda: Dpda, place: Place) -> int | None:
+    """The first place in `suffix` from which on it begins a longer token, which the automaton can read from `place`."""
+    found = _first_continued(
+        trie.nodes, trie.roots, trie.max_depth, dpda.table, dpda.classes, dpda.accepting, dpda.calls,
+        np.array(place, np.int32), np.frombuffer(bytearray(suffix), np.uint8),
     )  # fmt: skip
+    return None if found < 0 else int(found)
 
 
 @loop("i8(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], i4[::1], i4[::1])")
@@ -147,22 +145,28 @@ def _walk(
     return found
 
 
-@loop("b1(i4[:,::1], i8, i8, i8, i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1])", quick=True)
-def _any_token(
+@loop("i8(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], u1[::1])", quick=True)
+def _first_continued(
     nodes: Int32Array,
-    first: int,
-    last: int,
-    above: int,
+    roots: Int32Array,
     max_depth: int,
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     accepting: npt.NDArray[np.bool_],
     calls: Int32Array,
     place: Int32Array,
-) -> bool:
-    """Whether a token in nodes `first` to `last` can be read; the arguments are those of `_walk`."""
+    suffix: npt.NDArray[np.uint8],
+) -> int:
+    """-> the first place in `suffix` from which on its bytes go on with a token that can be read, or -1"""
     seen = np.zeros(1, np.int32)
-    return _walk(nodes, first, last, above, max_depth, table, classes, accepting, calls, place, seen, seen, True) != 0
+    for start in range(len(suffix)):
+        node = begun(nodes, roots, suffix, start)
+        if node >= 0 and _walk(
+            nodes, node + 1, nodes[node, 2], nodes[node, 1], max_depth, table, classes, accepting, calls, place, seen,
+            seen, True,
+        ):  # fmt: skip
+            return start
+    return -1
 
 
 def allow_tokens_by_level(trie: Trie, dpda: Dpda, place: Place, row: Int32Array) -> tuple[int, int]:

@@ -101,12 +101,10 @@ class Trie:
         """The node that `data` leads to, or -1."""
         return int(_find(self.nodes, np.frombuffer(data, np.uint8).copy()))
 
-    def begun(self, data: bytes) -> list[int]:
-        """For each place in `data`, the node that the bytes from there on lead to if tokens go on below it, else -1."""
-        found = np.empty(len(data), np.int32)
-        _begun(self.nodes, self.roots, np.frombuffer(data, np.uint8).copy(), found)
-        nodes: list[int] = found.tolist()
-        return nodes
+    def first_begun(self, data: bytes) -> int | None:
+        """The first place in `data` from which on it begins a longer token."""
+        found = _first_begun(self.nodes, self.roots, np.frombuffer(bytearray(data), np.uint8))
+        return None if found < 0 else int(found)
 
     def longest_prefix(self, data: bytes, position: int = 0) -> int | None:
         """The longest token that `data` begins with at `position`."""
@@ -177,15 +175,23 @@ def _find(nodes: Int32Array, data: npt.NDArray[np.uint8]) -> int:
     return node
 
 
-@loop("void(i4[:,::1], i4[::1], u1[::1], i4[::1])", quick=True)
-def _begun(nodes: Int32Array, roots: Int32Array, data: npt.NDArray[np.uint8], found: Int32Array) -> None:
+@inner
+def begun(nodes: Int32Array, roots: Int32Array, data: npt.NDArray[np.uint8], start: int) -> int:
+    """The node that the bytes of `data` from `start` on lead to if tokens go on below it, else -1."""
+    node = roots[data[start]]
+    for i in range(start + 1, len(data)):
+        if node < 0:
+            break
+        node = _child(nodes, node + 1, nodes[node, 2], data[i])
+    return int(node) if node >= 0 and nodes[node, 2] > node + 1 else -1
+
+
+@loop("i8(i4[:,::1], i4[::1], u1[::1])", quick=True)
+def _first_begun(nodes: Int32Array, roots: Int32Array, data: npt.NDArray[np.uint8]) -> int:
     for start in range(len(data)):
-        node = roots[data[start]]
-        for i in range(start + 1, len(data)):
-            if node < 0:
-                break
-            node = _child(nodes, node + 1, nodes[node, 2], data[i])
-        found[start] = node if node >= 0 and nodes[node, 2] > node + 1 else -1
+        if begun(nodes, roots, data, start) >= 0:
+            return start
+    return -1
 
 
 @loop("i8(i4[:,::1], u1[::1])", quick=True)

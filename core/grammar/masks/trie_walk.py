@@ -8,7 +8,7 @@ import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
-from graftlm.core.grammar.masks.trie import Trie
+from graftlm.core.grammar.masks.trie import Trie, begun
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,12 +33,13 @@ def allow_tokens(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
     return int(found)
 
 
-def continues(trie: Trie, node: int, dfa: Dfa, place: Place) -> bool:
-    """Whether a token below `node` goes on in a way that the automaton can read from `place`."""
-    depth, end = int(trie.nodes[node, 1]), int(trie.nodes[node, 2])
-    states, counts = np.empty(trie.max_depth + 1, np.int32), np.empty((trie.max_depth + 1, len(place) - 1), np.int32)
-    states[0], counts[0] = place[0], place[1:]
-    return bool(_any_token(trie.nodes, node + 1, end, depth, dfa.table, dfa.classes, dfa.actions, states, counts))
+def first_continued(trie: Trie, suffix: bytes, dfa: Dfa, place: Place) -> int | None:
+    """The first place in `suffix` from which on it begins a longer token, which the automaton can read from `place`."""
+    found = _first_continued(
+        trie.nodes, trie.roots, trie.max_depth, dfa.table, dfa.classes, dfa.actions, np.array(place, np.int32),
+        np.frombuffer(bytearray(suffix), np.uint8),
+    )  # fmt: skip
+    return None if found < 0 else int(found)
 
 
 @loop("i8(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], i4[::1])")
@@ -130,20 +131,29 @@ def _walk(
     return found
 
 
-@loop("b1(i4[:,::1], i8, i8, i8, i4[:,::1], u1[::1], i4[:,::1], i4[::1], i4[:,::1])", quick=True)
-def _any_token(
+@loop("i8(i4[:,::1], i4[::1], i8, i4[:,::1], u1[::1], i4[:,::1], i4[::1], u1[::1])", quick=True)
+def _first_continued(
     nodes: Int32Array,
-    first: int,
-    last: int,
-    above: int,
+    roots: Int32Array,
+    max_depth: int,
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     actions: Int32Array,
-    states: Int32Array,
-    counts: Int32Array,
-) -> bool:
-    """Whether a token in nodes `first` to `last` can be read; the arguments are those of `_walk`."""
-    return _walk(nodes, first, last, above, table, classes, actions, states, counts, counts[0], True) != 0
+    place: Int32Array,
+    suffix: npt.NDArray[np.uint8],
+) -> int:
+    """-> the first place in `suffix` from which on its bytes go on with a token that can be read, or -1"""
+    states = np.empty(max_depth + 1, np.int32)
+    counts = np.empty((max_depth + 1, len(place) - 1), np.int32)
+    states[0] = place[0]
+    counts[0] = place[1:]
+    for start in range(len(suffix)):
+        node = begun(nodes, roots, suffix, start)
+        if node >= 0 and _walk(
+            nodes, node + 1, nodes[node, 2], nodes[node, 1], table, classes, actions, states, counts, counts[0], True
+        ):
+            return start
+    return -1
 
 
 @loop("void(i4[:,::1], i4[::1])", quick=True)

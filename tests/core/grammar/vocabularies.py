@@ -9,6 +9,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from graftlm.core.grammar.automata.dfa import Dfa, Place
+from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 _CORPUS = [
@@ -49,3 +51,13 @@ def allowed(row: npt.NDArray[np.int32]) -> set[int]:
     """The ids whose bits are set in a mask row."""
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     return set(np.flatnonzero(bits).tolist())
+
+
+def continued(automaton: Dfa | Dpda, vocabulary: Vocabulary, suffix: bytes, place: Place) -> int | None:
+    """By brute force: the first place in `suffix` from which on it begins a longer token that follows `place`."""
+    for start in range(len(suffix)):
+        begun = suffix[start:]
+        rests = [t[len(begun) :] for t in vocabulary.tokens if t.startswith(begun) and len(t) > len(begun)]
+        if any(automaton.walk(place, rest) is not None for rest in rests):
+            return start
+    return None

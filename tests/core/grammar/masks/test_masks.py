@@ -15,13 +15,13 @@ from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.self_loops import self_loop
 from graftlm.core.grammar.masks.slices import JSON_STRING
-from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level
+from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level, first_continued
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.test_dfa import COUNTED
 from tests.core.grammar.regex.test_regex import PATTERNS
-from tests.core.grammar.vocabularies import allowed, bpe_vocabulary, byte_vocabulary
+from tests.core.grammar.vocabularies import allowed, bpe_vocabulary, byte_vocabulary, continued
 
 STRING = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))%s"'
 
@@ -57,6 +57,21 @@ def test_masks_of_random_patterns_are_what_brute_force_finds(pattern: str, choic
     masks = Masks(dfa, vocabulary)
     for place in walk_at_random(dfa, vocabulary, choices):
         assert allowed(masks.row(place)) == readable(dfa, vocabulary, place)
+
+
+@settings(max_examples=60)
+@given(st.one_of(PATTERNS, COUNTED), st.lists(st.integers(0, 1000), max_size=5), st.text('abelmnt":,{ é', max_size=6))
+def test_the_first_text_that_a_readable_token_goes_on_is_what_brute_force_finds(
+    pattern: str, choices: list[int], text: str
+) -> None:
+    vocabulary = bpe_vocabulary()
+    try:
+        dfa = Dfa.compile(parse(pattern), Limits(states=5_000, seconds=2))
+    except GrammarError:
+        return
+    for place in walk_at_random(dfa, vocabulary, choices):
+        found = first_continued(vocabulary.trie, text.encode(), dfa, place)
+        assert found == continued(dfa, vocabulary, text.encode(), place)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.masks.self_loops import self_loop
 from graftlm.core.grammar.masks.slices import JSON_STRING
 from graftlm.core.grammar.masks.stack_masks import StackMasks
-from graftlm.core.grammar.masks.stack_walk import allow_tokens, allow_tokens_by_level, continues
+from graftlm.core.grammar.masks.stack_walk import allow_tokens, allow_tokens_by_level, first_continued
 from graftlm.core.grammar.masks.trie import Trie
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.stack.test_dpda import LANGUAGES, LIST, TREE, of_schema
-from tests.core.grammar.vocabularies import allowed
+from tests.core.grammar.vocabularies import allowed, continued
 
 PIECES = ['{"', '"}', '":', '":[', "',", '"]', "]]", "]]]]", "}}", "}]}", "[[", "[[[", '[{"', "],", "],[", "]]:", "]x"]
 PIECES += ['{"v":1', ',"k":[{"v":', '"}],"', "12", ":(", "))", "0:", '","', "true", 'null,"', "  ", '": {"', "é", "\\n"]
@@ -91,11 +91,12 @@ def test_the_walk_without_machine_code_finds_the_same(dpda: Dpda) -> None:
         _, depth = allow_tokens(VOCABULARY.trie, dpda, place, rows[0])
         _, other = allow_tokens_by_level(VOCABULARY.trie, dpda, place, rows[1])
         assert rows[0].tolist() == rows[1].tolist() and depth == other
-        node = VOCABULARY.trie.find(b"]")
-        below = {i for i, token in enumerate(VOCABULARY.tokens) if token.startswith(b"]") and len(token) > 1}
-        inside = dpda.walk(place, b"]")
-        expected = inside is not None and any(dpda.walk(inside, VOCABULARY.tokens[i][1:]) for i in below)
-        assert inside is None or continues(VOCABULARY.trie, node, dpda, inside) == expected
+        for suffix in (b"]", b'"]', b"a]}"):
+            inside = dpda.walk(place, suffix)
+            if inside is not None:
+                assert first_continued(VOCABULARY.trie, suffix, dpda, inside) == continued(
+                    dpda, VOCABULARY, suffix, inside
+                )
 
 
 @pytest.mark.parametrize("bounds", [{"maxLength": 9}, {"minLength": 3, "maxLength": 4}, {"minLength": 5}])
