@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import UNREACHABLE
+from graftlm.core.grammar.automata.matching import matches
 
 _STEPS = (0, 1, 2, 5, 9)
 """Bytes of a walk through an automaton before it takes the shortest way to the end."""
+_LONG = 64
+"""Bytes of a longer walk, where only long texts are asked for."""
 _TURNS = 4
 """Walks of each length, which take other ways at the places that have several."""
 
 
-def has_witness(items: Sequence[Node], minus: Sequence[Node], texts: Collection[bytes]) -> bool:
+def has_witness(
+    items: Sequence[Node], minus: Sequence[Node], texts: Collection[bytes], low: int = 0, high: int | None = None
+) -> bool:
     """Whether one of a few texts of the first of `items` is in all of them, in none of `minus` and not in `texts`.
 
-    False does not tell that there is none.
+    It has `low` to `high` characters. False does not tell that there is none.
     """
     try:
         return any(
             data not in texts
+            and low <= len(data.decode()) <= (len(data) if high is None else high)
             and all(_accepts(item, data) for item in items[1:])
             and not any(_accepts(item, data) for item in minus)
-            for data in _samples(items[0])
+            for data in _tried(items, low)
         )
     except GrammarError:  # an automaton is too large
         return False
 
 
+def _tried(items: Sequence[Node], low: int) -> Iterator[bytes]:
+    """Texts of the first item; those that also have one of the second in them come last."""
+    first = _samples(items[0], low if low <= _LONG else 0)
+    yield from first
+    if len(items) > 1 and first and (others := _samples(items[1], 0)):
+        joined = (first[0] + others[0], others[0] + first[0])
+        yield from (data for data in joined if _accepts(items[0], data))
+
+
 @lru_cache(maxsize=256)
-def _samples(node: Node) -> tuple[bytes, ...]:
-    """Some texts of `node`; none where there is none."""
+def _samples(node: Node, length: int) -> tuple[bytes, ...]:
+    """Some texts of `node`, of them some of `length` bytes or more; none where there is none."""
     table = product.table(node)
     distances: list[int] = table.distances().tolist()
     if distances[1] == UNREACHABLE:
@@ -60,9 +75,9 @@ def _samples(node: Node) -> tuple[bytes, ...]:
             data.append(byte)
         return bytes(data)
 
-    return tuple(dict.fromkeys([walk(steps, turn) for steps in _STEPS for turn in range(_TURNS)]))
+    return tuple(dict.fromkeys([walk(steps, turn) for steps in sorted({*_STEPS, length}) for turn in range(_TURNS)]))
 
 
 @lru_cache(maxsize=8192)
 def _accepts(node: Node, data: bytes) -> bool:
-    return product.table(node).accepts(data)
+    return matches(node, data.decode())

@@ -11,10 +11,13 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.witness import has_witness
 from graftlm.core.grammar.regex import regex
 from graftlm.core.grammar.schema.algebra.formats import FORMATS, WIDE_FORMATS
 from graftlm.core.grammar.schema.algebra.shapes import Text
 from graftlm.core.grammar.schema.text import json_text
+
+_ANY_TEXT = ast.star(ast.ANY_CHAR)
 
 
 @lru_cache(maxsize=1024)
@@ -79,6 +82,8 @@ def is_empty(shape: Text) -> bool:
     shortest, longest = (0, None) if refused or len(parts) > 1 else lengths(free)
     if not refused and len(parts) == 1 and low <= shortest and (high is None or (longest or high + 1) <= high):
         return free == ast.NOTHING
+    if (refused or len(parts) > 1) and has_witness(parts or [_ANY_TEXT], refused, (), low, high):
+        return False
     try:
         return not product.has_length(free, low, high)
     except GrammarError:  # too large to say

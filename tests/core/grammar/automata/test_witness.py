@@ -34,6 +34,17 @@ def test_a_witness_is_found_beside_refused_texts() -> None:
     assert has_witness([parse("x-.*"), parse("(?s:.*)")], [parse("y.*")], set())
 
 
+def test_a_witness_has_a_length_within_the_bounds() -> None:
+    assert has_witness([parse("[a-z]*"), parse("(?s:.*)")], [parse("a*")], set(), 12, 12)
+    assert not has_witness([parse("[a-z]*")], [], set(), 12, 11)
+    assert not has_witness([parse("é{2}")], [], set(), 3)
+    assert has_witness([parse("é{2}")], [], set(), 2, 2)
+
+
+def test_a_witness_of_two_patterns_that_are_found_anywhere_has_both_in_it() -> None:
+    assert has_witness([parse("[0-9]{5}", search=True), parse("[a-f]{5}", search=True)], [], set())
+
+
 def test_there_is_no_witness_of_an_empty_language() -> None:
     assert not has_witness([parse("a")], [parse("a*")], set())
     assert not has_witness([parse("ab")], [], {b"ab"})

@@ -1,0 +1,75 @@
+"""Whether a node matches a text, told by the node itself: its automaton is not built for one look."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from graftlm.core.grammar import ast
+from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.automata import product
+
+
+def matches(node: Node, text: str) -> bool:
+    """Whether `node`, which is regular, matches the whole of `text`."""
+    return len(text) in _ends(node, text, frozenset({0}))
+
+
+def _ends(node: Node, text: str, starts: AbstractSet[int]) -> AbstractSet[int]:
+    """Where texts of `node` may end that begin at one of `starts`."""
+    match node:
+        case ast.Literal(data):
+            word = data.decode()
+            return {start + len(word) for start in starts if text.startswith(word, start)}
+        case ast.CharSet(ranges):
+            codes = [(start, ord(text[start])) for start in starts if start < len(text)]
+            return {start + 1 for start, code in codes if any(low <= code <= high for low, high in ranges)}
+        case ast.Concat(items):
+            for item in items:
+                starts = _ends(item, text, starts)
+                if not starts:
+                    break
+            return starts
+        case ast.Alternation(items):
+            return frozenset().union(*(_ends(item, text, starts) for item in items))
+        case ast.Repeat():
+            return _repeated(node, text, starts)
+        case ast.Graph():
+            return _walked(node, text, starts)
+        case ast.Intersection(items):
+            each = [[_ends(item, text, {start}) for item in items] for start in starts]
+            return frozenset().union(*(frozenset(found[0]).intersection(*found[1:]) for found in each))
+        case ast.Difference(item, minus):
+            return frozenset().union(*(_ends(item, text, {start}) - _ends(minus, text, {start}) for start in starts))
+        case ast.Automaton():
+            table, rest = product.table(node), [(start, end) for start in starts for end in range(start, len(text) + 1)]
+            return {end for start, end in rest if table.accepts(text[start:end].encode())}
+        case ast.Empty():
+            return starts
+        case _:
+            raise AssertionError(node)
+
+
+def _repeated(node: ast.Repeat, text: str, starts: AbstractSet[int]) -> AbstractSet[int]:
+    for _ in range(node.min):
+        before, starts = starts, _ends(node.item, text, starts)
+        if starts == before or not starts:
+            break
+    found, fresh = set(starts), starts
+    left = None if node.max is None else node.max - node.min
+    while fresh and left != 0:  # with fewer times behind it, a place allows for more
+        fresh = _ends(node.item, text, fresh) - found
+        found |= fresh
+        left = None if left is None else left - 1
+    return found
+
+
+def _walked(node: ast.Graph, text: str, starts: AbstractSet[int]) -> AbstractSet[int]:
+    reached: list[set[int]] = [set() for _ in node.rows]
+    work: list[tuple[int, AbstractSet[int]]] = [(0, starts)]
+    while work:
+        state, places = work.pop()
+        fresh = places - reached[state]
+        if fresh:
+            reached[state] |= fresh
+            work += [(target, _ends(item, text, fresh)) for item, target in node.rows[state]]
+    return frozenset().union(*(reached[state] for state in node.accepting))
