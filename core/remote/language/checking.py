@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from graftlm.core.config import SamplingParams
 from graftlm.core.constraint import spec_of
 from graftlm.core.errors import ConfigError, RemoteError
+from graftlm.core.grammar.spec import JsonSchema
+from graftlm.core.remote.language.spelling import member_order, respelled, with_single_blanks
 from graftlm.core.remote.transport.request_body import constraint_kind
 from graftlm.core.request import FinishReason
 
@@ -44,8 +46,10 @@ class Checked:
 class Language:
     """The texts that a constraint allows."""
 
-    def __init__(self, grammar: Grammar, shown: str) -> None:
+    def __init__(self, grammar: Grammar, shown: str, member_order: Mapping[str, int] | None = None) -> None:
+        """`member_order`, of a JSON Schema: the names of its members in the order in which the grammar writes them."""
         self._grammar = grammar
+        self._member_order = member_order
         self.shown = shown
 
     @classmethod
@@ -62,20 +66,39 @@ class Language:
         options: dict[str, Any] = {} if sampling.json_schema is None else {"whitespace": "flexible"}
         options["on_unsupported"] = sampling.on_unsupported
         grammar = await asyncio.to_thread(compile_cached, spec, bytes_vocabulary(), **options)
-        return cls(grammar, _shown(sampling))
+        order = member_order(spec.schema) if isinstance(spec, JsonSchema) else None
+        return cls(grammar, _shown(sampling), order)
 
     def measure(self, text: str) -> tuple[str | None, str, str]:
         """-> the longest beginning of `text` that is a whole text of the language, None if there is none; the longest
         one that such a text can begin with; and what has to follow that.
+
+        A JSON value in another spelling, or with its members in another order, is a whole text as well.
         """
         data = text.encode()
         whole, alive, matcher = self._follow(data)
+        if whole is None and (end := self._end_of_respelled(text)) is not None:
+            return text[:end], text[:end], ""
         forced = b"" if matcher.finished else matcher.forced_bytes()
         return (
             None if whole is None else data[:whole].decode(errors="ignore"),
             data[:alive].decode(errors="ignore"),
             forced.decode(errors="ignore"),
         )
+
+    def _end_of_respelled(self, text: str) -> int | None:
+        """Where a JSON value ends that begins `text` and is of the language once it is written as the grammar does."""
+        if self._member_order is None or (found := respelled(text, self._member_order)) is None:
+            return None
+        try:
+            data = found[0].encode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return None
+        return found[1] if self._follow(data)[0] == len(data) else None
+
+    def may_be_cut(self, text: str) -> bool:
+        """Whether a text of the language, with any number of blanks in JSON, can begin so."""
+        return self.begins(text) or self._member_order is not None and self.begins(with_single_blanks(text))
 
     def end(self, text: str) -> tuple[int, int] | None:
         """Find where a value ends in `text`, and after how many characters that is sure; None if it may go on."""
@@ -142,19 +165,19 @@ async def checked(
         whole, alive, forced = language.measure(text)
         if whole is not None and (whole or not text):
             return Checked(whole, finish_reason if whole == text else "stop", num_asked=num_asked)
-        if finish_reason == "length" and alive == text and limited:
-            return Checked(text, "length", complete=False, num_asked=num_asked)
-        if enforced is not None and enforced != "none":
-            raise RemoteError(
-                f"{where}: the endpoint took {enforced!r} and ignored it: it wrote {text[:80]!r} for {language.shown}; "
-                "set capabilities of this kind to 'none', and answers are checked and asked again"
-            )
         stripped = text.lstrip()
-        if stripped != text and language.measure(stripped)[1]:
+        if alive != text != stripped and language.measure(stripped)[1]:
             text = stripped  # blanks before a value are the model's habit, not its answer
             whole, alive, forced = language.measure(text)
             if whole:
                 return Checked(whole, "stop", num_asked=num_asked)
+        if finish_reason == "length" and limited and language.may_be_cut(text):
+            return Checked(text, "length", complete=False, num_asked=num_asked)
+        if enforced is not None and enforced != "none":
+            raise RemoteError(
+                f"{where}: the endpoint took {enforced!r} and {_departure(text, alive)} for {language.shown}; "
+                "set capabilities of this kind to 'none', and answers are checked and asked again"
+            )
         if num_asked + 1 == max_attempts:
             break
         begun = alive + forced
@@ -167,6 +190,15 @@ async def checked(
         f"{where}: the model wrote {text[:80]!r}, asked {_times(num_asked + 1)}, which is not of {language.shown}; "
         "show it the form in the prompt, raise max_tokens or max_attempts, or loosen the constraint"
     )
+
+
+def _departure(text: str, alive: str) -> str:
+    """What an answer did instead of keeping its constraint; `alive` is as much of it as the constraint allows."""
+    if not alive:
+        return f"ignored it: it wrote {text[:80]!r}"
+    begin = max(0, len(alive) - 40)
+    written = f"{'…' if begin else ''}{text[begin : len(alive) + 40]}"
+    return f"did not keep it: it wrote {written!r}, where character {len(alive) + 1} is not allowed,"
 
 
 def _times(num: int) -> str:
