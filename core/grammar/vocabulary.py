@@ -65,12 +65,10 @@ class Vocabulary:
     def from_tokenizer(cls, tokenizer: Any, *, vocab_size: int | None = None) -> Vocabulary:
         """Read a Hugging Face tokenizer, or a `graftlm.core.text.tokenizer.Tokenizer`."""
         from graftlm.core.text.tokenizer import Tokenizer
+        from graftlm.core.text.word_encoder import WordEncoder
 
         tok = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.from_hf(tokenizer)
-
-        return cls(
-            tok.token_bytes, eos_token_id=tok.eos_token_ids, encode=tok.encode_continuation, vocab_size=vocab_size
-        )
+        return cls(tok.token_bytes, eos_token_id=tok.eos_token_ids, encode=WordEncoder(tok), vocab_size=vocab_size)
 
     @property
     def num_words(self) -> int:
@@ -108,6 +106,8 @@ class Vocabulary:
         """Build now what every grammar needs: about a second for 128k tokens, at the first time on a machine."""
         self.slices.prepare()
         _ = self.single_bytes, self.trie.levels  # the first masks are computed without compiled loops
+        if self._encode is not None:
+            self._encode("{")  # reads how the tokenizer ends words
 
     def _indexed(self) -> TokenIndex:
         if self._index is None:
@@ -138,6 +138,9 @@ class Vocabulary:
         return list(found)
 
     def _spell(self, data: bytes) -> list[int]:
+        if self._encode is not None and data.isascii():
+            ids = list(self._encode(data.decode()))
+            return ids if self.decode(ids) == data else self._longest(data)
         start = 0
         while start < len(data) and data[start] & 0xC0 == 0x80:  # the rest of a character that began before
             start += 1

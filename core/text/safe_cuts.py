@@ -67,7 +67,7 @@ def read_safe_cuts(backend: Any, likely_specials: Iterable[str] = (), *, puts_sp
                      that are special tokens of the tokenizer.
     puts_space       whether the tokenizer puts a space before a text.
     """
-    spec = _description(backend)
+    spec = description(backend)
     added = spec["added_tokens"]
     restarts = not _prepends_first_only(spec["pre_tokenizer"])
     unseen = puts_space and restarts and any(token["normalized"] for token in added)  # they may be written otherwise
@@ -90,7 +90,7 @@ def _any_of(contents: Iterable[str]) -> str:
     return "|".join(re.escape(content) for content in sorted(contents, key=len, reverse=True))
 
 
-def _description(backend: Any) -> dict[str, Any]:
+def description(backend: Any) -> dict[str, Any]:
     """What tokenizer.json says, without the model: its vocabulary takes long to read and is seldom asked for."""
 
     def part(component: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_ASCII = frozenset(map(chr, range(128)))
+ASCII = frozenset(map(chr, range(128)))
 _GRAPHIC = frozenset(map(chr, range(33, 127)))
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -37,7 +37,7 @@ class SplitPattern:
     @classmethod
     def read(cls, pattern: str, after: str) -> SplitPattern:
         """Raises UnknownPattern where the syntax is not known."""
-        reader = _Reader(pattern, _ASCII | {after})
+        reader = _Reader(pattern, ASCII | {after})
         part = reader.read()
         return cls(after, reader.chars, reader.follow, reader.lookarounds, part.nullable, part.first, part.last)
 
@@ -57,7 +57,7 @@ class SplitPattern:
     @property
     def always_matches(self) -> bool:
         """Whether each letter, or else `after`, is part of some match wherever it stands."""
-        return self._alone >= LETTERS or self.after in self._alone
+        return self.alone >= LETTERS or self.after in self.alone
 
     @property
     def matches_beside(self) -> bool:
@@ -66,10 +66,23 @@ class SplitPattern:
             self.after in taken and any(self.chars[right] & _GRAPHIC for right in self.follow[left])
             for left, taken in enumerate(self.chars)
         )
-        return starts_there or self.after in self._alone or any(taken & LETTERS for taken in self.chars)
+        return starts_there or self.after in self.alone or any(taken & LETTERS for taken in self.chars)
+
+    def apart(self) -> dict[str, frozenset[str]]:
+        """By ASCII character, those that no match spans behind it, each side having the matches that it has alone."""
+        if self.nullable:
+            return dict.fromkeys(ASCII, frozenset())
+        spanned: dict[str, set[str]] = {char: set() for char in ASCII}
+        for left, taken in enumerate(self.chars):
+            behind = set(ASCII) if self.follow[left] & self.lookarounds else set[str]()
+            behind.update(*(self.chars[right] for right in self.follow[left]))
+            for char in taken & ASCII:
+                spanned[char] |= behind
+        return {char: ASCII - behind for char, behind in spanned.items()}
 
     @property
-    def _alone(self) -> frozenset[str]:
+    def alone(self) -> frozenset[str]:
+        """The characters that match by themselves, so that each is part of some match wherever it stands."""
         return frozenset[str]().union(*(self.chars[position] for position in self.first & self.last))
 
 
@@ -260,14 +273,18 @@ class _Reader:
         return kind
 
 
+def _is_space(char: str) -> bool:
+    return char.isspace() and not "\x1c" <= char <= "\x1f"  # separators, which are none of Unicode's white space
+
+
 _ESCAPES: dict[str, str | Callable[[str], bool]] = {
     "n": "\n",
     "r": "\r",
     "t": "\t",
     "f": "\f",
     "v": "\v",
-    "s": str.isspace,
-    "S": lambda char: not char.isspace(),
+    "s": _is_space,
+    "S": lambda char: not _is_space(char),
     "d": str.isdigit,
     "D": lambda char: not char.isdigit(),
     "w": lambda char: char.isalnum() or char == "_",

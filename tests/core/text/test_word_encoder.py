@@ -1,0 +1,91 @@
+"""Words of a text that are encoded one by one have the ids that the whole text has."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from tokenizers import AddedToken, Tokenizer as Core, models, pre_tokenizers
+
+from graftlm.core.text.tokenizer import Tokenizer
+from graftlm.core.text.word_encoder import WordEncoder, Words
+from tests.tokenizer_kinds import KINDS, SPECIALS, tokenizer_kind
+
+_PIECES = [
+    '{"',
+    '":',
+    '","',
+    "_",
+    "name",
+    "Name",
+    "k100",
+    "1234",
+    "it's",
+    "'s",
+    "'S",
+    "-",
+    "0.5",
+    "é",
+    "\u4f60",
+    "\0",
+    "\x1d",
+]
+_PIECES += [" ", "  ", "\n", "\t", "\r\n", " \n ", "[", "]}", "\\n", "/", "<", "fox", "<mask>", "x<|im_", *SPECIALS]
+TEXTS = st.lists(st.sampled_from(_PIECES), max_size=12).map("".join) | st.text(st.characters(max_codepoint=127))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=80)
+@given(texts=st.lists(TEXTS, max_size=4))
+def test_ids_by_words_are_those_of_the_whole_text(kind: str, texts: list[str]) -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind(kind))
+    encoder = WordEncoder(tokenizer)
+    expected = [tokenizer.encode_continuation(text) for text in texts]
+    assert [encoder(text) for text in texts] == expected
+    assert [encoder(text) for text in texts] == expected  # now the words are kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=80)
+@given(text=TEXTS)
+def test_the_pre_tokenizer_takes_words_apart_as_it_does_the_whole_text(kind: str, text: str) -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind(kind))
+    core = tokenizer.continuation_backend or tokenizer.backend
+    words = Words.of(core)
+    if words is not None and text.isascii():
+        parts = [part for word in words.pattern.findall(text) for part, _ in core.pre_tokenizer.pre_tokenize_str(word)]
+        assert parts == [part for part, _ in core.pre_tokenizer.pre_tokenize_str(text)]
+
+
+JSON = 'a","kind_100":"k1_'
+BY_LETTERS = ["a", '","kind', "_", "100", '":"k', "1", "_"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("cl100k", BY_LETTERS),
+        ("qwen, composed characters", BY_LETTERS),
+        ("gpt2", ["a", '","', "kind", "_", "100", '":"', "k", "1", "_"]),
+        ("roberta, a space before the text", ["a", '","', "kind", "_", "100", '":"', "k", "1", "_"]),
+        ("o200k, what is matched is kept", BY_LETTERS),
+        ("deepseek", ["a", '","', "kind", "_", "100", '":"', "k", "1", "_"]),
+    ],
+)
+def test_words_end_where_the_pre_tokenizer_always_ends_one(kind: str, words: list[str]) -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind(kind))
+    found = Words.of(tokenizer.continuation_backend or tokenizer.backend)
+    assert found is not None and found.pattern.findall(JSON) == words
+
+
+@pytest.mark.parametrize("kind", ["llama 2", "t5", "bert", "scripts apart", "bytes without words", "falcon"])
+def test_no_words_are_known_of_other_tokenizers(kind: str) -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind(kind))
+    assert Words.of(tokenizer.continuation_backend or tokenizer.backend) is None
+
+
+def test_a_text_that_may_hold_an_added_token_is_not_cut() -> None:
+    core = Core(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.add_tokens([AddedToken('end"}')])
+    found = Words.of(core)
+    assert found is not None and found.firsts == {"e"}
