@@ -20,31 +20,41 @@ _TURNS = 4
 
 
 def has_witness(
-    items: Sequence[Node], minus: Sequence[Node], texts: Collection[bytes], low: int = 0, high: int | None = None
+    items: Sequence[Node],
+    minus: Sequence[Node],
+    texts: Collection[bytes],
+    low: int = 0,
+    high: int | None = None,
+    *,
+    at_once: bool = False,
 ) -> bool:
     """Whether one of a few texts of the first of `items` is in all of them, in none of `minus` and not in `texts`.
 
-    It has `low` to `high` characters. False does not tell that there is none.
+    low, high  characters that it has
+    at_once    whether few texts are asked of most nodes, which tell by themselves then, without an automaton
+
+    False does not tell that there is none.
     """
+    accepts = _matches if at_once else _accepts
     try:
         return any(
             data not in texts
             and low <= len(data.decode()) <= (len(data) if high is None else high)
-            and all(_accepts(item, data) for item in items[1:])
-            and not any(_accepts(item, data) for item in minus)
-            for data in _tried(items, low)
+            and all(accepts(item, data) for item in items[1:])
+            and not any(accepts(item, data) for item in minus)
+            for data in _tried(items, low, joined=at_once)
         )
     except GrammarError:  # an automaton is too large
         return False
 
 
-def _tried(items: Sequence[Node], low: int) -> Iterator[bytes]:
-    """Texts of the first item; those that also have one of the second in them come last."""
+def _tried(items: Sequence[Node], low: int, *, joined: bool) -> Iterator[bytes]:
+    """Texts of the first item; with `joined` also some that have one of the second in them."""
     first = _samples(items[0], low if low <= _LONG else 0)
     yield from first
-    if len(items) > 1 and first and (others := _samples(items[1], 0)):
-        joined = (first[0] + others[0], others[0] + first[0])
-        yield from (data for data in joined if _accepts(items[0], data))
+    if joined and len(items) > 1 and first and (others := _samples(items[1], 0)):
+        both = (first[0] + others[0], others[0] + first[0])
+        yield from (data for data in both if _accepts(items[0], data))
 
 
 @lru_cache(maxsize=256)
@@ -80,4 +90,9 @@ def _samples(node: Node, length: int) -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=8192)
 def _accepts(node: Node, data: bytes) -> bool:
+    return product.table(node).accepts(data)
+
+
+@lru_cache(maxsize=8192)
+def _matches(node: Node, data: bytes) -> bool:
     return matches(node, data.decode())

@@ -82,7 +82,8 @@ def is_empty(shape: Text) -> bool:
     shortest, longest = (0, None) if refused or len(parts) > 1 else lengths(free)
     if not refused and len(parts) == 1 and low <= shortest and (high is None or (longest or high + 1) <= high):
         return free == ast.NOTHING
-    if (refused or len(parts) > 1) and has_witness(parts or [_ANY_TEXT], refused, (), low, high):
+    tried = refused or len(parts) > 1
+    if tried and has_witness(parts or [_ANY_TEXT], refused, (), low, high, at_once=True):
         return False
     try:
         return not product.has_length(free, low, high)
