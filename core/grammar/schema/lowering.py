@@ -329,8 +329,9 @@ class Lowering:
         """Arrays that have all these shapes, each an Array, its Not, or a formula of them."""
         positive = [part for part in parts if isinstance(part, Array)]
         shape = merged(positive or [Array()])
-        most = self.algebra.few_values.most_items(shape)
-        if most is not None and most < shape.min_items:
+        few_values = self.algebra.few_values
+        most = few_values.most_items(shape)
+        if few_values.lacks_contained(shape) or most is not None and most < shape.min_items:
             return NOTHING
         others = [part for part in parts if not isinstance(part, Array)]
         is_plain_array = not others and not shape.contains

@@ -38,11 +38,11 @@ def blame(shape: Shape, pointer: str, algebra: ShapeAlgebra, close: Close) -> tu
             if _is_empty(item, algebra, close):
                 return blame(item, f"{pointer}/{f'prefixItems/{i}' if i < length else 'items'}", algebra, close)
         for part in arrays:
-            most = algebra.few_values.most_items(part)
-            if most is not None and most < 0:
+            if algebra.few_values.lacks_contained(part):
                 return f"{pointer}/contains", (
                     "uniqueItems beside it: it asks for more items than its schema has values; lower minContains"
                 )
+            most = algebra.few_values.most_items(part)
             if most is not None and most < part.min_items:
                 return f"{pointer}/minItems", (
                     f"minItems asks for {part.min_items} items and uniqueItems leaves {most} at most; "

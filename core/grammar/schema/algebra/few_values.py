@@ -53,17 +53,16 @@ class FewValues:
             self._known[shape] = self._find(shape)
         return self._known[shape]
 
-    def most_items(self, shape: Array) -> int | None:
-        """How many items an array has at most because they must differ; None where that is no limit.
+    def lacks_contained(self, shape: Array) -> bool:
+        """Whether `contains` asks an array whose items must differ for more of them than there are."""
+        if not shape.unique:
+            return False
+        return any((values := self.of(one.shape)) is not None and len(values) < one.least for one in shape.contains)
 
-        -1 where `contains` asks for more different items than there are.
-        """
+    def most_items(self, shape: Array) -> int | None:
+        """How many items an array has at most because they must differ; None where that is no limit."""
         if not shape.unique:
             return None
-        for asked in shape.contains:
-            values = self.of(asked.shape)
-            if values is not None and len(values) < asked.least:
-                return -1
         first = [self.of(item) for item in shape.prefix[: max(shape.min_items, MAX_PLACES)]]
         num_rest = max(0, min(shape.min_items - len(first), MAX_PLACES))
         few = [

@@ -274,7 +274,7 @@ class ShapeAlgebra:
         low = max(part.min_items for part in parts)
         bounds = [bound for part in parts for bound in (part.max_items, self.few_values.most_items(part))]
         high = min((bound for bound in bounds if bound is not None), default=None)
-        if high is not None and low > high:
+        if high is not None and low > high or any(self.few_values.lacks_contained(part) for part in parts):
             return True
         longest = max(len(part.prefix) for part in parts)
         num_places = longest + 1 if high is None else min(longest + 1, high)
