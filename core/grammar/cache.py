@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -58,7 +57,7 @@ class GrammarCache:
         self._num_workers = num_workers
         self._processes = processes or DraftingProcesses(0)
         self._num_uncounted = 0
-        self._futures: OrderedDict[Hashable, Future[Grammar]] = OrderedDict()
+        self._futures: dict[Hashable, Future[Grammar]] = {}  # the least recently used first
         self._start()
         self.num_hits = 0
         self.num_misses = 0
@@ -77,10 +76,10 @@ class GrammarCache:
         given = read_options(options)
         key = (spec.key, given, vocabulary.fingerprint)
         with self._lock:
-            future = self._futures.get(key)
+            future = self._futures.pop(key, None)
             if future is not None:
                 self.num_hits += 1
-                self._futures.move_to_end(key)
+                self._futures[key] = future
                 return future
             self.num_misses += 1
             future = self._futures[key] = Future()
@@ -166,10 +165,12 @@ class GrammarCache:
                 return
             self._num_uncounted = 0
             excess = self._count() - self.max_bytes
+            if excess <= 0:
+                return
             for key in [key for key, future in self._futures.items() if _is_ready(future)]:
-                if excess <= 0:
-                    break
                 excess -= self._futures.pop(key).result().num_bytes
+                if excess <= 0:
+                    return
 
     def _count(self) -> int:
         return sum(future.result().num_bytes for future in self._futures.values() if _is_ready(future))
