@@ -76,10 +76,21 @@ def _split(low: int, high: int) -> list[Range] | None:
 @lru_cache(maxsize=512)
 def byte_graph(ranges: tuple[Range, ...]) -> ByteGraph:
     """The smallest graph without loops that spells the code points of `ranges`: equal tails are shared."""
-    nodes: dict[tuple[tuple[int, int, int], ...], int] = {}
-    edges: list[tuple[int, int, int, int]] = []
+    graph = _Graph()
+    graph.node([sequence for low, high in ranges for sequence in byte_sequences(low, high)], True)
+    columns = tuple(zip(*graph.edges, strict=True)) if graph.edges else ((), (), (), ())
+    return ByteGraph(len(graph.nodes) + 2, *columns)
 
-    def node(sequences: list[tuple[ByteRange, ...]], start: bool) -> int:
+
+class _Graph:
+    """A graph under construction: nodes by the edges that leave them, and all edges with where they come from."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[tuple[tuple[int, int, int], ...], int] = {}
+        self.edges: list[tuple[int, int, int, int]] = []
+
+    def node(self, sequences: list[tuple[ByteRange, ...]], start: bool) -> int:
+        """The node from which on there are these sequences, which are in order."""
         out: list[tuple[int, int, int]] = []
         i = 0
         while i < len(sequences):
@@ -88,7 +99,7 @@ def byte_graph(ranges: tuple[Range, ...]) -> ByteGraph:
             while j < len(sequences) and sequences[j][0] == first:
                 j += 1
             rest = [sequence[1:] for sequence in sequences[i:j]]
-            target = 1 if rest == [()] else node(rest, False)
+            target = 1 if rest == [()] else self.node(rest, False)
             if out and out[-1][2] == target and out[-1][1] + 1 == first[0]:
                 out[-1] = (out[-1][0], first[1], target)
             else:
@@ -97,13 +108,9 @@ def byte_graph(ranges: tuple[Range, ...]) -> ByteGraph:
         key = tuple(out)
         if start:
             number = 0
-        elif key in nodes:
-            return nodes[key]
+        elif key in self.nodes:
+            return self.nodes[key]
         else:
-            number = nodes[key] = len(nodes) + 2
-        edges.extend((number, *edge) for edge in out)
+            number = self.nodes[key] = len(self.nodes) + 2
+        self.edges.extend((number, *edge) for edge in out)
         return number
-
-    node([sequence for low, high in ranges for sequence in byte_sequences(low, high)], True)
-    columns = tuple(zip(*edges, strict=True)) if edges else ((), (), (), ())
-    return ByteGraph(len(nodes) + 2, *columns)

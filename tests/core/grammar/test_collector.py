@@ -52,6 +52,25 @@ def test_it_runs_in_a_fork_made_meanwhile() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_compiling_leaves_nothing_to_the_collector() -> None:
+    def schema(name: str) -> JsonSchema:
+        fields = {f"{name}{i}": {"anyOf": [{"type": "integer"}, {"type": "string"}]} for i in range(450)}
+        nested = {"type": "object", "properties": {name: {"pattern": f"^{name}+$"}, "inner": {"$ref": "#"}}}
+        return JsonSchema({"allOf": [{"type": "object", "properties": fields}, {"oneOf": [nested, {"type": "null"}]}]})
+
+    compile_spec(schema("a"), BYTES, Options())  # what is kept for all schemas
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        compile_spec(schema("b"), BYTES, Options())
+        gc.collect()
+        left = [found for found in gc.garbage if "graftlm.core.grammar" in getattr(type(found), "__module__", "")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not left
+
+
 def test_compiling_causes_no_collection() -> None:
     fields = {f"field{i}": {"anyOf": [{"type": "integer"}, {"type": "string"}]} for i in range(80)}
     schema = JsonSchema({"type": "object", "properties": fields})

@@ -35,42 +35,42 @@ class Survey:
     @classmethod
     def of(cls, node: Node) -> Survey:
         rules: list[str] = []
-        places: dict[int, int] = {}
+        return cls(_measure(node, {}, rules), rules)
 
-        def measure(here: Node) -> int:
-            if isinstance(here, ast.Literal):
-                return len(here.data)
-            if isinstance(here, ast.CharSet):
-                return _PLACES_OF_SET
-            if isinstance(here, ast.Rule):
-                rules.append(here.name)
-                return 1
-            key = id(here)
-            known = places.get(key)
-            if known is not None:
-                return known
-            match here:
-                case ast.Automaton(rows):
-                    total = _PLACES_OF_STATE * len(rows)
-                case ast.Difference(item, minus):
-                    total = measure(item) + measure(minus)
-                case ast.Repeat(item, low, high):
-                    total = measure(item) * (low + 1 if high is None else high)
-                case ast.Graph(rows):
-                    total = 0
-                    for row in rows:
-                        for item, _ in row:
-                            total += measure(item)
-                case ast.Concat(items) | ast.Alternation(items) | ast.Intersection(items):
-                    total = 0
-                    for item in items:
-                        total += measure(item)
-                case _:
-                    total = 0
-            places[key] = total
-            return total
 
-        return cls(measure(node), rules)
+def _measure(node: Node, places: dict[int, int], rules: list[str]) -> int:
+    """Places of `node`; those of nodes are kept in `places`, by id, and the names of rules in `rules`."""
+    if isinstance(node, ast.Literal):
+        return len(node.data)
+    if isinstance(node, ast.CharSet):
+        return _PLACES_OF_SET
+    if isinstance(node, ast.Rule):
+        rules.append(node.name)
+        return 1
+    key = id(node)
+    known = places.get(key)
+    if known is not None:
+        return known
+    match node:
+        case ast.Automaton(rows):
+            total = _PLACES_OF_STATE * len(rows)
+        case ast.Difference(item, minus):
+            total = _measure(item, places, rules) + _measure(minus, places, rules)
+        case ast.Repeat(item, low, high):
+            total = _measure(item, places, rules) * (low + 1 if high is None else high)
+        case ast.Graph(rows):
+            total = 0
+            for row in rows:
+                for item, _ in row:
+                    total += _measure(item, places, rules)
+        case ast.Concat(items) | ast.Alternation(items) | ast.Intersection(items):
+            total = 0
+            for item in items:
+                total += _measure(item, places, rules)
+        case _:
+            total = 0
+    places[key] = total
+    return total
 
 
 _kept_survey = lru_cache(maxsize=128)(Survey.of)

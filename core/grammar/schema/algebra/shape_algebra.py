@@ -85,6 +85,12 @@ class ShapeAlgebra:
     def _by_the_standard(self) -> ShapeAlgebra:
         return ShapeAlgebra(self.resolve, standard=True)
 
+    def close(self) -> None:
+        """Let go of what refers back to here, so that all is freed at once."""
+        del self.few_values
+        if "_by_the_standard" in self.__dict__:
+            self._by_the_standard.close()
+
     def narrow(self, shape: Shape, kind: str, positive: bool = True) -> Shape:
         """The values of one kind in `shape` or, unless `positive`, outside of it.
 

@@ -89,7 +89,7 @@ class SchemaReader:
 
     def close(self) -> None:
         """Let go of what refers back to here: all that was read is freed at once then, and no collector looks at it."""
-        del self.algebra
+        self.__dict__.pop("algebra").close()
 
     def refuse(self, pointer: str, keyword: str, message: str, *, judged: bool = True) -> None:
         """Raise, or with "warn" record, that `keyword` at `pointer` cannot be kept; "check" raises unless `judged`.

@@ -66,7 +66,7 @@ def _first_of(lowering: Lowering, written: list[tuple[Node, bool]], others: Node
     """
     nodes, comma = [member for member, _ in written] + ([others] if others is not None else []), lowering.tokens.comma
     if lowering.tokens.has_rules and len(nodes) > MAX_WALK:
-        return _halved(lowering, nodes, repeats=others is not None, needed=needed)
+        return _Halves(lowering, nodes, repeats=others is not None, needed=needed).text()
     rows: list[list[tuple[Node, int]]] = [[(EMPTY, 2 * i + 1) for i in range(len(nodes))]]
     last = 2 * len(nodes)
     for i, node in enumerate(nodes):
@@ -81,30 +81,41 @@ def _first_of(lowering: Lowering, written: list[tuple[Node, bool]], others: Node
     return ast.Graph(tuple(map(tuple, rows)), frozenset(ends))  # it has nothing to simplify
 
 
-def _halved(lowering: Lowering, nodes: list[Node], *, repeats: bool, needed: bool) -> Node:
+class _Halves:
     """The same by rules for halves of the list, halves of those, and so on: a parser nests them but a few deep.
 
     repeats  whether the last node may come any number of times
+    needed   whether it must come
     """
-    comma, last = lowering.tokens.comma, len(nodes) - 1
-    named = list(map(lowering.tokens.token, nodes))
 
-    def first(low: int, high: int) -> Node:
+    def __init__(self, lowering: Lowering, nodes: list[Node], *, repeats: bool, needed: bool) -> None:
+        self._token, self._comma = lowering.tokens.token, lowering.tokens.comma
+        self._named = list(map(self._token, nodes))
+        self._repeats, self._needed = repeats, needed
+
+    def text(self) -> Node:
+        text = self._first(0, len(self._named))
+        return text if self._needed else ast.optional(text)
+
+    def _first(self, low: int, high: int) -> Node:
         """The text from a member on that is the first to be written."""
         if high - low == 1:
-            return ast.concat(named[low], after(low, high)) if repeats and low == last else named[low]
+            node = self._named[low]
+            return ast.concat(node, self._after(low, high)) if self._repeats and self._is_last(low) else node
         middle = (low + high) // 2
-        return ast.alternation(ast.concat(first(low, middle), after(middle, high)), first(middle, high))
+        return ast.alternation(
+            ast.concat(self._first(low, middle), self._after(middle, high)), self._first(middle, high)
+        )
 
-    def after(low: int, high: int) -> Node:
+    def _after(self, low: int, high: int) -> Node:
         """What of these members may follow others; often nothing."""
         if high - low == 1:
-            node = ast.concat(comma, named[low])
-            if low == last and (repeats or needed):
-                return ast.star(node) if repeats else node
+            node = ast.concat(self._comma, self._named[low])
+            if self._is_last(low) and (self._repeats or self._needed):
+                return ast.star(node) if self._repeats else node
             return ast.optional(node)
         middle = (low + high) // 2
-        return lowering.tokens.token(ast.concat(after(low, middle), after(middle, high)))
+        return self._token(ast.concat(self._after(low, middle), self._after(middle, high)))
 
-    text = first(0, len(nodes))
-    return text if needed else ast.optional(text)
+    def _is_last(self, index: int) -> bool:
+        return index == len(self._named) - 1
