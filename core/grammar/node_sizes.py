@@ -14,21 +14,22 @@ class NodeSizes:
 
     def __call__(self, node: Node) -> int:
         """How many nodes there are below `node`, shared ones counted each time."""
+        kind = type(node)
+        if kind is ast.Rule or kind is ast.Empty or kind is ast.CharSet:
+            return 1
         if isinstance(node, ast.Literal):
             return 1 + len(node.data) // 16  # neighbours were merged, perhaps often
-        if isinstance(node, ast.Rule | ast.CharSet | ast.Empty):
-            return 1
         found = self._sizes.get(id(node))
         if found is None:
             size = 1
-            if isinstance(node, ast.Concat | ast.Alternation):
+            if isinstance(node, ast.Graph):
+                for row in node.rows:
+                    for item, _ in row:
+                        size += self(item)
+            elif isinstance(node, (ast.Concat, ast.Alternation)):
                 for item in node.items:
                     size += self(item)
             elif isinstance(node, ast.Repeat):
                 size += self(node.item)
-            elif isinstance(node, ast.Graph):
-                for row in node.rows:
-                    for item, _ in row:
-                        size += self(item)
             found = self._sizes[id(node)] = (node, size)  # with the node, so that its id stays its own
         return found[1]

@@ -12,6 +12,9 @@ MAX_FIXED = 1 << 17
 """Bytes of such a part, about a second's work."""
 
 
+_PLAIN = frozenset({ast.Literal, ast.Empty, ast.CharSet})
+
+
 def check_fixed_texts(node: Node, rules: Mapping[str, Node]) -> None:
     """Raise GrammarError where a text of `node` has more than MAX_FIXED bytes in a row that cannot be otherwise."""
     _FixedTexts(rules).length(node)
@@ -25,15 +28,16 @@ class _FixedTexts:
 
     def length(self, node: Node) -> int | None:
         """Bytes of the only text of `node`; None where it has several, or none."""
-        if isinstance(node, ast.Literal):
-            return len(node.data)
-        if isinstance(node, ast.Rule):
+        if type(node) is ast.Rule:
             name = node.name
-            if name not in self._of_rule and name in self._rules:
+            if name not in self._of_rule:
                 self._of_rule[name] = None  # what contains itself has several texts, or no end
-                self._of_rule[name] = self.length(self._rules[name])
-            return self._of_rule.get(name)
-        if isinstance(node, ast.CharSet):
+                if name in self._rules:
+                    self._of_rule[name] = self.length(self._rules[name])
+            return self._of_rule[name]
+        if type(node) is ast.Literal:
+            return len(node.data)
+        if type(node) is ast.CharSet:
             return None
         key = id(node)
         if key not in self._known:
@@ -55,7 +59,7 @@ class _FixedTexts:
         if isinstance(node, ast.Graph):
             for row in node.rows:
                 for item, _ in row:
-                    if type(item) is not ast.Literal:
+                    if type(item) not in _PLAIN:
                         self.length(item)
         return 0 if isinstance(node, ast.Empty) else None
 

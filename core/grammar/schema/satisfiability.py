@@ -79,6 +79,9 @@ def unending(rules: dict[str, Node]) -> list[str]:
         found.open.clear()
 
 
+_COMPOSED = (ast.Concat, ast.Alternation, ast.Repeat, ast.Graph)
+
+
 class _Endings:
     """Which rules and nodes surely derive a finite text; what a rule in question needs of itself counts as none.
 
@@ -101,8 +104,8 @@ class _Endings:
 
     def node(self, node: Node) -> bool:
         if isinstance(node, ast.Rule):
-            return self.rule(node.name)
-        if isinstance(node, ast.Concat | ast.Alternation | ast.Repeat | ast.Graph):
+            return node.name in self.rules or self.rule(node.name)
+        if isinstance(node, _COMPOSED):
             if id(node) not in self._nodes and self._composed(node):
                 self._nodes.add(id(node))
             return id(node) in self._nodes

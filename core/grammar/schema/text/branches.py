@@ -55,7 +55,7 @@ def decide(formula: Formula, some: frozenset[Shape], hold: bool) -> Formula:
 
 
 def _decide(formula: Formula, some: frozenset[Shape], hold: bool, known: dict[Formula, Formula]) -> Formula:
-    if isinstance(formula, Union | Both):
+    if isinstance(formula, (Union, Both)):
         found = known.get(formula)  # parts may stand in many places
         if found is None:
             parts = formula.alternatives if isinstance(formula, Union) else formula.parts
