@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -11,7 +12,9 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.schema.algebra.formats import INTEGER_RANGES
 from graftlm.core.grammar.schema.algebra.shapes import (
     EVERY_TYPE,
+    Boolean,
     Implied,
+    Null,
     Number,
     Object,
     Shape,
@@ -21,8 +24,38 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     negation,
     union,
 )
+from graftlm.core.grammar.schema.reading import keywords
 
 Schema = Mapping[str, Any]
+
+PLAIN_KEYWORDS = keywords.SILENT | {"type"}
+_PLAIN: dict[str, Shape] = {
+    "string": Text(),
+    "integer": Number(integer=True),
+    "number": Number(),
+    "boolean": Boolean(),
+    "null": Null(),
+}
+
+
+def plain(schema: Schema) -> Shape | None:
+    """The shape of a schema with no other keywords than PLAIN_KEYWORDS, if it is of one scalar type: most are."""
+    name = schema.get("type")
+    return _PLAIN.get(name) if isinstance(name, str) else None
+
+
+def types(schema: Schema, pointer: str, strict: bool) -> list[str]:
+    """The types that a schema names or, without `type`, means."""
+    given = schema["type"] if "type" in schema else keywords.implied_types(schema, strict)
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, list) or not found:
+        raise GrammarError(f"{pointer}/type: {given!r} is not a type", pointer=f"{pointer}/type")
+    for name in found:
+        if name not in keywords.TYPES:
+            near = difflib.get_close_matches(str(name), keywords.TYPES, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(keywords.TYPES)}"
+            raise GrammarError(f"{pointer}/type: unknown type {name!r}; {hint}", pointer=f"{pointer}/type")
+    return found
 
 
 def number(schema: Schema, pointer: str, integer: bool) -> Number:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -109,6 +108,10 @@ class SchemaReader:
             raise GrammarError(
                 f"{pointer or '/'}: {schema!r} is not a schema; a schema is an object or a boolean", pointer=pointer
             )
+        if schema.keys() <= assertions.PLAIN_KEYWORDS and self._depth < self._options.limits.depth:
+            plain = assertions.plain(schema)
+            if plain is not None:
+                return plain
         self._depth += 1
         if self._depth > self._options.limits.depth:
             raise GrammarError(
@@ -140,7 +143,7 @@ class SchemaReader:
         return union(shape, Null()) if schema.get("nullable") is True else shape
 
     def _check_keywords(self, schema: Schema, pointer: str) -> None:
-        for keyword in schema:
+        for keyword in () if schema.keys() <= keywords.KNOWN else schema:
             if keyword not in keywords.KNOWN:
                 near = keywords.near_miss(keyword)
                 if near is not None:
@@ -161,15 +164,7 @@ class SchemaReader:
 
     def _read_types(self, schema: Schema, pointer: str) -> Shape:
         """The schema's own keywords about types, one shape for each type."""
-        given = schema["type"] if "type" in schema else keywords.implied_types(schema, self._options.strict)
-        types = [given] if isinstance(given, str) else given
-        if not isinstance(types, list) or not types:
-            raise GrammarError(f"{pointer}/type: {given!r} is not a type", pointer=f"{pointer}/type")
-        for name in types:
-            if name not in keywords.TYPES:
-                near = difflib.get_close_matches(str(name), keywords.TYPES, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(keywords.TYPES)}"
-                raise GrammarError(f"{pointer}/type: unknown type {name!r}; {hint}", pointer=f"{pointer}/type")
+        types = assertions.types(schema, pointer, self._options.strict)
         shapes = [
             self._read_type(name, schema, pointer) for name in types if name != "integer" or "number" not in types
         ]

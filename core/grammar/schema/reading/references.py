@@ -115,6 +115,8 @@ class References:
 
     def _resource(self, target: str) -> str:
         """The resource that `target` lies in: the nearest schema around it with a URI of its own."""
+        if len(self._bases) == 1:
+            return ""
         while target not in self._bases:
             target = target.rpartition("/")[0]
         return target
