@@ -116,8 +116,8 @@ class NfaEdges:
         return self.add_block(_block_of_set(ranges), source)
 
     def add_automaton(self, node: Automaton, source: int) -> int:
-        make = _kept_block_of_automaton if len(node.rows) <= _MAX_KEPT_ROWS else _block_of_automaton
-        return self.add_block(make(node), source)
+        found = _kept_block(_Same(node)) if len(node.rows) <= _MAX_KEPT_ROWS else _block_of_automaton(node)
+        return self.add_block(found, source)
 
     @property
     def extent(self) -> Extent:
@@ -223,4 +223,21 @@ def _block_of_automaton(node: Automaton) -> Block:
     return Block.of(num_states + 1, edges, np.array(skips, np.int32), num_states)
 
 
-_kept_block_of_automaton = lru_cache(maxsize=128)(_block_of_automaton)
+class _Same:
+    """A node as a key that equals no other node: to hash an automaton takes as long as to make a block of it."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Automaton) -> None:
+        self.node = node
+
+    def __hash__(self) -> int:
+        return id(self.node)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.node is other.node
+
+
+@lru_cache(maxsize=128)
+def _kept_block(same: _Same) -> Block:
+    return _block_of_automaton(same.node)

@@ -11,6 +11,9 @@ from graftlm.core.grammar.schema.text import json_text
 
 _FREE = 1
 
+_Edges = tuple[tuple[int, int, int], ...]
+"""Lowest and highest byte, and the state that they lead to."""
+
 
 def names_but(names: Iterable[str]) -> ast.Automaton:
     """The automaton of `json_text.other_names`; `names` has at least one."""
@@ -29,10 +32,15 @@ def names_but(names: Iterable[str]) -> ast.Automaton:
             state = after
         ends.add(state)
     before = len(shared) - 1
-    trie = [
-        tuple(sorted([*_leaving(place, tuple(row)), *((byte, byte, before + to) for byte, to in row.items())]))
-        for place, row in zip(within, rows, strict=True)
-    ]
+    trie = []
+    for place, row in zip(within, rows, strict=True):
+        if len(row) == 1:
+            ((byte, to),) = row.items()
+            below, above = _around(place, byte)
+            trie.append((*below, (byte, byte, before + to), *above))
+        else:
+            ways = [(byte, byte, before + to) for byte, to in row.items()]
+            trie.append(tuple(sorted([*_leaving(place, tuple(row)), *ways])))
     between = [state for state, place in enumerate(within) if not place and state not in ends]
     accepting = [state + before if state else 0 for state in between]
     return ast.Automaton((trie[0], *shared[1:], *trie[1:]), frozenset([_FREE, *accepting]))
@@ -57,7 +65,14 @@ def _places_after(place: int) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def _leaving(state: int, children: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+def _around(state: int, child: int) -> tuple[_Edges, _Edges]:
+    """The edges of `_leaving` for one child: those on lower bytes, and those on higher ones."""
+    edges = _leaving(state, (child,))
+    return tuple([edge for edge in edges if edge[1] < child]), tuple([edge for edge in edges if edge[0] > child])
+
+
+@lru_cache(maxsize=4096)
+def _leaving(state: int, children: tuple[int, ...]) -> _Edges:
     """The edges of a state of `_text` without the bytes of `children`."""
     edges = []
     for low, high, target in _text().rows[state]:
