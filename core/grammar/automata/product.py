@@ -29,6 +29,7 @@ MAX_STATES = 20_000
 _NEVER = 0xFF
 _SLICE = 500_000
 """Pairs times classes of bytes between two looks at the clock: half a second at most, as Python."""
+_LEAVES = frozenset({ast.Literal, ast.CharSet, ast.Empty, ast.Automaton, ast.Rule})
 _NO_ACTIONS = np.zeros((1, ACTION_WIDTH), np.int32)
 
 
@@ -43,16 +44,34 @@ def without_products(node: Node, max_states: int | None = None) -> Node:
 
     Raises GrammarError, before it makes them, where they alone have more than `max_states` states.
     """
-    if max_states is not None:
-        least = _least_states(node, {})
-        if least > max_states:
-            raise GrammarError(
-                f"the constraint needs more than {max_states:,} states; "
-                "simplify it (patterns beside lengths or other patterns cost most) or raise limits.states"
-            )
-        if not least:  # there is no product
-            return node
+    if not _has_products(node):
+        return node
+    if max_states is not None and _least_states(node, {}) > max_states:
+        raise GrammarError(
+            f"the constraint needs more than {max_states:,} states; "
+            "simplify it (patterns beside lengths or other patterns cost most) or raise limits.states"
+        )
     return _without_products(node, {})
+
+
+def _has_products(node: Node) -> bool:
+    """Whether there is an intersection or a difference in `node`."""
+    work, seen = [node], set[int]()
+    while work:
+        here = work.pop()
+        if type(here) in _LEAVES or id(here) in seen:
+            continue
+        seen.add(id(here))
+        match here:
+            case ast.Concat(items) | ast.Alternation(items):
+                work += items
+            case ast.Repeat(item):
+                work.append(item)
+            case ast.Graph(rows):
+                work += [item for row in rows for item, _ in row]
+            case _:
+                return True
+    return False
 
 
 def _least_states(node: Node, known: dict[int, int]) -> int:
