@@ -98,7 +98,7 @@ class StateTable(ABC):
 
     @cached_property
     def _flat(self) -> memoryview[int]:
-        return memoryview(self.table.tobytes()).cast("i")
+        return self.table.reshape(-1).data
 
     @cached_property
     def _width(self) -> int:

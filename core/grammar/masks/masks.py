@@ -48,7 +48,7 @@ class Masks(MaskRows):
 
     def representative(self, place: Place) -> Place:
         """A place with the same mask: counts too far from a bound for any token to reach it are treated as equal."""
-        if not self._dfa.loops:
+        if not any(place[1:]):  # a count of 0 stays 0
             return place
         reach = self._vocabulary.trie.max_depth
         counts = []

@@ -129,14 +129,15 @@ class Dpda(StateTable):
 
     def _nearest(self, state: int) -> tuple[int, int, int]:
         """On the shortest way from `state`: its byte, the first state of the rule it calls or 0, and the next state."""
-        row = self.table[state]
-        classes = np.flatnonzero(row)
-        targets = row[classes].astype(np.int64)
-        called = np.where(targets < 0, self.calls[np.maximum(-targets, 0), 0], 0)
-        after = np.where(targets < 0, self.calls[np.maximum(-targets, 0), 1], targets)
-        left = np.where(targets < 0, self.distance[called].astype(np.int64), 1) + self.distance[after]
-        best = int(np.argmin(left))
-        return self.first_bytes[int(classes[best])], int(called[best]), int(after[best])
+        distances, width = self._distances, self._width
+        found, fewest = (0, 0, 0), -1
+        for byte_class, target in enumerate(self._flat[state * width : (state + 1) * width].tolist()):
+            if target:
+                called, after = self._calls[-target] if target < 0 else (0, target)
+                left = (distances[called] if called else 1) + distances[after]
+                if left < fewest or fewest < 0:
+                    found, fewest = (self.first_bytes[byte_class], called, after), left
+        return found
 
     def measured(self) -> Dpda:
         """The same with all that is asked of it at each token computed, which a pickle holds too."""
