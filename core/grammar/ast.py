@@ -103,14 +103,14 @@ class Graph(ComposedNode):
 
 @_composed
 class Intersection(ComposedNode):
-    """Texts that every item matches; at least two. automata/product.py turns it into an Automaton."""
+    """Texts that every item matches; at least two. products/product.py turns it into an Automaton."""
 
     items: tuple[Node, ...]
 
 
 @_composed
 class Difference(ComposedNode):
-    """Texts that `item` matches and `minus` does not. automata/product.py turns it into an Automaton."""
+    """Texts that `item` matches and `minus` does not. products/product.py turns it into an Automaton."""
 
     item: Node
     minus: Node

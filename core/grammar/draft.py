@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.product import without_products
+from graftlm.core.grammar.automata.products.product import without_products
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.automata.stack.positions import Positions

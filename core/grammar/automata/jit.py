@@ -43,7 +43,7 @@ _GRAMMAR = "graftlm.core.grammar"
 _MODULES = tuple(
     f"{_GRAMMAR}.{name}"
     for name in (
-        *("automata.determinize", "automata.distances", "automata.nfa_arrays", "automata.pairs"),
+        *("automata.determinize", "automata.distances", "automata.nfa_arrays", "automata.products.pairs"),
         *("automata.stack.call_sites", "automata.stack.rule_distances"),
         *("masks.trie", "masks.trie_walk", "masks.stack_walk", "masks.self_loops", "masks.spelling"),
     )

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.products import product
 
 
 def matches(node: Node, text: str) -> bool:

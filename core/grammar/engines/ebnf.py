@@ -5,7 +5,7 @@ from __future__ import annotations
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata.product import product
+from graftlm.core.grammar.automata.products.product import product
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier, without_surrogates
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata.product import product
+from graftlm.core.grammar.automata.products.product import product
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier, without_surrogates
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import START, Dfa
-from graftlm.core.grammar.automata.product import without_products
+from graftlm.core.grammar.automata.products.product import without_products
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,7 +10,7 @@ import pytest
 from graftlm import JsonSchema, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar import Grammar, Limits, ast, budget
-from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.regex.regex import parse
 from tests.grammars import BYTES, compiled

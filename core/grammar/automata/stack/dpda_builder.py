@@ -12,7 +12,7 @@ from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import UNREACHABLE, EmptyLanguage, Exploration
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
-from graftlm.core.grammar.automata.product import product
+from graftlm.core.grammar.automata.products.product import product
 from graftlm.core.grammar.automata.stack.call_plan import plan_calls
 from graftlm.core.grammar.automata.stack.call_sites import place_calls
 from graftlm.core.grammar.automata.stack.dpda import Dpda

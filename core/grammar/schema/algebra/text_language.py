@@ -10,8 +10,8 @@ from functools import lru_cache
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata import product
-from graftlm.core.grammar.automata.witness import has_witness
+from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.automata.products.witness import has_witness
 from graftlm.core.grammar.regex import regex
 from graftlm.core.grammar.schema.algebra.formats import FORMATS, WIDE_FORMATS
 from graftlm.core.grammar.schema.algebra.shapes import Text

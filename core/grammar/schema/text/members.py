@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata import product
-from graftlm.core.grammar.automata.witness import has_witness
+from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.automata.products.witness import has_witness
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Literals, Object, Shape, Text, both
 from graftlm.core.grammar.schema.member_names import counts_names, num_other_names

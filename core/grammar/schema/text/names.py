@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.schema.text import json_text
 
 _FREE = 1

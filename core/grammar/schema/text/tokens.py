@@ -9,8 +9,8 @@ from typing import Any
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
-from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.schema.algebra.shapes import Number, Text
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.names import names_but

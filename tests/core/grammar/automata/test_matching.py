@@ -5,8 +5,8 @@ from itertools import product as texts_of
 import pytest
 
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.matching import matches
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.regex import regex
 
 PATTERNS = [

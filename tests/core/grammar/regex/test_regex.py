@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata import charsets, product
+from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.regex.regex import parse
 
 ALPHABET = "abzABZ019_ .-\né\u0130ſKλ中😀"

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata import product
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.regex.regex import parse
 
 TEXTS = ["".join(text) for length in range(5) for text in itertools.product("ab- c", repeat=length)]

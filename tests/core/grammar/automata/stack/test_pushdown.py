@@ -7,7 +7,7 @@ import pytest
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
-from graftlm.core.grammar.automata.product import without_products
+from graftlm.core.grammar.automata.products.product import without_products
 from graftlm.core.grammar.automata.stack.positions import END, INFINITE, Positions
 from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.automata.stack.shortest import ShortestTexts

@@ -7,9 +7,9 @@ import random
 import pytest
 from jsonschema import FormatChecker
 
-from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.endings import shortest_ending
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.schema.algebra.formats import FORMATS
 from graftlm.core.grammar.schema.algebra.text_language import format_node
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.schema.text import json_text
 

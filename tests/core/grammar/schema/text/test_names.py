@@ -1,8 +1,8 @@
 import pytest
 
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.schema.text import json_text
 from graftlm.core.grammar.schema.text.names import names_but
 

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import UNREACHABLE
 from graftlm.core.grammar.automata.matching import matches
+from graftlm.core.grammar.automata.products import product
 
 _STEPS = (0, 1, 2, 5, 9)
 """Bytes of a walk through an automaton before it takes the shortest way to the end."""

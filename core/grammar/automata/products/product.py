@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial, reduce
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Automaton, Difference, Intersection, Node
-from graftlm.core.grammar.automata import pairs
-from graftlm.core.grammar.automata.determinize import ACTION_WIDTH
-from graftlm.core.grammar.automata.dfa import UNREACHABLE, Dfa
-from graftlm.core.grammar.automata.distances import measure
+from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.products import pairs
+from graftlm.core.grammar.automata.products.byte_table import ByteTable, Int32Array
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.spec import Limits
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-Int32Array: TypeAlias = "npt.NDArray[np.int32]"
-Int64Array: TypeAlias = "npt.NDArray[np.int64]"
 
 MAX_STATES = 20_000
 # A byte that UTF-8 never uses: added as a text of its own, it keeps the automaton of an empty language buildable.
@@ -30,7 +26,6 @@ _NEVER = 0xFF
 _SLICE = 500_000
 """Pairs times classes of bytes between two looks at the clock: half a second at most, as Python."""
 _LEAVES = frozenset({ast.Literal, ast.CharSet, ast.Empty, ast.Automaton, ast.Rule})
-_NO_ACTIONS = np.zeros((1, ACTION_WIDTH), np.int32)
 
 
 @lru_cache(maxsize=512)
@@ -119,13 +114,13 @@ def is_empty(node: Node) -> bool:
             return not _Walk(first, table(last), keep_if_second=True, stops=True).run()
         case Difference(item, minus):
             return not _Walk(table(item), table(minus), keep_if_second=False, stops=True).run()
-    return not _live(table(node))[1]
+    return not table(node).live()[1]
 
 
 def has_length(node: Node, low: int, high: int | None) -> bool:
     """Whether some text of `low` to `high` characters matches `node`; None is without bound."""
     found = table(node)
-    live = _live(found)
+    live = found.live()
     states = np.array([1] if live[1] else [], np.int32)
     length = 0
     while len(states) and (high is None or length <= high):
@@ -136,7 +131,7 @@ def has_length(node: Node, low: int, high: int | None) -> bool:
     return False
 
 
-def _after_character(table: Table, live: npt.NDArray[np.bool_], states: Int32Array) -> Int32Array:
+def _after_character(table: ByteTable, live: npt.NDArray[np.bool_], states: Int32Array) -> Int32Array:
     """The live states that one more character of UTF-8 leads to."""
     found = [table.after(states, 0, 0x7F)]
     for first, last, num_more in ((0xC2, 0xDF, 1), (0xE0, 0xEF, 2), (0xF0, 0xF4, 3)):
@@ -157,40 +152,8 @@ def matches(node: Node, text: str) -> bool:
     return table(node).accepts(data)
 
 
-class Table:
-    """An automaton as arrays, with bytes that no state tells apart in one class.
-
-    classes    int64 [256]: the class of each byte
-    targets    int32 [num_states, num_classes]: the next state; state 0 is dead, 1 starts
-    accepting  bool [num_states]
-    """
-
-    def __init__(self, classes: Int64Array, targets: Int32Array, accepting: npt.NDArray[np.bool_]) -> None:
-        self.classes = classes
-        self.targets = targets
-        self.accepting = accepting
-
-    def after(self, states: Int32Array, first: int, last: int) -> Int32Array:
-        """The states that a byte from `first` to `last` leads to from any of `states`, each once."""
-        return np.unique(self.targets[np.ix_(states, np.unique(self.classes[first : last + 1]))])
-
-    def accepts(self, data: bytes) -> bool:
-        """Whether `data` as a whole is in the language."""
-        state = 1
-        for byte in data:
-            state = self.targets[state, self.classes[byte]]
-        return bool(self.accepting[state])
-
-    def distances(self) -> Int32Array:
-        """int32 [num_states]: the fewest bytes to an accepting state, or UNREACHABLE."""
-        distance = np.where(self.accepting, 0, UNREACHABLE).astype(np.int32)
-        measure(self.targets, _NO_ACTIONS, distance)
-        distance[0] = UNREACHABLE
-        return distance
-
-
 @lru_cache(maxsize=128)
-def table(node: Node) -> Table:
+def table(node: Node) -> ByteTable:
     """The table of `node`; products have no dead ends in it. Raises GrammarError over MAX_STATES states."""
     match node:
         case Automaton():
@@ -203,10 +166,10 @@ def table(node: Node) -> Table:
     dfa = Dfa.compile(node, Limits(states=MAX_STATES), counters=False)
     targets = dfa.table.copy()
     targets[:, dfa.classes[_NEVER]] = 0  # no other byte is in its class
-    return Table(dfa.classes.astype(np.int64), targets, dfa.accepting)
+    return ByteTable(dfa.classes.astype(np.int64), targets, dfa.accepting)
 
 
-def _expand(node: Automaton) -> Table:
+def _expand(node: Automaton) -> ByteTable:
     cuts = {0, 256}.union(*({low, high + 1} for row in node.rows for low, high, _ in row))
     starts = np.array(sorted(cuts))
     class_of = {int(start): i for i, start in enumerate(starts)}
@@ -216,24 +179,24 @@ def _expand(node: Automaton) -> Table:
         for low, high, target in row:
             targets[state, class_of[low] : class_of[high + 1]] = target + 1
     accepting[[state + 1 for state in node.accepting]] = True
-    return Table(np.repeat(np.arange(len(starts) - 1), np.diff(starts)), targets, accepting)
+    return ByteTable(np.repeat(np.arange(len(starts) - 1), np.diff(starts)), targets, accepting)
 
 
-def _both_of(items: Sequence[Node]) -> Table:
+def _both_of(items: Sequence[Node]) -> ByteTable:
     return reduce(partial(_combine, keep_if_second=True), map(table, items))
 
 
-def _combine(a: Table, second: Table, *, keep_if_second: bool) -> Table:
+def _combine(a: ByteTable, second: ByteTable, *, keep_if_second: bool) -> ByteTable:
     """Walk both at once; without `keep_if_second` accept what `second` does not."""
     walk = _Walk(a, second, keep_if_second=keep_if_second)
     walk.run()
-    return _trim(walk.table())
+    return walk.table().trimmed()
 
 
 class _Walk:
     """Two tables walked at once, as far as pairs of their states are reached."""
 
-    def __init__(self, a: Table, second: Table, *, keep_if_second: bool, stops: bool = False) -> None:
+    def __init__(self, a: ByteTable, second: ByteTable, *, keep_if_second: bool, stops: bool = False) -> None:
         self._a, self._second, self._is_both, self._stops = a, second, keep_if_second, stops
         num_classes = second.targets.shape[1]
         pairs_of_classes = (a.classes * num_classes + second.classes).tolist()
@@ -265,13 +228,13 @@ class _Walk:
             if status == pairs.GROW:
                 self._pairs, self._rows = _doubled(self._pairs), _doubled(self._rows)
 
-    def table(self) -> Table:
+    def table(self) -> ByteTable:
         num_pairs = int(self._control[pairs.NUM_PAIRS])
         in_a, in_second = self._pairs[:num_pairs].T
         accepted = self._second.accepting[in_second]
         accepting = self._a.accepting[in_a] & (accepted if self._is_both else ~accepted)
         accepting[0] = False
-        return Table(self._classes, self._rows[:num_pairs].copy(), accepting)
+        return ByteTable(self._classes, self._rows[:num_pairs].copy(), accepting)
 
 
 def _doubled(array: Int32Array) -> Int32Array:
@@ -280,23 +243,7 @@ def _doubled(array: Int32Array) -> Int32Array:
     return larger
 
 
-def _live(table: Table) -> npt.NDArray[np.bool_]:
-    """Which states can reach an accepting one."""
-    live: npt.NDArray[np.bool_] = table.distances() != UNREACHABLE
-    return live
-
-
-def _trim(table: Table) -> Table:
-    """Number the states anew without those that cannot reach an accepting one; the start stays."""
-    live = _live(table)
-    if live[1:].all():
-        return table
-    live[:2] = True
-    numbers = np.where(live, np.cumsum(live) - 1, 0).astype(np.int32)
-    return Table(table.classes, numbers[table.targets[live]], table.accepting[live])
-
-
-def _as_automaton(table: Table) -> Automaton:
+def _as_automaton(table: ByteTable) -> Automaton:
     # neighbours in one class have one target: a run begins where the class of the byte does
     begins = np.flatnonzero(np.diff(table.classes, prepend=-1))
     targets = table.targets[1:][:, table.classes[begins]]

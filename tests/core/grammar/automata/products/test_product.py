@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.automata import product
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.regex.regex import parse
 
 WORDS = ["".join(letters) for n in range(6) for letters in itertools.product("ab", repeat=n)]

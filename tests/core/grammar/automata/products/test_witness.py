@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.grammar import ast
-from graftlm.core.grammar.automata import product
-from graftlm.core.grammar.automata.witness import has_witness
+from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.automata.products.witness import has_witness
 from graftlm.core.grammar.regex.regex import parse
 
 PATTERNS = st.sampled_from(

@@ -1,0 +1,1 @@
+"""Products of automata: intersections and differences of regular languages."""
