@@ -1,4 +1,4 @@
-"""Whether a node matches a text, told by the node itself: its automaton is not built for one look."""
+"""Whether a node matches a text, told by the node itself: few texts are not worth its automaton."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from graftlm.core.grammar.automata.products import product
 
 
 def matches(node: Node, text: str) -> bool:
-    """Whether `node`, which is regular, matches the whole of `text`."""
+    """Whether `node`, which is regular, matches the whole of `text`. For many texts `product.matches` is faster."""
     return len(text) in _ends(node, text, frozenset({0}))
 
 
 def _ends(node: Node, text: str, starts: AbstractSet[int]) -> AbstractSet[int]:
-    """Where texts of `node` may end that begin at one of `starts`."""
+    """The ends, in characters of `text`, of all texts of `node` that begin at one of `starts`."""
     match node:
         case ast.Literal(data):
             word = data.decode()

@@ -45,20 +45,20 @@ def write_edges(
     text, e, p = 0, 0, 0
     for i in range(len(steps)):
         kind, source, first, value = steps[i, 0], steps[i, 1], steps[i, 2], steps[i, 3]
-        if kind == 0:
+        if kind == SKIP:
             epsilons[p, 0], epsilons[p, 1] = source, first
             p += 1
-        elif kind == 1:
+        elif kind == SYMBOL:
             edges[e, 0], edges[e, 1], edges[e, 2], edges[e, 3] = source, first, value, value
             e += 1
-        elif kind == 2:
+        elif kind == LITERAL:
             for state in range(first, first + value):
                 edges[e, 0], edges[e, 1] = source, state
                 edges[e, 2] = edges[e, 3] = texts[text]
                 source = state
                 text += 1
                 e += 1
-        elif kind == 3:
+        elif kind == BLOCK:
             at = value + 2
             for _ in range(blocks[value]):
                 edges[e, 0] = source if blocks[at] < 0 else blocks[at] + first

@@ -10,9 +10,8 @@ from graftlm.core.grammar.ast import Node
 
 MAX_FIXED = 1 << 17
 """Bytes of such a part, about a second's work."""
-
-
 _PLAIN = frozenset({ast.Literal, ast.Empty, ast.CharSet})
+"""Kinds of nodes that name no rule."""
 
 
 def check_fixed_texts(node: Node, rules: Mapping[str, Node]) -> None:

@@ -87,7 +87,7 @@ class Language:
         )
 
     def _end_of_respelled(self, text: str) -> int | None:
-        """Where a JSON value ends that begins `text` and is of the language once it is written as the grammar does."""
+        """The end, in characters, of the JSON value that begins `text`; None if the language has no spelling of it."""
         if self._member_order is None or (found := respelled(text, self._member_order)) is None:
             return None
         try:

@@ -26,6 +26,7 @@ _NEVER = 0xFF
 _SLICE = 500_000
 """Pairs times classes of bytes between two looks at the clock: half a second at most, as Python."""
 _LEAVES = frozenset({ast.Literal, ast.CharSet, ast.Empty, ast.Automaton, ast.Rule})
+"""Kinds of nodes without a product in them."""
 
 
 @lru_cache(maxsize=512)
@@ -144,7 +145,7 @@ def _after_character(table: ByteTable, live: npt.NDArray[np.bool_], states: Int3
 
 
 def matches(node: Node, text: str) -> bool:
-    """Whether `node` matches the whole of `text`."""
+    """Whether `node` matches the whole of `text`, by its automaton, which is kept."""
     try:
         data = text.encode()
     except UnicodeEncodeError:

@@ -31,7 +31,7 @@ def has_witness(
     """Whether one of a few texts of the first of `items` is in all of them, in none of `minus` and not in `texts`.
 
     low, high  characters that it has
-    at_once    whether few texts are asked of most nodes, which tell by themselves then, without an automaton
+    at_once    ask the other nodes themselves, not their automata: faster where each is asked for few texts
 
     False does not tell that there is none.
     """

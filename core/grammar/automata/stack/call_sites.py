@@ -1,4 +1,4 @@
-"""Where the states of a pushdown automaton call rules, and whether one byte always tells what to do."""
+"""The calls of a pushdown automaton: the states that call rules, and the bytes on which they do."""
 
 from __future__ import annotations
 
