@@ -58,7 +58,13 @@ NEWER = frozenset(SINCE)
 
 KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for word in words)})
 
-_CONSTRAINING = sorted(KNOWN - SILENT) + ["then", "else"]
+
+def _letters(keyword: str) -> str:
+    return keyword.lower().strip(" :").replace("_", "").replace("-", "")
+
+
+_CONSTRAINING = {known: _letters(known) for known in [*sorted(KNOWN - SILENT), "then", "else"]}
+"""With their letters as misspellings are looked for."""
 
 
 @lru_cache(maxsize=4096)
@@ -71,23 +77,25 @@ def near_miss(keyword: str) -> str | None:
     """
     if keyword.startswith(("_", "$", "x-")):
         return None
-    near = (known for known in _CONSTRAINING if is_misspelled(keyword, known))
+    word = _letters(keyword)
+    near = (known for known, target in _CONSTRAINING.items() if _is_near(word, target))
     return next((known for known in near if not keyword[1:].endswith(known[0].upper() + known[1:])), None)
 
 
 def is_misspelled(name: str, known: str) -> bool:
     """Whether `name` is `known` but for case and separators, or for typing errors that its length makes likely."""
-    word, target = _letters(name), _letters(known)
+    return _is_near(_letters(name), _letters(known))
+
+
+def _is_near(word: str, target: str) -> bool:
+    """Whether `word` is `target` but for typing errors that its length makes likely."""
     allowed = 1 if len(target) < 9 else 2
     return word == target or (
         abs(len(word) - len(target)) <= allowed
         and (len(target) > 4 or sorted(word) == sorted(target))
+        and len(set(word).difference(target)) <= allowed  # each of these takes an error
         and _typing_errors(word, target) <= allowed
     )
-
-
-def _letters(keyword: str) -> str:
-    return keyword.lower().strip(" :").replace("_", "").replace("-", "")
 
 
 def _typing_errors(a: str, b: str) -> int:
