@@ -123,6 +123,18 @@ class Automaton(ComposedNode):
     rows: tuple[tuple[tuple[int, int, int], ...], ...]
     accepting: frozenset[int]
 
+    @property
+    def num_states(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_edges(self) -> int:
+        return sum(map(len, self.rows))
+
+    @property
+    def is_nothing(self) -> bool:
+        return not self.accepting
+
 
 @dataclass(frozen=True, slots=True)
 class Rule(SharedNode):

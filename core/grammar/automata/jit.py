@@ -45,6 +45,7 @@ _MODULES = tuple(
     for name in (
         *("automata.determinize", "automata.distances", "automata.nfa_arrays", "automata.products.pairs"),
         *("automata.stack.call_sites", "automata.stack.rule_distances"),
+        "schema.text.name_trie",
         *("masks.trie", "masks.trie_walk", "masks.stack_walk", "masks.self_loops", "masks.spelling"),
     )
 )

@@ -261,8 +261,8 @@ class NfaBuilder:
                     size = self._size(item) * (minimum + 1 if maximum is None else maximum)
                 case Graph(rows):
                     size = sum(self._size(item) for row in rows for item, _ in row)
-                case ast.Automaton(edges):
-                    size = sum(map(len, edges))
+                case ast.Automaton():
+                    size = node.num_edges
                 case _:
                     size = 0
             self._sizes[key] = size

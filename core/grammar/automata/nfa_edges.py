@@ -11,6 +11,7 @@ import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Automaton, Range
+from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa import Loop, Nfa
 from graftlm.core.grammar.automata.nfa_arrays import BLOCK, COPY, LITERAL, SKIP, SYMBOL, sort_edges, write_edges
@@ -116,6 +117,8 @@ class NfaEdges:
         return self.add_block(_block_of_set(ranges), source)
 
     def add_automaton(self, node: Automaton, source: int) -> int:
+        if isinstance(node, ArrayAutomaton):
+            return self.add_block(_block_of_edges(node), source)
         found = _kept_block(_Same(node)) if len(node.rows) <= _MAX_KEPT_ROWS else _block_of_automaton(node)
         return self.add_block(found, source)
 
@@ -210,6 +213,13 @@ def _block_of_set(ranges: tuple[Range, ...]) -> Block:
     edges = np.array(list(rows), np.int32).reshape(-1, 4)
     edges[:, :2] -= 1  # node 0 is the state that it begins at
     return Block.of(graph.num_nodes - 1, edges, np.empty((0, 2), np.int32), 0)
+
+
+def _block_of_edges(node: ArrayAutomaton) -> Block:
+    skips = np.empty((len(node.ends) + 1, 2), np.int32)
+    skips[0] = -1, 0
+    skips[1:, 0], skips[1:, 1] = node.ends, node.num_states
+    return Block.of(node.num_states + 1, node.edges, skips, node.num_states)
 
 
 def _block_of_automaton(node: Automaton) -> Block:

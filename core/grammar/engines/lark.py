@@ -221,7 +221,7 @@ class _LarkWriter(RuleWriter):
     def _is_regular(self, node: Node) -> bool:
         """Whether a terminal can hold `node`; an automaton takes rules, as regexes have no states."""
         kind = type(node)
-        if kind is ast.Rule or kind is ast.Graph or kind is ast.Automaton:
+        if kind is ast.Rule or kind is ast.Graph or isinstance(node, ast.Automaton):
             return False
         if kind is ast.Literal or kind is ast.CharSet:
             return True

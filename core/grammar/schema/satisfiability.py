@@ -111,7 +111,7 @@ class _Endings:
             return id(node) in self._nodes
         if isinstance(node, ast.CharSet):
             return any(low < 0xD800 or high > 0xDFFF for low, high in node.ranges)
-        return bool(node.accepting) if isinstance(node, ast.Automaton) else True
+        return not (isinstance(node, ast.Automaton) and node.is_nothing)
 
     def _composed(self, node: ast.Concat | ast.Alternation | ast.Repeat | ast.Graph) -> bool:
         match node:

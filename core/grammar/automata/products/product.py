@@ -11,6 +11,7 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Automaton, Difference, Intersection, Node
+from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import pairs
 from graftlm.core.grammar.automata.products.byte_table import ByteTable, Int32Array
@@ -25,7 +26,7 @@ MAX_STATES = 20_000
 _NEVER = 0xFF
 _SLICE = 500_000
 """Pairs times classes of bytes between two looks at the clock: half a second at most, as Python."""
-_LEAVES = frozenset({ast.Literal, ast.CharSet, ast.Empty, ast.Automaton, ast.Rule})
+_LEAVES = frozenset({ast.Literal, ast.CharSet, ast.Empty, ast.Automaton, ArrayAutomaton, ast.Rule})
 """Kinds of nodes without a product in them."""
 
 

@@ -52,8 +52,8 @@ def _measure(node: Node, places: dict[int, int], rules: list[str]) -> int:
     if known is not None:
         return known
     match node:
-        case ast.Automaton(rows):
-            total = _PLACES_OF_STATE * len(rows)
+        case ast.Automaton():
+            total = _PLACES_OF_STATE * node.num_states
         case ast.Difference(item, minus):
             total = _measure(item, places, rules) + _measure(minus, places, rules)
         case ast.Repeat(item, low, high):

@@ -84,8 +84,13 @@ def string(text: str) -> Node:
 
 def written(text: str) -> Node:
     """`text`, a JSON string with its quotation marks. Raises GrammarError for a lone surrogate."""
+    return ast.Literal(encoded(text))
+
+
+def encoded(text: str) -> bytes:
+    """`text` in UTF-8. Raises GrammarError for a lone surrogate."""
     try:
-        return ast.literal(text)
+        return text.encode()
     except UnicodeEncodeError as error:
         raise GrammarError(f"{text!r} holds a lone surrogate, which UTF-8 cannot write; remove it") from error
 

@@ -1,5 +1,6 @@
 import pytest
 
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
@@ -14,6 +15,19 @@ def test_the_automaton_of_names_has_the_language_of_the_nodes(names: list[str]) 
     automaton, node = names_but(names), json_text.other_names(names)
     assert product.is_empty(ast.Difference(automaton, node))
     assert product.is_empty(ast.Difference(node, automaton))
+
+
+def test_a_state_of_the_trie_has_an_edge_for_each_letter_and_for_those_between() -> None:
+    automaton = names_but(["ab", "ad"])
+    first, after_a = automaton.rows[0], automaton.rows[len(automaton.rows) - 3]
+    assert [(low, high) for low, high, _ in first if 0x5D <= low <= 0x7F] == [(0x5D, 0x60), (0x61, 0x61), (0x62, 0x7F)]
+    assert [low for low, _, _ in after_a if 0x5D <= low <= 0x7F] == [0x5D, 0x62, 0x63, 0x64, 0x65]
+    assert automaton.num_states - 1 not in automaton.accepting
+
+
+def test_a_name_that_utf8_cannot_write_is_refused() -> None:
+    with pytest.raises(GrammarError, match="lone surrogate"):
+        names_but(["a", "\ud800"])
 
 
 def test_a_listed_letter_takes_one_state() -> None:
