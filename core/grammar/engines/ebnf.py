@@ -16,7 +16,7 @@ def to_ebnf(node: Node, rules: dict[str, Node]) -> str:
 
 class _EbnfWriter(RuleWriter):
     START = "root"
-    DEFINES = " ::="
+    DEFINES = " ::= "
 
     def _body(self, node: Node) -> str:
         match node:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products.product import product
-from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier, without_surrogates
+from graftlm.core.grammar.engines.regex_text import char_class, plain
+from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier
 
 MAX_STATES = 1_000  # each state of a walk nests inside the one before it, and llguidance's parser stack is limited
 
@@ -64,7 +63,7 @@ class _LarkWriter(RuleWriter):
             regular = [item for item in node.items if self._is_regular(item)]
             others = [item for item in node.items if not self._is_regular(item)]
             merged = [ast.alternation(*regular)] if regular else []
-            return " | ".join([self._body(item) for item in [*merged, *others]]), _CHOICE
+            return "|".join([self._body(item) for item in [*merged, *others]]), _CHOICE
         if isinstance(node, ast.Graph):
             _check_length(node)
             return self._graph(node), _ATOM
@@ -90,14 +89,14 @@ class _LarkWriter(RuleWriter):
     def _concat(self, items: tuple[Node, ...]) -> _Text:
         """A terminal takes all it can, so one that something optional follows is also written joined to it."""
         if not any(map(self._is_regular, items)):
-            return " ".join([self._in_sequence(item) for item in items]), _SEQUENCE
+            return _joined([self._in_sequence(item) for item in items]), _SEQUENCE
         runs = self._runs(items)
         for i, (run, after) in enumerate(zip(runs, runs[1:], strict=False)):
             if isinstance(after, (ast.Alternation, ast.Repeat)) and self._is_regular(run) and not _loops(after):
                 ways = after.items if isinstance(after, ast.Alternation) else (ast.EMPTY, after.item)
                 found = [self._body(ast.concat(*runs[:i], run, way, *runs[i + 2 :])) for way in ways]
-                return " | ".join(found), _CHOICE
-        return " ".join([self._in_sequence(run) for run in runs]), _SEQUENCE
+                return "|".join(found), _CHOICE
+        return _joined([self._in_sequence(run) for run in runs]), _SEQUENCE
 
     def _in_sequence(self, node: Node) -> str:
         """`node` beside others: in parentheses if it is a choice. Parentheses that come again have a rule."""
@@ -153,7 +152,7 @@ class _LarkWriter(RuleWriter):
         return self._is_regular(body)
 
     def _set(self, ranges: tuple[ast.Range, ...]) -> str:
-        return f"/{_set(ranges)}/"
+        return f"/{char_class(ranges)}/"
 
     def _terminal_use(self, node: Node) -> str:
         """A terminal in a rule. What is used again has a rule, as each terminal in a rule is a symbol of its own."""
@@ -203,7 +202,7 @@ class _LarkWriter(RuleWriter):
     def _expression(self, node: Node) -> _Text:
         """`node` as the definition of a terminal: a regex, but for intersections and differences."""
         match node:
-            case _ if (regex := _plain(node)) is not None:
+            case _ if (regex := plain(node)) is not None:
                 return regex, _ATOM
             case ast.Intersection(items):
                 return " & ".join([self._in_terminal(item, _ATOM) for item in items]), _CHOICE
@@ -264,7 +263,7 @@ class _Walk:
                 self._names[state] = ""  # the walk ends, and nothing may follow
             elif len(row) == 1 and row[0][1] != state and arrivals[state] <= 2 and state not in graph.accepting:
                 text = self._items[state] = self._item(row[0][0])
-                if arrivals[state] == 1 or text.count(" ") < _SHORT:
+                if arrivals[state] == 1 or _is_short(text):
                     self._inlined[state] = text
         for state in list(self._inlined):  # one that leads to another such place leaves that one its rule
             if state in self._inlined:
@@ -276,7 +275,7 @@ class _Walk:
         for state in range(len(names) - 1, -1, -1):
             if state in self._inlined or names[state] == "":
                 continue
-            body = " | ".join(dict.fromkeys(self._ways(state)))
+            body = "|".join(dict.fromkeys(self._ways(state)))
             name = names[state]
             if name is None:
                 names[state] = writer._shared(body)
@@ -295,19 +294,30 @@ class _Walk:
             more = inlined.get(target, "")
             if more:
                 target = self._rows[target][0][1]
-                text = f"{text} {more}" if text else more
+                text = _joined([text, more]) if text else more
             name = self._names[target]
             if name is None:
                 name = self._names[target] = self._writer._fresh()
-            found.append(f"{text} {name}" if text and name else text or name or '""')
+            found.append(_joined([text, name]) if text and name else text or name or '""')
         if state in self._accepting:
             found.append('""')
         return found
 
 
 _is_rule = re.compile(r"[rs]\d+").fullmatch
-_SHORT = 2
-"""Blanks in what is rather written twice than named."""
+_is_short = re.compile(r'(?: ?(?:"(?:[^"\\]|\\.)*"|\w+\??)){1,2}').fullmatch
+"""Two words or one, which are rather written twice than named."""
+
+
+def _joined(words: list[str]) -> str:
+    """`words` in a row, with blanks where one could not be told from the next: each costs as much as a word."""
+    text = words[0]
+    for word in words[1:]:
+        text = text + word if text[-1] in _CLOSING or word[0] in _OPENING else f"{text} {word}"
+    return text
+
+
+_CLOSING, _OPENING = frozenset('")'), frozenset('"(')  # after `/` stand flags, after `?` a name has another meaning
 
 
 def _of_use(use: str) -> _Text:
@@ -333,67 +343,3 @@ def _check_length(node: ast.Graph) -> None:
 
 def _loops(node: ast.Alternation | ast.Repeat) -> bool:
     return isinstance(node, ast.Repeat) and (node.min, node.max) != (0, 1)
-
-
-class _NotPlainError(Exception):
-    """A node takes several terminals."""
-
-
-@lru_cache(maxsize=4096)
-def _plain(node: Node) -> str | None:
-    """`node` as one regex; None where it takes several terminals."""
-    try:
-        return f"/{_regex(node) or '(?:)'}/"  # two slashes begin a comment
-    except _NotPlainError:
-        return None
-
-
-def _regex(node: Node) -> str:
-    match node:
-        case ast.Literal(data):
-            return decoded(data).translate(_ESCAPED)
-        case ast.Empty():
-            return ""
-        case ast.CharSet(ranges):
-            return _set(ranges)
-        case ast.Concat(items):
-            return "".join(map(_regex, items))
-        case ast.Alternation(()):
-            return "[a&&b]"
-        case ast.Alternation(items):
-            check()
-            return f"(?:{'|'.join(map(_regex, items))})"
-        case ast.Repeat(item, minimum, maximum):
-            return f"(?:{_regex(item)}){quantifier(minimum, maximum)}"
-        case ast.Intersection() | ast.Difference():
-            raise _NotPlainError
-        case _:
-            raise AssertionError(node)
-
-
-@lru_cache(maxsize=1024)
-def _set(ranges: tuple[ast.Range, ...]) -> str:
-    parts = []
-    for low, high in without_surrogates(ranges):
-        parts.append(_char(low) if low == high else f"{_char(low)}-{_char(high)}")
-    return f"[{''.join(parts)}]" if parts else "[a&&b]"
-
-
-def _char(code: int) -> str:
-    char = chr(code)
-    return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
-
-
-class _Escaped(dict[int, str]):
-    """For `str.translate`: code points as a regex has them."""
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        if not char.isascii():
-            return _char(code)
-        found = self[code] = char if char.isalnum() or char in _UNESCAPED else _char(code)
-        return found
-
-
-_UNESCAPED = frozenset("_ \"',:;=!%@-")
-_ESCAPED = _Escaped()

@@ -49,11 +49,11 @@ class RuleWriter(ABC):
         return False
 
     def _line(self, name: str, body: str) -> str:
-        return f"{name}{self.DEFINES} {body}"
+        return f"{name}{self.DEFINES}{body}"
 
     def _define(self, name: str, *ways: str) -> None:
         check()
-        self._lines.append(self._line(name, " | ".join(ways)))
+        self._lines.append(self._line(name, "|".join(ways)))
 
     def _fresh(self) -> str:
         self._num_fresh += 1

@@ -251,8 +251,8 @@ def test_lark_text_holds_what_terminals_cannot_confuse() -> None:
 def test_lark_text_writes_a_literal_where_it_is_met_and_names_what_comes_again() -> None:
     pair = ast.concat(ast.Rule("a"), ast.Rule("b"), ast.Rule("a"), ast.Rule("a"))
     assert to_lark(pair, {"a": ast.literal('"'), "b": ast.literal("é")}) == (
-        'start: "\\"" "\\u00e9" s1 s1\n'  # llguidance takes a symbol for each terminal that a rule holds
-        's1: "\\""\n'
+        'start:"\\"""\\u00e9"s1 s1\n'  # llguidance takes a symbol for each terminal that a rule holds
+        's1:"\\""\n'
     )
 
 
@@ -261,7 +261,7 @@ def test_lark_text_joins_a_place_that_leads_on_to_the_one_before() -> None:
         (((ast.Rule("a"), 1),), ((ast.Rule("b"), 2),), ((ast.Rule("a"), 2), (ast.EMPTY, 3)), ()), frozenset({3})
     )
     text = to_lark(walk, {"a": ast.graph([[(ast.Rule("b"), 1)], []], [1]), "b": ast.literal("x")})
-    assert text.splitlines()[2:4] == ['s1: r0 s1 | ""', 's2: r0 "x" s1']
+    assert text.splitlines()[2:4] == ['s1:r0 s1|""', 's2:r0"x"s1']
 
 
 NEST = {
@@ -274,22 +274,22 @@ def test_lark_text_has_one_rule_for_places_of_two_walks_that_go_on_alike() -> No
     tail = ((ast.Rule("a"), 2), (ast.EMPTY, 2))
     walks = [ast.Graph((((ast.literal(name), 1),), tail, ()), frozenset({2})) for name in "xy"]
     text = to_lark(ast.concat(*walks), NEST)
-    assert text.splitlines()[-3:] == ['s1: r0 | ""', 's2: "x" s1', 's3: "y" s1']
+    assert text.splitlines()[-3:] == ['s1:r0|""', 's2:"x"s1', 's3:"y"s1']
 
 
 def test_lark_text_has_one_rule_for_rules_that_say_the_same() -> None:
     pair = ast.concat(ast.Rule("a"), ast.Rule("b"))
     rules = {**NEST, "c": pair, "d": pair, "e": ast.Rule("d"), "f": ast.concat(*map(ast.Rule, "cde"))}
-    assert to_lark(ast.Rule("f"), rules).splitlines()[3:] == ["r2: r0 r1", "r5: r2 r2 r2"]
+    assert to_lark(ast.Rule("f"), rules).splitlines()[3:] == ["r2:r0 r1", "r5:r2 r2 r2"]
 
 
 def test_lark_text_names_a_choice_that_comes_again() -> None:
     node = ast.concat(*[ast.Rule("a"), ast.alternation(ast.Rule("a"), ast.Rule("b"))] * 3)
     assert to_lark(node, NEST).splitlines() == [
-        "start: r0 (r0 | r1) r0 s1 r0 s1",
-        'r0: "()" | "(" r0 ")"',
-        'r1: "[]" | "[" r1 "]"',
-        "s1: r0 | r1",
+        "start:r0(r0|r1)r0 s1 r0 s1",
+        'r0:"()"|"("r0")"',
+        'r1:"[]"|"["r1"]"',
+        "s1:r0|r1",
     ]
 
 
