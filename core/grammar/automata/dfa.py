@@ -10,8 +10,8 @@ import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata import determinize
-from graftlm.core.grammar.automata.distances import measure
+from graftlm.core.grammar.automata import determinize, state_sets
+from graftlm.core.grammar.automata.distances import Ways, measure
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
@@ -227,6 +227,8 @@ class Exploration:
         self._table = np.empty((capacity, nfa.num_classes), np.int32)
         self._accepting = np.zeros(capacity, np.bool_)
         self._owners = np.full((capacity, num_registers), -1, np.int32)
+        self._ways = np.empty((2 * len(nfa.edges) + 4 * nfa.num_classes, 2), np.int32)
+        self._way_ptr = np.zeros(capacity + 1, np.int64)
         self._actions = np.zeros((256 if nfa.loops else 1, determinize.ACTION_WIDTH), np.int32)
         self._pool = np.empty(4 * capacity, np.int32)
         self._set_ptr = np.zeros(capacity + 1, np.int64)
@@ -236,8 +238,7 @@ class Exploration:
     def run(self) -> tuple[int, int] | None:
         """Explore everything; the loops that are in conflict, if two are."""
         nfa, control = self._nfa, self._control
-        important = (np.diff(nfa.edge_ptr) > 0) | (np.arange(nfa.num_states) == nfa.final)
-        seen, kinds = np.zeros(nfa.num_states, np.int32), np.zeros(nfa.num_states, np.int32)
+        num_bytes = int(nfa.classes[-1]) + 1  # classes grow with their bytes
         loops = np.array(
             [(k.minimum, k.maximum, k.register, k.parent, k.body, k.exit) for k in nfa.loops], np.int32
         ).reshape(-1, 6)
@@ -246,9 +247,8 @@ class Exploration:
             budget = _SLICE if compiled else _SLICE_IN_PYTHON
             status = determinize.explore(
                 nfa.start, nfa.final, nfa.edge_ptr, nfa.edges, nfa.epsilon_ptr, nfa.epsilons, nfa.mark, nfa.region,
-                nfa.relevant, important, loops, self._table, self._accepting, self._owners, self._actions,
-                self._pool, self._set_ptr, self._slots, seen, kinds, control, budget,
-                self._limits.states,
+                nfa.relevant, loops, self._table, self._accepting, self._owners, self._actions, self._pool,
+                self._set_ptr, self._slots, self._ways, self._way_ptr, control, budget, self._limits.states, num_bytes,
             )  # fmt: skip
             if status == determinize.DONE:
                 return None
@@ -259,45 +259,52 @@ class Exploration:
                 self._grow()
 
     def _grow(self) -> None:
-        check(2 * (self._table.nbytes + self._pool.nbytes))
-        num_states = int(self._control[determinize.NUM_STATES])
+        check(2 * (self._table.nbytes + self._pool.nbytes + self._ways.nbytes))
+        num_states = int(self._control[state_sets.NUM_STATES])
         if 2 * (num_states + 3 * self._nfa.num_classes) > len(self._table):
             self._table = _doubled(self._table)
             self._accepting = _doubled(self._accepting)
             self._owners = _doubled(self._owners)
             self._set_ptr = _doubled(self._set_ptr)
+            self._way_ptr = _doubled(self._way_ptr)
         self._actions = _doubled(self._actions)
         self._pool = _doubled(self._pool)
+        self._ways = _doubled(self._ways)
         self._slots = np.zeros(_table_size(len(self._table)), np.int32)
-        determinize.rehash(self._pool, self._set_ptr, num_states, self._slots)
+        state_sets.rehash(self._pool, self._set_ptr, num_states, self._slots)
 
     def _check_limits(self) -> None:
-        num_states = int(self._control[determinize.NUM_STATES])
+        num_states = int(self._control[state_sets.NUM_STATES])
         if num_states - 1 > self._limits.states:
             raise GrammarError(
                 f"the constraint needs more than {self._limits.states:,} states; "
                 "simplify it (counted repeats of overlapping parts cost most) or raise limits.states"
             )
-        check(self._table.nbytes + self._pool.nbytes + self._owners.nbytes + self._actions.nbytes + self._slots.nbytes)
+        used = (self._table, self._pool, self._ways, self._owners, self._actions, self._slots)
+        check(sum([array.nbytes for array in used]))
 
     @property
     def table(self) -> Int32Array:
         """The states that were found; row 0 is of none."""
         self._check_limits()
-        table = self._table[: int(self._control[determinize.NUM_STATES])]
+        table = self._table[: int(self._control[state_sets.NUM_STATES])]
         table[0] = 0
         return table
+
+    @property
+    def ways(self) -> Ways:
+        """The transitions of all states, as `determinize.explore` lists them."""
+        return self._way_ptr, self._ways
 
     def finish(self) -> Dfa:
         table = self.table
         n = len(table)
         num_actions = int(self._control[determinize.NUM_ACTIONS])
         accepting, actions = self._accepting[:n], self._actions[:num_actions]
+        distance = np.where(accepting, 0, UNREACHABLE).astype(np.int32)
+        measure(*self.ways, actions, distance)
         if num_actions > 1:
             actions = _share_actions(table, actions)
-        distance = np.full(n, UNREACHABLE, np.int32)
-        distance[accepting] = 0
-        measure(table, actions, distance)
         if distance[START] == UNREACHABLE:
             raise EmptyLanguage("nothing can satisfy the constraint: no text matches it")
         if (distance[1:] == UNREACHABLE).any():

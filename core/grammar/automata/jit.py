@@ -43,8 +43,9 @@ _GRAMMAR = "graftlm.core.grammar"
 _MODULES = tuple(
     f"{_GRAMMAR}.{name}"
     for name in (
-        *("automata.determinize", "automata.distances", "automata.nfa_arrays", "automata.products.pairs"),
-        *("automata.stack.call_sites", "automata.stack.rule_distances"),
+        *("automata.state_sets", "automata.determinize", "automata.distances", "automata.state_table"),
+        *("automata.nfa_arrays", "automata.products.pairs", "automata.stack.call_sites"),
+        "automata.stack.rule_distances",
         "schema.text.name_trie",
         *("masks.trie", "masks.trie_walk", "masks.stack_walk", "masks.self_loops", "masks.spelling"),
     )

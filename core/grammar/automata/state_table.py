@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.automata.jit import Int32Array, loop
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -18,8 +18,32 @@ if TYPE_CHECKING:
 
 LONGEST_RUN = 1 << 16
 """Forced bytes that are found at once."""
-_BLOCK = 1 << 14
-"""States that are looked at together."""
+
+
+@loop("void(i4[:,::1], u1[::1], b1[::1], i2[::1], i2[::1])")
+def count_bytes(
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    accepting: npt.NDArray[np.bool_],
+    degrees: npt.NDArray[np.int16],
+    singles: npt.NDArray[np.int16],
+) -> None:
+    """Fill `degrees` with the number of bytes on which each state has a transition, and `singles` with
+    the one byte of a singular state, -1 for others.
+    """
+    num_states, num_classes = table.shape
+    sizes, bytes_of = np.zeros(num_classes, np.int16), np.zeros(num_classes, np.int16)
+    for byte in range(256):
+        sizes[classes[byte]] += 1
+        bytes_of[classes[byte]] = byte
+    for state in range(num_states):
+        degree, byte = 0, 0
+        for c in range(num_classes):
+            if table[state, c] != 0:
+                degree += sizes[c]
+                byte = bytes_of[c]
+        degrees[state] = degree
+        singles[state] = byte if degree == 1 and not accepting[state] else -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,19 +106,18 @@ class StateTable(ABC):
 
     @cached_property
     def _degrees(self) -> array[int]:
-        sizes = np.bincount(self.classes, minlength=self.table.shape[1]).astype(np.int16)
-        degrees = array("h")
-        for first in range(0, len(self.table), _BLOCK):
-            degrees.frombytes(((self.table[first : first + _BLOCK] != 0) @ sizes).tobytes())
-        return degrees
+        return self._counted[0]
 
     @cached_property
     def _singles(self) -> array[int]:
         """The one byte that each singular state allows, -1 for the others."""
-        singular = np.flatnonzero((np.frombuffer(self._degrees, np.int16) == 1) & ~self.accepting)
-        found = np.full(len(self.table), -1, np.int16)
-        found[singular] = np.array(self.first_bytes)[np.argmax(self.table[singular] != 0, axis=1)]
-        return array("h", found.tobytes())
+        return self._counted[1]
+
+    @cached_property
+    def _counted(self) -> tuple[array[int], array[int]]:
+        degrees, singles = np.empty(len(self.table), np.int16), np.empty(len(self.table), np.int16)
+        count_bytes(self.table, self.classes, self.accepting, degrees, singles)
+        return array("h", degrees.tobytes()), array("h", singles.tobytes())
 
     @cached_property
     def _flat(self) -> memoryview[int]:

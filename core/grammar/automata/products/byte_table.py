@@ -8,7 +8,7 @@ import numpy as np
 
 from graftlm.core.grammar.automata.determinize import ACTION_WIDTH
 from graftlm.core.grammar.automata.dfa import UNREACHABLE
-from graftlm.core.grammar.automata.distances import measure
+from graftlm.core.grammar.automata.distances import list_ways, measure
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,7 +46,7 @@ class ByteTable:
     def distances(self) -> Int32Array:
         """int32 [num_states]: the fewest bytes to an accepting state, or UNREACHABLE."""
         distance = np.where(self.accepting, 0, UNREACHABLE).astype(np.int32)
-        measure(self.targets, _NO_ACTIONS, distance)
+        measure(*list_ways(self.targets), _NO_ACTIONS, distance)
         distance[0] = UNREACHABLE
         return distance
 

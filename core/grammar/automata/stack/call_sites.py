@@ -14,24 +14,35 @@ if TYPE_CHECKING:
     BoolArray = npt.NDArray[np.bool_]
 
 
-@loop("i4[:,::1](i4[:,::1], b1[::1], i4[::1], i4[::1], i4[:,::1], b1[::1])")
+@loop("Tuple((i4[:,::1], i4[:,::1]))(i4[:,::1], b1[::1], i4[::1], i4[::1], b1[::1])")
 def place_calls(
-    table: Int32Array, accepting: BoolArray, entries: Int32Array, rule: Int32Array, moves: Int32Array, faults: BoolArray
-) -> Int32Array:
-    """Put the numbers of calls, below 0, into `moves`: on each byte that the rule may begin with.
+    table: Int32Array, accepting: BoolArray, entries: Int32Array, rule: Int32Array, faults: BoolArray
+) -> tuple[Int32Array, Int32Array]:
+    """The table with calls in place of rules: on each byte that the rule may begin with.
 
     table      int32 [num_states, num_bytes + num_rules + 1]: the next state on a class of bytes, then after each rule;
                state 0 is none, state 1 only leads to the rules
     accepting  bool [num_states]: the rule of the state may end
     entries    int32 [num_rules + 1]: where the whole text and each rule begin
     rule       int32 [num_states]: whose state it is, by its place in `entries`; -1 for none
-    moves      int32 [num_states, num_bytes]: the next state on a class of bytes, as `table` has it
-    faults     bool [num_rules]: set where one byte does not tell whether to call a rule, or whether it has ended
+    faults     bool [num_rules]: set for those that may be empty; if there are none, where one byte does not tell
+               whether to call a rule, or whether it has ended
 
-    -> calls, int32 [num_calls + 1, 2], from row 1: the first state of a rule, and the state to go on with after it
+    -> moves, int32 [num_states, num_bytes]: the next state on a class of bytes, or -c for row c of the calls; and
+    these, int32 [num_calls + 1, 2], from row 1: the first state of a rule, and the state to go on with after it
     """
-    num_states, num_bytes = moves.shape
     num_rules = len(entries) - 1
+    num_states, num_bytes = len(table), table.shape[1] - num_rules - 1
+    moves = np.empty((num_states, num_bytes), np.int32)
+    for state in range(num_states):
+        for c in range(num_bytes):
+            moves[state, c] = table[state, c]
+    may_be_empty = False
+    for r in range(num_rules):
+        if accepting[entries[r + 1]]:
+            faults[r] = may_be_empty = True
+    if may_be_empty:
+        return moves, np.zeros((1, 2), np.int32)
     num_calls = 0
     for state in range(2, num_states):
         for r in range(num_rules):
@@ -91,4 +102,4 @@ def place_calls(
             for c in range(num_bytes):
                 if moves[state, c] != 0 and follows[rule[state], c]:
                     faults[rule[state] - 1] = True
-    return calls
+    return moves, calls

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import UNREACHABLE, EmptyLanguage, Exploration
-from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
 from graftlm.core.grammar.automata.products.product import product
 from graftlm.core.grammar.automata.stack.call_plan import plan_calls
@@ -19,11 +17,6 @@ from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.rule_distances import measure_rules
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.spec import Limits
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    BoolArray = npt.NDArray[np.bool_]
 
 _MAX_ROUNDS = 6
 _MAX_SHORTEST = 1 << 20
@@ -90,12 +83,9 @@ class _Builder:
         table = exploration.table
         num_rules = len(self._names)
         num_classes = self._nfa.num_classes - num_rules - 1
-        accepting = table[:, -1] != 0
-        accepting[:2] = False
-        entries = np.concatenate([table[1, -1:], table[1, num_classes:-1]])
-        distance = np.where(accepting, 0, UNREACHABLE).astype(np.int32)
-        rule = np.full(len(table), -1, np.int32)
-        measure_rules(table, num_classes, entries, distance, rule)
+        accepting, entries = np.empty(len(table), np.bool_), np.empty(num_rules + 1, np.int32)
+        distance, rule = np.empty(len(table), np.int32), np.empty(len(table), np.int32)
+        num_dead = measure_rules(*exploration.ways, num_classes, entries, accepting, distance, rule)
         if distance[entries[0]] == UNREACHABLE:
             raise EmptyLanguage("nothing can satisfy the constraint: no text of less than 2 GiB matches it")
         if distance[entries[0]] > _MAX_SHORTEST:
@@ -103,29 +93,12 @@ class _Builder:
                 f"the shortest text has {distance[entries[0]]:,} bytes, the limit is {_MAX_SHORTEST:,}; "
                 "lower minItems, or let fewer definitions name others several times"
             )
-        dead = (distance == UNREACHABLE) & (rule >= 0)  # within a rule: what follows its end belongs to none
-        if dead.any():
+        if num_dead:  # within a rule: what follows its end belongs to none
+            dead = (distance == UNREACHABLE) & (rule >= 0)
             table[dead[table]] = 0
             table[:, num_classes:-1][:, dead[entries[1:]]] = 0
-        if accepting[entries[1:]].any():
-            raise NotDeterministicError.of(self._named(np.flatnonzero(accepting[entries[1:]])))
-        return self._with_calls(table, num_classes, accepting, entries, distance, rule)
-
-    def _named(self, rules: npt.NDArray[np.intp]) -> list[str]:
-        return [self._names[i] for i in rules.tolist()]
-
-    def _with_calls(
-        self,
-        table: Int32Array,
-        num_classes: int,
-        accepting: BoolArray,
-        entries: Int32Array,
-        distance: Int32Array,
-        rule: Int32Array,
-    ) -> Dpda:
-        moves = np.ascontiguousarray(table[:, :num_classes])
-        faults = np.zeros(len(self._names), bool)
-        calls = place_calls(table, accepting, entries, rule, moves, faults)
+        faults = np.zeros(num_rules, np.bool_)
+        moves, calls = place_calls(table, accepting, entries, rule, faults)
         if faults.any():
-            raise NotDeterministicError.of(self._named(np.flatnonzero(faults)))
+            raise NotDeterministicError.of([self._names[i] for i in np.flatnonzero(faults).tolist()])
         return Dpda(self._nfa.classes, moves, accepting, calls, distance, int(entries[0]))

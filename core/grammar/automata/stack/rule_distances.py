@@ -2,72 +2,82 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from graftlm.core.grammar.automata.jit import Int32Array, loop
+from graftlm.core.grammar.automata.state_sets import Int64Array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
-@loop("void(i4[:,::1], i8, i4[::1], i4[::1], i4[::1])")
+@loop("i8(i8[::1], i4[:,::1], i8, i4[::1], b1[::1], i4[::1], i4[::1])")
 def measure_rules(
-    table: Int32Array, num_bytes: int, entries: Int32Array, distance: Int32Array, rule: Int32Array
-) -> None:
-    """Fill `distance`, 0 where a rule may end and far elsewhere, and `rule`, -1 everywhere.
+    way_ptr: Int64Array,
+    ways: Int32Array,
+    num_bytes: int,
+    entries: Int32Array,
+    accepting: npt.NDArray[np.bool_],
+    distance: Int32Array,
+    rule: Int32Array,
+) -> int:
+    """Fill the last four arrays.
 
-    table      int32 [num_states, num_bytes + num_rules + 1]: the next state on a class of bytes, then after each rule;
-               state 0 is none, state 1 only leads to the rules
+    way_ptr    int64 [num_states + 1]: where the ways of each state begin
+    ways       int32 [num_ways, 2]: a class of bytes, from `num_bytes` on the end of a rule that is called, and last the
+               end of the rule itself; and the state that follows. State 1 only leads to the rules
     entries    int32 [num_rules + 1]: where the whole text and each rule begin
+    accepting  bool [num_states]: the rule of the state may end
     distance   int32 [num_states]: fewest bytes to the end of the rule, those of the rules it calls among them
-    rule       int32 [num_states]: whose state it is, by its place in `entries`
+    rule       int32 [num_states]: whose state it is, by its place in `entries`; -1 for none
+
+    -> how many states of rules lead to no end
     """
     far = 2147483647
-    num_states, num_classes = table.shape[0], table.shape[1] - 1
+    num_states, num_rules = len(distance), len(entries) - 1
+    last_class = num_bytes + num_rules
+    distance[:], rule[:], accepting[:] = far, -1, False
+    for i in range(way_ptr[1], way_ptr[2]):
+        entries[0 if ways[i, 0] == last_class else ways[i, 0] - num_bytes + 1] = ways[i, 1]
+    for state in range(2, num_states):
+        for i in range(way_ptr[state], way_ptr[state + 1]):
+            if ways[i, 0] == last_class:
+                accepting[state], distance[state] = True, 0
     queue = np.empty(num_states, np.int32)
-    # the ways on from each state in the order of the queue: where to, and after which rule, 0 for a byte
-    begins = np.zeros(num_states + 1, np.int32)
-    ways = np.empty((4 * num_states + num_classes, 2), np.int32)
-    last, used = 0, 0
-    for r in range(len(entries)):
-        first = last
+    first, last = 0, 0
+    for r in range(num_rules + 1):
         if rule[entries[r]] < 0:
             rule[entries[r]] = r
             queue[last] = entries[r]
             last += 1
         while first < last:
-            state, previous = queue[first], 0
-            if used + num_classes > len(ways):
-                more = np.empty((2 * len(ways) + num_classes, 2), np.int32)
-                more[:used] = ways[:used]
-                ways = more
-            for c in range(num_classes):
-                target = table[state, c]
-                if target != 0 and (c >= num_bytes or target != previous):
-                    ways[used, 0], ways[used, 1] = target, max(0, c - num_bytes + 1)
-                    used += 1
-                    if rule[target] < 0:
-                        rule[target] = r
-                        queue[last] = target
-                        last += 1
-                previous = target
+            state = queue[first]
             first += 1
-            begins[first] = used
+            for i in range(way_ptr[state], way_ptr[state + 1]):
+                target = ways[i, 1]
+                if ways[i, 0] != last_class and rule[target] < 0:
+                    rule[target] = r
+                    queue[last] = target
+                    last += 1
     changed = True
     while changed:
         changed = False
-        for i in range(last - 1, -1, -1):
-            best = distance[queue[i]]
-            for j in range(begins[i], begins[i + 1]):
-                left = distance[ways[j, 0]]
-                if left == far:
+        for at in range(last - 1, -1, -1):
+            state = queue[at]
+            best = distance[state]
+            for i in range(way_ptr[state], way_ptr[state + 1]):
+                left = distance[ways[i, 1]]
+                if left == far or ways[i, 0] == last_class:
                     continue
-                if ways[j, 1] > 0:
-                    of_rule = distance[entries[ways[j, 1]]]
-                    if of_rule == far:
-                        continue
-                    left += of_rule
-                else:
-                    left += 1
-                if left < best:
-                    best = left
-            if best < distance[queue[i]]:
-                distance[queue[i]] = best
+                step = 1 if ways[i, 0] < num_bytes else distance[entries[ways[i, 0] - num_bytes + 1]]
+                if step != far and left + step < best:
+                    best = left + step
+            if best < distance[state]:
+                distance[state] = best
                 changed = True
+    num_dead = 0
+    for at in range(last):
+        num_dead += distance[queue[at]] == far
+    return num_dead
