@@ -174,6 +174,7 @@ class Lowering:
         self._reader = reader
         self.algebra = self._reader.algebra
         self.names_differ = reader.items_differ
+        self.pointers = reader.pointers
         self._strict = options.strict
         self._whitespace = options.whitespace
         self._bounded_numbers = options.bounded_numbers
@@ -268,7 +269,7 @@ class Lowering:
 
     def pointer(self, shape: Shape) -> str:
         """The JSON pointer of an object of the schema; empty for one that stands nowhere in it."""
-        return self._reader.pointers.get(shape, "")
+        return self.pointers.get(shape, "")
 
     def _lower(self, shape: Shape) -> Node:
         match shape:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
@@ -47,6 +47,9 @@ from graftlm.core.grammar.schema.algebra.values import (
     same_value,
 )
 
+if TYPE_CHECKING:
+    from graftlm.core.grammar.schema.text.member_ways import MemberWays
+
 _NEVER_EMPTY = frozenset({Anything, Null, Boolean, Literals, Unkept})
 _FOLLOWED = 8
 """References to references that are followed for a first look."""
@@ -80,6 +83,8 @@ class ShapeAlgebra:
         self.branches: dict[tuple[Shape, tuple[tuple[Shape, frozenset[Shape]], ...]], list[tuple[Shape, Shape]]] = {}
         """What a member may be and what that leaves of a formula; by the formula, and shapes with what fails where
         the member lacks them. A schema may be lowered more than once."""
+        self.member_ways: dict[Shape, MemberWays] = {}
+        """What may follow in the objects of a formula, likewise."""
 
     @cached_property
     def _by_the_standard(self) -> ShapeAlgebra:
@@ -88,6 +93,7 @@ class ShapeAlgebra:
     def close(self) -> None:
         """Let go of what refers back to here, so that all is freed at once."""
         del self.few_values
+        self.member_ways.clear()
         if "_by_the_standard" in self.__dict__:
             self._by_the_standard.close()
 
