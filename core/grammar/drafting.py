@@ -1,21 +1,20 @@
 """Processes that draft grammars, so that many new constraints hold up neither each other nor the engine's steps.
 
 Compiling is mostly Python, and in threads it would take Python's lock from the engine at each of its calls that give it
-away. One helper imports what compiling needs and forks the processes, which share that memory. Each answers over a pipe
-of its own and ends when the pipe is closed, as it is when this process ends in whatever way.
+away. One helper imports what compiling needs and forks the processes, which share that memory. Each takes tasks from
+one queue, answers over a socket of its own and ends when they are closed, as they are when this process ends in
+whatever way.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
 import logging
+import mmap
 import os
 import pickle
-import selectors
-import signal
+import select
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -23,22 +22,25 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, TypeAlias
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import WALL_FACTOR
-from graftlm.core.grammar.draft import Draft, draft
-from graftlm.core.grammar.spec import JsonSchema, Options, Spec
+from graftlm.core.grammar.draft import Draft
+from graftlm.core.grammar.messages import AnswerReader, TaskQueue, socket_pair
+from graftlm.core.grammar.spec import Options, Spec
 
 MAX_PROCESSES = 12
 MIN_CORES = 8
 """With fewer cores two threads compile: processes would take them from the model."""
 
 _PATIENCE_S = 10.0
-"""How long to wait for an answer beyond the latest end of a compilation, before it is done here."""
+"""How long to wait for an answer beyond the latest end of a compilation, before it is done here, and for a process
+that has nothing to do to take a task."""
+_LOOK_S, _NEXT_LOOK_S = 1.0, 0.01
+"""How often to look for what hangs, and how soon again for a task that seems to be lost."""
+_MAIN = "from graftlm.core.grammar.drafting_process import serve; serve({}, {}, {})"
 
 log = logging.getLogger("graftlm.grammar")
 
@@ -56,35 +58,53 @@ Answer: TypeAlias = Draft | GrammarError | None
 
 
 class _Task(NamedTuple):
-    """A constraint to draft, as it is sent, and who is told what was found."""
+    """A constraint that is being drafted: how long that may take, since when it waits, and who is told of it."""
 
-    data: bytes
     longest_s: float
+    since_s: float
     done: Callable[[Answer], object]
+
+
+class _Process:
+    """One of the processes, as it is seen from here.
+
+    number, since_s  the task that it was last seen at, 0 for none, and when it was first seen so
+    """
+
+    def __init__(self, place: int, end: socket.socket) -> None:
+        self.place = place
+        self.end = end
+        self.reader = AnswerReader(end)
+        self.number = 0
+        self.since_s = 0.0
 
 
 class DraftingProcesses:
     """`count` processes; none runs before `start`. Thread-safe.
 
-    One thread reads all their answers and calls back: with a thread for each process, every one of them would wait for
-    Python's lock several times per constraint.
+    They take tasks from one queue by themselves: none waits until a thread of this process gets Python's lock. One
+    thread reads all their answers and calls back; with a thread for each process, every one of them would wait for
+    that lock several times per constraint. Who takes a task out of `_tasks` answers it, so that it is answered once.
     """
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self.count = count if sys.platform == "linux" else 0
         self.num_drafted = 0
         self._helper: subprocess.Popen[bytes] | None = None
-        self._connections: list[Connection] = []
+        self._queue: TaskQueue | None = None
+        self._running: dict[int, _Process] = {}  # by the descriptor over which each answers
         self._begin()
         _all.add(self)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for `_queue`, `_waiting`, `_alive`, and so that a task has a living process
         self._settled = threading.Event()  # each is ready or has failed to start
-        self._alive: set[Connection] = set()
-        self._idle: list[Connection] = []
-        self._waiting: deque[_Task] = deque()
-        self._at_work: dict[Connection, tuple[_Task, float]] = {}  # and when to give it up
+        self._alive: set[_Process] = set()
+        self._tasks: dict[int, _Task] = {}
+        self._waiting: deque[tuple[int, bytes]] = deque()  # those that do not fit into the queue
+        self._last_number = 0
+        self._missing: set[int] = set()
+        self._next_look_s = 0.0
 
     @property
     def ready(self) -> bool:
@@ -96,33 +116,41 @@ class DraftingProcesses:
         with self._lock:
             if self._helper is not None or not self.count:
                 return
-            pairs = [Pipe() for _ in range(self.count)]
-            descriptors = [theirs.fileno() for _, theirs in pairs]
-            code = f"from {__name__} import serve; serve({descriptors})"
-            threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
             try:
-                self._helper = subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-c", code],
-                    env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
-                    pass_fds=descriptors,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
+                self._start()
             except OSError as error:
                 log.warning("no processes compile constraints, threads do: %s", error)
                 self.count = 0
-            finally:
-                for _, theirs in pairs:
-                    theirs.close()
-            self._connections = [ours for ours, _ in pairs]
-            for connection in self._connections:
-                _limit_waiting(connection)
-            threading.Thread(target=self._read_answers, name="graftlm grammar", daemon=True).start()
+
+    def _start(self) -> None:
+        with ExitStack() as theirs:
+            numbers = os.memfd_create("tasks at work")
+            theirs.callback(os.close, numbers)
+            os.ftruncate(numbers, 8 * self.count)
+            self._numbers = memoryview(mmap.mmap(numbers, 8 * self.count)).cast("Q")
+            self._ends = select.epoll()
+            pairs = [socket_pair() for _ in range(self.count)]
+            for _, end in pairs:
+                theirs.callback(end.close)
+            queue, descriptors = TaskQueue(), [end.fileno() for _, end in pairs]
+            threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+            self._helper = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", _MAIN.format(queue.theirs.fileno(), descriptors, numbers)],
+                env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
+                pass_fds=[queue.theirs.fileno(), *descriptors, numbers],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        self._queue = queue
+        for place, (end, _) in enumerate(pairs):
+            self._running[end.fileno()] = _Process(place, end)
+            self._ends.register(end, select.EPOLLIN)
+        threading.Thread(target=self._read_answers, name="graftlm grammar", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until each process is ready or has failed to start."""
-        if self._connections:
+        if self._helper is not None:
             self._settled.wait()
 
     def submit(self, spec: Spec, options: Options, done: Callable[[Answer], object]) -> None:
@@ -130,134 +158,170 @@ class DraftingProcesses:
 
         What `done` does holds up the other answers.
         """
-        longest_s = WALL_FACTOR * options.limits.seconds + _PATIENCE_S
-        task = _Task(pickle.dumps((spec, options)), longest_s, done)
+        data = pickle.dumps((spec, options))
+        task = _Task(WALL_FACTOR * options.limits.seconds + _PATIENCE_S, time.monotonic(), done)
         with self._lock:
             accepted = bool(self._alive)
             if accepted:
-                self._waiting.append(task)
+                self._last_number += 1
+                self._tasks[self._last_number] = task
+                self._waiting.append((self._last_number, data))
         if accepted:
-            self._send()
+            self._put()
         else:
             done(None)
 
-    def _send(self) -> None:
-        """Give waiting tasks to idle processes."""
-        while True:
-            with self._lock:
-                if not self._waiting or not self._idle:
-                    return
-                connection, task = self._idle.pop(), self._waiting.popleft()
-                self._at_work[connection] = task, time.monotonic() + task.longest_s
-            with suppress(OSError, ValueError):  # it has ended: the thread that reads will see it, and the task with it
-                connection.send_bytes(task.data)
+    def _put(self) -> None:
+        """Put waiting tasks into the queue, as many as fit."""
+        lost: list[int] = []
+        with self._lock:
+            while self._waiting and self._queue is not None:
+                number, data = self._waiting[0]
+                try:
+                    if not self._queue.put(number, data):
+                        break
+                except OSError:  # too few descriptors for a long one
+                    if len(self._tasks) > len(self._waiting):
+                        break  # tried again after the next answer
+                    lost.append(number)
+                self._waiting.popleft()
+        for number in lost:
+            self._tell(number, None)
 
     def _read_answers(self) -> None:
-        """Until the last process has ended. A process gets its next task before anybody is told of its last one."""
-        answers: deque[tuple[_Task, bytes]] = deque()
-        with selectors.DefaultSelector() as selector:
-            for connection in self._connections:
-                selector.register(connection, selectors.EVENT_READ, connection)
-            num_starting = len(self._connections)
-            while answers or selector.get_map():
-                found = {key.data for key, _ in selector.select(0 if answers else self._next_limit_s())}
-                now = time.monotonic()
-                late = [connection for connection, (_, limit) in list(self._at_work.items()) if limit < now]
-                for connection in found.union(late):
-                    try:
-                        if connection not in found:
-                            raise TimeoutError
-                        data = connection.recv_bytes()
-                    except Exception:  # it has ended or hangs
-                        selector.unregister(connection)
-                        num_starting -= self._lose(connection)
-                    else:
-                        task = self._take(connection)
-                        if task is None:
-                            num_starting -= 1
-                        else:
-                            answers.append((task, data))
-                self._send()
-                if not num_starting:
-                    self._settled.set()
-                if answers:
-                    task, data = answers.popleft()
-                    answer = _read(data)
-                    self.num_drafted += isinstance(answer, Draft)
-                    _tell(task, answer)
+        """Until the last process has ended."""
+        try:
+            while self._running:
+                self._read_ready(max(0.0, self._next_look_s - time.monotonic()) if self._tasks else _PATIENCE_S)
+                if self._tasks and time.monotonic() >= self._next_look_s:
+                    self._look()
+        finally:
+            for descriptor in list(self._running):
+                self._lose(descriptor)
+            self._ends.close()
 
-    def _next_limit_s(self) -> float:
-        limits = [limit for _, limit in list(self._at_work.values())]
-        return min([_PATIENCE_S, *[max(0.0, limit - time.monotonic()) for limit in limits]])
+    def _read_ready(self, timeout_s: float) -> bool:
+        """Read what processes send within this time; whether any did."""
+        found = self._ends.poll(timeout_s)
+        for descriptor, _ in found:
+            try:
+                answered = self._running[descriptor].reader.read()
+            except (EOFError, OSError):
+                self._lose(descriptor)
+                continue
+            if answered is None:
+                continue
+            number, data = answered
+            if number:
+                self._tell(number, _read(data))
+                if self._waiting:
+                    self._put()
+            else:
+                with self._lock:
+                    self._alive.add(self._running[descriptor])
+                self._settle()
+        return bool(found)
 
-    def _take(self, connection: Connection) -> _Task | None:
-        """The task that a process has answered; None where it says that it is ready."""
+    def _settle(self) -> None:
+        if len(self._alive) == len(self._running):
+            self._settled.set()
+
+    def _look(self) -> None:
+        """Give up processes that hang, and answer tasks that nobody has: who took them has ended or was given up."""
+        now = time.monotonic()
         with self._lock:
-            task, _ = self._at_work.pop(connection, (None, 0.0))
-            self._alive.add(connection)
-            self._idle.append(connection)
-        return task
+            if self._queue is None:
+                return
+            head = self._queue.head
+            not_taken = head or (self._waiting[0][0] if self._waiting else self._last_number + 1)
+        for process in self._alive:
+            if process.number != self._numbers[process.place]:
+                process.number, process.since_s = self._numbers[process.place], now
+        while self._read_ready(0.0):  # what they had answered by then
+            pass
+        next_task = self._tasks.get(head or 0)
+        for descriptor, process in list(self._running.items()):
+            task, until_s = self._tasks.get(process.number), now
+            if task is not None:
+                until_s = process.since_s + task.longest_s
+            elif next_task is not None and process in self._alive:
+                until_s = max(process.since_s, next_task.since_s) + _PATIENCE_S
+            if until_s < now:
+                self._lose(descriptor)
+        missing = {number for number in list(self._tasks) if number < not_taken}
+        missing -= {process.number for process in self._alive}
+        for number in missing & self._missing:  # a process may have taken one a moment before, and not said so yet
+            self._tell(number, None)
+        self._missing = missing
+        self._put()
+        self._next_look_s = now + (_NEXT_LOOK_S if missing else _LOOK_S)
 
-    def _lose(self, connection: Connection) -> bool:
-        """A process that has ended or hangs; whether it was starting."""
+    def _lose(self, descriptor: int) -> None:
+        """A process has ended or is given up."""
+        process = self._running.pop(descriptor)
+        self._ends.unregister(descriptor)
         with self._lock:
-            was_alive = connection in self._alive
-            self._alive.discard(connection)
-            if connection in self._idle:
-                self._idle.remove(connection)
-            lost = [self._at_work.pop(connection)[0]] if connection in self._at_work else []
+            was_alive = process in self._alive
+            self._alive.discard(process)
+            lost = [self._numbers[process.place]]
             if not self._alive:
-                lost += self._waiting
+                lost = list(self._tasks)
                 self._waiting.clear()
-            connection.close()
+            process.end.close()  # it ends when it answers
         if was_alive and self.count:
             log.warning("a process that compiles constraints has ended; one fewer does so")
-        for task in lost:
-            _tell(task, None)
-        return not was_alive
+        for number in lost:
+            self._tell(number, None)
+        self._next_look_s = 0.0
+        self._settle()
+
+    def _tell(self, number: int, answer: Answer) -> None:
+        """Answer a task, unless it is answered."""
+        task = self._tasks.pop(number, None)
+        if task is None:
+            return
+        self.num_drafted += isinstance(answer, Draft)
+        try:
+            task.done(answer)
+        except Exception:
+            log.exception("a constraint was drafted for nothing")
 
     def close(self) -> None:
         """End the processes; what they are at is compiled here."""
         with self._lock:
             helper, self.count = self._helper, 0
-            for connection in self._connections:
-                with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
-                    end.shutdown(socket.SHUT_RDWR)  # which the thread that reads sees, as closing is not
+            for process in list(self._running.values()):
+                with suppress(OSError):
+                    process.end.shutdown(socket.SHUT_RDWR)  # which the thread that reads sees, as closing is not
+            self._close_queue()
         if helper is not None:
-            helper.kill()  # those it forked end with their pipes
+            helper.kill()  # those it forked end with their sockets
             helper.wait()
+
+    def _close_queue(self) -> None:
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
 
     def forget(self) -> None:
         """In a fork: they are the parent's."""
+        for process in list(self._running.values()):
+            process.end.close()
+        self._running.clear()
+        self._close_queue()
         self._begin()
+        self._settled.set()
         self.count = 0
-        for connection in self._connections:
-            with suppress(OSError):
-                connection.close()
         if self._helper is not None:
+            self._ends.close()
             self._helper.returncode = 0  # no child of this process
 
 
-def _limit_waiting(connection: Connection) -> None:
-    """Have no message wait longer than `_PATIENCE_S` for a process that hangs halfway: OSError then."""
-    limit = struct.pack("ll", int(_PATIENCE_S), 0)
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-
-
-def _read(data: bytes) -> Answer:
+def _read(data: bytes | memoryview) -> Answer:
     with suppress(Exception):  # it wrote what cannot be read
         answer: Answer = pickle.loads(data)
         return answer
     return None
-
-
-def _tell(task: _Task, answer: Answer) -> None:
-    try:
-        task.done(answer)
-    except Exception:
-        log.exception("a constraint was drafted for nothing")
 
 
 _all: weakref.WeakSet[DraftingProcesses] = weakref.WeakSet()
@@ -276,41 +340,3 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
-
-
-def serve(descriptors: list[int]) -> None:
-    """Be the helper: get ready, fork a process for each pipe, and end with the last of them."""
-    from graftlm.core.grammar.automata import jit
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the terminal is for the process in front
-    jit.wait()
-    for payload in ({"type": "integer"}, {}):
-        draft(JsonSchema({"type": "object", "properties": {"a": payload, "b": {"type": "string"}}}), Options())
-    gc.collect()
-    gc.freeze()  # so that no collection touches what the forks share
-    for descriptor in descriptors:
-        if os.fork() == 0:
-            for other in descriptors:
-                if other != descriptor:
-                    os.close(other)
-            with suppress(EOFError, OSError):
-                _answer(Connection(descriptor))
-            os._exit(0)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    with suppress(ChildProcessError):
-        while True:
-            os.wait()
-
-
-def _answer(connection: Connection) -> None:
-    connection.send(None)  # ready
-    while True:
-        spec, options = connection.recv()
-        try:
-            found: Draft | GrammarError | None = draft(spec, options)
-        except GrammarError as error:
-            found = error
-        except Exception:  # too deep a recursion, too little memory: met again, and reported, where it was asked
-            found = None
-        connection.send(found)

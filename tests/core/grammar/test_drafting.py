@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pickle
+import random
 import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import drafting
+from graftlm.core.grammar import drafting, messages
 from graftlm.core.grammar.cache import GrammarCache
+from graftlm.core.grammar.draft import draft
 from graftlm.core.grammar.drafting import DraftingProcesses
-from graftlm.core.grammar.spec import JsonSchema, Limits, Options, Regex
+from graftlm.core.grammar.spec import Choices, JsonSchema, Limits, Options, Regex
 from tests.grammars import BYTES, allows
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
@@ -50,6 +57,32 @@ def _children(processes: DraftingProcesses) -> list[int]:
     return list(map(int, path.read_text().split()))
 
 
+def _until(reached: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+def _stop(child: int) -> None:
+    os.kill(child, signal.SIGSTOP)
+    _until(lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
+
+class Ends(Regex):
+    """A constraint at which a process ends."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (1,)
+
+
+class Hangs(Regex):
+    """A constraint at which a process hangs."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return signal.pause, ()
+
+
 def _script(code: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     pipe = subprocess.PIPE
@@ -70,21 +103,27 @@ def test_a_cache_has_processes_compile_as_soon_as_they_are_ready(processes: Draf
     cache.close()
 
 
-def test_a_process_is_at_its_next_constraint_while_somebody_is_told_of_the_last(processes: DraftingProcesses) -> None:
-    at_work: list[int] = []
-    told, all_asked = threading.Semaphore(0), threading.Event()
+def test_processes_go_on_to_their_next_constraints_before_anybody_is_told_of_the_last(
+    processes: DraftingProcesses,
+) -> None:
+    told, holds, all_taken = threading.Semaphore(0), threading.Event(), threading.Event()
 
-    def done(answer: object) -> None:
-        at_work.append(len(processes._at_work))
-        told.release()
+    def hold(answer: object) -> None:
+        holds.set()
+        all_taken.wait(60)
 
-    processes.submit(Regex("b"), Options(), lambda answer: all_asked.wait(60))  # nobody is told before all are asked
-    for i in range(6):
-        processes.submit(Regex(f"a{{{i},}}"), Options(), done)
-    all_asked.set()
-    for _ in range(6):
+    processes.submit(Regex("b"), Options(), hold)
+    assert holds.wait(60)
+    for i in range(20):
+        processes.submit(Regex(f"a{{{i},}}"), Options(), lambda answer: told.release())
+    assert processes._queue is not None
+    queue = processes._queue
+    _until(lambda: queue.head is None and not any(processes._numbers))
+    assert not told.acquire(blocking=False)
+    all_taken.set()
+    for _ in range(20):
         assert told.acquire(timeout=60)
-    assert at_work[:2] == [2, 2]
+    assert processes.num_drafted == 21
 
 
 def test_a_cache_that_is_closed_finishes_what_the_processes_are_at(processes: DraftingProcesses) -> None:
@@ -116,7 +155,7 @@ def test_a_process_that_hangs_costs_no_constraint(monkeypatch: pytest.MonkeyPatc
     cache = GrammarCache(processes=processes)
     children = _children(processes)
     for child in children:
-        os.kill(child, signal.SIGSTOP)
+        _stop(child)
     try:
         notes = [f"{i}" + "x" * 500_000 * (i < 2) for i in range(5)]  # more than a pipe holds
         schemas = [JsonSchema({"type": "boolean", "description": note}) for note in notes]
@@ -140,6 +179,135 @@ def test_more_constraints_than_processes_wait_their_turn_and_all_end_when_the_pr
     for i, future in enumerate(futures):
         assert allows(future.result(60), f"abc{i}")
     assert 0 < processes.num_drafted < 200
+    cache.close()
+
+
+def test_a_process_that_ends_while_it_drafts_costs_no_constraint(processes: DraftingProcesses) -> None:
+    cache = GrammarCache(processes=processes)
+    patterns = [f"a{i}" for i in range(20)]
+    futures = [cache.submit(Ends("b"), BYTES), *[cache.submit(Regex(pattern), BYTES) for pattern in patterns]]
+    for pattern, future in zip(["b", *patterns], futures, strict=True):
+        assert allows(future.result(60), pattern)
+    assert processes.num_drafted == 20
+    assert len(_children(processes)) == len(processes._alive) == 1
+    cache.close()
+
+
+def test_processes_that_are_killed_while_they_draft_and_many_wait_cost_no_constraint(
+    processes: DraftingProcesses,
+) -> None:
+    cache = GrammarCache(processes=processes)
+    patterns = [f"a{i}" for i in range(20)]
+    futures = [cache.submit(Hangs("b"), BYTES), cache.submit(Hangs("c"), BYTES)]
+    futures += [cache.submit(Regex(pattern), BYTES) for pattern in patterns]
+    _until(lambda: all(processes._numbers))
+    for child in _children(processes):
+        os.kill(child, signal.SIGKILL)
+    for pattern, future in zip(["b", "c", *patterns], futures, strict=True):
+        assert allows(future.result(60), pattern)
+    assert not processes.ready and not processes.num_drafted
+    cache.close()
+
+
+def test_one_that_hangs_at_a_constraint_is_given_up_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "_PATIENCE_S", 1.0)
+    processes = DraftingProcesses(2)
+    processes.start()
+    processes.wait()
+    cache = GrammarCache(processes=processes)
+    hanging = cache.submit(Hangs("b"), BYTES, limits=Limits(seconds=0.1))
+    assert allows(cache.get(Regex("a"), BYTES), "a")
+    assert processes.num_drafted == 1
+    assert allows(hanging.result(60), "b")
+    assert allows(cache.get(Regex("c"), BYTES), "c")
+    assert processes.num_drafted == 2 and len(processes._alive) == 1
+    processes.close()
+    cache.close()
+
+
+def test_what_a_process_takes_after_it_was_given_up_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "_PATIENCE_S", 1.0)
+    processes = DraftingProcesses(2)
+    processes.start()
+    processes.wait()
+    cache = GrammarCache(processes=processes)
+    hanging = cache.submit(Hangs("a"), BYTES)
+    _until(lambda: any(processes._numbers))
+    (idle,) = [place for place, number in enumerate(processes._numbers) if not number]
+    child = _children(processes)[idle]
+    _stop(child)
+    future = cache.submit(Regex("b"), BYTES)
+    _until(lambda: len(processes._alive) == 1)
+    assert not future.done()  # the other one may take it yet
+    os.kill(child, signal.SIGCONT)
+    assert allows(future.result(60), "b")
+    assert processes.ready and not processes.num_drafted and not hanging.done()
+    processes.close()
+    assert allows(hanging.result(60), "a")
+    cache.close()
+
+
+def test_a_task_is_answered_once(processes: DraftingProcesses) -> None:
+    answers: SimpleQueue[object] = SimpleQueue()
+    processes.submit(Regex("a"), Options(), answers.put)
+    processes.submit(Regex("b"), Options(), answers.put)
+    found = [answers.get(timeout=60), answers.get(timeout=60)]
+    for number in (1, 2):
+        processes._tell(number, None)  # as where a process that was taken for lost answers after all
+    assert answers.empty() and None not in found
+    assert processes.num_drafted == 2
+
+
+def test_long_constraints_and_large_automata_go_both_ways(processes: DraftingProcesses) -> None:
+    cache = GrammarCache(processes=processes)
+    words = ["".join(random.Random(i).choices("abcdefghijklmnop", k=40)) for i in range(300)]
+    assert len(pickle.dumps(draft(Choices(words), Options()))) > 3 * messages._LONGEST_MESSAGE
+    choices = [cache.submit(Choices([str(i), *words]), BYTES) for i in range(4)]
+    notes = [cache.submit(JsonSchema({"const": i, "description": "x" * 3_000_000}), BYTES) for i in range(4)]
+    for i, (choice, note) in enumerate(zip(choices, notes, strict=True)):
+        assert allows(choice.result(60), words[-1]) and allows(note.result(60), str(i))
+    assert processes.num_drafted == 8
+    cache.close()
+
+
+def test_more_constraints_than_the_queue_holds_are_all_drafted(processes: DraftingProcesses) -> None:
+    cache = GrammarCache(processes=processes)
+    children = _children(processes)
+    for child in children:
+        _stop(child)
+    notes = [f"{i}" + "x" * 6_000 for i in range(400)]
+    futures = [cache.submit(JsonSchema({"type": "boolean", "description": note}), BYTES) for note in notes]
+    assert processes._waiting
+    for child in children:
+        os.kill(child, signal.SIGCONT)
+    assert all(allows(future.result(60), "true") for future in futures)
+    assert processes.num_drafted == 400
+    cache.close()
+
+
+def test_long_constraints_are_compiled_where_no_descriptor_is_left_for_them(
+    processes: DraftingProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(name: str) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    cache = GrammarCache(processes=processes)
+    long = [JsonSchema({"const": i, "description": "x" * 100_000}) for i in range(3)]
+    for i, future in enumerate([cache.submit(schema, BYTES) for schema in long]):
+        assert allows(future.result(60), str(i))
+    assert allows(cache.get(Regex("a"), BYTES), "a")
+    assert processes.num_drafted == 1
+    cache.close()
+
+
+def test_closing_waits_for_no_process_that_hangs(processes: DraftingProcesses) -> None:
+    cache = GrammarCache(processes=processes)
+    futures = [cache.submit(kind(f"{kind.__name__}{i}"), BYTES) for i in range(3) for kind in (Hangs, Regex)]
+    _until(lambda: all(processes._numbers))
+    processes.close()
+    assert all(future.result(60).engine == "fsm" for future in futures)
+    assert not processes.ready
     cache.close()
 
 
