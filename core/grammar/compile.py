@@ -13,6 +13,7 @@ from graftlm.core.config import reject_unknown
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import EmptyLanguage
+from graftlm.core.grammar.automata.effort import Effort, TooMuchEffortError
 from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
@@ -32,6 +33,8 @@ _CHARACTERS_PER_STATE = 2
 """In two collections 27 of 32 longer schemas took more than 20,000 states, and 39 of the 420 others."""
 SHARE_OF_AUTOMATON = 0.4
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
+EDGES_OF_AUTOMATON = 1_200_000
+"""Edges after which it gets the rest as well; an automaton of 20,000 states or less mostly takes below 400,000."""
 
 
 class EngineGrammar(Protocol):
@@ -205,11 +208,12 @@ def _compile_fastest(
     language = language_of(spec, options, token_rules=is_large, reader=reader)
     if is_large and language.rules:
         return _from_language(language, vocabulary)
+    is_shared = isinstance(spec, JsonSchema | Composite)  # with llguidance
     try:
-        with limited(options.limits, SHARE_OF_AUTOMATON if isinstance(spec, JsonSchema | Composite) else 1.0):
-            return _automaton(language, vocabulary, options)
+        with limited(options.limits, SHARE_OF_AUTOMATON if is_shared else 1.0):
+            return _automaton(language, vocabulary, options, Effort(EDGES_OF_AUTOMATON) if is_shared else None)
     except GrammarError as error:
-        if not isinstance(spec, JsonSchema | Composite):
+        if not is_shared:
             raise
         # too many states: llguidance explores them only as the text needs them. What is empty, it shows at the start
         try:
@@ -218,6 +222,8 @@ def _compile_fastest(
             if isinstance(error, EmptyLanguage):
                 _check_some_text(lazy)
         except (GrammarError, RecursionError):
+            if isinstance(error, TooMuchEffortError):  # no other engine is sooner
+                return _automaton(language, vocabulary, options)
             raise error from None
         return lazy
 
@@ -294,11 +300,11 @@ def language_of(
             raise GrammarError("a Lark grammar is context-free, which no automaton can hold; use engine 'llguidance'")
 
 
-def _automaton(language: Language, vocabulary: Vocabulary, options: Options) -> Grammar:
+def _automaton(language: Language, vocabulary: Vocabulary, options: Options, effort: Effort | None = None) -> Grammar:
     node, rules = language.node, language.rules
     if rules:
-        return language.grammar("pda", PdaGrammar.compile(node, rules, vocabulary, options.limits))
-    return language.grammar("fsm", FsmGrammar.compile(node, vocabulary, options.limits))
+        return language.grammar("pda", PdaGrammar.compile(node, rules, vocabulary, options.limits, effort))
+    return language.grammar("fsm", FsmGrammar.compile(node, vocabulary, options.limits, effort))
 
 
 def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.effort import Effort, TooMuchEffortError
 from graftlm.core.grammar.automata.products.product import without_products
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
@@ -18,6 +19,7 @@ from graftlm.core.grammar.automata.stack.shortest import ShortestTexts
 from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.compile import (
+    EDGES_OF_AUTOMATON,
     SHARE_OF_AUTOMATON,
     Grammar,
     Language,
@@ -64,20 +66,23 @@ def draft(spec: Spec, options: Options) -> Draft:
                 return _parsed(language, options)
             try:
                 with limited(options.limits, SHARE_OF_AUTOMATON):
-                    return _automaton(language, options)
+                    return _automaton(language, options, Effort(EDGES_OF_AUTOMATON))
             except GrammarError as error:
                 try:
                     return _parsed(for_parsers(spec, options, reader), options, error)
                 except GrammarError:
+                    if isinstance(error, TooMuchEffortError):
+                        return _automaton(language, options)
                     raise error from None
 
 
-def _automaton(language: Language, options: Options) -> Draft:
+def _automaton(language: Language, options: Options, effort: Effort | None = None) -> Draft:
     found: Dfa | Dpda
     if language.rules:
-        found = build_dpda(language.node, language.rules, options.limits)
+        found = build_dpda(language.node, language.rules, options.limits, effort)
     else:
-        found = Dfa.compile(without_products(language.node, options.limits.states), options.limits)
+        node = without_products(language.node, options.limits.states)
+        found = Dfa.compile(node, options.limits, effort=effort)
     return Draft(found.measured(), issues=language.issues, annotations=language.annotations)
 
 

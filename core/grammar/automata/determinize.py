@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DONE, GROW, PAUSE, CONFLICT = 0, 1, 2, 3
 
 # fields of `control` beside those of the sets
-NUM_ACTIONS, NEXT, CONFLICT_A, CONFLICT_B, GENERATION, WORK = range(2, 8)
+NUM_ACTIONS, NEXT, CONFLICT_A, CONFLICT_B, GENERATION, WORK, NUM_EDGES, MAX_EDGES = range(2, 10)
 
 # columns of an action: what a transition does to counters, and where it leads below, between and at the bounds
 REGISTER, MINIMUM, MAXIMUM, TARGET, ZERO = 0, 1, 2, 3, 6
@@ -198,7 +198,7 @@ def explore(
             return 1
     control[7] = 0
     while control[3] < control[0]:
-        if control[7] >= budget or control[0] - 1 > max_states:
+        if control[7] >= budget or control[0] - 1 > max_states or control[8] > control[9]:
             return 2
         state = control[3]
         first_action = control[2]
@@ -218,6 +218,7 @@ def explore(
         if not is_sorted:
             sort(keys, num_keys)
         control[7] += num_keys + 1
+        control[8] += num_keys + 1
         # over the classes: `active` are the edges of those from `low` to `high`, in the order of their numbers
         low, num_active, num_before, read, value = 0, 0, 0, 0, 0
         while num_active > 0 or read < num_keys:
@@ -240,6 +241,7 @@ def explore(
             for i in range(num_active):
                 high = min(high, edges[active[i], 1])
             control[7] += num_active
+            control[8] += num_active
             same = num_active == num_before
             if same:
                 for i in range(num_active):

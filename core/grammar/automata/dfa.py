@@ -12,6 +12,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata import determinize, state_sets
 from graftlm.core.grammar.automata.distances import Ways, measure
+from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
@@ -55,10 +56,12 @@ class Dfa(StateTable):
     distance: Int32Array
 
     @classmethod
-    def compile(cls, node: Node, limits: Limits | None = None, *, counters: bool = True) -> Dfa:
+    def compile(
+        cls, node: Node, limits: Limits | None = None, *, counters: bool = True, effort: Effort | None = None
+    ) -> Dfa:
         """Build the automaton of `node`; without `counters` every repeat is unrolled.
 
-        Raises GrammarError when nothing can match, or when it costs more than `limits`.
+        Raises GrammarError when nothing can match, or when it costs more than `limits` or `effort`.
         """
         limits = limits or Limits()
         unrolled: set[Path] = set()
@@ -66,7 +69,7 @@ class Dfa(StateTable):
         with limited(limits):
             while True:
                 nfa = NfaBuilder(4 * limits.states, unrolled, counters).build(node)
-                exploration = Exploration(nfa, limits)
+                exploration = Exploration(nfa, limits, effort)
                 conflict = exploration.run()
                 if conflict is None:
                     return exploration.finish()
@@ -219,7 +222,8 @@ class Dfa(StateTable):
 class Exploration:
     """One subset construction, and the arrays that it fills."""
 
-    def __init__(self, nfa: Nfa, limits: Limits) -> None:
+    def __init__(self, nfa: Nfa, limits: Limits, effort: Effort | None = None) -> None:
+        self._effort = effort or Effort()
         self._nfa = nfa
         self._limits = limits
         num_registers = max(nfa.num_registers, 1)
@@ -233,7 +237,7 @@ class Exploration:
         self._pool = np.empty(4 * capacity, np.int32)
         self._set_ptr = np.zeros(capacity + 1, np.int64)
         self._slots = np.zeros(_table_size(capacity), np.int32)
-        self._control = np.array([1, 0, 1, 1, -1, -1, 0, 0], np.int64)
+        self._control = np.array([1, 0, 1, 1, -1, -1, 0, 0, 0, self._effort.num_left], np.int64)
 
     def run(self) -> tuple[int, int] | None:
         """Explore everything; the loops that are in conflict, if two are."""
@@ -250,11 +254,13 @@ class Exploration:
                 nfa.relevant, loops, self._table, self._accepting, self._owners, self._actions, self._pool,
                 self._set_ptr, self._slots, self._ways, self._way_ptr, control, budget, self._limits.states, num_bytes,
             )  # fmt: skip
-            if status == determinize.DONE:
-                return None
-            if status == determinize.CONFLICT:
-                return int(control[determinize.CONFLICT_A]), int(control[determinize.CONFLICT_B])
+            if status in (determinize.DONE, determinize.CONFLICT):
+                self._effort.num_left -= int(control[determinize.NUM_EDGES])
+                done = status == determinize.DONE
+                return None if done else (int(control[determinize.CONFLICT_A]), int(control[determinize.CONFLICT_B]))
             self._check_limits()
+            if control[determinize.NUM_EDGES] > control[determinize.MAX_EDGES]:
+                raise self._effort.too_much()
             if status == determinize.GROW:
                 self._grow()
 

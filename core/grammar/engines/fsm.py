@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import Dfa, Place
+from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.endings import shortest_ending
 from graftlm.core.grammar.automata.products.product import without_products
 from graftlm.core.grammar.engines.automaton import AutomatonGrammar, AutomatonMatcher
@@ -32,10 +33,15 @@ class FsmGrammar(AutomatonGrammar):
         super().__init__(dfa, vocabulary, Masks(dfa, vocabulary, max_mask_bytes, self._spelling))
 
     @classmethod
-    def compile(cls, node: Node, vocabulary: Vocabulary, limits: Limits | None = None) -> FsmGrammar:
-        """Compile `node`. Raises GrammarError when nothing matches, or not within `limits`, or cannot be spelled."""
+    def compile(
+        cls, node: Node, vocabulary: Vocabulary, limits: Limits | None = None, effort: Effort | None = None
+    ) -> FsmGrammar:
+        """Compile `node`.
+
+        Raises GrammarError when nothing matches, or not within `limits` and `effort`, or cannot be spelled.
+        """
         node = without_products(node, (limits or Limits()).states)
-        dfa = Dfa.compile(node, limits)
+        dfa = Dfa.compile(node, limits, effort=effort)
         if dfa.loops and not is_complete(dfa, vocabulary):
             dfa = Dfa.compile(node, limits, counters=False)
         return cls(dfa, vocabulary)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from graftlm import Choices, JsonSchema, Lark, Regex, Vocabulary
 from graftlm.core.errors import ConfigError, GrammarError, PluginError
-from graftlm.core.grammar import Grammar, Limits, ast
+from graftlm.core.grammar import Grammar, Limits, ast, compile as compile_
 from graftlm.core.grammar.compile import compile_spec
 from graftlm.core.grammar.schema.algebra.shapes import Number, Shape
 from graftlm.core.grammar.schema.lowering import Lowering
@@ -127,6 +128,17 @@ def test_a_schema_over_the_states_of_an_automaton_goes_to_llguidance() -> None:
     grammar = compiled(schema, limits=Limits(states=1_000))
     assert grammar.engine == "llguidance"
     assert allows(grammar, '"a' + "b" * 14 + '"') and not allows(grammar, '"' + "b" * 15 + '"')
+
+
+def test_a_schema_that_takes_many_steps_goes_to_llguidance_unless_that_cannot_take_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schema = {"type": "string", "pattern": "^(a|b)*a(a|b){10}$"}
+    assert compiled(schema).engine == "fsm"
+    monkeypatch.setattr(compile_, "EDGES_OF_AUTOMATON", 10_000)
+    assert compiled(schema).engine == "llguidance"
+    monkeypatch.setattr(compile_, "_from_language", Mock(side_effect=GrammarError("none")))
+    assert compiled(schema).engine == "fsm"
 
 
 def test_a_pattern_and_a_length_too_large_for_a_product_go_to_llguidance() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import UNREACHABLE, EmptyLanguage, Exploration
+from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
 from graftlm.core.grammar.automata.products.product import product
 from graftlm.core.grammar.automata.stack.call_plan import plan_calls
@@ -34,14 +35,16 @@ class NotDeterministicError(GrammarError):
         return cls("one byte does not tell which of the constraint's rules goes on; let another engine keep it", rules)
 
 
-def build_dpda(node: Node, rules: Mapping[str, Node], limits: Limits | None = None) -> Dpda:
+def build_dpda(
+    node: Node, rules: Mapping[str, Node], limits: Limits | None = None, effort: Effort | None = None
+) -> Dpda:
     """The automaton of `node` and the rules that it names.
 
     Where two rules that begin alike may be called at one place, or a rule may go on with a byte that may follow it,
     those rules are written out where they are named, one level deep.
 
     Raises NotDeterministicError where that does not help; GrammarError when nothing can match, or when it costs more
-    than `limits`.
+    than `limits` or `effort`.
     """
     limits = limits or Limits()
     with limited(limits):
@@ -50,7 +53,7 @@ def build_dpda(node: Node, rules: Mapping[str, Node], limits: Limits | None = No
         expanded: frozenset[str] = frozenset()
         for _ in range(_MAX_ROUNDS):
             try:
-                return _Builder(node, bodies, plan.called, expanded, limits).build()
+                return _Builder(node, bodies, plan.called, expanded, limits).build(effort)
             except NotDeterministicError as error:
                 if error.rules <= expanded:
                     raise
@@ -77,8 +80,8 @@ class _Builder:
         builder = NfaBuilder(4 * limits.states, counters=False, symbols=symbols, bodies=written, product=product)
         self._nfa = builder.build_rules(node, [(name, bodies[name]) for name in self._names], end)
 
-    def build(self) -> Dpda:
-        exploration = Exploration(self._nfa, self._limits)
+    def build(self, effort: Effort | None) -> Dpda:
+        exploration = Exploration(self._nfa, self._limits, effort)
         exploration.run()
         table = exploration.table
         num_rules = len(self._names)
