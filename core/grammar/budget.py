@@ -7,9 +7,7 @@ not get a constraint refused. By the clock it ends as well, but far later.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 
 from graftlm.core.errors import GrammarError
@@ -37,19 +35,30 @@ class _Budget:
 _current: ContextVar[_Budget | None] = ContextVar("graftlm grammar budget", default=None)
 
 
-@contextmanager
-def limited(limits: Limits, share: float = 1.0) -> Iterator[None]:
+class limited:
     """Let `check` raise once `share` of the time in `limits` is spent; the ends of an outer block hold too."""
-    outer = _current.get()
-    seconds, now = share * limits.seconds, time.monotonic()
-    ends = (now + seconds, time.thread_time() + seconds, now + WALL_FACTOR * seconds)
-    if outer is not None:
-        ends = (min(ends[0], outer.soonest), min(ends[1], outer.cpu_end), min(ends[2], outer.wall_end))
-    token = _current.set(_Budget(limits, *ends))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_limits", "_share", "_token")
+
+    _token: Token[_Budget | None] | None
+
+    def __init__(self, limits: Limits, share: float = 1.0) -> None:
+        self._limits, self._share = limits, share
+
+    def __enter__(self) -> None:
+        outer, limits = _current.get(), self._limits
+        if outer is not None and outer.limits is limits and self._share >= 1.0:  # begun before, it ends before
+            self._token = None
+            return
+        seconds, now = self._share * limits.seconds, time.monotonic()
+        ends = (now + seconds, time.thread_time() + seconds, now + WALL_FACTOR * seconds)
+        if outer is not None:
+            ends = (min(ends[0], outer.soonest), min(ends[1], outer.cpu_end), min(ends[2], outer.wall_end))
+        self._token = _current.set(_Budget(limits, *ends))
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _current.reset(self._token)
 
 
 def check(num_bytes: int = 0) -> None:
