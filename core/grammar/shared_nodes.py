@@ -33,7 +33,7 @@ class SharedNode:
 class ComposedNode(SharedNode):
     """A node made of others: it computes its hash once, as nodes nest deep and are keys of many tables."""
 
-    __slots__ = ("_hash", "_is_small")
+    __slots__ = ("_hash", "_is_small", "_survey")
 
 
 def _made(kind: str, *values: Any) -> SharedNode:

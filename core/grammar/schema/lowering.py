@@ -190,7 +190,7 @@ class Lowering:
     def lower(self) -> Lowered:
         """The JSON text of the whole document. Raises GrammarError when no value satisfies it."""
         node = self.value(Reference(""))
-        barren = unending(self.tokens.rules)
+        barren = unending(self.tokens.rules, self.tokens.ending)
         if barren:
             node = self._without_rules(node, barren)
         if node == NOTHING and self._reader.contradictions:
@@ -323,7 +323,7 @@ class Lowering:
     def _any_value(self) -> Node:
         self._needs_rules()
         name, rules = any_value_rules(self._whitespace, self._bounded_numbers, self.tokens.has_rules)
-        self.tokens.rules.update(rules)
+        self.tokens.add_ending(rules)
         return Rule(name)
 
     def _arrays(self, parts: tuple[Shape, ...]) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
@@ -11,6 +11,7 @@ from graftlm.core.grammar.schema.algebra.kinds import KINDS
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Array, Object, Shape, both
 from graftlm.core.grammar.schema.reading.references import escape
+from graftlm.core.grammar.survey import survey
 
 Close = Callable[[tuple[Shape, ...]], tuple[Shape, ...]]
 
@@ -67,9 +68,11 @@ def _no_member(case: tuple[Shape, ...], algebra: ShapeAlgebra) -> bool:
     return any(algebra.is_nothing(both(*(algebra.member(part, name) for part in objects))) for name in names)
 
 
-def unending(rules: dict[str, Node]) -> list[str]:
-    """The rules that derive no finite text."""
-    found = _Endings(rules)
+def unending(rules: dict[str, Node], ending: Iterable[str] = ()) -> list[str]:
+    """The rules that derive no finite text; those of `ending` do."""
+    found = _Endings(rules, ending)
+    if found.look():
+        return []
     while True:
         before = len(found.rules)
         left = [name for name in rules if not found.rule(name)]
@@ -89,11 +92,23 @@ class _Endings:
     open   those that were asked about in this round
     """
 
-    def __init__(self, rules: dict[str, Node]) -> None:
+    def __init__(self, rules: dict[str, Node], ending: Iterable[str]) -> None:
         self._bodies = rules
         self._nodes: set[int] = set()
-        self.rules: set[str] = set()
+        self.rules = set(ending)
         self.open: set[str] = set()
+
+    def look(self) -> bool:
+        """Note the rules that end as those before them do, which mostly are all. -> whether they are"""
+        left = False
+        for name, body in self._bodies.items():
+            if name not in self.rules:
+                found = survey(body)
+                if found.ends and self.rules.issuperset(found.inner):
+                    self.rules.add(name)
+                else:
+                    left = True
+        return not left
 
     def rule(self, name: str) -> bool:
         if name not in self.rules and name not in self.open:

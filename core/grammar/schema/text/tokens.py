@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from graftlm.core.grammar import ast
@@ -26,25 +26,36 @@ class JsonTokens:
     of them, it would never see the `{` of `{"b":`.
 
     rules         by their names, those of tokens and those that the document adds
+    ending        the names of those that derive finite texts, as is known before
     prefix        of these names, which tells schemas and options apart
     for_automata  what is written becomes an automaton, and no grammar in another notation
     """
 
     def __init__(self, spec: JsonSchema, options: Options, *, has_rules: bool, for_automata: bool) -> None:
-        text = spec.text + spec.documents_text
-        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-        self.prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
-        self.prefix += " bounded" if options.bounded_numbers else ""
-        self.prefix += " tokens" if has_rules else ""
+        self._spec, self._options = spec, options
         self.has_rules = has_rules
         self._for_automata = for_automata
         self.rules: dict[str, Node] = {}
+        self.ending: frozenset[str] = frozenset()
         self._tokens: dict[Node, Node] = {}
         self._blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
         after = ast.literal(" ") if options.whitespace == "single" else self._blanks
         self._names: dict[str, Node] = {}
         self.comma = self.token(ast.concat(self._blanks, ast.literal(","), after))
         self._colon = ast.concat(self._blanks, ast.literal(":"), after)
+
+    @cached_property
+    def prefix(self) -> str:
+        text, options = self._spec.text + self._spec.documents_text, self._options
+        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        prefix = f"{digest} {options.whitespace} {'strict' if options.strict else 'open'}"
+        prefix += " bounded" if options.bounded_numbers else ""
+        return prefix + (" tokens" if self.has_rules else "")
+
+    def add_ending(self, rules: dict[str, Node]) -> None:
+        """Add rules that derive finite texts."""
+        self.rules.update(rules)
+        self.ending |= rules.keys()
 
     def token(self, node: Node) -> Node:
         """`node` as a rule of its own, in a grammar that has rules; it may derive the empty text."""
@@ -92,7 +103,12 @@ class JsonTokens:
         """The name of a member and the colon."""
         found = self._names.get(name)
         if found is None:
-            found = self._names[name] = self.token(ast.concat(json_text.string(name), self._colon))
+            text = json_text.string(name)
+            if isinstance(text, ast.Literal) and isinstance(self._colon, ast.Literal):
+                text = ast.Literal(text.data + self._colon.data)
+            else:
+                text = ast.concat(text, self._colon)
+            found = self._names[name] = self.token(text)
         return found
 
     def key(self, name: Node) -> Node:

@@ -43,3 +43,9 @@ def test_a_walk_ends_only_by_edges_that_do() -> None:
 
 def test_surrogates_are_no_text() -> None:
     assert unending({"lone": ast.CharSet(((0xD800, 0xDFFF),)), "some": ast.CharSet(((0xD800, 0xE000),))}) == ["lone"]
+
+
+def test_what_names_a_rule_that_is_known_to_end_ends() -> None:
+    rules = {"value": ast.concat(ast.literal("a"), ast.Rule("any")), "loop": ast.Rule("loop"), "any": ast.Rule("any")}
+    assert unending(rules, ["any"]) == ["loop"]
+    assert unending(rules) == ["value", "loop", "any"]
