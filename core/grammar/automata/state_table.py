@@ -32,18 +32,19 @@ def count_bytes(
     the one byte of a singular state, -1 for others.
     """
     num_states, num_classes = table.shape
-    sizes, bytes_of = np.zeros(num_classes, np.int16), np.zeros(num_classes, np.int16)
+    sizes, bytes_of = np.zeros(num_classes, np.int32), np.zeros(num_classes, np.int16)
     for byte in range(256):
         sizes[classes[byte]] += 1
         bytes_of[classes[byte]] = byte
     for state in range(num_states):
-        degree, byte = 0, 0
+        degree = np.int32(0)
         for c in range(num_classes):
-            if table[state, c] != 0:
-                degree += sizes[c]
-                byte = bytes_of[c]
-        degrees[state] = degree
-        singles[state] = byte if degree == 1 and not accepting[state] else -1
+            degree += sizes[c] if table[state, c] != 0 else 0
+        degrees[state], singles[state] = degree, -1
+        if degree == 1 and not accepting[state]:
+            for c in range(num_classes):
+                if table[state, c] != 0:
+                    singles[state] = bytes_of[c]
 
 
 @dataclass(frozen=True, eq=False)
