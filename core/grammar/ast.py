@@ -211,17 +211,18 @@ def concat(*items: Node) -> Node:
     flat: list[Node] = []
     last: Node = EMPTY
     for item in items:
-        for part in item.items if type(item) is Concat else (item,):
-            kind = type(part)
-            if kind is Empty:
-                continue
-            if kind is Alternation and part == NOTHING:
-                return NOTHING
-            if kind is Literal and type(last) is Literal:
-                flat[-1] = last = Literal(last.data + part.data)  # type: ignore[union-attr]
-            else:
-                flat.append(part)
-                last = part
+        parts = item.items if type(item) is Concat else (item,)  # those of a Concat need no care among themselves
+        first = parts[0]
+        if type(first) is Literal and type(last) is Literal:
+            flat[-1] = Literal(last.data + first.data)
+            flat += parts[1:]
+        elif type(first) is Alternation and not first.items:
+            return NOTHING
+        elif type(first) is Empty:
+            continue
+        else:
+            flat += parts
+        last = flat[-1]
     if not flat:
         return EMPTY
     return flat[0] if len(flat) == 1 else Concat(tuple(flat))

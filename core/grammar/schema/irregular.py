@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
@@ -33,12 +32,14 @@ def closed(parts: tuple[Shape, ...]) -> tuple[Shape, ...]:
     objects = [part for part in parts if isinstance(part, Object)]
     if any(part.closed for part in objects):
         return parts
-    names = dict.fromkeys(name for part in objects for name, _ in part.properties)
-    patterns = dict.fromkeys(pattern for part in objects for pattern, _ in part.patterns)
-    if not names and not patterns:
+    if not any(part.properties or part.patterns for part in objects):
         return parts
     if len(parts) == 1:
-        return (replace(objects[0], additional=NOTHING, closed=True),)
+        (one,) = objects
+        sizes = one.min_properties, one.max_properties
+        return (Object(one.properties, one.patterns, NOTHING, one.required, *sizes, one.names, True),)
+    names = dict.fromkeys(name for part in objects for name, _ in part.properties)
+    patterns = dict.fromkeys(pattern for part in objects for pattern, _ in part.patterns)
     closing = Object(
         properties=tuple((name, ANYTHING) for name in names),
         patterns=tuple((pattern, ANYTHING) for pattern in patterns),

@@ -280,6 +280,8 @@ class ShapeAlgebra:
         low = max(len(required), *(part.min_properties for part in parts))
         if any(part.max_properties is not None and low > part.max_properties for part in parts):
             return True
+        if len(parts) == 1:
+            return any(self._no_part(self.member(parts[0], name)) for name in required)
         return any(self._no_part(both(*(self.member(part, name) for part in parts))) for name in required)
 
     def _no_array(self, parts: tuple[Array, ...]) -> bool:

@@ -48,6 +48,8 @@ from graftlm.core.grammar.spec import Issue, JsonSchema, Options
 
 Schema = Mapping[str, Any]
 
+_ANY_TEXT = Text()
+
 
 class SchemaReader:
     """Reads one schema document. `shape(target)` is the shape of the schema at a JSON pointer, "" for the root.
@@ -287,16 +289,10 @@ class SchemaReader:
                     shape = both(shape, more)
             properties.append((name, shape))
         names = self.read(schema["propertyNames"], f"{pointer}/propertyNames") if "propertyNames" in schema else None
-        shape = Object(
-            properties=tuple(properties),
-            patterns=tuple(patterns),
-            additional=self.read(schema.get("additionalProperties", True), f"{pointer}/additionalProperties"),
-            required=assertions.names(schema, "required", pointer),
-            min_properties=low,
-            max_properties=high,
-            names=names,
-            closed="additionalProperties" in schema,
-        )
+        closed = "additionalProperties" in schema
+        others = self.read(schema["additionalProperties"], f"{pointer}/additionalProperties") if closed else ANYTHING
+        required = assertions.names(schema, "required", pointer)
+        shape = Object(tuple(properties), tuple(patterns), others, required, low, high, names, closed)
         self.pointers.setdefault(shape, pointer)
         return shape
 
@@ -370,8 +366,14 @@ class SchemaReader:
                 )
             texts = dict.fromkeys(map(compact, values))
             check()
-            free = shape == ANYTHING
-            kept = tuple(text for text in texts if free or self.algebra.admits(shape, parse_value(text)))
+            free, is_text = shape == ANYTHING, shape == _ANY_TEXT
+            kept = tuple(
+                [
+                    text
+                    for text in texts
+                    if free or (text[0] == '"' if is_text else self.algebra.admits(shape, parse_value(text)))
+                ]
+            )
             if not kept:
                 reason = f"nothing can satisfy this: no value of {keyword!r} fits the other keywords"
                 self.contradictions.append(Issue(f"{pointer}/{keyword}", keyword, reason))

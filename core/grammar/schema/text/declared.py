@@ -30,12 +30,13 @@ def members(lowering: Lowering, shape: Object) -> Node:
     """The text between the braces of a plain object."""
     required = set(shape.required)
     names = dict.fromkeys([*(name for name, _ in shape.properties), *shape.required])
-    written: list[tuple[Node, bool]] = []
+    name_of, comma = lowering.tokens.name, lowering.tokens.comma
+    written: list[tuple[Node, Node, bool]] = []
     for name in names:
         member = shape.property(name)
         value = lowering.member_value(shape.additional if member is None else member)
         if value != ast.NOTHING:
-            written.append((ast.concat(lowering.tokens.name(name), value), name in required))
+            written.append((name_of(name), value, name in required))
         elif name in required:
             return ast.NOTHING
     others = None
@@ -43,28 +44,27 @@ def members(lowering: Lowering, shape: Object) -> Node:
         value = lowering.member_value(shape.additional)
         if value != ast.NOTHING:
             others = ast.concat(lowering.tokens.key(lowering.tokens.other_names(list(names))), value)
-    first = next((i for i, (_, is_required) in enumerate(written) if is_required), None)
-    after = [] if first is None else [_after(lowering.tokens.comma, *member) for member in written[first + 1 :]]
-    if others is not None and first is not None:
-        after.append(ast.star(ast.concat(lowering.tokens.comma, others)))
+    first = next((i for i, (_, _, is_required) in enumerate(written) if is_required), None)
+    if first is None:
+        return _first_of(lowering, [ast.concat(*member[:2]) for member in written], others, needed=False)
+    after: list[Node] = []
+    for key, value, is_required in written[first + 1 :]:
+        node = ast.concat(comma, key, value)
+        after.append(node if is_required else ast.optional(node))
+    if others is not None:
+        after.append(ast.star(ast.concat(comma, others)))
     if first == 0:
-        return ast.concat(written[0][0], *after)
-    if first is not None:
-        return ast.concat(_first_of(lowering, written[: first + 1], None, needed=True), *after)
-    return _first_of(lowering, written, others, needed=False)
+        return ast.concat(*written[0][:2], *after)
+    needed = [ast.concat(*member[:2]) for member in written[: first + 1]]
+    return ast.concat(_first_of(lowering, needed, None, needed=True), *after)
 
 
-def _after(comma: Node, member: Node, is_required: bool) -> Node:
-    node = ast.concat(comma, member)
-    return node if is_required else ast.optional(node)
-
-
-def _first_of(lowering: Lowering, written: list[tuple[Node, bool]], others: Node | None, *, needed: bool) -> Node:
+def _first_of(lowering: Lowering, written: list[Node], others: Node | None, *, needed: bool) -> Node:
     """Members that may each be left out, the last of them not if it is `needed`, then any number of `others`.
 
     State 0 has written nothing, 2 i + 1 is about to write member i, 2 i + 2 has passed it.
     """
-    nodes, comma = [member for member, _ in written] + ([others] if others is not None else []), lowering.tokens.comma
+    nodes, comma = [*written, *([others] if others is not None else [])], lowering.tokens.comma
     if lowering.tokens.has_rules and len(nodes) > MAX_WALK:
         return _Halves(lowering, nodes, repeats=others is not None, needed=needed).text()
     rows: list[list[tuple[Node, int]]] = [[(EMPTY, 2 * i + 1) for i in range(len(nodes))]]
