@@ -106,6 +106,11 @@ class StateTable(ABC):
         return self._degrees[state]
 
     @cached_property
+    def degrees(self) -> npt.NDArray[np.int16]:
+        """int16 [num_states]: `degree` of each."""
+        return np.frombuffer(self._degrees, np.int16)
+
+    @cached_property
     def _degrees(self) -> array[int]:
         return self._counted[0]
 

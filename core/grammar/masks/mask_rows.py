@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,14 +13,19 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks import workers
-from graftlm.core.grammar.masks.self_loops import SelfLoop, Steps, self_loop
+from graftlm.core.grammar.masks.self_loops import SelfLoop, self_loop
+from graftlm.core.grammar.masks.trie_walk import leads_to_many
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.automata.stack.dpda import Dpda
 
-_WIDE_STATE = 32  # in a state that allows fewer bytes no self-loop is sought
-_SLOW_STATE = 16  # a state that allows fewer bytes has a cheap mask, which is not computed ahead
+_SLOW_STATE = 16
+"""A state that allows fewer bytes has a cheap mask: it is not computed ahead, and no self-loop is sought."""
+_MANY_NODES = 1 << 14
+"""But where its bytes lead to states that allow more, and so many nodes of the trie lie below them, it has none."""
+_WIDE_STATE = 32
+"""Where a state allows fewer bytes, a walk costs no more than one of all tokens outside of a self-loop's class."""
 _MAX_PLACES = 1 << 16
 
 _all: weakref.WeakSet[MaskRows] = weakref.WeakSet()
@@ -37,13 +41,12 @@ class MaskRows(ABC):
         self._digests: dict[Place, int] = {}
         self._rows: dict[int, Int32Array] = {}
         self._loops: dict[int, SelfLoop | None] = {}
-        self._steps: Steps = {}
         self._forget_others()
         _all.add(self)
 
     def _forget_others(self) -> None:
         """Begin with no row under way: in a fork nobody computes those of the parent."""
-        self._ahead: dict[Place, Future[Int32Array]] = {}
+        self._ahead: dict[Place, workers.Task[Int32Array]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -71,11 +74,18 @@ class MaskRows(ABC):
         The walk of the trie does not hold Python's lock, so the rows of a batch are computed side by side while the
         model's forward pass runs, and one that takes long is waited for by its own sequence only.
         """
-        if self._automaton.degree(place[0]) < _SLOW_STATE or self._known(place) is not None:
+        if self._automaton.is_singular(place) or self._known(place) is not None or not self._takes_long(place[0]):
             return
         key = self.representative(place)
         if key not in self._ahead and self._known(key) is None:
             self._ahead[key] = workers.submit(self._compute_ahead, key)
+
+    def _takes_long(self, state: int) -> bool:
+        automaton, trie = self._automaton, self._vocabulary.trie
+        if automaton.degree(state) >= _SLOW_STATE:
+            return True
+        table, classes, degrees = automaton.table, automaton.classes, automaton.degrees
+        return bool(leads_to_many(trie.nodes, trie.roots, table, classes, degrees, state, _SLOW_STATE, _MANY_NODES))
 
     def _compute_ahead(self, key: Place) -> Int32Array:
         try:
@@ -117,10 +127,12 @@ class MaskRows(ABC):
         self._digests[place] = digest
 
     def _self_loop(self, state: int) -> SelfLoop | None:
-        if self._automaton.degree(state) < _WIDE_STATE:
+        degree = self._automaton.degree(state)
+        if degree < _SLOW_STATE:
             return None
         if state not in self._loops:
-            self._loops[state] = self_loop(self._automaton, state, self._vocabulary.trie.max_depth, self._steps)
+            found = self_loop(self._automaton, state, self._vocabulary.trie.max_depth)
+            self._loops[state] = found if found is None or found.exits is not None or degree >= _WIDE_STATE else None
         return self._loops[state]
 
 

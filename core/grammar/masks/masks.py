@@ -8,7 +8,7 @@ from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks.mask_rows import MaskRows
 from graftlm.core.grammar.masks.spelling import Spelling
-from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level
+from graftlm.core.grammar.masks.trie_walk import allow_leaving, allow_tokens, allow_tokens_by_level
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 
@@ -25,22 +25,24 @@ class Masks(MaskRows):
     def _compute(self, place: Place) -> Int32Array:
         dfa, vocabulary = self._dfa, self._vocabulary
         state = place[0]
-        trie, row, digest = vocabulary.trie, None, 0
-        loop = self._self_loop(state)
-        if loop is not None and self._spelling is None:
-            inside = vocabulary.slices.get(loop.chars)
-            if inside is not None:
-                room = loop.room
-                if loop.register is not None and loop.maximum >= 0:
-                    room = loop.maximum - place[1 + loop.register]
-                trie, row = inside.others(loop.exits), inside.row(room).copy()
-                digest = hash((loop.chars, room))
-        if row is None:
+        loop = self._self_loop(state) if self._spelling is None else None
+        inside = None if loop is None else vocabulary.slices.get(loop.chars)
+        if loop is None or inside is None:
             row = np.zeros(vocabulary.num_words, np.int32)
-        if self._spelling is None:
-            digest ^= allow_tokens(trie, dfa, place, row)
+            if self._spelling is None:
+                digest = allow_tokens(vocabulary.trie, dfa, place, row)
+            else:
+                digest = allow_tokens_by_level(vocabulary.trie, dfa, place, row, self._spelling.reachable)
         else:
-            digest = allow_tokens_by_level(vocabulary.trie, dfa, place, row, self._spelling.reachable)
+            room = loop.room
+            if loop.register is not None and loop.maximum >= 0:
+                room = loop.maximum - place[1 + loop.register]
+            row = inside.row(room).copy()
+            digest = hash((loop.chars, room))
+            if loop.exits is None:
+                digest ^= allow_tokens(inside.others, dfa, place, row)
+            else:
+                digest ^= allow_leaving(inside.leaving(loop.exits), dfa, place, row)
         if dfa.accepting[state]:
             self._allow_end(row)
             digest = ~digest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,74 +45,44 @@ class SelfLoop:
     exits: bytes | None = None
 
 
-class Step(NamedTuple):
-    """From one state of a repeat that is written out to the next: a flag per ASCII byte that leads there, and `exits`
-    as bits.
-    """
-
-    chars: bytes
-    exits: int
-    after: int
-
-
-Steps = dict[int, "Step | None"]
-
-
-def self_loop(automaton: Dfa | Dpda, state: int, longest: int = 0, steps: Steps | None = None) -> SelfLoop | None:
+def self_loop(automaton: Dfa | Dpda, state: int, longest: int = 0) -> SelfLoop | None:
     """The class of characters that `state` repeats, if it is large.
 
     longest  characters of the longest token: a repeat that is written out is followed so far
-    steps    what is known of such repeats
     """
     first, rest = np.empty(128, np.uint8), np.empty(128, np.uint8)
     table, classes, actions = automaton.moves
     found, wide_first, wide_rest, register, maximum = _self_loop(table, classes, actions, state, first, rest)
     if not found:
-        return _written_out(automaton, state, longest, {} if steps is None else steps)
+        return _written_out(automaton, state, longest)
     chars = CharClass(first.tobytes(), rest.tobytes(), bool(wide_first), bool(wide_rest))
     exits = None
-    if wide_first and wide_rest and chars.first == chars.rest:
+    if wide_first == wide_rest and chars.first == chars.rest:
         effect = int(table[state, classes[chars.rest.index(1)]])
         states = {state, *([effect] if effect > 0 else actions[-effect, 3:6].tolist())} - {0}
-        exits = _exits(automaton, states, rest)
+        exits = _exits(automaton, states, rest, bool(wide_rest))
     return SelfLoop(chars, None if register < 0 else int(register), int(maximum), exits=exits)
 
 
-def _exits(automaton: Dfa | Dpda, states: Iterable[int], rest: npt.NDArray[np.uint8]) -> bytes | None:
+def _exits(automaton: Dfa | Dpda, states: Iterable[int], rest: npt.NDArray[np.uint8], wide: bool) -> bytes | None:
     exits = np.zeros(128, np.uint8)
     for state in states:
-        if not _leaves_of(automaton.table, automaton.classes, automaton.returns, state, rest, exits):
+        if not _leaves_of(automaton.table, automaton.classes, automaton.returns, state, wide, rest, exits):
             return None
     return exits.tobytes()
 
 
-def _written_out(automaton: Dfa | Dpda, state: int, longest: int, steps: Steps) -> SelfLoop | None:
+def _written_out(automaton: Dfa | Dpda, state: int, longest: int) -> SelfLoop | None:
     """A repeat up to some number, each character of which leads to a state of its own."""
-    first = here = _step_of(automaton, state, steps) if longest else None
-    room, exits = 0, 0
-    while first is not None and here is not None and here.chars == first.chars and room < longest:
-        room, exits, state = room + 1, exits | here.exits, here.after
-        if steps.get(state) is here:  # it stays there
-            room = longest
-        here = _step_of(automaton, state, steps)
-    if first is None:
+    if not longest:
         return None
-    flags = np.frombuffer(first.chars, np.uint8).copy()
-    if room < longest:
-        last = np.zeros(128, np.uint8)
-        if not _reads_none(automaton.table, automaton.classes, automaton.returns, state, flags, last):
-            return None
-        exits |= int.from_bytes(last.tobytes(), "little")
-    chars = CharClass(first.chars, first.chars, True, True)
-    return SelfLoop(chars, room=room if room < longest else None, exits=exits.to_bytes(128, "little"))
-
-
-def _step_of(automaton: Dfa | Dpda, state: int, steps: Steps) -> Step | None:
-    if state not in steps:
-        chars, exits = np.zeros(128, np.uint8), np.zeros(128, np.uint8)
-        after = int(_step(automaton.table, automaton.classes, automaton.returns, state, chars, exits))
-        steps[state] = Step(chars.tobytes(), int.from_bytes(exits.tobytes(), "little"), after) if after else None
-    return steps[state]
+    chars, exits = np.zeros(128, np.uint8), np.zeros(128, np.uint8)
+    room, wide = _room(automaton.table, automaton.classes, automaton.returns, state, longest, chars, exits)
+    if not room:
+        return None
+    flags = chars.tobytes()
+    found = CharClass(flags, flags, bool(wide), bool(wide))
+    return SelfLoop(found, room=int(room) if room < longest else None, exits=exits.tobytes())
 
 
 @loop("Tuple((b1, b1, b1, i8, i8))(i4[:,::1], u1[::1], i4[:,::1], i8, u1[::1], u1[::1])", quick=True)
@@ -195,17 +165,18 @@ def _wide(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, effect:
     return True
 
 
-@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])", quick=True)
+@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, b1, u1[::1], u1[::1])", quick=True)
 def _leaves_of(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     returns: npt.NDArray[np.bool_],
     state: int,
+    wide: bool,
     rest: npt.NDArray[np.uint8],
     exits: npt.NDArray[np.uint8],
 ) -> bool:
     """`_leaves`, for Python."""
-    return _leaves(table, classes, returns, state, rest, exits)
+    return _leaves(table, classes, returns, state, wide, rest, exits)
 
 
 @inner
@@ -214,18 +185,26 @@ def _leaves(
     classes: npt.NDArray[np.uint8],
     returns: npt.NDArray[np.bool_],
     state: int,
+    wide: bool,
     rest: npt.NDArray[np.uint8],
     exits: npt.NDArray[np.uint8],
 ) -> bool:
     """Set `exits` of the ASCII bytes outside of `rest` that `state` reads.
 
-    -> False where it reads bytes beyond ASCII that are no characters, or may return to the state below
+    wide  whether the characters beyond ASCII are inside
+    -> False where it reads bytes beyond ASCII that are no characters, or any where they are not inside, or may return
+    to the state below
     """
     if returns[state]:
         return False
+    for byte in range(0x80, 0x100):
+        if not wide and table[state, classes[byte]] != 0:
+            return False
     for byte in range(128):
         if rest[byte] == 0 and table[state, classes[byte]] != 0:
             exits[byte] = 1
+    if not wide:
+        return True
     for byte in range(0x80, 0x100):
         if (byte < 0xC2 or byte > 0xF4) and table[state, classes[byte]] != 0:
             return False
@@ -249,7 +228,46 @@ def _leaves(
     return True
 
 
-@loop("i8(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])", quick=True)
+@loop("UniTuple(i8, 2)(i4[:,::1], u1[::1], b1[::1], i8, i8, u1[::1], u1[::1])", quick=True)
+def _room(
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    returns: npt.NDArray[np.bool_],
+    state: int,
+    longest: int,
+    chars: npt.NDArray[np.uint8],
+    exits: npt.NDArray[np.uint8],
+) -> tuple[int, int]:
+    """Fill `chars` with a flag per ASCII byte that `state` repeats, and `exits` with what else may follow.
+
+    -> how often, at most `longest`, 0 for no repeat; and 1 where all characters beyond ASCII are repeated as well, 0
+    where none is
+    """
+    after, wide = _step(table, classes, returns, state, chars, exits)
+    here = np.empty(128, np.uint8)
+    room = 0
+    while after != 0 and room < longest:
+        room += 1
+        if after == state:
+            room = longest
+            break
+        state = after
+        after, wide_here = _step(table, classes, returns, state, here, exits)
+        for byte in range(128):
+            if here[byte] != chars[byte] or wide_here != wide:
+                after = 0
+    if room == longest or room == 0:
+        return room, wide
+    # the last state, whose exits are those of `_step` if it was one, reads none of the characters
+    for byte in range(256):
+        if table[state, classes[byte]] != 0:
+            if byte >= 128 or chars[byte]:
+                return 0, 0
+            exits[byte] = 1
+    return (0, 0) if returns[state] else (room, wide)
+
+
+@inner
 def _step(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
@@ -257,8 +275,12 @@ def _step(
     state: int,
     chars: npt.NDArray[np.uint8],
     exits: npt.NDArray[np.uint8],
-) -> int:
-    """Fill `chars` and `exits` with flags. -> the state that most characters lead to; 0 where not all others do"""
+) -> tuple[int, int]:
+    """Fill `chars` with flags and add to `exits`.
+
+    -> the state that most characters lead to, 0 where not all others leave; and 1 where all characters beyond ASCII
+    lead there, 0 where none is read
+    """
     after, votes = 0, 0
     for byte in range(128):
         value = table[state, classes[byte]]
@@ -266,29 +288,13 @@ def _step(
             if votes == 0:
                 after = value
             votes += 1 if value == after else -1
-    if after <= 0 or not _wide(table, classes, state, after):
-        return 0
+    if after <= 0:
+        return 0, 0
+    wide = _wide(table, classes, state, after)
     num_chars = 0
     for byte in range(128):
         chars[byte] = table[state, classes[byte]] == after
         num_chars += chars[byte]
-    return after if num_chars >= 16 and _leaves(table, classes, returns, state, chars, exits) else 0
-
-
-@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, u1[::1], u1[::1])", quick=True)
-def _reads_none(
-    table: Int32Array,
-    classes: npt.NDArray[np.uint8],
-    returns: npt.NDArray[np.bool_],
-    state: int,
-    chars: npt.NDArray[np.uint8],
-    exits: npt.NDArray[np.uint8],
-) -> bool:
-    """Whether `state` reads none of `chars` and nothing beyond ASCII; sets `exits` of what it reads."""
-    for byte in range(256):
-        value = table[state, classes[byte]]
-        if value != 0:
-            if byte >= 128 or chars[byte]:
-                return False
-            exits[byte] = 1
-    return not returns[state]
+    if num_chars < 16 or not _leaves(table, classes, returns, state, wide, chars, exits):
+        return 0, 0
+    return int(after), int(wide)

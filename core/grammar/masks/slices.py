@@ -1,8 +1,8 @@
 """Vocabulary slices: the tokens that consist of one class of characters, found once per vocabulary.
 
 Inside a JSON string nearly every token is allowed, and a trie walk over all of them takes a millisecond. Which tokens
-consist of string characters alone does not depend on the grammar. A slice holds their mask, and small tries of the
-other tokens (with quotes, backslashes or parts of characters), which still have to be walked.
+consist of string characters alone does not depend on the grammar. A slice holds their mask. The other tokens still have
+to be walked, but only what follows the characters they begin with: quotes, backslashes, or a part of a character.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.masks.leaving_tokens import LeavingTokens
 from graftlm.core.grammar.masks.trie import SortedTokens, Trie
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ COMMON = (JSON_STRING, LINE)
 
 
 class Slice:
-    """The tokens made of one class of characters, and tries of the others.
+    """The tokens made of one class of characters, and the others.
 
     lengths  int16 [vocab_size]: characters of each token that is inside, else 0
     """
@@ -66,8 +67,8 @@ class Slice:
         self.lengths = np.zeros(vocab_size, np.int16)
         self.lengths[tokens.ids] = lengths
         self.longest = int(lengths.max(initial=0))
-        self._tokens, self._fits, self._outside = tokens, fits, ~inside
-        self._tries: dict[bytes, Trie] = {}
+        self._chars, self._tokens, self._fits, self._outside = chars, tokens, fits, ~inside
+        self._leaving: dict[bytes, LeavingTokens] = {}
         self.all_inside = self._row(self.lengths > 0)
 
     def row(self, room: int | None) -> Int32Array:
@@ -76,42 +77,48 @@ class Slice:
             return self.all_inside
         return self._rows_by_length[room]
 
-    def others(self, exits: bytes | None) -> Trie:
-        """The trie of the tokens that are not inside and may follow where only the bytes of `exits` leave the class."""
-        if exits is None:
-            return self._all_others
-        found = self._tries.get(exits)
+    @cached_property
+    def others(self) -> Trie:
+        """The trie of the tokens that are not inside."""
+        return Trie.build(self._tokens, self._outside)
+
+    def leaving(self, exits: bytes) -> LeavingTokens:
+        """The tokens that are not inside and may follow where only the bytes of `exits` leave the class."""
+        found = self._leaving.get(exits)
         if found is None:
             allowed = np.frombuffer(exits + b"\1\0", np.uint8) != 0
-            found = Trie.build(self._tokens, self._outside & allowed[self._leaving])
-            while len(self._tries) >= _MAX_TRIES:
-                self._tries.pop(next(iter(self._tries)), None)
-            self._tries[exits] = found
+            by, counts, ends = self._left
+            places = np.flatnonzero(self._outside & allowed[by])
+            character = self._chars.rest.index(1)
+            found = LeavingTokens.of(self._tokens, places, counts[places], ends[places], character)
+            while len(self._leaving) >= _MAX_TRIES:
+                self._leaving.pop(next(iter(self._leaving)), None)
+            self._leaving[exits] = found
         return found
 
     @cached_property
-    def _all_others(self) -> Trie:
-        return Trie.build(self._tokens, self._outside)
+    def _left(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """How each token leaves the class: by which byte, after how many characters, and where in the data these end.
 
-    @cached_property
-    def _leaving(self) -> npt.NDArray[np.uint8]:
-        """The first byte of each token that no character of the class has.
-
-        128 where there is none; 129 where the bytes before are no characters, but for a part of one at the token's end
+        The byte is 128 where there is none, but for a part of a character at the token's end; 129 where the bytes
+        before are no characters of the class, as all beyond ASCII may be
         """
         data, starts = self._tokens.data, self._tokens.offsets[:-1]
         if not len(starts):
-            return np.zeros(0, np.uint8)
+            return np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
         place = np.minimum.reduceat(np.where(self._fits != 0, len(data), np.arange(len(data))), starts)
-        leaving = np.append(data, np.uint8(_NONE))[place]
+        by = np.append(np.where(data < 0x80, data, np.uint8(_NO_CHARACTERS)), np.uint8(_NONE))[place]
         ends = np.minimum(place, self._tokens.offsets[1:])
+        counts = ends - starts
         wide = np.append(0, np.cumsum(data >= 0x80))
         for i in np.flatnonzero(self._outside & (wide[ends] > wide[starts])).tolist():
             try:
-                codecs.utf_8_decode(data[starts[i] : ends[i]].tobytes(), "strict", bool(leaving[i] != _NONE))
+                begun = data[starts[i] : ends[i]].tobytes()
+                text, num_bytes = codecs.utf_8_decode(begun, "strict", bool(by[i] != _NONE))
+                counts[i], ends[i] = len(text), starts[i] + num_bytes
             except UnicodeDecodeError:
-                leaving[i] = _NO_CHARACTERS
-        return leaving
+                by[i] = _NO_CHARACTERS
+        return by, counts, ends
 
     @cached_property
     def _rows_by_length(self) -> list[Int32Array]:
@@ -161,7 +168,7 @@ class Slices:
                 found = self.build(chars)
                 found.row(0)
                 if chars == JSON_STRING:
-                    found.others(bytes(byte in b'"\\' for byte in range(128)))
+                    found.leaving(bytes(byte in b'"\\' for byte in range(128)))
 
 
 _MISSES = 8  # about as many trie walks cost as much as building a slice

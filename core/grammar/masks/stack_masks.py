@@ -8,7 +8,7 @@ from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.masks.mask_rows import MaskRows
-from graftlm.core.grammar.masks.stack_walk import allow_tokens
+from graftlm.core.grammar.masks.stack_walk import allow_leaving, allow_tokens
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 
@@ -35,17 +35,18 @@ class StackMasks(MaskRows):
 
     def _compute(self, place: Place) -> Int32Array:
         dpda, vocabulary = self._dpda, self._vocabulary
-        trie, row, digest = vocabulary.trie, None, 0
         loop = self._self_loop(place[0])
-        if loop is not None:
-            inside = vocabulary.slices.get(loop.chars)
-            if inside is not None:
-                trie, row = inside.others(loop.exits), inside.row(loop.room).copy()
-                digest = hash((loop.chars, loop.room))
-        if row is None:
+        inside = None if loop is None else vocabulary.slices.get(loop.chars)
+        if loop is None or inside is None:
             row = np.zeros(vocabulary.num_words, np.int32)
-        of_tokens, depth = allow_tokens(trie, dpda, place, row)
-        digest ^= of_tokens
+            digest, depth = allow_tokens(vocabulary.trie, dpda, place, row)
+        else:
+            row = inside.row(loop.room).copy()
+            if loop.exits is None:
+                digest, depth = allow_tokens(inside.others, dpda, place, row)
+            else:
+                digest, depth = allow_leaving(inside.leaving(loop.exits), dpda, place, row)
+            digest ^= hash((loop.chars, loop.room))
         num_ended = 0
         while num_ended < len(place) and dpda.accepting[place[num_ended]]:
             num_ended += 1

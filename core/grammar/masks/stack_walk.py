@@ -9,7 +9,8 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
 from graftlm.core.grammar.automata.stack.dpda import Dpda
-from graftlm.core.grammar.masks.trie import Trie, begun
+from graftlm.core.grammar.masks.leaving_tokens import LeavingTokens
+from graftlm.core.grammar.masks.trie import Levels, Trie, begun
 from graftlm.core.grammar.masks.trie_walk import copy_twins
 
 if TYPE_CHECKING:
@@ -33,6 +34,21 @@ def allow_tokens(trie: Trie, dpda: Dpda, place: Place, row: Int32Array) -> tuple
     )  # fmt: skip
     if len(trie.twins):
         copy_twins(trie.twins, row)
+    return int(found), int(seen[0])
+
+
+def allow_leaving(tokens: LeavingTokens, dpda: Dpda, place: Place, row: Int32Array) -> tuple[int, int]:
+    """The same of tokens that leave the class of characters that `place` repeats."""
+    if _walk_leaving.machine_code is None:
+        prepare()
+        return allow_leaving_by_level(tokens, dpda, place, row)
+    seen = np.ones(1, np.int32)
+    found = _walk_leaving(
+        tokens.nodes, tokens.first, tokens.max_depth, tokens.character, dpda.table, dpda.classes, dpda.accepting,
+        dpda.calls, np.array(place, np.int32), row, seen,
+    )  # fmt: skip
+    if len(tokens.twins):
+        copy_twins(tokens.twins, row)
     return int(found), int(seen[0])
 
 
@@ -67,6 +83,32 @@ def _walk_all(
                 nodes, root, nodes[root, 2], 0, max_depth, table, classes, accepting, calls, place, row, seen, False
             )
     seen[0] = max(seen[0], 1)
+    return found
+
+
+@loop("i8(i4[:,::1], i4[::1], i8, i8, i4[:,::1], u1[::1], b1[::1], i4[:,::1], i4[::1], i4[::1], i4[::1])")
+def _walk_leaving(
+    nodes: Int32Array,
+    firsts: Int32Array,
+    max_depth: int,
+    character: int,
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    accepting: npt.NDArray[np.bool_],
+    calls: Int32Array,
+    place: Int32Array,
+    row: Int32Array,
+    seen: Int32Array,
+) -> int:
+    """Walk what follows each number of characters, from the state that these lead to. -> a hash of the tokens found"""
+    found = 0
+    for n in range(len(firsts) - 1):
+        found ^= _walk(
+            nodes, firsts[n], firsts[n + 1], 0, max_depth, table, classes, accepting, calls, place, row, seen, False
+        )
+        place[0] = table[place[0], classes[character]]
+        if place[0] <= 0:
+            break
     return found
 
 
@@ -171,11 +213,27 @@ def _first_continued(
 
 def allow_tokens_by_level(trie: Trie, dpda: Dpda, place: Place, row: Int32Array) -> tuple[int, int]:
     """The same as `allow_tokens` with numpy alone, all nodes of one depth at a time."""
+    return _by_level(trie.levels, trie.twins, dpda, place, np.array([place[0]], np.int32), row)
+
+
+def allow_leaving_by_level(tokens: LeavingTokens, dpda: Dpda, place: Place, row: Int32Array) -> tuple[int, int]:
+    states = np.zeros(len(tokens.first), np.int32)
+    state = place[0]
+    for n in range(len(states)):
+        if state > 0:
+            states[n], state = state, int(dpda.table[state, dpda.classes[tokens.character]])
+    return _by_level(tokens.levels, tokens.twins, dpda, place, states, row)
+
+
+def _by_level(
+    levels: Levels, twins: Int32Array, dpda: Dpda, place: Place, states: Int32Array, row: Int32Array
+) -> tuple[int, int]:
+    """From `states` [n], the parents of the first level, over the stack of `place`."""
     allowed = np.zeros(32 * len(row), bool)
     num_frames, deepest = len(place) - 1, 1
     frames = np.array([(0, 0), *((place[num_frames - i], i) for i in range(num_frames))], np.int32)
-    states, tops = np.array([place[0]], np.int32), np.array([num_frames], np.int32)
-    for byte, parent, token in trie.levels:
+    tops = np.full(len(states), num_frames, np.int32)
+    for byte, parent, token in levels:
         states, tops = states[parent], tops[parent]
         classes = dpda.classes[byte]
         targets = dpda.table[states, classes]
@@ -201,7 +259,7 @@ def allow_tokens_by_level(trie: Trie, dpda: Dpda, place: Place, row: Int32Array)
             break
         hits = token[alive]
         allowed[hits[hits >= 0]] = True
-    twins = trie.twins[allowed[trie.twins[:, 0]]]
+    twins = twins[allowed[twins[:, 0]]]
     allowed[twins[:, 1]] = True
     row |= np.packbits(allowed, bitorder="little").view(np.int32)
     return hash(row.tobytes()), deepest

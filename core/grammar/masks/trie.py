@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+
+Levels: TypeAlias = "list[tuple[Int32Array, Int32Array, Int32Array]]"
+"""For each depth the nodes' bytes, parents in the level above, and tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,23 +74,7 @@ class Trie:
         ids, starts, lengths = tokens.ids, tokens.offsets[:-1], np.diff(tokens.offsets)
         if keep is not None:
             ids, starts, lengths = ids[keep], starts[keep], lengths[keep]
-        max_depth = int(lengths.max(initial=0))
-        shared = _shared_bytes(tokens.data, starts, lengths, max_depth)
-        # each token adds a node for every byte that it does not share with the token before it
-        num_new = lengths - shared
-        last = np.cumsum(num_new) - 1
-        num_nodes = int(num_new.sum())
-        owner = np.repeat(np.arange(len(ids)), num_new)
-        depth = np.arange(num_nodes) - (last - lengths + 1)[owner]
-        nodes = np.empty((num_nodes, 4), np.int32)
-        nodes[:, 0] = tokens.data[starts[owner] + depth]
-        nodes[:, 1] = depth + 1
-        nodes[:, 2] = _subtree_ends(depth.astype(np.int16), max_depth)
-        nodes[:, 3] = -1
-        is_new = num_new > 0
-        nodes[last[is_new], 3] = ids[is_new]
-        first = np.maximum.accumulate(np.where(is_new, np.arange(len(ids)), 0))  # of tokens with equal bytes
-        twins = np.stack([ids[first[~is_new]], ids[~is_new]], axis=1)
+        nodes, twins, _ = lay_out(ids, tokens.data, starts, lengths)
         return cls.of(nodes, twins)
 
     @classmethod
@@ -117,17 +105,56 @@ class Trie:
         return self.nodes.nbytes + self.twins.nbytes
 
     @cached_property
-    def levels(self) -> list[tuple[Int32Array, Int32Array, Int32Array]]:
-        """The same by depth, for walking it without compiled loops: byte, parent in the level above, token."""
-        depth = self.nodes[:, 1]
-        parent = np.zeros(len(depth), np.int32)
-        rank = np.zeros(len(depth), np.int32)
-        order = [np.nonzero(depth == d)[0] for d in range(1, self.max_depth + 1)]
-        for above, level in zip([None, *order], order, strict=False):
-            rank[level] = np.arange(len(level))
-            if above is not None:  # in preorder, the parent is the last node of the level above that comes before
-                parent[level] = np.searchsorted(above, level) - 1
-        return [(self.nodes[level, 0], parent[level], self.nodes[level, 3]) for level in order]
+    def levels(self) -> Levels:
+        """The same by depth, for walking it without compiled loops."""
+        return levels_of(self.nodes, self.max_depth)
+
+
+def lay_out(
+    ids: Int32Array,
+    data: npt.NDArray[np.uint8],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64] | None = None,
+) -> tuple[Int32Array, Int32Array, npt.NDArray[np.int64]]:
+    """The nodes and twins of tokens in the order of their bytes, and for each token the number of nodes before it.
+
+    groups  in ascending order: each group of tokens has a trie of its own, one after the other
+    """
+    max_depth = int(lengths.max(initial=0))
+    shared = _shared_bytes(data, starts, lengths, max_depth)
+    if groups is not None:
+        shared[1:][groups[1:] != groups[:-1]] = 0
+    # each token adds a node for every byte that it does not share with the token before it
+    num_new = lengths - shared
+    until = np.cumsum(num_new)
+    last = until - 1
+    num_nodes = int(num_new.sum())
+    owner = np.repeat(np.arange(len(ids)), num_new)
+    depth = np.arange(num_nodes) - (last - lengths + 1)[owner]
+    nodes = np.empty((num_nodes, 4), np.int32)
+    nodes[:, 0] = data[starts[owner] + depth]
+    nodes[:, 1] = depth + 1
+    nodes[:, 2] = _subtree_ends(depth.astype(np.int16), max_depth)
+    nodes[:, 3] = -1
+    is_new = num_new > 0
+    nodes[last[is_new], 3] = ids[is_new]
+    first = np.maximum.accumulate(np.where(is_new, np.arange(len(ids)), 0))  # of tokens with equal bytes
+    twins = np.stack([ids[first[~is_new]], ids[~is_new]], axis=1)
+    return nodes, twins, until - num_new
+
+
+def levels_of(nodes: Int32Array, max_depth: int) -> Levels:
+    """Nodes by depth: byte, parent in the level above, token."""
+    depth = nodes[:, 1]
+    parent = np.zeros(len(depth), np.int32)
+    rank = np.zeros(len(depth), np.int32)
+    order = [np.nonzero(depth == d)[0] for d in range(1, max_depth + 1)]
+    for above, level in zip([None, *order], order, strict=False):
+        rank[level] = np.arange(len(level))
+        if above is not None:  # in preorder, the parent is the last node of the level above that comes before
+            parent[level] = np.searchsorted(above, level) - 1
+    return [(nodes[level, 0], parent[level], nodes[level, 3]) for level in order]
 
 
 def _shared_bytes(

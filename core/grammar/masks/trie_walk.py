@@ -8,7 +8,8 @@ import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
-from graftlm.core.grammar.masks.trie import Trie, begun
+from graftlm.core.grammar.masks.leaving_tokens import LeavingTokens
+from graftlm.core.grammar.masks.trie import Levels, Trie, begun
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,6 +31,21 @@ def allow_tokens(trie: Trie, dfa: Dfa, place: Place, row: Int32Array) -> int:
     )
     if len(trie.twins):
         copy_twins(trie.twins, row)
+    return int(found)
+
+
+def allow_leaving(tokens: LeavingTokens, dfa: Dfa, place: Place, row: Int32Array) -> int:
+    """The same of tokens that leave the class of characters that `place` repeats."""
+    counts = np.array(place[1:], np.int32) if dfa.loops else _NO_COUNTS
+    if _walk_leaving.machine_code is None:
+        prepare()
+        return allow_leaving_by_level(tokens, dfa, place, row)
+    found = _walk_leaving(
+        tokens.nodes, tokens.first, tokens.max_depth, tokens.character, dfa.table, dfa.classes, dfa.actions, place[0],
+        counts, row,
+    )  # fmt: skip
+    if len(tokens.twins):
+        copy_twins(tokens.twins, row)
     return int(found)
 
 
@@ -86,38 +102,16 @@ def _walk(
 
     -> a hash of the tokens found, 0 for none; with `only_one`, 1 as soon as there is one
     """
-    num_registers = counts.shape[1]
     found = 0
     node = first
     while node < last:
         depth = nodes[node, 1] - above
         target = table[states[depth - 1], classes[nodes[node, 0]]]
+        if target != 0:
+            target = _arrive(target, actions, counts, depth)
         if target == 0:
             node = nodes[node, 2]
             continue
-        for r in range(num_registers):
-            counts[depth, r] = counts[depth - 1, r]
-        if target < 0:
-            action = -target
-            register, zone = actions[action, 0], 1
-            if register >= 0:
-                minimum, maximum = actions[action, 1], actions[action, 2]
-                value = counts[depth, register] + 1
-                if value < minimum:
-                    zone = 0
-                elif maximum < 0:
-                    value = minimum
-                elif value >= maximum:
-                    zone = 2
-                counts[depth, register] = value
-            target = actions[action, 3 + zone]
-            zero = actions[action, 6 + zone]
-            for r in range(num_registers):
-                if (zero >> r) & 1:
-                    counts[depth, r] = 0
-            if target == 0:
-                node = nodes[node, 2]
-                continue
         states[depth] = target
         token = nodes[node, 3]
         if token >= 0:
@@ -128,6 +122,70 @@ def _walk(
             mixed = (mixed ^ (mixed >> 31)) * 0x3F58476D1CE4E5B9
             found ^= mixed ^ (mixed >> 29)
         node += 1
+    return found
+
+
+@inner
+def _arrive(target: int, actions: Int32Array, counts: Int32Array, depth: int) -> int:
+    """Fill `counts[depth]` with what `target` makes of those of the byte before. -> the state, 0 for none"""
+    num_registers = counts.shape[1]
+    for r in range(num_registers):
+        counts[depth, r] = counts[depth - 1, r]
+    if target > 0:
+        return target
+    action = -target
+    register, zone = actions[action, 0], 1
+    if register >= 0:
+        minimum, maximum = actions[action, 1], actions[action, 2]
+        value = counts[depth, register] + 1
+        if value < minimum:
+            zone = 0
+        elif maximum < 0:
+            value = minimum
+        elif value >= maximum:
+            zone = 2
+        counts[depth, register] = value
+    zero = actions[action, 6 + zone]
+    for r in range(num_registers):
+        if (zero >> r) & 1:
+            counts[depth, r] = 0
+    return int(actions[action, 3 + zone])
+
+
+@loop("i8(i4[:,::1], i4[::1], i8, i8, i4[:,::1], u1[::1], i4[:,::1], i8, i4[::1], i4[::1])")
+def _walk_leaving(
+    nodes: Int32Array,
+    firsts: Int32Array,
+    max_depth: int,
+    character: int,
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    actions: Int32Array,
+    state: int,
+    counts: Int32Array,
+    row: Int32Array,
+) -> int:
+    """Walk what follows each number of characters, from where that many lead. -> a hash of the tokens found"""
+    states = np.empty(max_depth + 1, np.int32)
+    stack = np.empty((max_depth + 1, len(counts)), np.int32)
+    here = np.empty((2, len(counts)), np.int32)
+    for r in range(len(counts)):
+        here[0, r] = counts[r]
+    found = 0
+    for n in range(len(firsts) - 1):
+        states[0] = state
+        for r in range(len(counts)):
+            stack[0, r] = here[0, r]
+        first, last = firsts[n], firsts[n + 1]
+        found ^= _walk(nodes, first, last, 0, table, classes, actions, states, stack, row, False)
+        target = table[state, classes[character]]
+        if target != 0:
+            target = _arrive(target, actions, here, 1)
+        if target == 0:
+            break
+        state = target
+        for r in range(len(counts)):
+            here[0, r] = here[1, r]
     return found
 
 
@@ -156,6 +214,27 @@ def _first_continued(
     return -1
 
 
+@loop("b1(i4[:,::1], i4[::1], i4[:,::1], u1[::1], i2[::1], i8, i8, i8)", quick=True)
+def leads_to_many(
+    nodes: Int32Array,
+    roots: Int32Array,
+    table: Int32Array,
+    classes: npt.NDArray[np.uint8],
+    degrees: npt.NDArray[np.int16],
+    state: int,
+    least_degree: int,
+    least_nodes: int,
+) -> bool:
+    """Whether `least_nodes` of the trie lie below bytes that lead from `state` to states of `least_degree` or more."""
+    num_nodes = 0
+    for byte in range(256):
+        root, target = roots[byte], table[state, classes[byte]]
+        # a counter or a call is taken for a state of many bytes
+        if root >= 0 and (target < 0 or target > 0 and degrees[target] >= least_degree):
+            num_nodes += nodes[root, 2] - root
+    return num_nodes >= least_nodes
+
+
 @loop("void(i4[:,::1], i4[::1])", quick=True)
 def copy_twins(twins: Int32Array, row: Int32Array) -> None:
     """Allow the tokens that have the bytes of one that is allowed. twins int32 [num_twins, 2]"""
@@ -172,17 +251,40 @@ def allow_tokens_by_level(
 
     ends  bool [num_states]: where tokens may lead; None is anywhere
     """
+    states, counts = np.array([place[0]], np.int32), np.array([place[1:]], np.int32)
+    return _by_level(trie.levels, trie.twins, dfa, states, counts, row, ends)
+
+
+def allow_leaving_by_level(tokens: LeavingTokens, dfa: Dfa, place: Place, row: Int32Array) -> int:
+    states = np.zeros(len(tokens.first), np.int32)
+    counts = np.zeros((len(tokens.first), len(place) - 1), np.int32)
+    after: Place | None = place
+    for n in range(len(states)):
+        if after is not None:
+            states[n], counts[n] = after[0], after[1:]
+            after = dfa.walk(after, bytes([tokens.character]))
+    return _by_level(tokens.levels, tokens.twins, dfa, states, counts, row, None)
+
+
+def _by_level(
+    levels: Levels,
+    twins: Int32Array,
+    dfa: Dfa,
+    states: Int32Array,
+    counts: Int32Array,
+    row: Int32Array,
+    ends: npt.NDArray[np.bool_] | None,
+) -> int:
+    """From `states` [n] and `counts` [n, num_registers], the parents of the first level."""
     allowed = np.zeros(32 * len(row), bool)
-    states = np.array([place[0]], np.int32)
-    counts = np.array([place[1:]], np.int32)
-    for byte, parent, token in trie.levels:
+    for byte, parent, token in levels:
         states, counts = _step(dfa, states[parent], counts[parent], byte)
         alive = states != 0
         if not alive.any():
             break
         hits = token[alive if ends is None else alive & ends[states]]
         allowed[hits[hits >= 0]] = True
-    twins = trie.twins[allowed[trie.twins[:, 0]]]
+    twins = twins[allowed[twins[:, 0]]]
     allowed[twins[:, 1]] = True
     row |= np.packbits(allowed, bitorder="little").view(np.int32)
     return hash(row.tobytes())

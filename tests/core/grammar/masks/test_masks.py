@@ -15,7 +15,13 @@ from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.masks.self_loops import self_loop
 from graftlm.core.grammar.masks.slices import JSON_STRING
-from graftlm.core.grammar.masks.trie_walk import allow_tokens, allow_tokens_by_level, first_continued
+from graftlm.core.grammar.masks.trie_walk import (
+    allow_leaving,
+    allow_leaving_by_level,
+    allow_tokens,
+    allow_tokens_by_level,
+    first_continued,
+)
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -85,7 +91,7 @@ def test_the_first_text_that_a_readable_token_goes_on_is_what_brute_force_finds(
         "[a-z]{3,50}",
         "[a-z][a-z0-9_]*",
     ]
-    + [r"\w+", r"[a-z ]{9,20}[A-Z]", r"[a-z ]{9,12}[a-z]", r"[a-zé]*[é-ü]{2,30}", r"(?i)[a-z]{12}"],
+    + [r"\w+", r"[a-z ]{9,20}[A-Z]", r"[a-z ]{9,12}[a-z]", r"[a-zé]*[é-ü]{2,30}", r"[a-p]*é?", r"(?i)[a-z]{12}"],
 )
 @settings(max_examples=8)
 @given(choices=st.lists(st.integers(0, 1000), min_size=3, max_size=12))
@@ -109,6 +115,48 @@ def test_walking_by_level_finds_the_same_tokens(pattern: str) -> None:
         allow_tokens(vocabulary.trie, dfa, place, compiled)
         allow_tokens_by_level(vocabulary.trie, dfa, place, plain)
         assert (compiled == plain).all()
+
+
+NARROW = [
+    r"x[a-z]+y",
+    r"[a-z]{3,50}",
+    r"([a-z]{2,6},)*z",
+    r"[A-Za-z0-9]{1,30}-[a-z]*",
+    r"\"[a-z]{2,7}\"(,\"[a-z]{2,7}\")*",
+]
+
+
+@pytest.mark.parametrize("pattern", NARROW)
+@pytest.mark.parametrize("counters", [True, False])
+@settings(max_examples=8)
+@given(choices=st.lists(st.integers(0, 1000), min_size=3, max_size=12))
+def test_masks_of_few_repeated_characters_are_what_brute_force_finds(
+    pattern: str, counters: bool, choices: list[int]
+) -> None:
+    vocabulary = bpe_vocabulary()
+    dfa = Dfa.compile(parse(pattern), counters=counters)
+    masks = Masks(dfa, vocabulary)
+    longest = vocabulary.trie.max_depth
+    loops = [loop for state in range(1, dfa.num_states) if (loop := self_loop(dfa, state, longest)) is not None]
+    assert any(loop.exits is not None and not loop.chars.wide_rest for loop in loops)
+    for loop in loops:
+        vocabulary.slices.build(loop.chars)
+    for place in walk_at_random(dfa, vocabulary, choices):
+        assert allowed(masks.row(place)) == readable(dfa, vocabulary, place)
+
+
+@pytest.mark.parametrize("pattern", [STRING % "*", STRING % "{0,40}", STRING % "{2,6}", *NARROW])
+def test_tokens_that_leave_a_class_are_found_without_compiled_loops(pattern: str) -> None:
+    vocabulary, dfa = bpe_vocabulary(), Dfa.compile(parse(pattern))
+    jit.wait()
+    for place in walk_at_random(dfa, vocabulary, [7, 99, 3, 41, 500, 12, 77]):
+        loop = self_loop(dfa, place[0], vocabulary.trie.max_depth)
+        if loop is not None and loop.exits is not None:
+            leaving = vocabulary.slices.build(loop.chars).leaving(loop.exits)
+            compiled, plain = (np.zeros(vocabulary.num_words, np.int32) for _ in range(2))
+            allow_leaving(leaving, dfa, place, compiled)
+            allow_leaving_by_level(leaving, dfa, place, plain)
+            assert (compiled == plain).all()
 
 
 def test_masks_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,3 +266,21 @@ def test_what_goes_wrong_ahead_is_raised_for_the_row_that_needs_it(monkeypatch: 
     threading.Timer(0.01, go.set).start()
     with pytest.raises(MemoryError, match="no room"):
         masks.row(place)
+
+
+def test_a_state_of_few_bytes_with_many_tokens_below_them_is_computed_ahead() -> None:
+    """After a backslash nine bytes may follow, and after these any text."""
+    tokens = [bytes([i]) for i in range(256)] + [b"n" + f"{i:05d}".encode() for i in range(20_000)] + [b""]
+    vocabulary = Vocabulary(tokens, eos_token_id=len(tokens) - 1)
+    dfa = Dfa.compile(parse(STRING % "*"))
+    masks = Masks(dfa, vocabulary)
+    escaped = dfa.walk(dfa.start, b'"a\\')
+    assert escaped is not None and dfa.degree(escaped[0]) == 9
+    masks.prefetch(escaped)
+    ahead = masks._ahead.get(masks.representative(escaped))
+    assert ahead is not None or masks._known(escaped) is not None
+    assert allowed(masks.row(escaped)) == readable(dfa, vocabulary, escaped)
+    numbers = Dfa.compile(parse("n[0-9]{9}"))
+    few = Masks(numbers, vocabulary)
+    few.prefetch(numbers.start)
+    assert few._ahead == {} and few._digests == {}

@@ -17,7 +17,13 @@ from graftlm.core.grammar.engines.pda import PdaGrammar
 from graftlm.core.grammar.masks.self_loops import self_loop
 from graftlm.core.grammar.masks.slices import JSON_STRING
 from graftlm.core.grammar.masks.stack_masks import StackMasks
-from graftlm.core.grammar.masks.stack_walk import allow_tokens, allow_tokens_by_level, first_continued
+from graftlm.core.grammar.masks.stack_walk import (
+    allow_leaving,
+    allow_leaving_by_level,
+    allow_tokens,
+    allow_tokens_by_level,
+    first_continued,
+)
 from graftlm.core.grammar.masks.trie import Trie
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -109,6 +115,23 @@ def test_masks_of_strings_of_bounded_length_are_what_brute_force_finds(bounds: d
         assert allowed(StackMasks(dpda, WORDS).row(place)) == readable(dpda, place, WORDS)
 
 
+@pytest.mark.parametrize("text", [b"", b"a", "é\u20ac".encode(), b"abcd", b"ab\xe2\x82", b"abcdefgh"])
+def test_tokens_that_leave_a_class_are_found_without_compiled_loops(text: bytes) -> None:
+    tree = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 9}, "k": {"$ref": "#"}}}
+    dpda = build_dpda(*of_schema(tree))
+    jit.wait()
+    place = dpda.walk(dpda.start, b'{"k":{"s":"' + text)
+    assert place is not None
+    loop = self_loop(dpda, place[0], WORDS.trie.max_depth)
+    if loop is not None:
+        assert loop.exits is not None
+        leaving = WORDS.slices.build(loop.chars).leaving(loop.exits)
+        rows = [np.zeros(WORDS.num_words, np.int32) for _ in range(2)]
+        _, depth = allow_leaving(leaving, dpda, place, rows[0])
+        _, other = allow_leaving_by_level(leaving, dpda, place, rows[1])
+        assert rows[0].tolist() == rows[1].tolist() and depth == other
+
+
 def test_a_repeat_that_is_written_out_has_room_for_what_is_left_of_it() -> None:
     tree = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 9}, "k": {"$ref": "#"}}}
     dpda = build_dpda(*of_schema(tree))
@@ -124,7 +147,8 @@ def test_a_repeat_that_is_written_out_has_room_for_what_is_left_of_it() -> None:
 
 def test_only_tokens_that_leave_a_string_by_its_exits_are_walked() -> None:
     inside = WORDS.slices.build(JSON_STRING)
-    walked = inside.others(bytes(byte in b'"' for byte in range(128))).nodes[:, 3]
+    leaving = inside.leaving(bytes(byte in b'"' for byte in range(128)))
+    walked = [*leaving.nodes[:, 3], *leaving.twins[:, 1]]
     found = {WORDS.tokens[token] for token in walked if token >= 0}
     assert {b'ab"', b'","', b"a\xc3", b"\xe2\x82"} <= found
     assert not found & {b"ab", b"\n", b"a\\", b"\xc3a", b"\x80", b"\xff", b'\xc3"'}

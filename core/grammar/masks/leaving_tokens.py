@@ -1,0 +1,69 @@
+"""LeavingTokens: tokens that begin with characters of one class and leave it, by how many characters that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.masks.trie import Levels, SortedTokens, lay_out, levels_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, eq=False)
+class LeavingTokens:
+    """A trie of what follows the characters, for each number of them: where each of these does the same, as in a
+    repeat, tokens that differ in them alone are one.
+
+    nodes      int32 [num_nodes, 4] as those of a Trie; node `first[n]` begins those of the tokens with n characters
+    twins      int32 [num_twins, 2]: a token in the trie, and another one that differs from it in its characters
+    first      int32 [largest number of characters + 2]
+    character  a byte that is a character of the class
+    """
+
+    nodes: Int32Array
+    twins: Int32Array
+    first: Int32Array
+    max_depth: int
+    character: int
+
+    @classmethod
+    def of(
+        cls,
+        tokens: SortedTokens,
+        places: npt.NDArray[np.int64],
+        num_characters: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
+        character: int,
+    ) -> LeavingTokens:
+        """Of the tokens at `places` of `tokens`, whose first `num_characters` end at byte `ends` of the data."""
+        data = tokens.data.tobytes()
+        ends_at, last = ends.tolist(), tokens.offsets[places + 1].tolist()
+        texts = [data[end:until] for end, until in zip(ends_at, last, strict=True)]
+        order = sorted(range(len(texts)), key=lambda i: (num_characters[i], texts[i]))
+        sorted_texts = [texts[i] for i in order]
+        offsets = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, sorted_texts), np.int64, len(order)), out=offsets[1:])
+        counts = num_characters[order]
+        joined = np.frombuffer(b"".join(sorted_texts), np.uint8)
+        nodes, twins, before = lay_out(tokens.ids[places[order]], joined, offsets[:-1], np.diff(offsets), counts)
+        begins = np.searchsorted(counts, np.arange(int(counts.max(initial=-1)) + 2))
+        first = np.append(before, len(nodes))[begins].astype(np.int32)
+        return cls(nodes, twins, first, int(nodes[:, 1].max(initial=0)), character)
+
+    @cached_property
+    def levels(self) -> Levels:
+        """The same by depth, for walking it without compiled loops; parents of the first level are numbers of
+        characters.
+        """
+        levels = levels_of(self.nodes, self.max_depth)
+        if levels:
+            byte, _, token = levels[0]
+            roots = np.flatnonzero(self.nodes[:, 1] == 1)
+            levels[0] = byte, np.searchsorted(self.first, roots, "right").astype(np.int32) - 1, token
+        return levels
