@@ -67,7 +67,9 @@ def self_loop(automaton: Dfa | Dpda, state: int, longest: int = 0) -> SelfLoop |
 def _exits(automaton: Dfa | Dpda, states: Iterable[int], rest: npt.NDArray[np.uint8], wide: bool) -> bytes | None:
     exits = np.zeros(128, np.uint8)
     for state in states:
-        if not _leaves_of(automaton.table, automaton.classes, automaton.returns, state, wide, rest, exits):
+        if not _leaves_of(
+            automaton.table, automaton.classes, automaton.returns, automaton.degrees, state, wide, rest, exits
+        ):
             return None
     return exits.tobytes()
 
@@ -77,7 +79,9 @@ def _written_out(automaton: Dfa | Dpda, state: int, longest: int) -> SelfLoop | 
     if not longest:
         return None
     chars, exits = np.zeros(128, np.uint8), np.zeros(128, np.uint8)
-    room, wide = _room(automaton.table, automaton.classes, automaton.returns, state, longest, chars, exits)
+    room, wide = _room(
+        automaton.table, automaton.classes, automaton.returns, automaton.degrees, state, longest, chars, exits
+    )
     if not room:
         return None
     flags = chars.tobytes()
@@ -165,18 +169,19 @@ def _wide(table: Int32Array, classes: npt.NDArray[np.uint8], state: int, effect:
     return True
 
 
-@loop("b1(i4[:,::1], u1[::1], b1[::1], i8, b1, u1[::1], u1[::1])", quick=True)
+@loop("b1(i4[:,::1], u1[::1], b1[::1], i2[::1], i8, b1, u1[::1], u1[::1])", quick=True)
 def _leaves_of(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     returns: npt.NDArray[np.bool_],
+    degrees: npt.NDArray[np.int16],
     state: int,
     wide: bool,
     rest: npt.NDArray[np.uint8],
     exits: npt.NDArray[np.uint8],
 ) -> bool:
     """`_leaves`, for Python."""
-    return _leaves(table, classes, returns, state, wide, rest, exits)
+    return _leaves(table, classes, returns, degrees, state, wide, rest, exits)
 
 
 @inner
@@ -184,6 +189,7 @@ def _leaves(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     returns: npt.NDArray[np.bool_],
+    degrees: npt.NDArray[np.int16],
     state: int,
     wide: bool,
     rest: npt.NDArray[np.uint8],
@@ -216,23 +222,20 @@ def _leaves(
         for _ in range(more + 1):
             if value == 0:
                 break
-            if value < 0 or returns[value]:
-                return False
-            for byte in range(256):
-                if (byte < low or byte > high) and table[value, classes[byte]] != 0:
-                    return False
-            after = _same(table, classes, value, low, high)
-            if after == 0 and table[value, classes[low]] != 0:
+            # it reads the bytes from `low` to `high` and no others
+            after = _same(table, classes, value, low, high) if value > 0 and not returns[value] else 0
+            if after == 0 or degrees[value] != high - low + 1:
                 return False
             value, low, high = after, 0x80, 0xBF
     return True
 
 
-@loop("UniTuple(i8, 2)(i4[:,::1], u1[::1], b1[::1], i8, i8, u1[::1], u1[::1])", quick=True)
+@loop("UniTuple(i8, 2)(i4[:,::1], u1[::1], b1[::1], i2[::1], i8, i8, u1[::1], u1[::1])", quick=True)
 def _room(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     returns: npt.NDArray[np.bool_],
+    degrees: npt.NDArray[np.int16],
     state: int,
     longest: int,
     chars: npt.NDArray[np.uint8],
@@ -243,7 +246,7 @@ def _room(
     -> how often, at most `longest`, 0 for no repeat; and 1 where all characters beyond ASCII are repeated as well, 0
     where none is
     """
-    after, wide = _step(table, classes, returns, state, chars, exits)
+    after, wide = _step(table, classes, returns, degrees, state, chars, exits)
     here = np.empty(128, np.uint8)
     room = 0
     while after != 0 and room < longest:
@@ -252,7 +255,7 @@ def _room(
             room = longest
             break
         state = after
-        after, wide_here = _step(table, classes, returns, state, here, exits)
+        after, wide_here = _step(table, classes, returns, degrees, state, here, exits)
         for byte in range(128):
             if here[byte] != chars[byte] or wide_here != wide:
                 after = 0
@@ -272,6 +275,7 @@ def _step(
     table: Int32Array,
     classes: npt.NDArray[np.uint8],
     returns: npt.NDArray[np.bool_],
+    degrees: npt.NDArray[np.int16],
     state: int,
     chars: npt.NDArray[np.uint8],
     exits: npt.NDArray[np.uint8],
@@ -295,6 +299,6 @@ def _step(
     for byte in range(128):
         chars[byte] = table[state, classes[byte]] == after
         num_chars += chars[byte]
-    if num_chars < 16 or not _leaves(table, classes, returns, state, wide, chars, exits):
+    if num_chars < 16 or not _leaves(table, classes, returns, degrees, state, wide, chars, exits):
         return 0, 0
     return int(after), int(wide)

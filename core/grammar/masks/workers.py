@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
+
+from graftlm.core.interpreter_exit import EXIT_WAIT_S
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_pool: ThreadPoolExecutor
-_tasks: deque[Task[Any]]
-_lock: threading.Lock
-_num_begun: int
-"""Threads that take tasks now, or will as soon as they run."""
+_tasks: SimpleQueue[Task[Any] | None]
+_threads: list[threading.Thread]
+_starting: threading.Lock
 
 
 class Task(Generic[T]):
@@ -27,7 +28,7 @@ class Task(Generic[T]):
         self._call: Callable[[], T] | None = call
         self._begun, self._done = threading.Lock(), threading.Lock()
         self._done.acquire()
-        self._found: T | None = None
+        self._found: list[T] = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -36,7 +37,7 @@ class Task(Generic[T]):
         if call is None or not self._begun.acquire(blocking=False):
             return
         try:
-            self._found = call()
+            self._found.append(call())
         except BaseException as error:
             self._error = error
         finally:
@@ -49,7 +50,7 @@ class Task(Generic[T]):
         with self._done:
             if self._error is not None:
                 raise self._error
-            return self._found  # type: ignore[return-value]
+            return self._found[0]
 
 
 def count() -> int:
@@ -58,36 +59,48 @@ def count() -> int:
 
 
 def submit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Task[T]:
-    """Have a thread call `function`. Those that are at work take it; only where some are not, one is begun."""
-    global _num_begun
+    """Have a thread call `function`."""
+    if not _threads:
+        _start()
     task = Task(lambda: function(*args, **kwargs))
-    with _lock:
-        _tasks.append(task)
-        is_new = _num_begun < count()
-        _num_begun += is_new
-    if is_new:
-        _pool.submit(_work)
+    _tasks.put(task)
     return task
 
 
-def _work() -> None:
-    """Run tasks until there is none."""
-    global _num_begun
-    while True:
-        with _lock:
-            if not _tasks:
-                _num_begun -= 1
-                return
-            task = _tasks.popleft()
-        task.run()
-
-
 def _start() -> None:
-    global _pool, _tasks, _lock, _num_begun
-    _pool = ThreadPoolExecutor(count(), thread_name_prefix="graftlm mask")
-    _tasks, _lock, _num_begun = deque(), threading.Lock(), 0
+    with _starting:
+        if not _threads:
+            threads = [
+                threading.Thread(target=_work, args=(_tasks,), name=f"graftlm mask {i}", daemon=True)
+                for i in range(count())
+            ]
+            for thread in threads:
+                thread.start()
+            _threads.extend(threads)
 
 
-_start()
+def _work(tasks: SimpleQueue[Task[Any] | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task.run()
+        del task  # what it found is freed before the next one comes
+
+
+def _forget() -> None:
+    """In a fork: the threads are the parent's, and so is what they were at."""
+    global _tasks, _threads, _starting
+    _tasks, _threads, _starting = SimpleQueue(), [], threading.Lock()
+
+
+@atexit.register
+def _end() -> None:
+    """End before the machine code that the threads run."""
+    for _ in _threads:
+        _tasks.put(None)
+    limit = time.monotonic() + EXIT_WAIT_S
+    for thread in _threads:
+        thread.join(max(0.0, limit - time.monotonic()))
+
+
+_forget()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start)
+    os.register_at_fork(after_in_child=_forget)
