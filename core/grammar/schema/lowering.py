@@ -44,6 +44,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
 from graftlm.core.grammar.schema.distinct_items import DistinctItems
 from graftlm.core.grammar.schema.irregular import Irregular, closed, is_open
 from graftlm.core.grammar.schema.member_names import counts_names, num_other_names, too_few_names
+from graftlm.core.grammar.schema.places import is_long
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.schema.satisfiability import blame, unending
 from graftlm.core.grammar.schema.text import numbers
@@ -109,7 +110,7 @@ def _regular(spec: JsonSchema, options: Options, reader: SchemaReader, token_rul
     """
     lowering = Lowering(spec, options, reader, token_rules=token_rules)
     irregular = Irregular(reader, lowering.close)
-    if irregular(Reference("")):
+    if irregular(Reference("")) or (irregular.doubtful and is_long(spec, options)):
         return None
     try:
         for shape in irregular.doubtful:
@@ -205,10 +206,8 @@ class Lowering:
 
     def _without_rules(self, node: Node, barren: list[str]) -> Node:
         """`node` and the rules without those that derive no finite text."""
-        replaced = {
-            name: ast.without_rules(body, barren) for name, body in self.tokens.rules.items() if name not in barren
-        }
-        self.tokens.rules = replaced
+        rules = self.tokens.rules.items()
+        self.tokens.rules = {name: ast.without_rules(body, barren) for name, body in rules if name not in barren}
         found = ast.without_rules(node, barren)
         if found == NOTHING:
             target = barren[0].removeprefix(self.tokens.prefix).removeprefix(" ")

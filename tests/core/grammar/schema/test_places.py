@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from graftlm.core.grammar.schema.lowering import lower_schema
 from graftlm.core.grammar.schema.places import takes_many_places
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import JsonSchema, Limits, Options
@@ -34,3 +35,14 @@ def test_a_definition_that_contains_itself_ends_the_count() -> None:
     tree["properties"]["more"] = {"$ref": "#"}
     assert takes_many(tree, states=20 * 10 + 8 - 1)
     assert not takes_many(tree, states=20 * 10 + 8)
+
+
+def test_a_long_schema_that_combines_others_has_rules_and_one_that_does_not_has_none() -> None:
+    options = Options(limits=Limits(states=100))
+    for member, note, has_rules in (
+        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "", False),
+        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "x" * 500, True),
+        ({"type": "string", "maxLength": 3}, "x" * 500, False),
+    ):
+        spec = JsonSchema({"type": "object", "properties": {"a": member}, "description": note})
+        assert bool(lower_schema(spec, options, token_rules=False).rules) == has_rules
