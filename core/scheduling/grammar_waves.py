@@ -8,9 +8,11 @@ if TYPE_CHECKING:
     from graftlm.core.scheduling.scheduler import Scheduler
     from graftlm.core.sequence import Sequence
 
-QUIET_S = 0.003
-"""How long to wait for the next grammar after the last one was compiled, in seconds."""
-LONGEST_S = 0.03
+QUIET_S = 0.01
+"""How long to wait for the next grammar after the last one was compiled, in seconds: the thread that takes them in may
+wait 5 ms for Python's lock, and a step with few rows takes longer than this from the others.
+"""
+LONGEST_S = 0.06
 """How long the first row waits, in seconds."""
 
 
