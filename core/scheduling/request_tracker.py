@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import EngineError, RequestCancelled, RequestTimeout, failure_of
@@ -15,6 +18,7 @@ from graftlm.core.scheduling.choice import Choice
 from graftlm.core.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
+    from graftlm.core.grammar.compile import Grammar
     from graftlm.core.metrics import Counters
     from graftlm.core.sampling.sampler import Sampled
     from graftlm.core.scheduling.output_writer import OutputWriter
@@ -61,7 +65,8 @@ class RequestTracker:
         self._cache = scheduler.cache
         self._groups: dict[int, SequenceGroup] = {}
         self._timed: dict[int, SequenceGroup] = {}
-        self._unopened: list[Sequence] = []
+        self._unopened: dict[int, Sequence] = {}  # by their groups' ids, which a future may keep for long
+        self._compiled: deque[int] = deque()
         self._seeds = random.Random(seed)
 
     @property
@@ -87,8 +92,8 @@ class RequestTracker:
         if sequence.bounds.deadline_s is not None:
             self._timed[group.id] = group
         if sequence.grammar is not None:
-            self._unopened.append(sequence)
-            sequence.grammar.add_done_callback(lambda _: self.wake())
+            self._unopened[group.id] = sequence
+            sequence.grammar.add_done_callback(partial(self._note_compiled, group.id))
         self.scheduler.add([sequence])
 
     def open_grammars(self) -> int:
@@ -96,12 +101,9 @@ class RequestTracker:
 
         -> how many are still being compiled
         """
-        waiting, self._unopened = self._unopened, []
-        for sequence in waiting:
-            if sequence.progress.status == "finished":
-                continue
-            if sequence.grammar is not None and not sequence.grammar.done():
-                self._unopened.append(sequence)
+        while self._compiled:
+            sequence = self._unopened.pop(self._compiled.popleft(), None)
+            if sequence is None:  # its request has ended
                 continue
             try:
                 self.writer.open(sequence)
@@ -110,6 +112,11 @@ class RequestTracker:
                 continue
             self._choose_or_finish(sequence)
         return len(self._unopened)
+
+    def _note_compiled(self, group_id: int, _: Future[Grammar]) -> None:
+        """From any thread."""
+        self._compiled.append(group_id)
+        self.wake()
 
     # -- they are answered -------------------------------------------------------------------------------------
 
@@ -267,6 +274,7 @@ class RequestTracker:
             return
         group.end()
         self._groups.pop(group.id, None)
+        self._unopened.pop(group.id, None)
         if not isinstance(error, RequestCancelled):
             self.counters.failed += 1
         try:
