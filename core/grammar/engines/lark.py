@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import reduce
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
@@ -53,6 +54,8 @@ class _LarkWriter(RuleWriter):
         """`node` as an expression of rules and terminals."""
         if isinstance(node, ast.Rule):
             return self._use(node)
+        if type(node) is ast.Concat and all([type(item) is ast.Rule for item in node.items]):
+            return _joined([self._in_sequence(item) for item in node.items]), _SEQUENCE
         if self._is_regular(node):
             return _of_use(self._terminal_use(node))
         if isinstance(node, ast.Concat):
@@ -100,7 +103,7 @@ class _LarkWriter(RuleWriter):
 
     def _in_sequence(self, node: Node) -> str:
         """`node` beside others: in parentheses if it is a choice. Parentheses that come again have a rule."""
-        text, level = self._use(node) if type(node) is ast.Rule else self._text(node)
+        text, level = self._later_uses.get(node.name) or self._use(node) if type(node) is ast.Rule else self._text(node)
         if level != _CHOICE and (type(node) is not ast.Repeat or text[-2] != ")"):
             return text
         uses = self._groups[text] = self._groups.get(text, 0) + 1
@@ -285,20 +288,20 @@ class _Walk:
         return names[0]
 
     def _item(self, item: Node) -> str:
-        return "" if item is ast.EMPTY or item == ast.EMPTY else self._writer._in_sequence(item)
+        return "" if type(item) is ast.Empty else self._writer._in_sequence(item)
 
     def _ways(self, state: int) -> list[str]:
-        inlined, items, found = self._inlined, self._items, list[str]()
+        names, inlined, only, found = self._names, self._inlined, self._items.get(state), list[str]()
         for item, target in self._rows[state]:
-            text = items[state] if state in items else self._item(item)
-            more = inlined.get(target, "")
+            text = self._item(item) if only is None else only
+            more = inlined.get(target)
             if more:
                 target = self._rows[target][0][1]
-                text = _joined([text, more]) if text else more
-            name = self._names[target]
+                text = _pair(text, more) if text else more
+            name = names[target]
             if name is None:
-                name = self._names[target] = self._writer._fresh()
-            found.append(_joined([text, name]) if text and name else text or name or '""')
+                name = names[target] = self._writer._fresh()
+            found.append(_pair(text, name) if text and name else text or name or '""')
         if state in self._accepting:
             found.append('""')
         return found
@@ -311,10 +314,11 @@ _is_short = re.compile(r'(?: ?(?:"(?:[^"\\]|\\.)*"|\w+\??)){1,2}').fullmatch
 
 def _joined(words: list[str]) -> str:
     """`words` in a row, with blanks where one could not be told from the next: each costs as much as a word."""
-    text = words[0]
-    for word in words[1:]:
-        text = text + word if text[-1] in _CLOSING or word[0] in _OPENING else f"{text} {word}"
-    return text
+    return reduce(_pair, words)
+
+
+def _pair(text: str, word: str) -> str:
+    return text + word if text[-1] in _CLOSING or word[0] in _OPENING else f"{text} {word}"
 
 
 _CLOSING, _OPENING = frozenset('")'), frozenset('"(')  # after `/` stand flags, after `?` a name has another meaning
