@@ -191,7 +191,7 @@ class Lowering:
     def lower(self) -> Lowered:
         """The JSON text of the whole document. Raises GrammarError when no value satisfies it."""
         node = self.value(Reference(""))
-        barren = unending(self.tokens.rules, self.tokens.ending)
+        barren = unending(self.tokens.rules, self.tokens.ending, surveyed=not self.tokens.has_rules)
         if barren:
             node = self._without_rules(node, barren)
         if node == NOTHING and self._reader.contradictions:

@@ -68,10 +68,13 @@ def _no_member(case: tuple[Shape, ...], algebra: ShapeAlgebra) -> bool:
     return any(algebra.is_nothing(both(*(algebra.member(part, name) for part in objects))) for name in names)
 
 
-def unending(rules: dict[str, Node], ending: Iterable[str] = ()) -> list[str]:
-    """The rules that derive no finite text; those of `ending` do."""
+def unending(rules: dict[str, Node], ending: Iterable[str] = (), *, surveyed: bool = True) -> list[str]:
+    """The rules that derive no finite text; those of `ending` do.
+
+    surveyed  the rules become an automaton, which surveys them anyway; else it costs less to walk to the nearest end
+    """
     found = _Endings(rules, ending)
-    if found.look():
+    if surveyed and found.look():
         return []
     while True:
         before = len(found.rules)
