@@ -113,6 +113,10 @@ class NfaBuilder:
     def _build(self, node: Node, source: int) -> int:
         match node:
             case ast.Concat(items):
+                if not self._counters:  # then no path is asked for
+                    for item in items:
+                        source = self._add(item, source)
+                    return source
                 for i, item in enumerate(items):
                     self._path.append(i)
                     source = self._add(item, source)

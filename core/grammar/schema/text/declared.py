@@ -29,12 +29,16 @@ def is_plain(shape: Shape) -> bool:
 def members(lowering: Lowering, shape: Object) -> Node:
     """The text between the braces of a plain object."""
     required = set(shape.required)
-    names = dict.fromkeys([*(name for name, _ in shape.properties), *shape.required])
+    declared = dict(shape.properties)
+    names = dict.fromkeys([*declared, *shape.required])
+    values: dict[Shape, Node] = {}  # many members have one shape
     name_of, comma = lowering.tokens.name, lowering.tokens.comma
     written: list[tuple[Node, Node, bool]] = []
     for name in names:
-        member = shape.property(name)
-        value = lowering.member_value(shape.additional if member is None else member)
+        member = declared.get(name, shape.additional)
+        value = values.get(member)
+        if value is None:
+            value = values[member] = lowering.member_value(member)
         if value != ast.NOTHING:
             written.append((name_of(name), value, name in required))
         elif name in required:
