@@ -23,6 +23,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from graftlm.core.errors import GrammarError
@@ -135,7 +136,7 @@ class DraftingProcesses:
             queue, descriptors = TaskQueue(), [end.fileno() for _, end in pairs]
             threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
             self._helper = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", _MAIN.format(queue.theirs.fileno(), descriptors, numbers)],
+                [sys.executable, "-P", "-W", "ignore", "-c", _MAIN.format(queue.theirs.fileno(), descriptors, numbers)],
                 env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
                 pass_fds=[queue.theirs.fileno(), *descriptors, numbers],
                 stdin=subprocess.DEVNULL,
@@ -158,7 +159,7 @@ class DraftingProcesses:
 
         What `done` does holds up the other answers.
         """
-        data = pickle.dumps((spec, options))
+        data = pickle.dumps(spec) + _pickled(options)
         task = _Task(WALL_FACTOR * options.limits.seconds + _PATIENCE_S, time.monotonic(), done)
         with self._lock:
             accepted = bool(self._alive)
@@ -315,6 +316,11 @@ class DraftingProcesses:
         if self._helper is not None:
             self._ends.close()
             self._helper.returncode = 0  # no child of this process
+
+
+@lru_cache(maxsize=16)
+def _pickled(options: Options) -> bytes:
+    return pickle.dumps(options)
 
 
 def _read(data: bytes | memoryview) -> Answer:

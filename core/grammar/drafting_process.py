@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+from io import BytesIO
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.draft import Draft, draft
@@ -55,7 +56,8 @@ def _work(queue: socket.socket, answers: socket.socket, numbers: memoryview, pla
     while True:
         number, data = take(queue)
         numbers[place] = number
-        spec, options = pickle.loads(data)
+        file = BytesIO(data)
+        spec, options = pickle.load(file), pickle.load(file)
         found: Draft | GrammarError | None
         try:
             found = draft(spec, options)

@@ -83,10 +83,10 @@ class Hangs(Regex):
         return signal.pause, ()
 
 
-def _script(code: str) -> subprocess.Popen[str]:
+def _script(code: str, folder: Path | None = None) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", BEGIN + code], stdin=pipe, stdout=pipe, text=True, env=environment)
+    command, pipe = [sys.executable, "-P", "-c", BEGIN + code], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=folder)
 
 
 def test_a_cache_has_processes_compile_as_soon_as_they_are_ready(processes: DraftingProcesses) -> None:
@@ -321,6 +321,7 @@ def test_none_is_ready_before_the_start_or_where_there_are_to_be_none() -> None:
 def test_a_fork_compiles_by_itself_and_leaves_the_processes_to_its_parent() -> None:
     code = """
 if os.fork() == 0:
+    processes.wait()  # used to wait for the parent's
     fine = not processes.ready and cache.get(Regex("child"), BYTES).engine == "fsm"
     os._exit(0 if fine else 1)
 _, status = os.wait()
@@ -330,6 +331,12 @@ print(status, processes.num_drafted)
     with _script(code) as script:
         assert script.communicate(timeout=120)[0].split() == ["0", "1"]
         assert script.returncode == 0
+
+
+def test_processes_used_to_import_what_lay_in_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError")
+    with _script("print(processes.ready)", tmp_path) as script:
+        assert script.communicate(timeout=120)[0].split() == ["True"]
 
 
 def test_the_processes_end_when_the_one_that_started_them_is_killed() -> None:
