@@ -70,6 +70,8 @@ class GrammarCache:
         self._lock = threading.Lock()
         for key in [key for key, future in self._futures.items() if not future.done()]:
             del self._futures[key]
+        # what those that are compiled hold: to ask futures takes a lock for each
+        self._kept = {key: future.result() for key, future in self._futures.items()}
 
     def submit(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:
         """Compile on a worker thread; equal constraints share one future, which cannot be cancelled."""
@@ -135,6 +137,7 @@ class GrammarCache:
         """Drop all grammars; sequences that use one keep it."""
         with self._lock:
             self._futures.clear()
+            self._kept.clear()
 
     def _compile(
         self,
@@ -156,10 +159,13 @@ class GrammarCache:
             future.set_exception(error)
             return
         future.set_result(grammar)
-        self._trim()
+        self._keep(key, future, grammar)
 
-    def _trim(self) -> None:
+    def _keep(self, key: Hashable, future: Future[Grammar], grammar: Grammar) -> None:
+        """Count a new grammar, and drop those that were used least recently while there are too many."""
         with self._lock:
+            if self._futures.get(key) is future:  # not dropped meanwhile
+                self._kept[key] = grammar
             self._num_uncounted += 1
             if _COUNTED_AT_ONCE * self._num_uncounted < len(self._futures):
                 return
@@ -167,17 +173,14 @@ class GrammarCache:
             excess = self._count() - self.max_bytes
             if excess <= 0:
                 return
-            for key in [key for key, future in self._futures.items() if _is_ready(future)]:
-                excess -= self._futures.pop(key).result().num_bytes
+            for used in [used for used in self._futures if used in self._kept]:
+                del self._futures[used]
+                excess -= self._kept.pop(used).num_bytes
                 if excess <= 0:
                     return
 
     def _count(self) -> int:
-        return sum(future.result().num_bytes for future in self._futures.values() if _is_ready(future))
-
-
-def _is_ready(future: Future[Grammar]) -> bool:
-    return future.done() and future.exception() is None
+        return sum([grammar.num_bytes for grammar in self._kept.values()])
 
 
 def _start_all() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _CHARACTERS_PER_STATE = 2
 """In two collections 27 of 32 longer schemas took more than 20,000 states, and 39 of the 420 others."""
+_USUAL = Options()
 SHARE_OF_AUTOMATON = 0.4
 """Share of the time to compile after which llguidance gets the rest, where it can take the constraint."""
 EDGES_OF_AUTOMATON = 1_200_000
@@ -107,6 +108,8 @@ class GrammarFactory(Protocol):
 
 def read_options(options: dict[str, Any]) -> Options:
     """`Options` from keywords; an unknown one raises ConfigError and names its nearest neighbour."""
+    if not options:
+        return _USUAL
     reject_unknown(list(options), list(Options.__dataclass_fields__), "grammar option")
     return Options(**options)
 
@@ -169,7 +172,7 @@ def can_be_drafted(spec: Spec, vocabulary: Vocabulary, options: Options) -> bool
     """Whether most of the work needs no vocabulary, and a process of its own may do it."""
     if options.engine is not None or not isinstance(spec, Regex | Choices | JsonSchema):
         return False
-    return _size(spec) <= options.limits.size and bool(vocabulary.single_bytes.all())
+    return _size(spec) <= options.limits.size and vocabulary.has_all_bytes
 
 
 def _call_engine(name: str, spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
@@ -353,7 +356,7 @@ def _check_some_text(grammar: Grammar) -> None:
 def check_start(grammar: Grammar, vocabulary: Vocabulary) -> None:
     """A grammar that no token can begin would stop every sequence with nothing to sample."""
     matcher = grammar.matcher()
-    if isinstance(matcher, AutomatonMatcher) and vocabulary.single_bytes.all() and not matcher.finished:
+    if isinstance(matcher, AutomatonMatcher) and vocabulary.has_all_bytes and not matcher.finished:
         return  # an automaton has a byte on from each state but the last
     row = np.zeros(vocabulary.num_words, np.int32)
     if matcher.fill_mask(row) and not row.any():

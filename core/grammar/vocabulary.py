@@ -90,6 +90,11 @@ class Vocabulary:
         found[[token[0] for token in self.tokens if len(token) == 1]] = True
         return found
 
+    @cached_property
+    def has_all_bytes(self) -> bool:
+        """Whether each byte is a token of its own."""
+        return bool(self.single_bytes.all())
+
     @property
     def trie(self) -> Trie:
         """The trie over all tokens."""
@@ -105,7 +110,7 @@ class Vocabulary:
     def prepare(self) -> None:
         """Build now what every grammar needs: about a second for 128k tokens, at the first time on a machine."""
         self.slices.prepare()
-        _ = self.single_bytes, self.trie.levels  # the first masks are computed without compiled loops
+        _ = self.has_all_bytes, self.trie.levels  # the first masks are computed without compiled loops
         if self._encode is not None:
             self._encode("{")  # reads how the tokenizer ends words
 

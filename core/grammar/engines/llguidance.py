@@ -188,7 +188,7 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def ending_bound(self) -> int:
         """At least as many tokens as the shortest ending takes: one for each byte."""
-        num_bytes = self._asked(Pushdown.distance) if self._vocabulary.single_bytes.all() else None
+        num_bytes = self._asked(Pushdown.distance) if self._vocabulary.has_all_bytes else None
         return self.min_tokens_to_accept() if num_bytes is None else num_bytes
 
     def _asked(self, question: Callable[[Pushdown, Place], _T]) -> _T | None:
