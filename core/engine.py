@@ -39,7 +39,7 @@ HOST_TIME = (1 / 10, 1 / 64)
 """Host time between two steps that are not overlapped, as a share of a step: a minimum, and a share for each row."""
 
 REST_AFTER = 2048
-"""Tokens after which memory is given back: their steps take a hundred times as long as that does."""
+"""Tokens after which a CPU gives memory back to the system: their steps take a hundred times as long as that does."""
 
 JUMPS_MEMORY = 1 / 4
 """Weight of the newest step in the moving average of the share of rows that get forced tokens."""
@@ -125,9 +125,11 @@ class LocalEngine:
         num_failed, retries = self.counters.failed_steps, self.scheduler.retry.active
         if in_flight is not None and (retries or self._needs_room() or self._awaits_jumps(in_flight)):
             self._complete_step()
-        plan = self._plan()
+        admits, plan = bool(self.scheduler.waiting), self._plan()
         if plan is None:
             return self._complete_step() or self.counters.failed_steps > num_failed
+        if admits and in_flight is None and self._waves.hold(self.scheduler, num_compiling, time.monotonic()):
+            return False  # those that were admitted have nothing to run yet but their first tokens
         if not self._run_ahead(plan):
             launched, num_failed = self._launch(plan), self.counters.failed_steps
             self._complete_step()
@@ -136,8 +138,9 @@ class LocalEngine:
             if launched is not None and (launched.pending is not None or self._draw(launched)):
                 self._in_flight = launched
         self.prices.ended(time.perf_counter() - started)
-        if self.idle:
-            self._give_back_memory()
+        if self.idle and self._num_tokens_run >= REST_AFTER and self.spec.device_sampler is None:
+            self._num_tokens_run = 0
+            give_back()
         # free + cached + in use == all slots, and nobody uses any now
         assert not self.idle or self.cache.num_in_use == 0, f"{self.cache.num_in_use} slots were not given back"
         return True
@@ -355,12 +358,6 @@ class LocalEngine:
                 self.requests.finish(sequence)
         if num_constrained:
             self._jump_share += JUMPS_MEMORY * (num_jumps / num_constrained - self._jump_share)
-
-    def _give_back_memory(self) -> None:
-        """Return the memory of past steps to the system, on a CPU that is idle after many tokens."""
-        if self._num_tokens_run >= REST_AFTER and self.spec.device_sampler is None:
-            self._num_tokens_run = 0
-            give_back()
 
     # -- failures ----------------------------------------------------------------------------------------------
 

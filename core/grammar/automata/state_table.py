@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,6 +64,16 @@ class StateTable(ABC):
     def returns(self) -> npt.NDArray[np.bool_]:
         """bool [num_states]: a byte that the state does not read may be read by the state below it on a stack."""
         return np.zeros(len(self.table), np.bool_)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a pickle: most tables fit into half of the bytes."""
+        state, shorts = self.__dict__.copy(), np.iinfo(np.int16)
+        if shorts.min <= self.table.min(initial=0) and self.table.max(initial=0) <= shorts.max:
+            state["table"] = self.table.astype(np.int16)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, table=state["table"].astype(np.int32, copy=False))
 
     @property
     def num_states(self) -> int:

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from graftlm.core.config import SamplingParams
+from graftlm.core.constraint import compile_constraint
+from graftlm.core.grammar.compile import Grammar
+from graftlm.core.request import Chunk, Completion, Request, Submission
+from graftlm.core.runtime import Runtime
+from graftlm.core.scheduling import grammar_waves
 from graftlm.core.scheduling.grammar_waves import LONGEST_S, QUIET_S, GrammarWaves
+from graftlm.core.text.tokenizer import Tokenizer
+from tests.models import byte_tokenizer, tiny_model
+
+
+class Ended:
+    """Listens to one request."""
+
+    text = ""
+
+    def on_chunk(self, chunk: Chunk) -> None: ...
+
+    def on_finish(self, completion: Completion) -> None:
+        self.text = completion.text
+
+    def on_error(self, error: BaseException) -> None:
+        raise error
 
 
 def row(num_left: int = 1, *, constrained: bool = True) -> Any:
@@ -50,3 +74,39 @@ def test_nobody_waits_where_something_else_can_run(rows: Any) -> None:
 
 def test_nobody_waits_for_no_grammar() -> None:
     assert not GrammarWaves().hold(scheduler(row()), 0, 10.0)
+
+
+@pytest.mark.parametrize("num_ready", [1, 2])
+def test_rows_begin_with_those_that_came_with_them(num_ready: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where some grammars are there before any prompt was looked at."""
+    for name in ("QUIET_S", "LONGEST_S"):
+        monkeypatch.setattr(grammar_waves, name, 60.0)
+    sampling = SamplingParams(regex="[ab]{3}", temperature=0)
+    with Runtime(tiny_model("llama"), tokenizer=byte_tokenizer()) as runtime:
+        grammar = compile_constraint(sampling, Tokenizer.from_hf(byte_tokenizer())).result()
+        waits: list[Future[Grammar]] = [Future() for _ in range(3)]
+        ends = [Ended() for _ in waits]
+        given = [
+            Submission(Request([7 + i], sampling), end, np.array([7 + i], np.int32), wait)
+            for i, (end, wait) in enumerate(zip(ends, waits, strict=True))
+        ]
+        for wait in waits[:num_ready]:
+            wait.set_result(grammar)
+
+        def steps(engine: Any) -> list[int]:
+            num_steps: list[int] = []
+            engine.add(given)
+            for later in [None, *waits[num_ready:]]:
+                if later is not None:
+                    later.set_result(grammar)
+                ran = engine.step()
+                assert ran == (engine.poll_s is None)
+                num_steps.append(engine.stats().steps)
+            num_running = engine.stats().running
+            while not engine.idle:
+                engine.step()
+            return [*num_steps, num_running]
+
+        found = runtime._thread.call(steps)
+        assert found == [*[0] * (3 - num_ready), 1, 3]
+        assert all(len(end.text) == 3 for end in ends)

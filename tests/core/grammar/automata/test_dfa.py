@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -204,3 +208,15 @@ def test_a_list_of_choices_compiles_to_its_trie() -> None:
     dfa = Dfa.compile(ast.alternation(*map(ast.literal, words)))
     assert dfa.matches(b"item04999") and not dfa.matches(b"item05000")
     assert dfa.num_states < 6_000
+
+
+@pytest.mark.parametrize(("largest", "fits"), [(32_767, True), (32_768, False)])
+def test_a_pickle_holds_a_table_in_half_of_the_bytes_where_it_fits(largest: int, fits: bool) -> None:
+    dfa = Dfa.compile(parse("(abc|[d-z]?x[0-9]+){40}"), counters=False)
+    table = dfa.table.copy()
+    table[1, 0] = largest
+    given = replace(dfa, table=table)
+    data = pickle.dumps(given)
+    assert (len(data) < table.nbytes) == fits
+    found = pickle.loads(data).table
+    assert (found.dtype, found.flags.c_contiguous, found.tolist()) == (np.int32, True, table.tolist())
