@@ -120,16 +120,16 @@ class LocalEngine:
         started = time.perf_counter()
         self.requests.expire()
         in_flight, num_compiling = self._in_flight, self.requests.open_grammars()
-        if in_flight is None and self._waves.hold(self.scheduler, num_compiling, time.monotonic()):
-            return False
+        if self._waves.hold(self.scheduler, num_compiling, time.monotonic()):
+            return self._complete_step()  # all of its rows have ended
         num_failed, retries = self.counters.failed_steps, self.scheduler.retry.active
         if in_flight is not None and (retries or self._needs_room() or self._awaits_jumps(in_flight)):
             self._complete_step()
         admits, plan = bool(self.scheduler.waiting), self._plan()
         if plan is None:
             return self._complete_step() or self.counters.failed_steps > num_failed
-        if admits and in_flight is None and self._waves.hold(self.scheduler, num_compiling, time.monotonic()):
-            return False  # those that were admitted have nothing to run yet but their first tokens
+        if admits and self._waves.hold(self.scheduler, num_compiling, time.monotonic()):
+            return self._complete_step()  # those that were admitted have nothing to run yet but their first tokens
         if not self._run_ahead(plan):
             launched, num_failed = self._launch(plan), self.counters.failed_steps
             self._complete_step()

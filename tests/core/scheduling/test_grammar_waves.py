@@ -24,11 +24,12 @@ class Ended:
     """Listens to one request."""
 
     text = ""
+    done = False
 
     def on_chunk(self, chunk: Chunk) -> None: ...
 
     def on_finish(self, completion: Completion) -> None:
-        self.text = completion.text
+        self.text, self.done = completion.text, True
 
     def on_error(self, error: BaseException) -> None:
         raise error
@@ -76,13 +77,16 @@ def test_nobody_waits_for_no_grammar() -> None:
     assert not GrammarWaves().hold(scheduler(row()), 0, 10.0)
 
 
+@pytest.mark.parametrize("after_others", [False, True])
 @pytest.mark.parametrize("num_ready", [1, 2])
-def test_rows_begin_with_those_that_came_with_them(num_ready: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where some grammars are there before any prompt was looked at."""
+def test_rows_begin_with_those_that_came_with_them(
+    num_ready: int, after_others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where some grammars are there before any prompt was looked at, and a step of rows that have ended runs."""
     for name in ("QUIET_S", "LONGEST_S"):
         monkeypatch.setattr(grammar_waves, name, 60.0)
     sampling = SamplingParams(regex="[ab]{3}", temperature=0)
-    with Runtime(tiny_model("llama"), tokenizer=byte_tokenizer()) as runtime:
+    with Runtime(tiny_model("llama"), tokenizer=byte_tokenizer(), overlap=True) as runtime:
         grammar = compile_constraint(sampling, Tokenizer.from_hf(byte_tokenizer())).result()
         waits: list[Future[Grammar]] = [Future() for _ in range(3)]
         ends = [Ended() for _ in waits]
@@ -92,16 +96,25 @@ def test_rows_begin_with_those_that_came_with_them(num_ready: int, monkeypatch: 
         ]
         for wait in waits[:num_ready]:
             wait.set_result(grammar)
+        other = Ended()
+        free = SamplingParams(max_tokens=9, temperature=0, stop_token_ids=tuple(range(256)))  # ends at once
 
         def steps(engine: Any) -> list[int]:
-            num_steps: list[int] = []
+            if after_others:
+                engine.add([Submission(Request([5], free), other, np.array([5], np.int32))])
+                while not other.done:
+                    engine.step()
+                assert not engine.idle  # a step was launched before the last token was known
+            before = engine.stats().steps
             engine.add(given)
+            num_steps: list[int] = []
             for later in [None, *waits[num_ready:]]:
                 if later is not None:
                     later.set_result(grammar)
-                ran = engine.step()
-                assert ran == (engine.poll_s is None)
-                num_steps.append(engine.stats().steps)
+                while engine.step() and engine.stats().steps == before:
+                    pass
+                assert (engine.poll_s is None) == (engine.stats().steps > before)
+                num_steps.append(engine.stats().steps - before)
             num_running = engine.stats().running
             while not engine.idle:
                 engine.step()
