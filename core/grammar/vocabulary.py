@@ -15,6 +15,7 @@ from graftlm.core.errors import ConfigError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from graftlm.core.grammar.automata.jit import Int32Array
     from graftlm.core.grammar.masks.slices import Slices
     from graftlm.core.grammar.masks.token_index import TokenIndex
     from graftlm.core.grammar.masks.trie import Trie
@@ -60,6 +61,7 @@ class Vocabulary:
         self._index: TokenIndex | None = None
         self._lock = threading.Lock()
         self._spelled: dict[bytes, tuple[int, ...]] = {}
+        self._holding: dict[bytes, Int32Array] = {}
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, vocab_size: int | None = None) -> Vocabulary:
@@ -106,6 +108,18 @@ class Vocabulary:
         from graftlm.core.grammar.masks.slices import Slices
 
         return Slices(self._indexed().tokens, self.vocab_size)
+
+    def holding(self, signs: bytes) -> Int32Array:
+        """The tokens that hold one of these bytes, as a mask row: int32 [num_words], not to be written to."""
+        found = self._holding.get(signs)
+        if found is None:
+            tokens = self._indexed().tokens
+            is_sign, bits = np.zeros(256, bool), np.zeros(32 * self.num_words, np.uint8)
+            is_sign[list(signs)] = True
+            if len(tokens.ids):
+                bits[tokens.ids[np.logical_or.reduceat(is_sign[tokens.data], tokens.offsets[:-1])]] = 1
+            found = self._holding[signs] = np.packbits(bits, bitorder="little").view(np.int32)
+        return found
 
     def prepare(self) -> None:
         """Build now what every grammar needs: about a second for 128k tokens, at the first time on a machine."""

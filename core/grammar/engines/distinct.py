@@ -41,23 +41,17 @@ class DistinctGrammar:
     @cached_property
     def ending(self) -> MaskRow:
         """Tokens that may end an item: bits as in a mask."""
-        return self._holding(b'",]}')
+        return self.vocabulary.holding(b'",]}')
 
     @cached_property
     def quoting(self) -> MaskRow:
         """Tokens that may end a string."""
-        return self._holding(b'"')
+        return self.vocabulary.holding(b'"')
 
     @cached_property
     def opening(self) -> MaskRow:
         """Tokens that may open an array and hold two of its items."""
-        return self._holding(b"[") & self._holding(b",")
-
-    def _holding(self, signs: bytes) -> MaskRow:
-        wanted = set(signs)
-        bits = np.zeros(32 * self.vocabulary.num_words, np.uint8)
-        bits[[i for i, token in enumerate(self.vocabulary.tokens) if not wanted.isdisjoint(token)]] = 1
-        return np.packbits(bits, bitorder="little").view(np.int32)
+        return self.vocabulary.holding(b"[") & self.vocabulary.holding(b",")
 
 
 class DistinctMatcher:

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from graftlm.core.errors import ConfigError
 from graftlm.core.grammar.masks.trie import SortedTokens, Trie
 from graftlm.core.grammar.vocabulary import Vocabulary
-from tests.core.grammar.vocabularies import bpe_tokenizer, bpe_vocabulary, byte_vocabulary
+from tests.core.grammar.vocabularies import allowed, bpe_tokenizer, bpe_vocabulary, byte_vocabulary
 from tests.toy_tokenizers import sentencepiece_tokenizer
 
 TOKENS = [b"a", b"ab", b"", b"abc", b"b", b"ab"]
@@ -113,3 +113,12 @@ def test_the_encoder_is_asked_once_for_each_short_text_that_several_grammars_for
     assert vocabulary.encode(b'","') == [34, 44, 34]
     assert vocabulary.encode(b'":"') == [34, 58, 34]
     assert asked == ['","', '":"']
+
+
+@pytest.mark.parametrize("tokens", [[], [b"a", b'","', b"]", b"", b"[1,", b'"', b"]", b"x]"]])
+@pytest.mark.parametrize("signs", [b'"', b'",]}', b"[", b"?"])
+def test_tokens_that_hold_a_byte_are_found_once(tokens: list[bytes], signs: bytes) -> None:
+    vocabulary = Vocabulary(tokens, eos_token_id=[2] if tokens else None, vocab_size=40)
+    found = vocabulary.holding(signs)
+    assert allowed(found) == {i for i, token in enumerate(vocabulary.tokens) if set(token) & set(signs)}
+    assert found.shape == (vocabulary.num_words,) and vocabulary.holding(signs) is found
