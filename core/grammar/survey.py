@@ -17,10 +17,10 @@ _PLACES_OF_STATE = 3
 class Survey:
     """A node without the rules that it names.
 
-    num_places  that it takes in an automaton, about
-    rules       each as often as it is named
-    inner       each once
-    ends        whether it surely derives a finite text, provided that each of these does
+    num_places  about how many places it takes in an automaton
+    rules       the rules that it names, each as often as it does
+    inner       the same, each once
+    ends        whether it surely derives a finite text, provided that each of these rules does
     """
 
     num_places: int
@@ -31,9 +31,8 @@ class Survey:
 
 def survey(node: Node) -> Survey:
     """The survey of `node`, which is kept with it."""
-    try:
-        found: Survey = node._survey  # type: ignore[union-attr]
-    except AttributeError:
+    found: Survey | None = getattr(node, "_survey", None)
+    if found is None:
         measure = _Measure()
         num_places = measure.places(node)
         rules = tuple(measure.rules)
