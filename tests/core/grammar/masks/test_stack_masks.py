@@ -115,7 +115,7 @@ def test_masks_of_strings_of_bounded_length_are_what_brute_force_finds(bounds: d
         assert allowed(StackMasks(dpda, WORDS).row(place)) == readable(dpda, place, WORDS)
 
 
-@pytest.mark.parametrize("text", [b"", b"a", "é\u20ac".encode(), b"abcd", b"ab\xe2\x82", b"abcdefgh"])
+@pytest.mark.parametrize("text", [b"", b"a", "é\u20ac".encode(), b"abcd", b"abcdefgh"])
 def test_tokens_that_leave_a_class_are_found_without_compiled_loops(text: bytes) -> None:
     tree = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 9}, "k": {"$ref": "#"}}}
     dpda = build_dpda(*of_schema(tree))
@@ -123,13 +123,12 @@ def test_tokens_that_leave_a_class_are_found_without_compiled_loops(text: bytes)
     place = dpda.walk(dpda.start, b'{"k":{"s":"' + text)
     assert place is not None
     loop = self_loop(dpda, place[0], WORDS.trie.max_depth)
-    if loop is not None:
-        assert loop.exits is not None
-        leaving = WORDS.slices.build(loop.chars).leaving(loop.exits)
-        rows = [np.zeros(WORDS.num_words, np.int32) for _ in range(2)]
-        _, depth = allow_leaving(leaving, dpda, place, rows[0])
-        _, other = allow_leaving_by_level(leaving, dpda, place, rows[1])
-        assert rows[0].tolist() == rows[1].tolist() and depth == other
+    assert loop is not None and loop.exits is not None
+    leaving = WORDS.slices.build(loop.chars).leaving(loop.exits)
+    rows = [np.zeros(WORDS.num_words, np.int32) for _ in range(2)]
+    _, depth = allow_leaving(leaving, dpda, place, rows[0])
+    _, other = allow_leaving_by_level(leaving, dpda, place, rows[1])
+    assert rows[0].tolist() == rows[1].tolist() and depth == other
 
 
 def test_a_repeat_that_is_written_out_has_room_for_what_is_left_of_it() -> None:
