@@ -10,8 +10,9 @@ from graftlm.core.grammar.automata.jit import Int32Array, loop
 from graftlm.core.grammar.automata.state_sets import Int64Array
 
 Ways: TypeAlias = tuple[Int64Array, Int32Array]
-"""Where those of each state begin, int64 [num_states + 1]; and all of them, int32 [num_ways, 2]: a class, and what the
-table has there."""
+"""The transitions of all states: where those of each state begin, int64 [num_states + 1]; and the class and the table's
+entry of each transition, int32 [num_ways, 2].
+"""
 
 
 @loop("Tuple((i8[::1], i4[:,::1]))(i4[:,::1])")

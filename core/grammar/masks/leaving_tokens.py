@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LeavingTokens:
-    """A trie of what follows the characters, for each number of them: where each of these does the same, as in a
-    repeat, tokens that differ in them alone are one.
+    """For each number of characters, a trie of what follows them.
 
-    nodes      int32 [num_nodes, 4] as those of a Trie; node `first[n]` begins those of the tokens with n characters
+    In a repeat all characters of its class lead to the same state, so tokens that differ in these characters alone are
+    allowed together, and the trie holds one of them.
+
+    nodes      int32 [num_nodes, 4], as in a Trie: the tries one after the other
     twins      int32 [num_twins, 2]: a token in the trie, and another one that differs from it in its characters
-    first      int32 [largest number of characters + 2]
+    first      int32 [largest number of characters + 2]: the first node of the trie for each number
+    max_depth  bytes of the longest text after the characters
     character  a byte that is a character of the class
     """
 
@@ -41,7 +44,13 @@ class LeavingTokens:
         ends: npt.NDArray[np.int64],
         character: int,
     ) -> LeavingTokens:
-        """Of the tokens at `places` of `tokens`, whose first `num_characters` end at byte `ends` of the data."""
+        """Build the tries of some tokens.
+
+        places          int64 [num]: which of `tokens`
+        num_characters  int64 [num]: characters of the class that each of them begins with
+        ends            int64 [num]: where these characters end in `tokens.data`
+        character       a byte that is a character of the class
+        """
         data = tokens.data.tobytes()
         ends_at, last = ends.tolist(), tokens.offsets[places + 1].tolist()
         texts = [data[end:until] for end, until in zip(ends_at, last, strict=True)]

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from graftlm.core.grammar.automata.stack.dpda import Dpda
 
 _SLOW_STATE = 16
-"""A state that allows fewer bytes has a cheap mask: it is not computed ahead, and no self-loop is sought."""
+"""States that allow fewer bytes have cheap masks, mostly: these are not computed ahead, and no self-loop is sought."""
 _MANY_NODES = 1 << 14
-"""But where its bytes lead to states that allow more, and so many nodes of the trie lie below them, it has none."""
+"""Nodes of the trie below a state's bytes from which on its mask takes long, however few bytes it allows."""
 _WIDE_STATE = 32
-"""Where a state allows fewer bytes, a walk costs no more than one of all tokens outside of a self-loop's class."""
+"""States that allow fewer bytes use a slice only where the exits of their self-loop are known: without these a walk of
+the whole trie is as cheap.
+"""
 _MAX_PLACES = 1 << 16
 
 _all: weakref.WeakSet[MaskRows] = weakref.WeakSet()
@@ -81,6 +83,7 @@ class MaskRows(ABC):
             self._ahead[key] = workers.submit(self._compute_ahead, key)
 
     def _takes_long(self, state: int) -> bool:
+        """Whether the mask of a state is worth a worker: about 0.1 ms and more."""
         automaton, trie = self._automaton, self._vocabulary.trie
         if automaton.degree(state) >= _SLOW_STATE:
             return True
