@@ -13,7 +13,7 @@
     Rule(name)                  a rule of a context-free grammar: such a node is not regular, and no automaton holds it
 
 Nodes may be shared: a schema that uses one definition in twenty places holds it once. Counted repeats need no care:
-the automaton keeps a counter beside its states where unrolling would cost many of them (automata/nfa.py).
+the automaton keeps a counter beside its states where unrolling would cost many of them (automata/nfa/nfa.py).
 Build nodes with the functions below; they flatten, merge and simplify.
 """
 

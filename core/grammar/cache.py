@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.compile import Grammar, can_be_drafted, compile_spec, read_options
-from graftlm.core.grammar.draft import Draft
-from graftlm.core.grammar.drafting import Answer, DraftingProcesses, default_count
+from graftlm.core.grammar.drafting.draft import Draft
+from graftlm.core.grammar.drafting.processes import Answer, DraftingProcesses, default_count
 from graftlm.core.grammar.spec import JsonSchema, Options, Spec
 from graftlm.core.grammar.vocabulary import Vocabulary
 

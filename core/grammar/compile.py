@@ -25,7 +25,7 @@ from graftlm.core.grammar.spec import Choices, Composite, Issue, JsonSchema, Lar
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from graftlm.core.grammar.draft import Draft
+    from graftlm.core.grammar.drafting.draft import Draft
     from graftlm.core.grammar.explain import Explanation
     from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 
@@ -131,7 +131,7 @@ def compile_spec(
         has_distinct_parts = isinstance(spec, JsonSchema) and _has_distinct_parts(spec)
         with limited(options.limits), paused():
             if drafter is not None and can_be_drafted(spec, vocabulary, options):
-                from graftlm.core.grammar.draft import finished
+                from graftlm.core.grammar.drafting.draft import finished
 
                 grammar = finished(drafter(spec, options), vocabulary)
             elif options.engine is None:

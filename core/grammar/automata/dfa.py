@@ -14,8 +14,8 @@ from graftlm.core.grammar.automata import determinize, state_sets
 from graftlm.core.grammar.automata.distances import Ways, measure
 from graftlm.core.grammar.automata.effort import Effort
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.automata.nfa import Loop, Nfa, Path
-from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
+from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
+from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.state_table import LONGEST_RUN, StateTable
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.spec import Limits

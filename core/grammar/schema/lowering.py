@@ -14,7 +14,7 @@ from functools import lru_cache
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
-from graftlm.core.grammar.automata.kept_blocks import share
+from graftlm.core.grammar.automata.nfa.kept_blocks import share
 from graftlm.core.grammar.budget import check, limited
 from graftlm.core.grammar.node_sizes import NodeSizes
 from graftlm.core.grammar.schema.algebra import text_language

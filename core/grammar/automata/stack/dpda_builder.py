@@ -10,7 +10,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.dfa import UNREACHABLE, EmptyLanguage, Exploration
 from graftlm.core.grammar.automata.effort import Effort
-from graftlm.core.grammar.automata.nfa_builder import NfaBuilder
+from graftlm.core.grammar.automata.nfa.builder import NfaBuilder
 from graftlm.core.grammar.automata.products.product import product
 from graftlm.core.grammar.automata.stack.call_plan import plan_calls
 from graftlm.core.grammar.automata.stack.call_sites import place_calls

@@ -13,7 +13,7 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node, Rule
 from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.kept_blocks import blocks_of, share
+from graftlm.core.grammar.automata.nfa.kept_blocks import blocks_of, share
 from graftlm.core.grammar.automata.stack.dpda_builder import NotDeterministicError, build_dpda
 from graftlm.core.grammar.automata.stack.pushdown import Pushdown
 from graftlm.core.grammar.compile import language_of
@@ -78,17 +78,6 @@ def test_what_is_kept_of_any_value_is_what_would_be_built(
         for name in ("classes", "table", "accepting", "calls", "distance"):
             for dpda in kept:
                 np.testing.assert_array_equal(getattr(dpda, name), getattr(built, name))
-
-
-def test_a_kept_rule_follows_the_bodies_that_it_is_given() -> None:
-    body = ast.concat(ast.literal("("), Rule("inner"), ast.optional(Rule("outer")), ast.literal(")"))
-    share(body)
-    for text in (b"a", b"b"):
-        dpda = build_dpda(Rule("outer"), {"outer": body, "inner": ast.Literal(text)})
-        assert dpda.matches(b"(" + text + b"(" + text + b"))")
-        assert not dpda.matches(b"(a(b))")
-    called = {"outer": body, "inner": ast.concat(ast.literal("a"), ast.optional(Rule("inner")))}
-    assert build_dpda(Rule("outer"), called).matches(b"(aa(aaa))")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar import drafting, messages
 from graftlm.core.grammar.cache import GrammarCache
-from graftlm.core.grammar.draft import draft
-from graftlm.core.grammar.drafting import DraftingProcesses
+from graftlm.core.grammar.drafting import messages
+from graftlm.core.grammar.drafting.draft import draft
+from graftlm.core.grammar.drafting.processes import DraftingProcesses
 from graftlm.core.grammar.spec import Choices, JsonSchema, Limits, Options, Regex
 from tests.grammars import BYTES, allows
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 BEGIN = """
 import os, sys
 from graftlm.core.grammar.cache import GrammarCache
-from graftlm.core.grammar.drafting import DraftingProcesses
+from graftlm.core.grammar.drafting.processes import DraftingProcesses
 from graftlm.core.grammar.spec import Regex
 from tests.grammars import BYTES
 processes = DraftingProcesses(2)
@@ -148,7 +148,7 @@ def test_a_process_that_was_killed_costs_no_constraint(processes: DraftingProces
 
 
 def test_a_process_that_hangs_costs_no_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr("graftlm.core.grammar.drafting.processes._PATIENCE_S", 1.0)
     processes = DraftingProcesses(2)
     processes.start()
     processes.wait()
@@ -210,7 +210,7 @@ def test_processes_that_are_killed_while_they_draft_and_many_wait_cost_no_constr
 
 
 def test_one_that_hangs_at_a_constraint_is_given_up_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr("graftlm.core.grammar.drafting.processes._PATIENCE_S", 1.0)
     processes = DraftingProcesses(2)
     processes.start()
     processes.wait()
@@ -226,7 +226,7 @@ def test_one_that_hangs_at_a_constraint_is_given_up_and_the_others_go_on(monkeyp
 
 
 def test_what_a_process_takes_after_it_was_given_up_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr("graftlm.core.grammar.drafting.processes._PATIENCE_S", 1.0)
     processes = DraftingProcesses(2)
     processes.start()
     processes.wait()

@@ -13,8 +13,8 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Automaton, Range
 from graftlm.core.grammar.automata.array_automaton import ArrayAutomaton
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.automata.nfa import Loop, Nfa
-from graftlm.core.grammar.automata.nfa_arrays import BLOCK, COPY, LITERAL, SKIP, SYMBOL, sort_edges, write_edges
+from graftlm.core.grammar.automata.nfa.arrays import BLOCK, COPY, LITERAL, SKIP, SYMBOL, sort_edges, write_edges
+from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
 

@@ -28,8 +28,8 @@ from typing import NamedTuple, TypeAlias
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import WALL_FACTOR
-from graftlm.core.grammar.draft import Draft
-from graftlm.core.grammar.messages import AnswerReader, TaskQueue, socket_pair
+from graftlm.core.grammar.drafting.draft import Draft
+from graftlm.core.grammar.drafting.messages import AnswerReader, TaskQueue, socket_pair
 from graftlm.core.grammar.spec import Options, Spec
 
 MAX_PROCESSES = 12
@@ -41,7 +41,7 @@ _PATIENCE_S = 10.0
 that has nothing to do to take a task."""
 _LOOK_S, _NEXT_LOOK_S = 1.0, 0.01
 """How often to look for what hangs, and how soon again for a task that seems to be lost."""
-_MAIN = "from graftlm.core.grammar.drafting_process import serve; serve({}, {}, {})"
+_MAIN = "from graftlm.core.grammar.drafting.worker import serve; serve({}, {}, {})"
 
 log = logging.getLogger("graftlm.grammar")
 

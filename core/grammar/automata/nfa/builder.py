@@ -9,9 +9,9 @@ from typing import Any
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Difference, Graph, Intersection, Node, Repeat
-from graftlm.core.grammar.automata.kept_blocks import KeptBlock, blocks_of
-from graftlm.core.grammar.automata.nfa import Loop, Nfa, Path
-from graftlm.core.grammar.automata.nfa_edges import Fragment, NfaEdges
+from graftlm.core.grammar.automata.nfa.edges import Fragment, NfaEdges
+from graftlm.core.grammar.automata.nfa.kept_blocks import KeptBlock, blocks_of
+from graftlm.core.grammar.automata.nfa.nfa import Loop, Nfa, Path
 from graftlm.core.grammar.automata.utf8 import byte_graph
 
 _NONE: Mapping[str, Any] = MappingProxyType({})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.automata.nfa_edges import Block
+from graftlm.core.grammar.automata.nfa.edges import Block
 
 
 @dataclass(frozen=True)

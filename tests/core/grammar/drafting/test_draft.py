@@ -11,7 +11,7 @@ import pytest
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import compile_spec
-from graftlm.core.grammar.draft import draft, finished
+from graftlm.core.grammar.drafting.draft import draft, finished
 from graftlm.core.grammar.schema.algebra.shapes import Shape
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
 from graftlm.core.grammar.spec import Choices, JsonSchema, Limits, Options, Regex, Spec

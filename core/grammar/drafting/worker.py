@@ -11,8 +11,8 @@ import socket
 from io import BytesIO
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.draft import Draft, draft
-from graftlm.core.grammar.messages import answer, take
+from graftlm.core.grammar.drafting.draft import Draft, draft
+from graftlm.core.grammar.drafting.messages import answer, take
 from graftlm.core.grammar.spec import JsonSchema, Options
 
 
