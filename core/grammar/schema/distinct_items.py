@@ -6,6 +6,7 @@ The same of the names of members, where an object counts names that its schema d
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -60,9 +61,21 @@ _SCALARS = union(Null(), Boolean(), Number(), Text())
 
 
 class DistinctItems:
-    """The arrays of one schema whose items must differ; `lower` gives the language of an item, None if not regular."""
+    """The arrays of one schema whose items must differ.
 
-    def __init__(self, root: Shape, algebra: ShapeAlgebra, lower: Callable[[Shape], Node | None]) -> None:
+    lower  gives the language of an item, None if not regular
+    close  lets go of what algebra and `lower` hold; called once this object is gone
+    """
+
+    def __init__(
+        self,
+        root: Shape,
+        algebra: ShapeAlgebra,
+        lower: Callable[[Shape], Node | None],
+        close: Callable[[], None],
+    ) -> None:
+        algebra.forget_ways()
+        weakref.finalize(self, close).atexit = False
         self._algebra = algebra
         self._lower = lower
         self._members: dict[tuple[Containers, str], Containers] = {}

@@ -123,9 +123,10 @@ def _regular(spec: JsonSchema, options: Options, reader: SchemaReader, token_rul
 def distinct_items(spec: JsonSchema, options: Options, reader: SchemaReader | None = None) -> DistinctItems:
     """What keeps the items of unique arrays apart, in text that the schema's language allows.
 
-    reader  of this schema, if there is one; it stays in use
+    reader  of this schema, if there is one; it stays in use and is closed with what is returned
     """
-    lowering = Lowering(spec, options, reader or SchemaReader(spec, options, items_differ=True))
+    reader = reader or SchemaReader(spec, options, items_differ=True)
+    lowering = Lowering(spec, options, reader)
 
     def lower(shape: Shape) -> Node | None:
         try:
@@ -134,7 +135,7 @@ def distinct_items(spec: JsonSchema, options: Options, reader: SchemaReader | No
         except (NotRegularError, GrammarError):
             return None
 
-    return DistinctItems(Reference(""), lowering.algebra, lower)
+    return DistinctItems(Reference(""), lowering.algebra, lower, reader.close)
 
 
 @lru_cache(maxsize=8)

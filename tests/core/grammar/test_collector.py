@@ -71,6 +71,27 @@ def test_compiling_leaves_nothing_to_the_collector() -> None:
     assert not left
 
 
+def test_a_grammar_whose_items_must_differ_leaves_nothing_to_the_collector() -> None:
+    def schema(name: str) -> JsonSchema:
+        one = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
+        other = {"type": "object", "properties": {"other": {"$ref": "#/$defs/list"}}}
+        items = {"anyOf": [one, other], "not": {"required": [f"{name}2"]}}
+        return JsonSchema({"$ref": "#/$defs/list", "$defs": {"list": {"items": items, "uniqueItems": True}}})
+
+    compile_spec(schema("a"), BYTES, Options())  # what is kept for all schemas
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        grammar = compile_spec(schema("b"), BYTES, Options())
+        del grammar
+        gc.collect()
+        left = [found for found in gc.garbage if "graftlm.core.grammar" in getattr(type(found), "__module__", "")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not left
+
+
 def test_compiling_causes_no_collection() -> None:
     fields = {f"field{i}": {"anyOf": [{"type": "integer"}, {"type": "string"}]} for i in range(80)}
     schema = JsonSchema({"type": "object", "properties": fields})

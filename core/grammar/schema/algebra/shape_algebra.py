@@ -93,9 +93,14 @@ class ShapeAlgebra:
     def close(self) -> None:
         """Let go of what refers back to here, so that all is freed at once."""
         del self.few_values
-        self.member_ways.clear()
+        self.forget_ways()
         if "_by_the_standard" in self.__dict__:
             self._by_the_standard.close()
+
+    def forget_ways(self) -> None:
+        """Let go of what only objects that are lowered again would need."""
+        self.member_ways.clear()
+        self.branches.clear()
 
     def narrow(self, shape: Shape, kind: str, positive: bool = True) -> Shape:
         """The values of one kind in `shape` or, unless `positive`, outside of it.
