@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from operator import is_
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
@@ -32,21 +30,29 @@ MAX_PLACES = 4_000
 Formula = Shape
 
 
-@lru_cache(maxsize=1 << 15)
 def leaves(formula: Formula) -> tuple[Shape, ...]:
     """The shapes that a formula depends on, in order."""
     match formula:
         case Union(parts) | Both(parts):
-            return tuple(dict.fromkeys(leaf for part in parts for leaf in leaves(part)))
+            # kept with the formula, as long as that is in use
+            found: tuple[Shape, ...] | None = formula.__dict__.get("_leaves")
+            if found is None:
+                found = tuple(dict.fromkeys([leaf for part in parts for leaf in leaves(part)]))
+                formula.__dict__["_leaves"] = found
+            return found
         case Not(inner):
             return (inner,)
         case _:
             return () if formula == ANYTHING else (formula,)
 
 
-@lru_cache(maxsize=1 << 10)
 def leaf_set(formula: Formula) -> frozenset[Shape]:
-    return frozenset(leaves(formula))
+    if not isinstance(formula, (Union, Both)):
+        return frozenset(leaves(formula))
+    found: frozenset[Shape] | None = formula.__dict__.get("_leaf_set")
+    if found is None:
+        found = formula.__dict__["_leaf_set"] = frozenset(leaves(formula))
+    return found
 
 
 def decide(formula: Formula, some: frozenset[Shape], hold: bool) -> Formula:
@@ -58,17 +64,26 @@ def _decide(formula: Formula, some: frozenset[Shape], hold: bool, known: dict[Fo
     if isinstance(formula, (Union, Both)):
         found = known.get(formula)  # parts may stand in many places
         if found is None:
-            parts = formula.alternatives if isinstance(formula, Union) else formula.parts
-            decided = [_decide(part, some, hold, known) for part in parts]
-            if all(map(is_, decided, parts)):
-                found = formula
-            else:
-                found = union(*decided) if isinstance(formula, Union) else both(*decided)
-            known[formula] = found
+            found = known[formula] = _joined(formula, some, hold, known)
         return found
     if isinstance(formula, Not):
         return formula if formula.shape not in some else NOTHING if hold else ANYTHING
     return formula if formula not in some else ANYTHING if hold else NOTHING
+
+
+def _joined(formula: Union | Both, some: frozenset[Shape], hold: bool, known: dict[Formula, Formula]) -> Formula:
+    if leaf_set(formula).isdisjoint(some):
+        return formula
+    is_union = isinstance(formula, Union)
+    parts = formula.alternatives if isinstance(formula, Union) else formula.parts
+    settling = ANYTHING if is_union else NOTHING
+    decided = []
+    for part in parts:
+        left = _decide(part, some, hold, known)
+        if left is settling:
+            return left
+        decided.append(left)
+    return union(*decided) if is_union else both(*decided)
 
 
 def accepts(formula: Formula, certain: Callable[[Shape, bool], bool]) -> bool:
