@@ -9,6 +9,8 @@ from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra.shapes import Anything, Both, Not, Shape, Union
 
 MAX_CASES = 64
+MAX_PAIRS = 4096
+"""How often a case is joined with one more shape before all of them are walked at once instead."""
 
 
 class Cases:
@@ -37,6 +39,8 @@ class Cases:
                 factors = [self.of(part) for part in parts]
                 sizes = [0 if factor is None else len(factor) for factor in factors]
                 if prod(sizes) > MAX_CASES and prod(sizes) > max(sizes) or 0 in sizes:
+                    return None
+                if max(sizes) * len(factors) > MAX_PAIRS:  # of one factor with many, the others exclude something
                     return None
                 product: list[tuple[Shape, ...]] = [()]
                 for found in factors:
