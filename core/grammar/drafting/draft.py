@@ -81,7 +81,7 @@ def _automaton(language: Language, options: Options, effort: Effort | None = Non
     if language.rules:
         found = build_dpda(language.node, language.rules, options.limits, effort)
     else:
-        node = without_products(language.node, options.limits.states)
+        node = without_products(language.node, options.limits.states, effort)
         found = Dfa.compile(node, options.limits, effort=effort)
     return Draft(found.measured(), issues=language.issues, annotations=language.annotations)
 

@@ -40,7 +40,7 @@ class FsmGrammar(AutomatonGrammar):
 
         Raises GrammarError when nothing matches, or not within `limits` and `effort`, or cannot be spelled.
         """
-        node = without_products(node, (limits or Limits()).states)
+        node = without_products(node, (limits or Limits()).states, effort)
         dfa = Dfa.compile(node, limits, effort=effort)
         if dfa.loops and not is_complete(dfa, vocabulary):
             dfa = Dfa.compile(node, limits, counters=False)

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.dfa import Dfa
+from graftlm.core.grammar.automata.effort import Effort, TooMuchEffortError
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.regex.regex import parse
 
@@ -26,6 +27,17 @@ def test_a_product_accepts_what_both_or_only_the_first_accepts(left: str, right:
         in_a, in_b = product.matches(a, word), product.matches(b, word)
         assert product.matches(both, word) == (in_a and in_b)
         assert product.matches(first, word) == (in_a and not in_b)
+
+
+def test_products_of_an_alternation_are_too_much_effort_together() -> None:
+    def long(letter: str) -> ast.Node:
+        return ast.Intersection((parse(f"({letter}|x)*"), ast.repeat(ast.ANY_CHAR, 0, 60)))
+
+    whole = ast.alternation(long("a"), long("b"))
+    assert Dfa.compile(product.without_products(whole, 100)).matches(b"xaax")
+    assert product.without_products(long("a"), 100, Effort()) != long("a")
+    with pytest.raises(TooMuchEffortError, match="more than 100 states"):
+        product.without_products(whole, 100, Effort())
 
 
 def test_a_product_is_part_of_a_larger_language() -> None:
