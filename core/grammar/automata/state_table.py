@@ -32,19 +32,17 @@ def count_bytes(
     the one byte of a singular state, -1 for others.
     """
     num_states, num_classes = table.shape
-    sizes, bytes_of = np.zeros(num_classes, np.int32), np.zeros(num_classes, np.int16)
+    sizes, bytes_of = np.zeros(num_classes, np.int32), np.zeros(num_classes, np.int32)
     for byte in range(256):
         sizes[classes[byte]] += 1
         bytes_of[classes[byte]] = byte
     for state in range(num_states):
-        degree = np.int32(0)
+        degree, byte_sum = np.int32(0), np.int32(0)
         for c in range(num_classes):
             degree += sizes[c] if table[state, c] != 0 else 0
-        degrees[state], singles[state] = degree, -1
-        if degree == 1 and not accepting[state]:
-            for c in range(num_classes):
-                if table[state, c] != 0:
-                    singles[state] = bytes_of[c]
+            byte_sum += bytes_of[c] if table[state, c] != 0 else 0
+        degrees[state] = degree
+        singles[state] = byte_sum if degree == 1 and not accepting[state] else -1
 
 
 @dataclass(frozen=True, eq=False)
