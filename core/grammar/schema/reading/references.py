@@ -107,8 +107,8 @@ class References:
 
     def _absolute(self, reference: str, place: str) -> tuple[str, str]:
         base = self._bases[self._resource(place)]
-        if not base and _PLAIN_FRAGMENT.fullmatch(reference):
-            return "", reference[1:]
+        if _PLAIN_FRAGMENT.fullmatch(reference):
+            return base, reference[1:]
         # urljoin knows nothing of fragments after schemes such as urn:
         uri, fragment = urldefrag(base + reference if reference[:1] == "#" else urljoin(base, reference))
         return uri, unquote(fragment)
