@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -126,39 +127,54 @@ def compile_spec(
             f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
         )
     _check_size(spec, options.limits)
-    reader: SchemaReader | None = None
     try:
-        has_distinct_parts = isinstance(spec, JsonSchema) and _has_distinct_parts(spec)
         with limited(options.limits), paused():
-            if drafter is not None and can_be_drafted(spec, vocabulary, options):
-                from graftlm.core.grammar.drafting.draft import finished
-
-                grammar = finished(drafter(spec, options), vocabulary)
-            elif options.engine is None:
-                if isinstance(spec, JsonSchema):
-                    from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
-
-                    reader = SchemaReader(spec, options, items_differ=True)
-                grammar = _compile_fastest(spec, vocabulary, options, reader)
-                if reader is not None and not has_distinct_parts:
-                    reader.close()
-                    reader = None  # freed before the collector goes on
-            else:
-                grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
-    except GrammarError:
-        if reader is not None:
-            reader.close()
-        raise
+            try:
+                grammar = _compiled(spec, vocabulary, options, drafter)
+            except (GrammarError, RecursionError) as error:
+                _forget_frames(error)  # what they hold is freed before the collector goes on
+                raise
     except RecursionError as error:
         raise GrammarError("the constraint nests too deep, by itself or through its definitions; flatten it") from error
-    if isinstance(spec, JsonSchema) and has_distinct_parts:
-        from graftlm.core.grammar.engines.distinct import DistinctGrammar
-        from graftlm.core.grammar.schema.lowering import distinct_items
-
-        distinct = DistinctGrammar(grammar.compiled, distinct_items(spec, options, reader), vocabulary)
-        grammar = replace(grammar, compiled=distinct)
     check_start(grammar, vocabulary)
     return replace(grammar, source=(spec, options))
+
+
+def _compiled(
+    spec: Spec, vocabulary: Vocabulary, options: Options, drafter: Callable[[Spec, Options], Draft] | None
+) -> Grammar:
+    has_distinct_parts = isinstance(spec, JsonSchema) and _has_distinct_parts(spec)
+    reader: SchemaReader | None = None
+    try:
+        if drafter is not None and can_be_drafted(spec, vocabulary, options):
+            from graftlm.core.grammar.drafting.draft import finished
+
+            grammar = finished(drafter(spec, options), vocabulary)
+        elif options.engine is None:
+            if isinstance(spec, JsonSchema):
+                from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
+
+                reader = SchemaReader(spec, options, items_differ=True)
+            grammar = _compile_fastest(spec, vocabulary, options, reader)
+        else:
+            grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
+        if isinstance(spec, JsonSchema) and has_distinct_parts:
+            from graftlm.core.grammar.engines.distinct import DistinctGrammar
+            from graftlm.core.grammar.schema.lowering import distinct_items
+
+            items, reader = distinct_items(spec, options, reader), None
+            grammar = replace(grammar, compiled=DistinctGrammar(grammar.compiled, items, vocabulary))
+        return grammar
+    finally:
+        if reader is not None:
+            reader.close()
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Clear the locals of the frames that `error` and those before it came through."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _has_distinct_parts(spec: JsonSchema) -> bool:

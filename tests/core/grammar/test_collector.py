@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.compile import compile_spec
+from graftlm.core.grammar.schema.algebra.shapes import Object
 from graftlm.core.grammar.spec import JsonSchema, Options
 from tests.grammars import BYTES
 
@@ -90,6 +92,15 @@ def test_a_grammar_whose_items_must_differ_leaves_nothing_to_the_collector() -> 
         gc.set_debug(0)
         gc.garbage.clear()
     assert not left
+
+
+def test_an_error_that_is_kept_holds_nothing_of_what_was_compiled() -> None:
+    endless = {"type": "object", "properties": {"endless": {"$ref": "#/$defs/endless"}}, "required": ["endless"]}
+    with pytest.raises(GrammarError, match="no way to end") as raised:
+        compile_spec(JsonSchema({"$ref": "#/$defs/endless", "$defs": {"endless": endless}}), BYTES, Options())
+    shapes = [found for found in gc.get_objects() if type(found) is Object]
+    assert not [shape for shape in shapes if shape.property("endless")]
+    assert raised.value.pointer == "/$defs/endless"
 
 
 def test_compiling_causes_no_collection() -> None:

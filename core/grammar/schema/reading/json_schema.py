@@ -89,8 +89,9 @@ class SchemaReader:
         return self._shapes[target]
 
     def close(self) -> None:
-        """Let go of what refers back to here: all that was read is freed at once then, and no collector looks at it."""
-        self.__dict__.pop("algebra").close()
+        """Let go of all that was read: it is freed at once then, and no collector looks at it."""
+        self.algebra.close()
+        self.__dict__.clear()
 
     def refuse(self, pointer: str, keyword: str, message: str, *, judged: bool = True) -> None:
         """Raise, or with "warn" record, that `keyword` at `pointer` cannot be kept; "check" raises unless `judged`.
