@@ -189,13 +189,15 @@ class Walk:
 
     def __init__(self, comma: Node) -> None:
         self._comma = comma
-        self._numbers: dict[object, int] = {}
         self._rows: list[list[tuple[Node, int]]] = []
         self._accepting: set[int] = set()
 
-    def place(self, key: object, written: bool) -> int:
-        """The number of a place."""
-        return self._number((key, written))
+    def place(self) -> int:
+        """The number of a new place; the walk begins with the first."""
+        if len(self._rows) > 4 * MAX_PLACES:
+            raise GrammarError(f"an object or array needs more than {MAX_PLACES:,} places; allow fewer combinations")
+        self._rows.append([])
+        return len(self._rows) - 1
 
     def accept(self, place: int) -> None:
         self._accepting.add(place)
@@ -203,24 +205,15 @@ class Walk:
     def skip(self, place: int, target: int) -> None:
         self._rows[place].append((EMPTY, target))
 
-    def write(self, key: object, written: bool, node: Node, target: int, label: object) -> None:
-        """From a place, one more member or item; `label` tells those of one place apart."""
-        way = ("way", key, label)
-        first = way not in self._numbers
-        middle = self._number(way)
-        self._rows[self.place(key, written)].append((self._comma if written else EMPTY, middle))
-        if first:
-            self._rows[middle].append((node, target))
+    def way(self, node: Node, target: int) -> int:
+        """The number of one more member or item, which may be written from several places."""
+        way = self.place()
+        self._rows[way].append((node, target))
+        return way
+
+    def write(self, place: int, written: bool, way: int) -> None:
+        """Let a way begin in a place."""
+        self._rows[place].append((self._comma if written else EMPTY, way))
 
     def node(self) -> Node:
         return ast.graph(self._rows, self._accepting)
-
-    def _number(self, key: object) -> int:
-        if key not in self._numbers:
-            if len(self._numbers) > 4 * MAX_PLACES:
-                raise GrammarError(
-                    f"an object or array needs more than {MAX_PLACES:,} places; allow fewer combinations"
-                )
-            self._numbers[key] = len(self._rows)
-            self._rows.append([])
-        return self._numbers[key]

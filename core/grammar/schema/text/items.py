@@ -34,6 +34,8 @@ class Items:
         self._lowering = lowering
         self._formula = formula
         self._walk = Walk(lowering.tokens.comma)
+        self._places: dict[State, int] = {}
+        self._work: list[tuple[State, int]] = []
         self._arrays = [leaf for leaf in leaves(formula) if isinstance(leaf, Array)]
         self._wanted = [(leaf, wanted) for leaf in self._arrays for wanted in leaf.contains]
         self._last = max(
@@ -48,21 +50,23 @@ class Items:
 
     def node(self) -> Node:
         start: State = (0, self._formula, (0,) * len(self._wanted))
-        work, seen = [start], {start}
-        self._walk.place(start, False)
-        while work:
-            state = work.pop()
-            for target in self._steps(state):
-                if target not in seen:
-                    seen.add(target)
-                    work.append(target)
+        self._place(start)
+        while self._work:
+            self._steps(*self._work.pop())
         return self._walk.node()
 
-    def _steps(self, state: State) -> list[State]:
+    def _place(self, state: State) -> int:
+        """The number of a place; a new one will be left in turn."""
+        found = self._places.get(state)
+        if found is None:
+            found = self._places[state] = self._walk.place()
+            self._work.append((state, found))
+        return found
+
+    def _steps(self, state: State, here: int) -> None:
         position, formula, counts = state
-        written = position > 0
         if accepts(formula, lambda leaf, holds: self._holds(leaf, position, counts) == holds):
-            self._walk.accept(self._walk.place(state, written))
+            self._walk.accept(here)
         questions: dict[Shape, tuple[list[Shape], list[int]]] = {}
         for leaf in leaves(formula):
             assert isinstance(leaf, Array)
@@ -76,16 +80,13 @@ class Items:
             if leaf in leaves(formula) and counts[i] < _enough(wanted.least, wanted.most):
                 questions.setdefault(wanted.shape, ([], []))[1].append(i)
         asked = [Question(shape, frozenset(fails), tuple(ups)) for shape, (fails, ups) in questions.items()]
-        found = []
-        for i, (value, (after, ups)) in enumerate(branch(formula, asked, self._lowering.algebra.reduced)):
+        for value, (after, ups) in branch(formula, asked, self._lowering.algebra.reduced):
             node = self._lowering.value(value)
             if node == ast.NOTHING:
                 continue
             grown = tuple(count + ups.count(k) for k, count in enumerate(counts))
             target = self._next(position + 1, after, grown)
-            self._walk.write(state, written, node, self._walk.place(target, True), i)
-            found.append(target)
-        return found
+            self._walk.write(here, position > 0, self._walk.way(node, self._place(target)))
 
     def _next(self, position: int, formula: Formula, counts: tuple[int, ...]) -> State:
         """A state in which nothing is told apart that makes no difference any more."""

@@ -48,11 +48,11 @@ Key = str | Kind
 
 @dataclass(slots=True)
 class Ways:
-    """What may follow a state: the end, the next name left out, or one of some members, which are numbered."""
+    """What may follow a state: the end, the next name left out, or one of some members."""
 
     ends: bool = False
     absent: State | None = None
-    present: list[tuple[int, Key, Shape, State]] = field(default_factory=list)
+    present: list[tuple[Key, Shape, State]] = field(default_factory=list)
 
 
 class MemberWays:
@@ -113,11 +113,11 @@ class MemberWays:
             absent = self._settle(self._without(position, formula), position + 1)
             if absent != NOTHING:
                 found.absent = (position + 1, absent, self._kept(absent, counts))
-        for i, (key, value, after) in enumerate(ways):
+        for key, value, after in ways:
             grown = (counts[0], counts[1] + 1) if is_other else (counts[0] + 1, counts[1])
             left = after if is_other else self._settle(after, position + 1)
             target = (position if is_other else position + 1, left, self._kept(left, grown))
-            found.present.append((i, key, value, target))
+            found.present.append((key, value, target))
         return found
 
     def _look_at_names(self) -> None:

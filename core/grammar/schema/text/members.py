@@ -26,45 +26,47 @@ class Members:
             )
         self._ways = known[formula]
         self._walk = Walk(lowering.tokens.comma)
-        self._present: dict[State, list[tuple[int, Node, State]]] = {}
+        self._places: dict[tuple[State, bool], int] = {}
+        self._work: list[tuple[State, bool, int]] = []
+        self._written: dict[State, list[int]] = {}  # ways that begin in a state
         self._keys: dict[Kind, Node] = {}
 
     def node(self) -> Node:
-        start = self._ways.start
-        work = [(start, False)]
-        seen = set(work)
-        self._walk.place(start, False)
-        while work:
-            state, written = work.pop()
-            for target in self._steps(state, written):
-                if target not in seen:
-                    seen.add(target)
-                    work.append(target)
+        self._place(self._ways.start, False)
+        while self._work:
+            self._steps(*self._work.pop())
         return self._walk.node()
 
-    def _steps(self, state: State, written: bool) -> list[tuple[State, bool]]:
-        here = self._walk.place(state, written)
+    def _place(self, state: State, written: bool) -> int:
+        """The number of a place; a new one will be left in turn."""
+        key = (state, written)
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = self._walk.place()
+            self._work.append((state, written, found))
+        return found
+
+    def _steps(self, state: State, written: bool, here: int) -> None:
         ways = self._ways.of(state)
         if ways.ends:
             self._walk.accept(here)
-        found = []
         if ways.absent is not None:
-            self._walk.skip(here, self._walk.place(ways.absent, written))
-            found.append((ways.absent, written))
-        present = self._present.get(state)
+            self._walk.skip(here, self._place(ways.absent, written))
+        present = self._written.get(state)
         if present is None:  # they are the same whether or not something was written
-            present = self._present[state] = self._members(ways.present)
-        for i, node, target in present:
-            self._walk.write(state, written, node, self._walk.place(target, True), i)
-            found.append((target, True))
-        return found
+            members = self._members(ways.present)
+            present = self._written[state] = [
+                self._walk.way(node, self._place(target, True)) for node, target in members
+            ]
+        for way in present:
+            self._walk.write(here, written, way)
 
-    def _members(self, ways: list[tuple[int, Key, Shape, State]]) -> list[tuple[int, Node, State]]:
+    def _members(self, ways: list[tuple[Key, Shape, State]]) -> list[tuple[Node, State]]:
         found = []
-        for i, key, shape, target in ways:
+        for key, shape, target in ways:
             name, value = self._key(key), self._lowering.value(shape)
             if value != ast.NOTHING:
-                found.append((i, ast.concat(name, value), target))
+                found.append((ast.concat(name, value), target))
         return found
 
     def _key(self, key: Key) -> Node:
