@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 
 from graftlm.core.grammar.budget import check
@@ -18,6 +17,7 @@ class Cases:
 
     def __init__(self) -> None:
         self._known: dict[Shape, list[tuple[Shape, ...]] | None] = {}
+        self._joined: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], tuple[Shape, ...] | None] = {}
 
     def of(self, narrowed: Shape) -> list[tuple[Shape, ...]] | None:
         """A narrowed shape as alternatives, each of several shapes (or Not) at once; None if they are too many."""
@@ -44,15 +44,17 @@ class Cases:
                     return None
                 product: list[tuple[Shape, ...]] = [()]
                 for found in factors:
-                    pairs = (_combined(case, more) for case in product for more in found or ())
+                    pairs = (self._combined(case, more) for case in product for more in found or ())
                     product = list(dict.fromkeys(case for case in pairs if case is not None))
                 return product
             case _:
                 return [(narrowed,)]
 
-
-@lru_cache(maxsize=4096)
-def _combined(case: tuple[Shape, ...], more: tuple[Shape, ...]) -> tuple[Shape, ...] | None:
-    """Both cases at once; None if one holds what the other excludes."""
-    joined = dict.fromkeys(case + more)
-    return None if any(isinstance(part, Not) and part.shape in joined for part in joined) else tuple(joined)
+    def _combined(self, case: tuple[Shape, ...], more: tuple[Shape, ...]) -> tuple[Shape, ...] | None:
+        """Both cases at once; None if one holds what the other excludes."""
+        key = (case, more)
+        if key not in self._joined:
+            joined = dict.fromkeys(case + more)
+            excluded = any([isinstance(part, Not) and part.shape in joined for part in joined])
+            self._joined[key] = None if excluded else tuple(joined)
+        return self._joined[key]

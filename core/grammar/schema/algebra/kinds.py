@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from graftlm.core.grammar.schema.algebra.shapes import (
     Array,
     Boolean,
@@ -33,20 +31,26 @@ def kind_of_text(text: str) -> str:
     return {'"': "string", "[": "array", "{": "object", "n": "null", "t": "true", "f": "false"}.get(text[0], "number")
 
 
-@lru_cache(maxsize=1 << 14)
 def possible_kinds(shape: Shape) -> tuple[str, ...]:
     """The kinds that values of a shape may have, at a first look."""
+    found: tuple[str, ...] | None = KINDS_OF.get(type(shape)) or shape.__dict__.get("_kinds")
+    if found is None:  # kept with the shape, as long as that is in use
+        found = shape.__dict__["_kinds"] = _look_at(shape)
+    return found
+
+
+def _look_at(shape: Shape) -> tuple[str, ...]:
     match shape:
         case Both(parts):
             found = [possible_kinds(part) for part in parts]
-            return tuple(kind for kind in KINDS if all(kind in kinds for kinds in found))
+            return tuple([kind for kind in KINDS if all([kind in kinds for kinds in found])])
         case Union(parts):
             joined = {kind for part in parts for kind in possible_kinds(part)}
-            return tuple(kind for kind in KINDS if kind in joined)
+            return tuple([kind for kind in KINDS if kind in joined])
         case Literals(texts):
             return tuple({kind_of_text(text) for text in texts})
         case _:
-            return KINDS_OF.get(type(shape), KINDS)
+            return KINDS
 
 
 def plainly_apart(a: Shape, b: Shape) -> bool:

@@ -108,6 +108,9 @@ class ShapeAlgebra:
         -> Union and Both of shapes of that kind and of Not of these; ANYTHING and NOTHING stand for all and no values
         of the kind.
         """
+        kinds = KINDS_OF.get(type(shape))
+        if kinds is not None:
+            return self._narrow_leaf(shape, kind, positive) if kind in kinds else NOTHING if positive else ANYTHING
         key = (shape, kind, positive)
         if key not in self._narrowed:
             check()
@@ -143,7 +146,7 @@ class ShapeAlgebra:
                 return self.narrow(self.expanded(shape), kind, positive)
             case Union(parts) | Both(parts):
                 join = union if isinstance(shape, Union) == positive else both
-                return join(*(self.narrow(part, kind, positive) for part in parts))
+                return join(*[self.narrow(part, kind, positive) for part in parts])
             case Literals(texts):
                 return narrow_literals(texts, kind, positive)
             case Implied(inner):
@@ -151,8 +154,9 @@ class ShapeAlgebra:
                 if kind in KINDS_OF[type(inner)]:
                     return self.narrow(inner, kind, positive)
                 return ANYTHING if positive and self._standard else NOTHING
-        if kind not in KINDS_OF[type(shape)]:
-            return NOTHING if positive else ANYTHING
+        raise AssertionError(shape)
+
+    def _narrow_leaf(self, shape: Shape, kind: str, positive: bool) -> Shape:
         if kind in ("null", "true", "false"):
             return ANYTHING if positive else NOTHING
         self.excludes_unique |= not positive and isinstance(shape, Array) and shape.unique
