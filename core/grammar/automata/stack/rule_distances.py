@@ -41,11 +41,8 @@ def measure_rules(
     distance[:], rule[:], accepting[:] = far, -1, False
     for i in range(way_ptr[1], way_ptr[2]):
         entries[0 if ways[i, 0] == last_class else ways[i, 0] - num_bytes + 1] = ways[i, 1]
-    for state in range(2, num_states):
-        for i in range(way_ptr[state], way_ptr[state + 1]):
-            if ways[i, 0] == last_class:
-                accepting[state], distance[state] = True, 0
     queue = np.empty(num_states, np.int32)
+    begins = np.zeros(num_states + 2, np.int32)  # at first, of each state, how many ways depend on its distance
     first, last = 0, 0
     for r in range(num_rules + 1):
         if rule[entries[r]] < 0:
@@ -57,26 +54,52 @@ def measure_rules(
             first += 1
             for i in range(way_ptr[state], way_ptr[state + 1]):
                 target = ways[i, 1]
-                if ways[i, 0] != last_class and rule[target] < 0:
+                if ways[i, 0] == last_class:
+                    accepting[state], distance[state] = True, 0
+                    continue
+                begins[target + 2] += 1
+                if ways[i, 0] >= num_bytes:
+                    begins[entries[ways[i, 0] - num_bytes + 1] + 2] += 1
+                if rule[target] < 0:
                     rule[target] = r
                     queue[last] = target
                     last += 1
-    changed = True
-    while changed:
-        changed = False
-        for at in range(last - 1, -1, -1):
-            state = queue[at]
-            best = distance[state]
-            for i in range(way_ptr[state], way_ptr[state + 1]):
-                left = distance[ways[i, 1]]
-                if left == far or ways[i, 0] == last_class:
-                    continue
-                step = 1 if ways[i, 0] < num_bytes else distance[entries[ways[i, 0] - num_bytes + 1]]
-                if step != far and left + step < best:
-                    best = left + step
-            if best < distance[state]:
-                distance[state] = best
-                changed = True
+    for state in range(2, num_states + 2):
+        begins[state] += begins[state - 1]
+    dependents = np.empty((begins[num_states + 1], 2), np.int32)  # such ways, and the states that have them
+    work, is_waiting = np.empty(num_states, np.int32), np.zeros(num_states, np.bool_)
+    head, num_waiting = 0, 0
+    for at in range(last):
+        state = queue[at]
+        for i in range(way_ptr[state], way_ptr[state + 1]):
+            if ways[i, 0] == last_class:
+                work[num_waiting], is_waiting[state] = state, True
+                num_waiting += 1
+                continue
+            target = ways[i, 1]
+            dependents[begins[target + 1], 0], dependents[begins[target + 1], 1] = i, state
+            begins[target + 1] += 1
+            if ways[i, 0] >= num_bytes:
+                target = entries[ways[i, 0] - num_bytes + 1]
+                dependents[begins[target + 1], 0], dependents[begins[target + 1], 1] = i, state
+                begins[target + 1] += 1
+    # the work is a ring of states whose distance fell since it was passed on
+    while num_waiting > 0:
+        state = work[head]
+        head = (head + 1) % num_states
+        num_waiting -= 1
+        is_waiting[state] = False
+        for k in range(begins[state], begins[state + 1]):
+            i, source = dependents[k, 0], dependents[k, 1]
+            left = distance[ways[i, 1]]
+            step = 1 if ways[i, 0] < num_bytes else distance[entries[ways[i, 0] - num_bytes + 1]]
+            if left == far or step == far or left + step >= distance[source]:
+                continue
+            distance[source] = left + step
+            if not is_waiting[source]:
+                is_waiting[source] = True
+                work[(head + num_waiting) % num_states] = source
+                num_waiting += 1
     num_dead = 0
     for at in range(last):
         num_dead += distance[queue[at]] == far
