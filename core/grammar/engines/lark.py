@@ -19,9 +19,20 @@ from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier
 
 MAX_STATES = 1_000  # each state of a walk nests inside the one before it, and llguidance's parser stack is limited
 
+MAX_TERMINALS = 45_000
+"""Names and values that differ: llguidance compares each with all others, which takes about 4 s for so many."""
+MAX_SYMBOLS = 65_525
+TOO_MANY_SYMBOLS = (
+    f"the constraint takes more than {MAX_SYMBOLS:,} symbols, the limit of llguidance's parser, and a property "
+    "takes up to four; nest properties in objects, or describe them by patternProperties"
+)
+
 
 def to_lark(node: Node, rules: dict[str, Node]) -> str:
-    """The grammar that starts with `node`. Raises GrammarError for what terminals and rules cannot express."""
+    """The grammar that starts with `node`. Raises GrammarError for what terminals and rules cannot express.
+
+    So does one of more terminals or rules than llguidance would take, after many seconds.
+    """
     return _LarkWriter(rules).write(node)
 
 
@@ -46,6 +57,12 @@ class _LarkWriter(RuleWriter):
         self._names_of_bodies: dict[str, str] = {}
         self._later_uses: dict[str, _Text] = {}  # of rules, by name, once that is no terminal
         self._groups: dict[str, int] = {}  # and how often each was met
+
+    def write(self, node: Node) -> str:
+        text = super().write(node)
+        if len(self._bodies) + self._num_fresh > 1.5 * MAX_SYMBOLS:  # some rules may be no symbols of their own
+            raise GrammarError(TOO_MANY_SYMBOLS)
+        return text
 
     def _body(self, node: Node) -> str:
         return self._text(node)[0]
@@ -164,6 +181,11 @@ class _LarkWriter(RuleWriter):
         key = node.data if isinstance(node, ast.Literal) else id(node)
         known = self._uses.get(key)
         if known is None:
+            if len(self._uses) >= MAX_TERMINALS:
+                raise GrammarError(
+                    f"the constraint has more than {MAX_TERMINALS:,} different names and values between brackets and "
+                    "commas; split it, or describe them by a pattern or by bounds"
+                )
             text = self._new_use(node)
             self._uses[key] = (node, text, "")
             return text

@@ -12,6 +12,7 @@ from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.automata.stack.positions import INFINITE, TooManyStates
 from graftlm.core.grammar.automata.stack.pushdown import Place, Pushdown
 from graftlm.core.grammar.budget import limited
+from graftlm.core.grammar.engines.lark import TOO_MANY_SYMBOLS
 from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.spec import Limits
@@ -337,8 +338,7 @@ def _num_words(vocabulary: Vocabulary) -> int:
 
 
 _TOO_LARGE = {
-    "symbols.len()": "the constraint takes more than 65,525 symbols, the limit of llguidance's parser, and a property "
-    "takes up to four; nest properties in objects, or describe them by patternProperties",
+    "symbols.len()": TOO_MANY_SYMBOLS,
     "lexer configuration": "the values and patterns of the constraint together are too large for llguidance's lexer, "
     "which holds about 50,000 numbers of an enum; split the enum, or describe its values by bounds or a pattern",
 }

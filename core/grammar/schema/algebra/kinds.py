@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra.shapes import (
     Array,
     Boolean,
@@ -65,3 +68,27 @@ def plainly_apart(a: Shape, b: Shape) -> bool:
                     return True
             return False
     return not set(possible_kinds(a)) & set(possible_kinds(b))
+
+
+def pairs_to_compare(shapes: Sequence[Shape]) -> Iterator[tuple[int, int]]:
+    """Pairs of places that may share a value: all but those of constants that differ, of which there may be thousands.
+
+    -> (i, j) with i < j, in order
+    """
+    plain = [
+        shape.texts if isinstance(shape, Literals) and all(map(_is_plain, shape.texts)) else () for shape in shapes
+    ]
+    holders: dict[str, list[int]] = {}
+    for i, texts in enumerate(plain):
+        for text in texts:
+            holders.setdefault(text, []).append(i)
+    others = [i for i, texts in enumerate(plain) if not texts]
+    for i, texts in enumerate(plain):
+        check()
+        rivals = {j for text in texts for j in holders[text]}.union(others) if texts else range(len(shapes))
+        yield from ((i, j) for j in sorted(rivals) if j > i)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether no other text has the value of this one: strings, whole numbers, true, false and null."""
+    return text[0] in '"tfn' or text.isdecimal() or (text[0] == "-" and text[1:].isdecimal() and text != "-0")

@@ -13,7 +13,7 @@ from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra import scalars, text_language
 from graftlm.core.grammar.schema.algebra.cases import Cases
 from graftlm.core.grammar.schema.algebra.few_values import FewValues
-from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, plainly_apart, possible_kinds
+from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, pairs_to_compare, plainly_apart, possible_kinds
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
@@ -201,7 +201,7 @@ class ShapeAlgebra:
         if shape not in self._expanded:
             parts = [part for part in shape.alternatives if not self._is_nothing_to_all(part)]
             rivals: list[list[Shape]] = [[] for _ in parts]
-            for i, j in combinations(range(len(parts)), 2):
+            for i, j in pairs_to_compare([self._resolved(part) for part in parts]):
                 if not self._apart(parts[i], parts[j]):
                     rivals[i].append(negation(parts[j]))
                     rivals[j].append(negation(parts[i]))

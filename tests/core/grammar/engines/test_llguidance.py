@@ -369,9 +369,14 @@ def test_a_minimum_beyond_all_budgets_is_still_measured() -> None:
     ("schema", "limit"),
     [
         ({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(20_000)}}, "65,525 symbols"),
+        (
+            {"type": "object", "properties": {f"p{i}": {"properties": {"a": True}} for i in range(20_000)}},
+            "65,525 symbols",
+        ),
         ({"enum": list(range(100_000))}, "split the enum"),
+        ({"enum": [{"a": i} for i in range(50_000)]}, "45,000 different names and values"),
     ],
-    ids=["properties", "enum"],
+    ids=["properties", "nested properties", "enum", "enum of objects"],
 )
 def test_a_schema_beyond_the_limits_of_llguidance_is_an_error_that_names_them(
     schema: dict[str, Any], limit: str
