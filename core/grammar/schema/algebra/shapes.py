@@ -178,6 +178,8 @@ EVERY_TYPE: tuple[Shape, ...] = (Null(), Boolean(), Number(), Text(), Array(), O
 
 def union(*shapes: Shape) -> Shape:
     """Join shapes into one, flat, without repeats, in the order given."""
+    if len(shapes) == 1:
+        return shapes[0]
     flat: dict[Shape, None] = {}
     for shape in shapes:
         for part in shape.alternatives if isinstance(shape, Union) else (shape,):
@@ -189,6 +191,8 @@ def union(*shapes: Shape) -> Shape:
 
 def both(*shapes: Shape) -> Shape:
     """The values in all of the shapes: flat, without repeats, in the order given."""
+    if len(shapes) == 1:
+        return shapes[0]
     flat: dict[Shape, None] = {}
     for shape in shapes:
         for part in shape.parts if isinstance(shape, Both) else (shape,):

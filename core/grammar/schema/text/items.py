@@ -115,6 +115,8 @@ def _enough(least: int, most: int | None) -> int:
 
 def merged(parts: list[Array]) -> Array:
     """The arrays that have all these shapes."""
+    if len(parts) == 1:
+        return parts[0]
     length = max(len(part.prefix) for part in parts)
     highs = [part.max_items for part in parts if part.max_items is not None]
     return Array(
