@@ -19,7 +19,6 @@ from graftlm.core.metrics import Counters, Stats
 from graftlm.core.request import Completion, Request, Submission
 from graftlm.core.sampling.step_sampler import Outcome, PendingTokens, StepSampler
 from graftlm.core.scheduling.admission import Limits
-from graftlm.core.scheduling.grammar_waves import GrammarWaves
 from graftlm.core.scheduling.output_writer import OutputWriter
 from graftlm.core.scheduling.request_tracker import RequestTracker
 from graftlm.core.scheduling.scheduler import HEADROOM, Scheduler
@@ -96,7 +95,6 @@ class LocalEngine:
         self._num_steps = 1  # that can be run at once
         self.waits_for_device = spec.device_sampler is not None
         self.device_wait: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while it does
-        self._waves = GrammarWaves()
         self._in_flight: InFlightStep | None = None
         self._num_tokens_run = 0  # tokens, since memory was given back
         self._jump_share = 1.0  # the share of constrained rows that get forced tokens, over the last steps
@@ -108,7 +106,7 @@ class LocalEngine:
     @property
     def poll_s(self) -> float | None:
         """How soon to call `step` again where nothing could run, in seconds; None: as usual."""
-        return self._waves.poll_s
+        return self.requests.waves.poll_s
 
     def add(self, submissions: Seq[Submission]) -> None:
         """Queue requests; one that can never run is refused to its listener."""
@@ -119,17 +117,16 @@ class LocalEngine:
         """Run one step, or several at once; False if nothing could run."""
         started = time.perf_counter()
         self.requests.expire()
-        in_flight, num_compiling = self._in_flight, self.requests.open_grammars()
-        if self._waves.hold(self.scheduler, num_compiling, time.monotonic()):
+        self.requests.open_grammars()
+        in_flight = self._in_flight
+        if self.requests.gather():
             return self._complete_step()  # all of its rows have ended
         num_failed, retries = self.counters.failed_steps, self.scheduler.retry.active
         if in_flight is not None and (retries or self._needs_room() or self._awaits_jumps(in_flight)):
             self._complete_step()
         admits, plan = bool(self.scheduler.waiting), self._plan()
-        if plan is None:
+        if (admits and self.requests.gather()) or plan is None:  # only first tokens are left to run
             return self._complete_step() or self.counters.failed_steps > num_failed
-        if admits and self._waves.hold(self.scheduler, num_compiling, time.monotonic()):
-            return self._complete_step()  # those that were admitted have nothing to run yet but their first tokens
         if not self._run_ahead(plan):
             launched, num_failed = self._launch(plan), self.counters.failed_steps
             self._complete_step()

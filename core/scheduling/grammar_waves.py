@@ -29,21 +29,16 @@ class GrammarWaves:
     def __init__(self) -> None:
         self.poll_s: float | None = None
         self._began_s: float | None = None
-        self._last_s = 0.0
-        self._num_compiling = 0
 
-    def hold(self, scheduler: Scheduler, num_compiling: int, now: float) -> bool:
-        """Whether the rows wait: for one of `num_compiling` grammars, at `now` in seconds."""
+    def hold(self, scheduler: Scheduler, num_compiling: int, compiled_s: float, now: float) -> bool:
+        """Whether the rows wait: for one of `num_compiling` grammars, at `now`, the last compiled at `compiled_s`."""
         self.poll_s = None
         if not num_compiling or scheduler.waiting or not all(_begins(sequence) for sequence in scheduler.running):
             self._began_s = None
             return False
         if self._began_s is None:
-            self._began_s = self._last_s = now
-        elif num_compiling != self._num_compiling:
-            self._last_s = now
-        self._num_compiling = num_compiling
-        left_s = min(self._last_s + QUIET_S, self._began_s + LONGEST_S) - now
+            self._began_s = now
+        left_s = min(max(self._began_s, compiled_s) + QUIET_S, self._began_s + LONGEST_S) - now
         if left_s > 0:
             self.poll_s = left_s
         return left_s > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from graftlm.core.errors import EngineError, RequestCancelled, RequestTimeout, f
 from graftlm.core.request import Completion, Listener, OpenRequest, Request, Submission
 from graftlm.core.scheduling.admission import Limits, admit
 from graftlm.core.scheduling.choice import Choice
+from graftlm.core.scheduling.grammar_waves import GrammarWaves
 from graftlm.core.sequence import Sequence, SequenceGroup
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class RequestTracker:
     What a request's own grammar, matcher, listener or text raises ends that request and no other, be it SystemExit or
     the panic of a library in Rust, which is no Exception.
 
-    wake      called from any thread when a grammar has been compiled
+    wake      called from any thread when a grammar has been compiled; while rows wait for them, when all have been
     clock     seconds, as those of deadlines
     finished  told of every completion
     drafter   keeps what was written, for guesses; None where nothing is guessed
@@ -67,6 +69,9 @@ class RequestTracker:
         self._timed: dict[int, SequenceGroup] = {}
         self._unopened: dict[int, Sequence] = {}  # by their groups' ids, which a future may keep for long
         self._compiled: deque[int] = deque()
+        self._compiled_s = 0.0  # when the last grammar was
+        self.waves = GrammarWaves()
+        self._gathering = False
         self._seeds = random.Random(seed)
 
     @property
@@ -96,11 +101,8 @@ class RequestTracker:
             sequence.grammar.add_done_callback(partial(self._note_compiled, group.id))
         self.scheduler.add([sequence])
 
-    def open_grammars(self) -> int:
-        """Append what compiled grammars force at the start, so that it runs with the prompt.
-
-        -> how many are still being compiled
-        """
+    def open_grammars(self) -> None:
+        """Append what compiled grammars force at the start, so that it runs with the prompt."""
         while self._compiled:
             sequence = self._unopened.pop(self._compiled.popleft(), None)
             if sequence is None:  # its request has ended
@@ -111,12 +113,19 @@ class RequestTracker:
                 self.fail(sequence, failure_of(error))
                 continue
             self._choose_or_finish(sequence)
-        return len(self._unopened)
+
+    def gather(self) -> bool:
+        """Whether rows that could begin wait for others, whose grammars are being compiled."""
+        now = time.monotonic()
+        self._gathering = self.waves.hold(self.scheduler, len(self._unopened), self._compiled_s, now)
+        return self._gathering
 
     def _note_compiled(self, group_id: int, _: Future[Grammar]) -> None:
         """From any thread."""
         self._compiled.append(group_id)
-        self.wake()
+        self._compiled_s = time.monotonic()
+        if not self._gathering or len(self._compiled) >= len(self._unopened):
+            self.wake()  # for each of many, the engine's thread would take Python's lock from the one that compiles
 
     # -- they are answered -------------------------------------------------------------------------------------
 

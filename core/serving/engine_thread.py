@@ -68,6 +68,7 @@ class EngineThread:
         self.wakes: WakeChain | None = None  # of an engine that waits for a device
         self._gathering = False
         self._num_urgent = 0  # tasks that wait for no callers
+        self._woken = False  # since this thread waited last
         self._thread: threading.Thread | None = None
 
     @property
@@ -199,7 +200,9 @@ class EngineThread:
             )
 
     def wake(self) -> None:
+        """Have the engine step again, also one that had nothing to run."""
         with self._changed:
+            self._woken = True
             self._changed.notify()
 
     def _interrupt(self, wanted: bool) -> None:
@@ -273,7 +276,9 @@ class EngineThread:
             if engine.idle:
                 self._wait(POLL_S if self._wakes_callers() else None)
             else:
-                self._wait(getattr(engine, "poll_s", None) or POLL_S)
+                if not self._woken:
+                    self._wait(getattr(engine, "poll_s", None) or POLL_S)
+                self._woken = False
                 return
 
     def _wakes_callers(self) -> bool:

@@ -46,16 +46,16 @@ def scheduler(*running: Any, waiting: int = 0) -> Any:
 
 def test_rows_wait_while_grammars_come_and_no_longer_than_that() -> None:
     waves, rows = GrammarWaves(), scheduler(row(), row())
-    assert waves.hold(rows, 3, 10.0) and waves.poll_s == pytest.approx(QUIET_S)
-    assert waves.hold(rows, 2, 10.0 + 0.9 * QUIET_S)
-    assert waves.hold(rows, 2, 10.0 + 1.8 * QUIET_S)  # the second came at 0.9
-    assert not waves.hold(rows, 2, 10.0 + 2 * QUIET_S) and waves.poll_s is None
-    assert not waves.hold(scheduler(row(0), row()), 2, 10.1)
+    assert waves.hold(rows, 3, 0.0, 10.0) and waves.poll_s == pytest.approx(QUIET_S)
+    second = 10.0 + 0.9 * QUIET_S
+    assert waves.hold(rows, 2, second, second + 0.9 * QUIET_S) and waves.poll_s == pytest.approx(0.1 * QUIET_S)
+    assert not waves.hold(rows, 2, second, second + 1.1 * QUIET_S) and waves.poll_s is None
+    assert not waves.hold(scheduler(row(0), row()), 2, 10.1, 10.1)
 
 
 def test_nobody_waits_longer_however_many_grammars_come() -> None:
     waves, now, num_compiling = GrammarWaves(), 10.0, 1000
-    while waves.hold(scheduler(row()), num_compiling, now):
+    while waves.hold(scheduler(row()), num_compiling, now, now):
         now, num_compiling = now + QUIET_S / 2, num_compiling - 1
     assert now == pytest.approx(10.0 + LONGEST_S, abs=QUIET_S)
 
@@ -70,11 +70,11 @@ def test_nobody_waits_longer_however_many_grammars_come() -> None:
     ],
 )
 def test_nobody_waits_where_something_else_can_run(rows: Any) -> None:
-    assert not GrammarWaves().hold(rows, 5, 10.0)
+    assert not GrammarWaves().hold(rows, 5, 10.0, 10.0)
 
 
 def test_nobody_waits_for_no_grammar() -> None:
-    assert not GrammarWaves().hold(scheduler(row()), 0, 10.0)
+    assert not GrammarWaves().hold(scheduler(row()), 0, 10.0, 10.0)
 
 
 @pytest.mark.parametrize("after_others", [False, True])
@@ -122,4 +122,39 @@ def test_rows_begin_with_those_that_came_with_them(
 
         found = runtime._thread.call(steps)
         assert found == [*[0] * (3 - num_ready), 1, 3]
+        assert all(len(end.text) == 3 for end in ends)
+
+
+def test_an_engine_is_woken_once_by_all_grammars_that_its_rows_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("QUIET_S", "LONGEST_S"):
+        monkeypatch.setattr(grammar_waves, name, 60.0)
+    sampling = SamplingParams(regex="[ab]{3}", temperature=0)
+    with Runtime(tiny_model("llama"), tokenizer=byte_tokenizer()) as runtime:
+        grammar = compile_constraint(sampling, Tokenizer.from_hf(byte_tokenizer())).result()
+        waits: list[Future[Grammar]] = [Future() for _ in range(4)]
+        ends = [Ended() for _ in waits]
+        given = [
+            Submission(Request([7 + i], sampling), end, np.array([7 + i], np.int32), wait)
+            for i, (end, wait) in enumerate(zip(ends, waits, strict=True))
+        ]
+
+        def steps(engine: Any) -> list[int]:
+            num_wakes, found = 0, []
+
+            def wake() -> None:
+                nonlocal num_wakes
+                num_wakes += 1
+
+            engine.requests.wake = wake
+            engine.add(given)
+            while engine.step():
+                pass
+            for wait in waits:
+                wait.set_result(grammar)
+                found.append(num_wakes)
+            while not engine.idle:
+                engine.step()
+            return found
+
+        assert runtime._thread.call(steps) == [0, 0, 0, 1]
         assert all(len(end.text) == 3 for end in ends)
