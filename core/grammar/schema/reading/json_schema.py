@@ -71,6 +71,8 @@ class SchemaReader:
         self.annotations: list[Issue] = []
         self.contradictions: list[Issue] = []  # enums without a value: errors where the schema needs them
         self.algebra = ShapeAlgebra(self.shape)
+        for pointer in keywords.of_old_drafts({"": spec.schema, **spec.documents}):
+            self.refuse(pointer, "$schema", keywords.TOO_OLD)
 
     def shape(self, target: str) -> Shape:
         """What the schema at `target` admits."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -55,6 +56,11 @@ SINCE = {
 }
 """The draft that brought a keyword, of those that draft 4 lacks."""
 NEWER = frozenset(SINCE)
+
+TOO_OLD = (
+    "the drafts before draft 4 are not kept; name a later one, list the required names in the object, and write "
+    "allOf for 'extends', not for 'disallow', multipleOf for 'divisibleBy', anyOf for schemas in 'type'"
+)
 
 KNOWN = frozenset({*GENERAL, *SILENT, *(word for words in OF_TYPE.values() for word in words)})
 
@@ -120,6 +126,14 @@ def own_place(schema: Mapping[str, Any]) -> str | None:
     if "properties" in schema:
         return "properties"
     return next((keyword for keyword in schema if keyword in _TYPED), None)
+
+
+def of_old_drafts(documents: Mapping[str, Any]) -> Iterator[str]:
+    """The roots of those documents whose `$schema` names a draft before draft 4: its keywords say other things."""
+    for uri, document in documents.items():
+        name = document.get("$schema") if isinstance(document, dict) else None
+        if isinstance(name, str) and re.search(r"json-schema\.org/draft-0[0-3]/", name):
+            yield f"{uri}#" if uri else ""
 
 
 def excludes(text: str) -> bool:

@@ -36,11 +36,13 @@ class References:
         self._dynamic: dict[str, str] = {}  # the same of dynamic anchors; `$recursiveAnchor` has an empty name
         self._bases: dict[str, str] = {}  # target of a resource -> its URI
         self._drafts: dict[str, int | None] = {}  # the same -> its draft
-        for uri, document in self._documents.items():
+        for uri, document in list(self._documents.items()):
             self._enter(uri, document, below=bool(uri) or text is None or _names_inside(text, schema))
 
     def _enter(self, uri: str, document: Any, *, below: bool = True) -> None:
-        target = f"{uri}#" if uri else ""
+        key = f".{uri}" if uri.startswith("/") else uri  # a target that begins with "/" is a pointer into the schema
+        self._documents[key] = document
+        target = f"{key}#" if uri else ""
         self._resources[uri], self._bases[target], self._drafts[target] = target, uri, None
         self._walk(document, target, uri, None, below=below)
 
@@ -48,13 +50,12 @@ class References:
         """What `reference`, the value of the keyword at `place`, leads to."""
         uri, fragment = self._absolute(reference, place)
         if uri not in self._resources and (found := _metaschema(uri)) is not None:
-            self._documents[uri] = found
             self._enter(uri, found)
         resource = self._resources.get(uri)
         if resource is None:
             raise GrammarError(
                 f"{place}: {reference!r} leads out of this document, and nothing is fetched; copy the definition into "
-                f"$defs, or pass the other schema as documents={{{uri!r}: ...}}",
+                f"$defs, or pass the other schema as documents={{{uri!r}: ...}}{self._meant(reference)}",
                 pointer=place,
             )
         if not fragment:
@@ -64,8 +65,20 @@ class References:
             return resource + fragment
         anchor = self._anchors.get(f"{uri}#{fragment}")
         if anchor is None:
-            raise GrammarError(f"{place}: {reference!r} names no $anchor of this document", pointer=place)
+            hint = self._meant(fragment) or "; give the schema that is meant an $anchor, or name it by '#/$defs/...'"
+            raise GrammarError(f"{place}: {reference!r} names no $anchor of this document{hint}", pointer=place)
         return anchor
+
+    def _meant(self, reference: str) -> str:
+        """A hint where `reference` is a pointer into the schema but for how it begins."""
+        pointer = "/" + reference.lstrip("#/")
+        for known in (pointer, f"/$defs{pointer}", f"/definitions{pointer}"):
+            try:
+                self.schema(known)
+            except GrammarError:
+                continue
+            return f"; did you mean '#{known}'?"
+        return ""
 
     def dynamic_target(self, reference: str, place: str) -> str | None:
         """The same for `$dynamicRef` and `$recursiveRef`; None where the way that led to `place` decides."""

@@ -474,6 +474,16 @@ def test_a_keyword_that_is_newer_than_the_draft_restricts_nothing() -> None:
     check({"$schema": DRAFT7, "type": "array", "items": INTEGER, "prefixItems": [{"type": "null"}]}, [[1]], [[None]])
 
 
+def test_a_draft_before_draft_4_is_refused_with_what_to_write_instead() -> None:
+    old = {"$schema": "http://json-schema.org/draft-03/schema#", "type": "integer", "divisibleBy": 3}
+    with pytest.raises(GrammarError, match=r"multipleOf for 'divisibleBy'") as caught:  # 4 was accepted
+        compiled(old)
+    assert caught.value.pointer == "/$schema"
+    with pytest.raises(GrammarError, match="before draft 4") as caught:
+        compiled({"$ref": "old.json"}, documents={"old.json": old})
+    assert caught.value.pointer == "old.json#/$schema"
+
+
 def test_references_may_lead_into_documents_that_the_caller_gives() -> None:
     documents = {
         "https://example.org/a.json": {"$defs": {"x": INTEGER}, "items": {"$ref": "b.json"}, "type": "array"},

@@ -50,6 +50,10 @@ def test_a_reference_leads_to_a_pointer(reference: str, pointer: str, target: st
         ("#/anyOf/3", "there is no '3'"),
         ("#/$defs/iner", "did you mean 'inner'"),
         ("ignored.json", "leads out of this document"),
+        ("anyOf/0", r"documents=.*; did you mean '#/anyOf/0'\?"),
+        ("inner", r"documents=.*; did you mean '#/\$defs/inner'\?"),
+        ("#anyOf/0", r"names no \$anchor of this document; did you mean '#/anyOf/0'\?"),
+        ("#inner", r"names no \$anchor of this document; did you mean '#/\$defs/inner'\?"),
     ],
 )
 def test_a_reference_that_leads_nowhere_says_so_and_where_it_stands(reference: str, message: str) -> None:
@@ -77,3 +81,9 @@ def test_names_below_the_root_are_found_with_the_text_at_hand(name: str) -> None
     reference = "b" if name == "$id" else "#b"
     text = json.dumps(schema, separators=(",", ":"))
     assert References(schema, None, text).target(reference, "/properties/p/$ref") == "/$defs/a"
+
+
+def test_a_document_may_have_a_name_that_begins_with_a_slash() -> None:
+    references = References({"$id": "/orders"}, {"/order": {"$defs": {"id": {"type": "integer"}}}})
+    target = references.target("/order#/$defs/id", "/items/$ref")
+    assert references.schema(target) == {"type": "integer"}  # was looked for in the schema itself
