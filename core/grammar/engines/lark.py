@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from functools import reduce
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products.product import product
+from graftlm.core.grammar.engines.optional_row import is_optional_row
 from graftlm.core.grammar.engines.regex_text import char_class, plain
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier
 
@@ -120,7 +120,13 @@ class _LarkWriter(RuleWriter):
 
     def _in_sequence(self, node: Node) -> str:
         """`node` beside others: in parentheses if it is a choice. Parentheses that come again have a rule."""
-        text, level = self._later_uses.get(node.name) or self._use(node) if type(node) is ast.Rule else self._text(node)
+        if type(node) is ast.Rule:
+            known = self._later_uses.get(node.name)
+            text, level = known or self._use(node)
+            if known and level == _ATOM:
+                return text
+        else:
+            text, level = self._text(node)
         if level != _CHOICE and (type(node) is not ast.Repeat or text[-2] != ")"):
             return text
         uses = self._groups[text] = self._groups.get(text, 0) + 1
@@ -130,7 +136,25 @@ class _LarkWriter(RuleWriter):
 
     def _graph(self, node: ast.Graph) -> str:
         """A rule for each state, which says how the walk goes on, but for those that are written where they are met."""
-        return _Walk(node, self).write()
+        return self._optional_row(node.rows) if is_optional_row(node) else _Walk(node, self).write()
+
+    def _optional_row(self, rows: tuple[tuple[tuple[Node, int], ...], ...]) -> str:
+        """The same of parts that may each be left out, the last perhaps repeated, with a mark between two of them."""
+        again, rest = "", ""  # the rule of the last part if it may repeat; what may follow a part
+        items = [self._in_sequence(row[0][0]) for row in rows[1 : -2 if rows[-1] else None : 2]]
+        if rows[-1]:
+            mark, again = self._in_sequence(rows[-1][0][0]), self._fresh()
+            rest = self._shared(f'{_pair(mark, again)}|""')
+            self._define(again, _pair(self._in_sequence(rows[-2][0][0]), rest))
+        ways = [again] if again else []
+        for i in range(len(rows) // 2 - 1, -1, -1):
+            if i < len(items):
+                way = _pair(items[i], rest) if rest else items[i]
+                ways.append(self._shared(way) if i and not _is_short(items[i]) else way)
+            if i:
+                later = _pair(self._in_sequence(rows[2 * i][0][0]), ways[-1])
+                rest = self._shared(f"{later}|{rest}" if rest else f'{later}|""')
+        return self._shared("|".join(dict.fromkeys([*reversed(ways), '""'])))
 
     def _add(self, name: str, body: str) -> None:
         """A rule that says what another says is that one, unless its own name is in use."""
@@ -142,7 +166,7 @@ class _LarkWriter(RuleWriter):
 
     def _shared(self, body: str) -> str:
         """The name of a rule of this body: one that there is already, or a new one; a body that is a name has none."""
-        if _is_rule(body):
+        if "|" not in body and _is_rule(body):
             return body
         name = self._names_of_bodies.get(body)
         if name is None:
@@ -315,7 +339,7 @@ class _Walk:
     def _ways(self, state: int) -> list[str]:
         names, inlined, only, found = self._names, self._inlined, self._items.get(state), list[str]()
         for item, target in self._rows[state]:
-            text = self._item(item) if only is None else only
+            text = "" if type(item) is ast.Empty else only or self._writer._in_sequence(item)
             more = inlined.get(target)
             if more:
                 target = self._rows[target][0][1]
@@ -336,7 +360,10 @@ _is_short = re.compile(r'(?: ?(?:"(?:[^"\\]|\\.)*"|\w+\??)){1,2}').fullmatch
 
 def _joined(words: list[str]) -> str:
     """`words` in a row, with blanks where one could not be told from the next: each costs as much as a word."""
-    return reduce(_pair, words)
+    text = words[0]
+    for word in words[1:]:
+        text = text + word if text[-1] in _CLOSING or word[0] in _OPENING else f"{text} {word}"
+    return text
 
 
 def _pair(text: str, word: str) -> str:

@@ -1,0 +1,23 @@
+"""Rows of parts that may each be left out, with a mark between two of them: the members of most objects."""
+
+from __future__ import annotations
+
+from graftlm.core.grammar import ast
+
+
+def is_optional_row(node: ast.Graph) -> bool:
+    """Whether the states are those of parts that may each be left out, in turn about to be written and passed."""
+    rows, last = node.rows, len(node.rows) - 1
+    if last < 4 or last % 2 or node.accepting != {0, last}:
+        return False
+    if [target for _, target in rows[last]] not in ([], [last - 1]) or rows[0] != tuple(
+        [(ast.EMPTY, i) for i in range(1, last, 2)]
+    ):
+        return False
+    for i in range(1, last, 2):
+        part, after = rows[i], rows[i + 1]
+        if len(part) != 1 or part[0][1] != i + 1 or type(part[0][0]) is ast.Empty:
+            return False
+        if i + 1 < last and (len(after) != 2 or after[0][1] != i + 2 or after[1] != (ast.EMPTY, i + 3)):
+            return False
+    return True
