@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from itertools import product
 from typing import Any
 
+from graftlm.core.grammar.schema.algebra.few_texts import few_texts
 from graftlm.core.grammar.schema.algebra.kinds import kind_of_text
 from graftlm.core.grammar.schema.algebra.needed_values import MAX_PLACES, num_different
 from graftlm.core.grammar.schema.algebra.shapes import (
@@ -21,6 +24,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Object,
     Reference,
     Shape,
+    Text,
     Union,
 )
 from graftlm.core.grammar.schema.algebra.values import parse_value
@@ -30,8 +34,9 @@ _MOST_COMPARED = 100
 """Values that are compared with all of several shapes; of more some may have only one of them."""
 _MOST_OBJECTS = 100
 """Objects that are written out; more count as many."""
-_MOST_INTEGERS = 1_000
-"""Whole numbers within bounds that are written out; more count as many."""
+_FLOATS = Decimal("1e300")
+_MOST_NUMBERS = 1_000
+"""Numbers within bounds that are written out; more count as many."""
 
 
 class FewValues:
@@ -85,7 +90,7 @@ class FewValues:
             case Literals(texts):
                 return frozenset(as_read(text) if kind_of_text(text) == "number" else text for text in texts)
             case Number():
-                return _integers(shape)
+                return _numbers(shape)
             case Reference(target):
                 return self.of(self._resolve(target))
             case Union(parts):
@@ -98,12 +103,40 @@ class FewValues:
                 if few is None or len(few) > _MOST_COMPARED:
                     return few
                 return frozenset(text for text in few if self._admits(shape, parse_value(text)))
+            case Text():
+                return few_texts(shape)
+            case Array():
+                return self._arrays(shape)
             case Object():
                 return self._objects(shape)
         return None
 
+    def _arrays(self, shape: Array) -> frozenset[str] | None:
+        """Those of an array with an end: by `maxItems`, because its items differ, or as only its first ones may be."""
+        listed = len(shape.prefix) if shape.items == NOTHING else None
+        bounds = (shape.max_items, self.most_items(shape), listed)
+        high = min((bound for bound in bounds if bound is not None), default=None)
+        if high is None or high > _MOST_OBJECTS:
+            return None
+        found: set[str] = set()
+        begun: list[tuple[str, ...]] = [()]
+        for place in range(high + 1):
+            if place >= shape.min_items:
+                found.update("[" + ",".join(items) + "]" for items in begun)
+            if place == high or not begun:
+                break
+            values = self.of(shape.prefix[place] if place < len(shape.prefix) else shape.items)
+            if values is None:
+                return None
+            begun = [(*items, value) for items in begun for value in values if not (shape.unique and value in items)]
+            if len(begun) + len(found) > _MOST_OBJECTS:
+                return None
+        return frozenset(found)
+
     def _objects(self, shape: Object) -> frozenset[str] | None:
-        """Those of an object that has only members that it lists."""
+        """Those of an object that has only members that it lists, or none."""
+        if shape.max_properties == 0:
+            return frozenset({"{}"})
         if shape.additional != NOTHING or shape.patterns:
             return None
         members: list[list[str]] = []
@@ -118,17 +151,23 @@ class FewValues:
         return frozenset("{" + ",".join(filter(None, case)) + "}" for case in product(*members))
 
 
-def _integers(shape: Number) -> frozenset[str] | None:
-    if not shape.integer or shape.minimum is None or shape.maximum is None:
+def _numbers(shape: Number) -> frozenset[str] | None:
+    """Those between bounds that are whole, multiples of something, or one."""
+    low, high = shape.minimum, shape.maximum
+    if low is None or high is None or (not shape.integer and max(abs(low), abs(high)) > _FLOATS):
         return None
-    low, high = math.ceil(shape.minimum), math.floor(shape.maximum)
-    if high - low >= _MOST_INTEGERS:
+    step = Fraction(1 if shape.integer else max(shape.multiple_of, default=0))
+    if not step:
+        return frozenset({as_read(f"{low:f}")}) if low == high else None
+    first, last = math.ceil(Fraction(low) / step), math.floor(Fraction(high) / step)
+    if last - first >= _MOST_NUMBERS:
         return None
+    values = (number * step for number in range(first, last + 1))
     kept = (
         value
-        for value in range(low, high + 1)
-        if not (shape.exclusive_minimum and value == shape.minimum)
-        and not (shape.exclusive_maximum and value == shape.maximum)
-        and all(value % divisor == 0 for divisor in shape.multiple_of)
+        for value in values
+        if not (shape.exclusive_minimum and value == low)
+        and not (shape.exclusive_maximum and value == high)
+        and all(value % Fraction(divisor) == 0 for divisor in shape.multiple_of)
     )
-    return frozenset(map(str, kept))
+    return frozenset(str(value) if value.denominator == 1 else as_read(repr(float(value))) for value in kept)

@@ -260,6 +260,7 @@ LETTERED = {
     "schema",
     [
         {**UNIQUE, "items": LETTERED, "minItems": 3},
+        {**UNIQUE, "items": {**UNIQUE, "items": {"type": "boolean"}}, "minItems": 6},
         {**UNIQUE, "items": {"enum": [1, 2]}, "not": {"maxItems": 2}},
         {"items": {"type": "boolean"}, "allOf": [{**UNIQUE, "minItems": 2, "items": {"enum": ["b", True]}}]},
         {"type": "array", "items": {"type": "integer"}, "contains": {"type": "boolean"}},
@@ -269,6 +270,30 @@ LETTERED = {
 def test_more_items_than_there_are_values_of_any_kind_are_a_contradiction(schema: dict[str, Any]) -> None:
     with pytest.raises(GrammarError, match="nothing can satisfy this"):
         compiled(schema)
+
+
+FEW = [
+    ({"type": "string", "pattern": "^(a|b)?c{0,2}$"}, 9),
+    ({"type": "string", "maxLength": 0}, 1),
+    ({"type": "number", "multipleOf": 0.5, "minimum": 1, "exclusiveMaximum": 2}, 2),
+    ({"type": "number", "minimum": 2.5, "maximum": 2.5}, 1),
+    ({"type": "integer", "multipleOf": 3, "minimum": 10**30, "maximum": 10**30 + 8}, 3),
+    ({"type": "array", "items": {"type": "boolean"}, "maxItems": 2}, 7),
+    ({"type": "array", "prefixItems": [{"type": "null"}, {"type": "boolean"}], "items": False}, 4),
+    ({"type": "object", "maxProperties": 0}, 1),
+]
+
+
+@pytest.mark.parametrize(("item", "num_values"), FEW)
+def test_as_many_items_as_there_are_values_are_written_and_one_more_is_a_contradiction(
+    item: dict[str, Any], num_values: int
+) -> None:
+    grammar = compiled({**UNIQUE, "items": item, "minItems": num_values})
+    items = json.loads(write(grammar, BYTES, np.random.default_rng(1), 400)[0])
+    assert len({json.dumps(value) for value in items}) == len(items) == num_values
+    with pytest.raises(GrammarError, match=f"uniqueItems leaves {num_values} at most") as caught:
+        compiled({**UNIQUE, "items": item, "minItems": num_values + 1})
+    assert caught.value.pointer == "/minItems"
 
 
 def test_an_array_ends_before_a_place_that_has_no_value_left() -> None:
