@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -127,12 +128,13 @@ def compile_spec(
             f"{type(spec).__name__} is not a constraint; use Regex, Choices, JsonSchema, Lark or Composite"
         )
     _check_size(spec, options.limits)
+    handled = sys.exception()
     try:
         with limited(options.limits), paused():
             try:
                 grammar = _compiled(spec, vocabulary, options, drafter)
             except (GrammarError, RecursionError) as error:
-                _forget_frames(error)  # what they hold is freed before the collector goes on
+                _forget_frames(error, handled)  # what they hold is freed before the collector goes on
                 raise
     except RecursionError as error:
         raise GrammarError("the constraint nests too deep, by itself or through its definitions; flatten it") from error
@@ -170,9 +172,9 @@ def _compiled(
             reader.close()
 
 
-def _forget_frames(error: BaseException | None) -> None:
-    """Clear the locals of the frames that `error` and those before it came through."""
-    while error is not None:
+def _forget_frames(error: BaseException | None, handled: BaseException | None) -> None:
+    """Clear the locals of the frames that `error` and those before it came through, but not what was `handled` before."""
+    while error is not None and error is not handled:
         clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 

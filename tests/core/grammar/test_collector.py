@@ -103,6 +103,21 @@ def test_an_error_that_is_kept_holds_nothing_of_what_was_compiled() -> None:
     assert raised.value.pointer == "/$defs/endless"
 
 
+def test_an_error_that_is_being_handled_keeps_what_its_frames_hold() -> None:
+    def fail() -> None:
+        value = "kept"
+        raise KeyError(value)
+
+    try:
+        fail()
+    except KeyError as error:
+        with pytest.raises(GrammarError, match="nowhere"):
+            compile_spec(JsonSchema({"$ref": "#/$defs/nowhere"}), BYTES, Options())
+        traceback = error.__traceback__
+        assert traceback is not None and traceback.tb_next is not None
+        assert traceback.tb_next.tb_frame.f_locals["value"] == "kept"
+
+
 def test_compiling_causes_no_collection() -> None:
     fields = {f"field{i}": {"anyOf": [{"type": "integer"}, {"type": "string"}]} for i in range(80)}
     schema = JsonSchema({"type": "object", "properties": fields})
