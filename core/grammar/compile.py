@@ -173,7 +173,7 @@ def _compiled(
 
 
 def _forget_frames(error: BaseException | None, handled: BaseException | None) -> None:
-    """Clear the locals of the frames that `error` and those before it came through, but not what was `handled` before."""
+    """Clear the locals of the frames of `error` and of those it followed, up to the one `handled` before it."""
     while error is not None and error is not handled:
         clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
