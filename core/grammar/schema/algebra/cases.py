@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from graftlm.core.grammar.budget import check
@@ -42,6 +43,9 @@ class Cases:
                     return None
                 if max(sizes) * len(factors) > MAX_PAIRS:  # of one factor with many, the others exclude something
                     return None
+                if max(sizes) == 1:  # not pair by pair: each pair would copy all that was joined before
+                    joined_all = _at_once([part for factor in factors for case in factor or () for part in case])
+                    return [] if joined_all is None else [joined_all]
                 product: list[tuple[Shape, ...]] = [()]
                 for found in factors:
                     pairs = (self._combined(case, more) for case in product for more in found or ())
@@ -54,7 +58,12 @@ class Cases:
         """Both cases at once; None if one holds what the other excludes."""
         key = (case, more)
         if key not in self._joined:
-            joined = dict.fromkeys(case + more)
-            excluded = any([isinstance(part, Not) and part.shape in joined for part in joined])
-            self._joined[key] = None if excluded else tuple(joined)
+            self._joined[key] = _at_once(case + more)
         return self._joined[key]
+
+
+def _at_once(parts: Sequence[Shape]) -> tuple[Shape, ...] | None:
+    """`parts` without repeats; None if one excludes another."""
+    joined = dict.fromkeys(parts)
+    excluded = any([isinstance(part, Not) and part.shape in joined for part in joined])
+    return None if excluded else tuple(joined)

@@ -217,9 +217,11 @@ class ShapeAlgebra:
     def _apart(self, a: Shape, b: Shape) -> bool:
         if a == b:
             return False
-        if plainly_apart(self._resolved(a), self._resolved(b)):
+        one, other = self._resolved(a), self._resolved(b)
+        if plainly_apart(one, other):
             return True
-        if not self.is_nothing(both(a, b)):
+        both_admit_empty = all(isinstance(shape, Object) and shape.admits_empty for shape in (one, other))
+        if both_admit_empty or not self.is_nothing(both(a, b)):
             return False
         if not self._implied:
             return True

@@ -77,6 +77,8 @@ def _joined(formula: Union | Both, some: frozenset[Shape], hold: bool, known: di
     is_union = isinstance(formula, Union)
     parts = formula.alternatives if isinstance(formula, Union) else formula.parts
     settling = ANYTHING if is_union else NOTHING
+    if _is_flat(formula, parts):
+        return _decide_flat(formula, parts, some, hold)
     decided = []
     for part in parts:
         left = _decide(part, some, hold, known)
@@ -84,6 +86,32 @@ def _joined(formula: Union | Both, some: frozenset[Shape], hold: bool, known: di
             return left
         decided.append(left)
     return union(*decided) if is_union else both(*decided)
+
+
+def _is_flat(formula: Union | Both, parts: tuple[Shape, ...]) -> bool:
+    """Whether each part is another leaf, or Not of one."""
+    found: bool | None = formula.__dict__.get("_flat")
+    if found is None:
+        is_nested = any([isinstance(part, (Union, Both)) for part in parts])
+        found = formula.__dict__["_flat"] = not is_nested and len(leaves(formula)) == len(parts)
+    return found
+
+
+def _decide_flat(formula: Union | Both, parts: tuple[Shape, ...], some: frozenset[Shape], hold: bool) -> Formula:
+    """The same of a flat formula: there may be many, with many leaves, of which some more are decided each time."""
+    is_union = isinstance(formula, Union)
+    in_order = leaves(formula)
+    are_positive = [part is leaf for part, leaf in zip(parts, in_order, strict=True) if leaf in some]
+    if (hold == is_union) in are_positive:
+        return ANYTHING if is_union else NOTHING
+    left = tuple([part for part, leaf in zip(parts, in_order, strict=True) if leaf not in some])
+    if len(left) < 2:
+        return left[0] if left else NOTHING if is_union else ANYTHING
+    found = Union(left) if is_union else Both(left)
+    if "_leaves" not in found.__dict__:
+        found.__dict__["_leaves"] = tuple([leaf for leaf in in_order if leaf not in some])
+        found.__dict__["_flat"] = True
+    return found
 
 
 def accepts(formula: Formula, certain: Callable[[Shape, bool], bool]) -> bool:
@@ -127,7 +155,7 @@ def branch(
     work: list[tuple[Formula, int, Shape, tuple[int, ...]]]
     constants = [question for question in questions if _is_constant(question)]
     if len(constants) > 1:
-        questions = [question for question in questions if question not in constants]
+        questions = [question for question in questions if not _is_constant(question)]
         work = [(left, 0, value, ()) for left, value in _told_apart(formula, constants, reduced)]
     else:
         work = [(formula, 0, ANYTHING, ())]
@@ -168,10 +196,11 @@ def _told_apart(
         assert isinstance(question.shape, Literals)
         for text in question.shape.texts:
             holding.setdefault(text, set()).update(question.fails)
+    needed = failing.intersection(formula.parts) if isinstance(formula, Both) else frozenset[Shape]()
     rest = decide(formula, failing, False)
     texts: dict[Formula, list[str]] = {}
     for text, held in holding.items():
-        left = decide(formula, failing - held, False)
+        left = decide(formula, failing - held, False) if needed <= held else NOTHING
         if left != rest:
             texts.setdefault(left, []).append(text)
     if rest != NOTHING:

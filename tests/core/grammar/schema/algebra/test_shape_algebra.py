@@ -162,6 +162,22 @@ def test_alternatives_of_other_constants_are_told_apart_at_a_glance() -> None:
     assert len(algebra._narrowed) == 0
 
 
+def test_alternatives_that_the_empty_object_has_are_compared_at_a_glance() -> None:
+    tagged = [Object(properties=(("kind", Literals((f'"{i}"',))),)) for i in range(60)]
+    algebra = ShapeAlgebra(dict(zip("ab", tagged, strict=False)).__getitem__)
+    found = algebra.expanded(ExactlyOne((Reference("a"), Reference("b"), *tagged[2:])))
+    assert isinstance(found, Union)
+    assert [len(part.parts) for part in found.alternatives if isinstance(part, Both)] == [60] * 60
+    assert not any(isinstance(shape, Both) for shape in algebra._empty)
+
+
+def test_alternatives_that_ask_for_members_which_differ_are_apart() -> None:
+    at_least = [Object(min_properties=1, max_properties=1), Object(min_properties=2)]
+    empty = Object(max_properties=0)
+    algebra = ShapeAlgebra({}.__getitem__)
+    assert algebra.expanded(ExactlyOne((empty, *at_least))) == Union((empty, *at_least))
+
+
 def test_alternatives_of_one_constant_are_not_apart() -> None:
     algebra = ShapeAlgebra({}.__getitem__)
     first, second = (

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, Literals, Not, Object, Shape, Text, union
+import pytest
+from hypothesis import given, strategies as st
+
+from graftlm.core.grammar.schema.algebra.shapes import (
+    ANYTHING,
+    NOTHING,
+    Both,
+    Literals,
+    Not,
+    Object,
+    Shape,
+    Text,
+    Union,
+    both,
+    union,
+)
+from graftlm.core.grammar.schema.text import branches
 from graftlm.core.grammar.schema.text.branches import Question, branch, decide
 
 A, B, C = (Object(required=(name,)) for name in "abc")
@@ -60,3 +76,40 @@ def test_leaves_are_decided_together() -> None:
     assert decide(union(A, B, C), frozenset({A, C}), False) == B
     assert decide(union(A, B), frozenset({B}), True) == ANYTHING
     assert decide(A, frozenset({B}), False) == A
+
+
+def test_strings_that_fail_a_part_which_all_must_have_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    formulas: list[Shape] = []
+
+    def counted(formula: Shape, some: frozenset[Shape], hold: bool) -> Shape:
+        formulas.append(formula)
+        return decide(formula, some, hold)
+
+    monkeypatch.setattr(branches, "decide", counted)
+    leaves = [Object(required=(str(i),)) for i in range(300)]
+    only_first = both(leaves[0], *map(Not, leaves[1:]))
+    found = list(branch(only_first, [_unless(str(i), leaf) for i, leaf in enumerate(leaves)], _same))
+    assert found == [(Literals(('"0"',)), (leaves[0], ()))]
+    assert len(formulas) == 2
+
+
+_FLAT_PARTS = st.lists(
+    st.sampled_from([A, B, C, Object(required=("d",))]).flatmap(lambda leaf: st.sampled_from([leaf, Not(leaf)])),
+    min_size=2,
+    max_size=6,
+    unique=True,
+)
+
+
+@given(_FLAT_PARTS, st.booleans(), st.frozensets(st.sampled_from([A, B, C])), st.booleans())
+def test_a_formula_of_leaves_is_decided_part_by_part(
+    parts: list[Shape], is_union: bool, some: frozenset[Shape], hold: bool
+) -> None:
+    def decided(part: Shape) -> Shape:
+        leaf = part.shape if isinstance(part, Not) else part
+        return part if leaf not in some else ANYTHING if hold != isinstance(part, Not) else NOTHING
+
+    formula, join = (Union(tuple(parts)), union) if is_union else (Both(tuple(parts)), both)
+    for _ in range(2):  # what is left is decided as well
+        assert decide(formula, some, hold) == join(*map(decided, parts))
+        some |= {Object(required=("d",))}
