@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.matcher import MaskRow, Matcher
-from graftlm.core.grammar.schema.cursor import ESCAPE, KEY_STRING, STRING, Cursor
+from graftlm.core.grammar.schema.cursor import ESCAPE, KEY_ESCAPE, KEY_STRING, STRING, Cursor
 from graftlm.core.grammar.schema.distinct_items import DistinctItems
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -50,8 +50,8 @@ class DistinctGrammar:
 
     @cached_property
     def opening(self) -> MaskRow:
-        """Tokens that may open an array and hold two of its items."""
-        return self.vocabulary.holding(b"[") & self.vocabulary.holding(b",")
+        """Tokens that may open an array, which is refused where its items could not differ."""
+        return self.vocabulary.holding(b"[")
 
 
 class DistinctMatcher:
@@ -80,7 +80,8 @@ class DistinctMatcher:
         """Allowed tokens that may repeat an item, or leave it no other way."""
         grammar, cursor = self._grammar, self._cursor
         if not cursor.is_watching:
-            return _ids(row & grammar.opening)
+            in_string = cursor.mode in (STRING, ESCAPE, KEY_STRING, KEY_ESCAPE)
+            return _ids(row & grammar.opening & grammar.quoting if in_string else row & grammar.opening)
         allowed = _ids(row)
         if len(allowed) <= _FEW:
             return allowed

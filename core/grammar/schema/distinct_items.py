@@ -17,6 +17,7 @@ from graftlm.core.grammar.schema.algebra.needed_values import MAX_PLACES, needed
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
+    NOTHING,
     Array,
     Boolean,
     Both,
@@ -64,6 +65,7 @@ class DistinctItems:
     """The arrays of one schema whose items must differ.
 
     lower  gives the language of an item, None if not regular
+    closed  gives the parts of an object without the members that strict mode leaves out
     close  lets go of what algebra and `lower` hold; called once this object is gone
     """
 
@@ -72,15 +74,17 @@ class DistinctItems:
         root: Shape,
         algebra: ShapeAlgebra,
         lower: Callable[[Shape], Node | None],
+        closed: Callable[[tuple[Shape, ...]], tuple[Shape, ...]],
         close: Callable[[], None],
     ) -> None:
         algebra.forget_ways()
         weakref.finalize(self, close).atexit = False
         self._algebra = algebra
         self._lower = lower
+        self._closed = closed
         self._members: dict[tuple[Containers, str], Containers] = {}
         self._items: dict[tuple[Containers, int], Containers] = {}
-        self._names: dict[tuple[tuple[Object, ...], bool], ItemLanguage | None] = {}
+        self._names: dict[tuple[tuple[Object, ...], bool, bool], ItemLanguage | None] = {}
         self._ways: dict[Shape, list[tuple[Array, ...]]] = {}
         self._languages: dict[tuple[tuple[Array, ...], int], ItemLanguage | None] = {}
         self._open: tuple[Containers, int, Seen, list[ItemLanguage | None]] | None = None  # of the latest place
@@ -248,6 +252,8 @@ class DistinctItems:
                         in_any_case.add(shape)
                     continue
                 case Both(parts):
+                    if positive and self._is_scalar(shape):
+                        continue  # what a condition on other kinds says of arrays and objects
                     more = [(part, positive, firm) for part in parts]
                 case Union(parts):
                     more = [(part, positive, firm and _tells_kinds_apart(parts)) for part in parts]
@@ -264,6 +270,13 @@ class DistinctItems:
             work += [part for part in more if part not in seen]
             seen.update(more)
         return Containers(tuple(found), frozenset(in_any_case), whole)
+
+    def _is_scalar(self, shape: Shape) -> bool:
+        """Whether it surely is neither an array nor an object."""
+        try:
+            return all(self._algebra.narrow(shape, kind) == NOTHING for kind in ("array", "object"))
+        except GrammarError:
+            return False
 
     def _can_differ(self, cursor: Cursor) -> bool:
         """Whether each item at hand can still become one that is not there yet."""
@@ -337,12 +350,15 @@ class DistinctItems:
         return True
 
     def _names_of(self, frame: Frame) -> ItemLanguage | None:
-        firm = tuple(shape for shape in frame.shapes.parts if isinstance(shape, Object) and shape in frame.shapes.firm)
+        objects = [part for part in frame.shapes.parts if isinstance(part, Object)]
+        firm = tuple(part for part in objects if part in frame.shapes.firm)
         listed = frozenset[str]().union(*(shape.listed for shape in firm))
         over = any(json.loads(text) not in listed for text, _ in frame.seen)  # listed ones come first
-        if (firm, over) not in self._names:
-            self._names[firm, over] = name_language(self._algebra, firm, listed if over else ())
-        return self._names[firm, over]
+        are_all = len(firm) == len(objects)
+        if (firm, are_all, over) not in self._names:
+            closed = [part for part in (self._closed(firm) if are_all else firm) if isinstance(part, Object)]
+            self._names[firm, are_all, over] = name_language(self._algebra, closed, listed if over else ())
+        return self._names[firm, are_all, over]
 
     def _ways_of(self, shapes: Containers) -> list[tuple[Array, ...]]:
         """The ways to be an array here: the arrays that it then is."""

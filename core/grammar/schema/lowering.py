@@ -135,7 +135,7 @@ def distinct_items(spec: JsonSchema, options: Options, reader: SchemaReader | No
         except (NotRegularError, GrammarError):
             return None
 
-    return DistinctItems(Reference(""), lowering.algebra, lower, reader.close)
+    return DistinctItems(Reference(""), lowering.algebra, lower, lowering.close, reader.close)
 
 
 @lru_cache(maxsize=8)

@@ -309,3 +309,21 @@ def test_objects_of_few_values_are_written_until_none_is_left() -> None:
     grammar = compiled({**UNIQUE, "items": LETTERED, "minItems": 2})
     texts = {write(grammar, BYTES, np.random.default_rng(seed), 60)[0] for seed in range(20)}
     assert texts == {b'[{"k":"a"},{"k":"b"}]', b'[{"k":"b"},{"k":"a"}]'}
+
+
+TWO_NULLS: dict[str, Any] = {"items": {"type": "null"}, "minItems": 2}
+
+
+def test_a_condition_on_other_kinds_asks_no_items_to_differ() -> None:
+    """`[` was in the mask and not accepted, and no such array was."""
+    number_or_unique = {"if": {"type": "number"}, "then": {"type": "array", "uniqueItems": True}}
+    grammar = compiled({"type": "array", "items": {"type": "array", **TWO_NULLS, **number_or_unique}})
+    assert allows(grammar, "[[null,null],[null,null,null]]")
+
+
+def test_an_array_whose_items_cannot_differ_is_not_in_the_mask() -> None:
+    grammar = compiled({"type": "array", "items": TWO_NULLS, "contains": {"uniqueItems": True}}, strict=False)
+    matcher = grammar.matcher()
+    assert matcher.advance(b"[0,") == 3
+    accepted = [byte for byte in range(256) if matcher.fork().advance([byte]) == 1]
+    assert list(allowed(matcher)) == accepted

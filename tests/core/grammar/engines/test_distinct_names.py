@@ -114,3 +114,13 @@ def test_a_number_of_members_that_is_excluded_is_counted_by_names(schema: dict[s
 def test_more_members_than_several_schemas_leave_names_for_are_a_contradiction() -> None:
     with pytest.raises(GrammarError, match="nothing can satisfy this"):
         compiled({"allOf": [{"type": "object", "propertyNames": {"enum": ["a", "b"]}}, MORE_THAN_2]})
+
+
+def test_names_of_an_object_that_strict_mode_closes_have_an_ending() -> None:
+    """The names were taken for any: no ending was found, and a third of such texts were cut or stopped."""
+    names: dict[str, Any] = {"patternProperties": {"^a": {"type": "null"}, "^[cd]$": {}}}
+    grammar = compiled({"type": "object", **names, "minProperties": 2})
+    assert allows(grammar, bytes(grammar.matcher().ending([])).decode())
+    for seed in range(20):
+        text, _ = write(grammar, BYTES, np.random.default_rng(seed), grammar.matcher().min_tokens_to_accept() + seed)
+        assert len(json.loads(text)) >= 2
