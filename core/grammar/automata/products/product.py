@@ -37,6 +37,12 @@ def product(node: Node) -> Automaton:
     return _as_automaton(table(node))
 
 
+def without_counters(node: Node) -> Automaton | None:
+    """The automaton of `node`, None where that counts repeats. Raises GrammarError over MAX_STATES states."""
+    dfa = Dfa.compile(_with_never(node), Limits(states=MAX_STATES))
+    return None if dfa.loops else _as_automaton(_without_never(dfa))
+
+
 def without_products(node: Node, max_states: int | None = None, effort: Effort | None = None) -> Node:
     """`node` with every intersection and difference in it replaced by its automaton.
 
@@ -184,8 +190,14 @@ def table(node: Node) -> ByteTable:
             return _both_of(items)
         case Difference(item, minus):
             return _combine(table(item), table(minus), keep_if_second=False)
-    node = ast.alternation(ast.Literal(bytes([_NEVER])), without_products(node))
-    dfa = Dfa.compile(node, Limits(states=MAX_STATES), counters=False)
+    return _without_never(Dfa.compile(_with_never(node), Limits(states=MAX_STATES), counters=False))
+
+
+def _with_never(node: Node) -> Node:
+    return ast.alternation(ast.Literal(bytes([_NEVER])), without_products(node))
+
+
+def _without_never(dfa: Dfa) -> ByteTable:
     targets = dfa.table.copy()
     targets[:, dfa.classes[_NEVER]] = 0  # no other byte is in its class
     return ByteTable(dfa.classes.astype(np.int64), targets, dfa.accepting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import Node
@@ -67,6 +67,7 @@ def _samples(node: Node, length: int) -> tuple[bytes, ...]:
     classes: list[int] = table.classes.tolist()
     ends = sorted({*{c: byte for byte, c in enumerate(classes)}.values(), *map(classes.index, set(classes))})
 
+    @cache
     def ways(state: int) -> list[tuple[int, int]]:
         """The first and the last byte of each class that leads on, and where to."""
         row = table.targets[state].tolist()

@@ -79,11 +79,13 @@ def is_empty(shape: Text) -> bool:
     if not parts and (not refused or (high is None and not shape.no_patterns and not shape.no_formats)):
         return False  # all texts, or all but a few
     free = _combined(parts, refused, replace(shape, min_length=0, max_length=None))
-    shortest, longest = (0, None) if refused or len(parts) > 1 else lengths(free)
-    if not refused and len(parts) == 1 and low <= shortest and (high is None or (longest or high + 1) <= high):
-        return free == ast.NOTHING
-    tried = refused or len(parts) > 1
-    if tried and has_witness(parts or [_ANY_TEXT], refused, (), low, high, at_once=True):
+    if len(parts) == 1 and not refused:
+        if (low, high) == (0, None):
+            return free == ast.NOTHING
+        shortest, longest = lengths(free)
+        if low <= shortest and (high is None or (longest or high + 1) <= high):
+            return free == ast.NOTHING
+    elif has_witness(parts or [_ANY_TEXT], refused, (), low, high, at_once=True):
         return False
     try:
         return not product.has_length(free, low, high)
@@ -142,6 +144,8 @@ def _all_of(parts: list[Node], shape: Text) -> Node:
 
 def _fit(part: Node, low: int, high: int | None) -> Node | None:
     """`part` within the lengths, where that takes no automaton: all of it fits, or it repeats single characters."""
+    if (low, high) == (0, None):
+        return part
     shortest, longest = lengths(part)
     if low <= shortest and (high is None or (longest is not None and longest <= high)):
         return part

@@ -9,7 +9,6 @@ from typing import Any
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import EMPTY, NOTHING, Node, Rule
-from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.schema.algebra.shapes import Number, Text
 from graftlm.core.grammar.schema.text import json_text
@@ -144,5 +143,4 @@ def _is_common(shape: Text | Number) -> bool:
 @lru_cache(maxsize=64)
 def _automaton_of(node: Node) -> Node:
     """`node` as its automaton, unless that counts repeats: then it has few states only inside a larger one."""
-    whole = product.without_products(node)
-    return node if Dfa.compile(whole).loops else product.product(whole)
+    return product.without_counters(node) or node
