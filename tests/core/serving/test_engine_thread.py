@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
@@ -54,6 +54,39 @@ class Asked:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class Woken(Asked):
+    """An engine that is woken in its first step, as by a grammar, and has something to run from the second on."""
+
+    idle = False
+    poll_s = 60.0
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        super().__init__()
+        self.wake = wake
+        self.num_steps = 0
+        self.second = threading.Event()
+
+    def step(self) -> bool:
+        self.num_steps += 1
+        if self.num_steps == 1:
+            self.wake()
+            return False
+        self.idle = True
+        self.second.set()
+        return True
+
+
+def test_a_wake_up_while_the_engine_steps_is_not_lost() -> None:
+    thread = EngineThread("woken", Woken)  # type: ignore[arg-type]
+    thread.start()
+    thread.wait_loaded()
+    engine: object = thread.engine
+    assert isinstance(engine, Woken)
+    assert engine.second.wait(20)
+    thread.stop()
+    thread.join(20)
 
 
 def test_callers_that_come_back_used_to_wake_the_engine_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
