@@ -23,6 +23,19 @@ def enabled() -> Iterator[None]:
     gc.enable()
 
 
+def cycles_of(spec: JsonSchema) -> list[object]:
+    """Objects of grammars that compiling `spec`, and dropping what came of it, leaves to the collector."""
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        compile_spec(spec, BYTES, Options())
+        gc.collect()
+        return [found for found in gc.garbage if "graftlm.core.grammar" in getattr(type(found), "__module__", "")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
 def test_it_goes_on_with_the_end_of_the_last_block() -> None:
     with paused():
         with paused():
@@ -61,16 +74,7 @@ def test_compiling_leaves_nothing_to_the_collector() -> None:
         return JsonSchema({"allOf": [{"type": "object", "properties": fields}, {"oneOf": [nested, {"type": "null"}]}]})
 
     compile_spec(schema("a"), BYTES, Options())  # what is kept for all schemas
-    gc.collect()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        compile_spec(schema("b"), BYTES, Options())
-        gc.collect()
-        left = [found for found in gc.garbage if "graftlm.core.grammar" in getattr(type(found), "__module__", "")]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-    assert not left
+    assert not cycles_of(schema("b"))
 
 
 def test_a_grammar_whose_items_must_differ_leaves_nothing_to_the_collector() -> None:
@@ -81,17 +85,7 @@ def test_a_grammar_whose_items_must_differ_leaves_nothing_to_the_collector() -> 
         return JsonSchema({"$ref": "#/$defs/list", "$defs": {"list": {"items": items, "uniqueItems": True}}})
 
     compile_spec(schema("a"), BYTES, Options())  # what is kept for all schemas
-    gc.collect()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        grammar = compile_spec(schema("b"), BYTES, Options())
-        del grammar
-        gc.collect()
-        left = [found for found in gc.garbage if "graftlm.core.grammar" in getattr(type(found), "__module__", "")]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-    assert not left
+    assert not cycles_of(schema("b"))
 
 
 def test_an_error_that_is_kept_holds_nothing_of_what_was_compiled() -> None:

@@ -35,6 +35,14 @@ class Ended:
         raise error
 
 
+def submissions(sampling: SamplingParams, ends: list[Ended], waits: list[Future[Grammar]]) -> list[Submission]:
+    """Requests with prompts of one token, each with the grammar that it waits for."""
+    return [
+        Submission(Request([7 + i], sampling), end, np.array([7 + i], np.int32), wait)
+        for i, (end, wait) in enumerate(zip(ends, waits, strict=True))
+    ]
+
+
 def row(num_left: int = 1, *, constrained: bool = True) -> Any:
     progress = SimpleNamespace(num_computed=20 - num_left)
     return SimpleNamespace(grammar=object() if constrained else None, num_prompt_tokens=20, progress=progress)
@@ -90,10 +98,7 @@ def test_rows_begin_with_those_that_came_with_them(
         grammar = compile_constraint(sampling, Tokenizer.from_hf(byte_tokenizer())).result()
         waits: list[Future[Grammar]] = [Future() for _ in range(3)]
         ends = [Ended() for _ in waits]
-        given = [
-            Submission(Request([7 + i], sampling), end, np.array([7 + i], np.int32), wait)
-            for i, (end, wait) in enumerate(zip(ends, waits, strict=True))
-        ]
+        given = submissions(sampling, ends, waits)
         for wait in waits[:num_ready]:
             wait.set_result(grammar)
         other = Ended()
@@ -133,10 +138,7 @@ def test_an_engine_is_woken_once_by_all_grammars_that_its_rows_wait_for(monkeypa
         grammar = compile_constraint(sampling, Tokenizer.from_hf(byte_tokenizer())).result()
         waits: list[Future[Grammar]] = [Future() for _ in range(4)]
         ends = [Ended() for _ in waits]
-        given = [
-            Submission(Request([7 + i], sampling), end, np.array([7 + i], np.int32), wait)
-            for i, (end, wait) in enumerate(zip(ends, waits, strict=True))
-        ]
+        given = submissions(sampling, ends, waits)
 
         def steps(engine: Any) -> list[int]:
             num_wakes, found = 0, []

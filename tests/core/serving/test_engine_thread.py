@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -79,7 +80,8 @@ class Woken(Asked):
 
 
 def test_a_wake_up_while_the_engine_steps_is_not_lost() -> None:
-    thread = EngineThread("woken", Woken)  # type: ignore[arg-type]
+    build: Any = Woken
+    thread = EngineThread("woken", build)
     thread.start()
     thread.wait_loaded()
     engine: object = thread.engine
