@@ -125,7 +125,7 @@ class LocalEngine:
         if in_flight is not None and (retries or self._needs_room() or self._awaits_jumps(in_flight)):
             self._complete_step()
         admits, plan = bool(self.scheduler.waiting), self._plan()
-        if (admits and self.requests.gather()) or plan is None:  # only first tokens are left to run
+        if (admits and self.requests.gather()) or plan is None:  # rows that gather can run nothing else
             return self._complete_step() or self.counters.failed_steps > num_failed
         if not self._run_ahead(plan):
             launched, num_failed = self._launch(plan), self.counters.failed_steps
