@@ -7,12 +7,13 @@ terminals can stand, its lexer takes the longest match and never backtracks.
 from __future__ import annotations
 
 import json
-import re
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products.product import product
+from graftlm.core.grammar.engines.lark_walk import Walk
+from graftlm.core.grammar.engines.lark_words import ITSELF, is_rule, is_short, joined, pair
 from graftlm.core.grammar.engines.optional_row import is_optional_row
 from graftlm.core.grammar.engines.regex_text import char_class, plain
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier
@@ -53,6 +54,7 @@ class _LarkWriter(RuleWriter):
         self._terminals: dict[Node, str] = {}
         self._uses: dict[int | bytes, tuple[Node, str, str]] = {}  # by id or data; text, and the rule of later uses
         self._regular: dict[int, tuple[Node, bool]] = {}  # by id, with the node so that the id stays its own
+        self._graphs: dict[int, tuple[ast.Graph, str]] = {}  # likewise, and how it is named
         self._optional: set[Node] = set()
         self._names_of_bodies: dict[str, str] = {}
         self._later_uses: dict[str, _Text] = {}  # of rules, by name, once that is no terminal
@@ -72,7 +74,7 @@ class _LarkWriter(RuleWriter):
         if isinstance(node, ast.Rule):
             return self._use(node)
         if type(node) is ast.Concat and all([type(item) is ast.Rule for item in node.items]):
-            return _joined([self._in_sequence(item) for item in node.items]), _SEQUENCE
+            return joined([self.in_sequence(item) for item in node.items]), _SEQUENCE
         if self._is_regular(node):
             return _of_use(self._terminal_use(node))
         if isinstance(node, ast.Concat):
@@ -102,23 +104,23 @@ class _LarkWriter(RuleWriter):
             found = self._later_uses[rule.name] = self._named(rule.name), _ATOM
             return found
         found = _of_use(self._terminal_use(body))
-        if _is_rule(found[0]):
+        if is_rule(found[0]):
             self._later_uses[rule.name] = found
         return found
 
     def _concat(self, items: tuple[Node, ...]) -> _Text:
         """A terminal takes all it can, so one that something optional follows is also written joined to it."""
         if not any(map(self._is_regular, items)):
-            return _joined([self._in_sequence(item) for item in items]), _SEQUENCE
+            return joined([self.in_sequence(item) for item in items]), _SEQUENCE
         runs = self._runs(items)
         for i, (run, after) in enumerate(zip(runs, runs[1:], strict=False)):
             if isinstance(after, (ast.Alternation, ast.Repeat)) and self._is_regular(run) and not _loops(after):
                 ways = after.items if isinstance(after, ast.Alternation) else (ast.EMPTY, after.item)
                 found = [self._body(ast.concat(*runs[:i], run, way, *runs[i + 2 :])) for way in ways]
                 return "|".join(found), _CHOICE
-        return _joined([self._in_sequence(run) for run in runs]), _SEQUENCE
+        return joined([self.in_sequence(run) for run in runs]), _SEQUENCE
 
-    def _in_sequence(self, node: Node) -> str:
+    def in_sequence(self, node: Node) -> str:
         """`node` beside others: in parentheses if it is a choice. Parentheses that come again have a rule."""
         if type(node) is ast.Rule:
             known = self._later_uses.get(node.name)
@@ -131,47 +133,57 @@ class _LarkWriter(RuleWriter):
             return text
         uses = self._groups[text] = self._groups.get(text, 0) + 1
         if uses > 1:
-            return self._shared(text)
+            return self.shared(text)
         return _grouped((text, level), _SEQUENCE)
 
     def _graph(self, node: ast.Graph) -> str:
         """A rule for each state, which says how the walk goes on, but for those that are written where they are met."""
-        return self._optional_row(node.rows) if is_optional_row(node) else _Walk(node, self).write()
+        known = self._graphs.get(id(node))
+        if known is None:
+            text = self._optional_row(node.rows) if is_optional_row(node) else Walk(node, self).write()
+            known = self._graphs[id(node)] = (node, text)
+        return known[1]
 
     def _optional_row(self, rows: tuple[tuple[tuple[Node, int], ...], ...]) -> str:
         """The same of parts that may each be left out, the last perhaps repeated, with a mark between two of them."""
-        again, rest = "", ""  # the rule of the last part if it may repeat; what may follow a part
-        items = [self._in_sequence(row[0][0]) for row in rows[1 : -2 if rows[-1] else None : 2]]
-        if rows[-1]:
-            mark, again = self._in_sequence(rows[-1][0][0]), self._fresh()
-            rest = self._shared(f'{_pair(mark, again)}|""')
-            self._define(again, _pair(self._in_sequence(rows[-2][0][0]), rest))
-        ways = [again] if again else []
-        for i in range(len(rows) // 2 - 1, -1, -1):
-            if i < len(items):
-                way = _pair(items[i], rest) if rest else items[i]
-                ways.append(self._shared(way) if i and not _is_short(items[i]) else way)
-            if i:
-                later = _pair(self._in_sequence(rows[2 * i][0][0]), ways[-1])
-                rest = self._shared(f"{later}|{rest}" if rest else f'{later}|""')
-        return self._shared("|".join(dict.fromkeys([*reversed(ways), '""'])))
+        items = [self.in_sequence(row[0][0]) for row in rows[1::2]]
+        rest, mark = "", rows[-1][0][0] if rows[-1] else None  # what may follow a part; what the last repeats after
+        if mark is not None:
+            rest = self.looping(f'{pair(pair(self.in_sequence(mark), items[-1]), ITSELF)}|""')
+        ways = []
+        for i in range(len(items) - 1, -1, -1):
+            way = pair(items[i], rest) if rest else items[i]
+            ways.append(self.shared(way) if i and not is_short(items[i]) else way)
+            if i and (before := rows[2 * i][0][0]) != mark:
+                later = pair(self.in_sequence(before), ways[-1])
+                rest = self.shared(f"{later}|{rest}" if rest else f'{later}|""')
+            mark = None
+        return self.shared("|".join(dict.fromkeys([*reversed(ways), '""'])))
 
     def _add(self, name: str, body: str) -> None:
         """A rule that says what another says is that one, unless its own name is in use."""
-        known = body if _is_rule(body) else self._names_of_bodies.setdefault(body, self._names[name])
+        known = body if is_rule(body) else self._names_of_bodies.setdefault(body, self._names[name])
         if known != self._names[name] and name not in self._written:
             self._written[name] = known
         else:
             super()._add(name, body)
 
-    def _shared(self, body: str) -> str:
+    def shared(self, body: str) -> str:
         """The name of a rule of this body: one that there is already, or a new one; a body that is a name has none."""
-        if "|" not in body and _is_rule(body):
+        if "|" not in body and is_rule(body):
             return body
         name = self._names_of_bodies.get(body)
         if name is None:
-            name = self._names_of_bodies[body] = self._fresh()
-            self._define(name, body)
+            name = self._names_of_bodies[body] = self.fresh()
+            self.define(name, body)
+        return name
+
+    def looping(self, body: str) -> str:
+        """The same of a body that names its own rule, as ITSELF."""
+        name = self._names_of_bodies.get(body)
+        if name is None:
+            name = self._names_of_bodies[body] = self.fresh()
+            self.define(name, body.replace(ITSELF, name))
         return name
 
     def _short_automaton(self, node: ast.Automaton) -> str:
@@ -215,8 +227,8 @@ class _LarkWriter(RuleWriter):
             return text
         _, text, name = known
         if not name:
-            name = self._fresh()
-            self._define(name, text)
+            name = self.fresh()
+            self.define(name, text)
             self._uses[key] = (node, text, name)
         return name
 
@@ -287,90 +299,6 @@ class _LarkWriter(RuleWriter):
                 found = self._is_regular(node.item) and self._is_regular(node.minus)
             self._regular[key] = (node, found)
         return self._regular[key][1]
-
-
-class _Walk:
-    """The rules of a Graph, from the last state to the first: states that go on alike have one rule.
-
-    A state with one way on has none where that way is short, or met once: it is written there.
-    """
-
-    def __init__(self, graph: ast.Graph, writer: _LarkWriter) -> None:
-        self._rows, self._accepting = graph.rows, graph.accepting
-        self._writer = writer
-        self._names: list[str | None] = [None] * len(graph.rows)
-        arrivals = [0] * len(graph.rows)
-        for row in graph.rows:
-            for _, target in row:
-                arrivals[target] += 1
-        self._items: dict[int, str] = {}  # of states with one way on: an item is written once, with its rules
-        self._inlined: dict[int, str] = {}
-        for state, row in enumerate(graph.rows):
-            if state == 0:
-                continue
-            if not row and state in graph.accepting:
-                self._names[state] = ""  # the walk ends, and nothing may follow
-            elif len(row) == 1 and row[0][1] != state and arrivals[state] <= 2 and state not in graph.accepting:
-                text = self._items[state] = self._item(row[0][0])
-                if arrivals[state] == 1 or _is_short(text):
-                    self._inlined[state] = text
-        for state in list(self._inlined):  # one that leads to another such place leaves that one its rule
-            if state in self._inlined:
-                self._inlined.pop(graph.rows[state][0][1], None)
-
-    def write(self) -> str:
-        """Define the rules; return the first state's name."""
-        names, writer = self._names, self._writer
-        for state in range(len(names) - 1, -1, -1):
-            if state in self._inlined or names[state] == "":
-                continue
-            body = "|".join(dict.fromkeys(self._ways(state)))
-            name = names[state]
-            if name is None:
-                names[state] = writer._shared(body)
-            else:  # a later state leads back here
-                writer._define(name, body)
-        assert names[0] is not None
-        return names[0]
-
-    def _item(self, item: Node) -> str:
-        return "" if type(item) is ast.Empty else self._writer._in_sequence(item)
-
-    def _ways(self, state: int) -> list[str]:
-        names, inlined, only, found = self._names, self._inlined, self._items.get(state), list[str]()
-        for item, target in self._rows[state]:
-            text = "" if type(item) is ast.Empty else only or self._writer._in_sequence(item)
-            more = inlined.get(target)
-            if more:
-                target = self._rows[target][0][1]
-                text = _pair(text, more) if text else more
-            name = names[target]
-            if name is None:
-                name = names[target] = self._writer._fresh()
-            found.append(_pair(text, name) if text and name else text or name or '""')
-        if state in self._accepting:
-            found.append('""')
-        return found
-
-
-_is_rule = re.compile(r"[rs]\d+").fullmatch
-_is_short = re.compile(r'(?: ?(?:"(?:[^"\\]|\\.)*"|\w+\??)){1,2}').fullmatch
-"""Two words or one, which are rather written twice than named."""
-
-
-def _joined(words: list[str]) -> str:
-    """`words` in a row, with blanks where one could not be told from the next: each costs as much as a word."""
-    text = words[0]
-    for word in words[1:]:
-        text = text + word if text[-1] in _CLOSING or word[0] in _OPENING else f"{text} {word}"
-    return text
-
-
-def _pair(text: str, word: str) -> str:
-    return text + word if text[-1] in _CLOSING or word[0] in _OPENING else f"{text} {word}"
-
-
-_CLOSING, _OPENING = frozenset('")'), frozenset('"(')  # after `/` stand flags, after `?` a name has another meaning
 
 
 def _of_use(use: str) -> _Text:

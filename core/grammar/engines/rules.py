@@ -51,11 +51,11 @@ class RuleWriter(ABC):
     def _line(self, name: str, body: str) -> str:
         return f"{name}{self.DEFINES}{body}"
 
-    def _define(self, name: str, *ways: str) -> None:
+    def define(self, name: str, *ways: str) -> None:
         check()
         self._lines.append(self._line(name, "|".join(ways)))
 
-    def _fresh(self) -> str:
+    def fresh(self) -> str:
         self._num_fresh += 1
         return f"s{self._num_fresh}"
 
@@ -70,15 +70,15 @@ class RuleWriter(ABC):
 
     def _graph(self, node: ast.Graph) -> str:
         """One rule for each state, which says how the walk goes on."""
-        names = [self._fresh() for _ in node.rows]
+        names = [self.fresh() for _ in node.rows]
         for state, row in enumerate(node.rows):
             ways = [names[to] if item == ast.EMPTY else f"{grouped(self._body(item))} {names[to]}" for item, to in row]
-            self._define(names[state], *ways, *(['""'] if state in node.accepting else []))
+            self.define(names[state], *ways, *(['""'] if state in node.accepting else []))
         return names[0]
 
     def _automaton(self, node: ast.Automaton) -> str:
         """One rule for each state; only for ASCII, since the notations know whole characters and no bytes."""
-        names = [self._fresh() for _ in node.rows]
+        names = [self.fresh() for _ in node.rows]
         for state, row in enumerate(node.rows):
             if any(high > 0x7F for _, high, _ in row):
                 raise GrammarError(
@@ -86,7 +86,7 @@ class RuleWriter(ABC):
                     "use one pattern instead of several"
                 )
             ways = [f"{self._set(((low, high),))} {names[target]}" for low, high, target in row]
-            self._define(names[state], *ways, *(['""'] if state in node.accepting else []))
+            self.define(names[state], *ways, *(['""'] if state in node.accepting else []))
         return names[0]
 
 

@@ -1,4 +1,4 @@
-"""The Lark text of a constraint: rows of optional parts are written as the walk of any graph writes them."""
+"""The Lark text of a constraint: it has few words, and says what the graphs say."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import language_of
 from graftlm.core.grammar.engines import lark
+from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 from graftlm.core.grammar.engines.optional_row import is_optional_row
 from graftlm.core.grammar.spec import JsonSchema, Options
+from tests.core.grammar.vocabularies import byte_vocabulary
 
 NAMES = ["id", "name", "a_longer_name", "tags", "e"]
 VALUES: list[dict[str, Any]] = [
@@ -28,9 +30,26 @@ def of_members(num: int) -> JsonSchema:
     return JsonSchema({"$ref": "#/$defs/tree", "$defs": {"tree": tree}})
 
 
+TREES = [f"{{{part}}}" for part in ("", '"id":1', '"tags":[{"e":true},{}]', '"name":[],"e":false', '"id":1,"below":{}')]
+OTHERS = [
+    '{"a":1}',
+    '{"id":1,"a":{},"b":[]}',
+    '{"below":{"a":1},"a":null,"a":2}',
+    '{"a":1,"id":2}',
+    '{"id":1,}',
+    '{,"a":1}',
+]
+
+
+def accepted(text: str, document: str) -> bool:
+    """Whether the grammar `text` allows the whole of `document`."""
+    matcher = LlguidanceGrammar.from_lark(text, byte_vocabulary()).matcher()
+    return matcher.advance(list(document.encode())) == len(document) and matcher.accepting
+
+
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("num", range(1, 6))
-def test_a_row_of_optional_members_has_the_text_of_a_walk(
+def test_a_row_of_optional_members_says_what_a_walk_says(
     num: int, strict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[bool] = []
@@ -41,7 +60,36 @@ def test_a_row_of_optional_members_has_the_text_of_a_walk(
 
     language = language_of(of_members(num), Options(strict=strict), token_rules=True)
     monkeypatch.setattr(lark, "is_optional_row", seen)
-    found = lark.to_lark(language.node, language.rules)
+    row = lark.to_lark(language.node, language.rules)
     assert any(rows)
     monkeypatch.setattr(lark, "is_optional_row", lambda node: False)
-    assert lark.to_lark(language.node, language.rules) == found
+    walk = lark.to_lark(language.node, language.rules)
+    documents = [*TREES, *OTHERS]
+    assert [accepted(row, document) for document in documents] == [accepted(walk, document) for document in documents]
+    assert accepted(row, OTHERS[0]) != strict
+
+
+def loop(first: str) -> ast.Graph:
+    """`first`, then any number of `,x`."""
+    return ast.Graph((((ast.literal(first), 1),), ((ast.literal(",x"), 1),)), frozenset({1}))
+
+
+def test_states_that_lead_back_to_themselves_alike_have_one_rule() -> None:
+    node = ast.alternation(*(ast.concat(ast.Rule("more"), loop(first)) for first in "abcd"))
+    more = ast.alternation(ast.literal("z"), ast.concat(ast.literal("z"), ast.Rule("more")))
+    text = lark.to_lark(node, {"more": more})
+    assert text.count('|""') == 2  # a word that is met again has a rule from then on
+    assert [accepted(text, document) for document in ("zb,x,x", "zd,x,x", "zzd,x", "z,x")] == [True] * 3 + [False]
+
+
+def test_what_one_state_skips_to_is_written_in_its_rule() -> None:
+    a, b, c = map(ast.literal, "abc")
+    graph = ast.Graph((((ast.EMPTY, 1), (a, 2)), ((b, 2), (c, 2)), ()), frozenset({2}))
+    assert lark.to_lark(graph, {}) == 'start:s1\ns1:"b"|"c"|"a"\n'
+
+
+def test_a_graph_that_is_met_again_is_written_once() -> None:
+    graph = loop("a")
+    rules = {"one": ast.concat(graph, ast.literal("!")), "two": ast.concat(graph, ast.literal("?"))}
+    text = lark.to_lark(ast.alternation(ast.Rule("one"), ast.Rule("two")), rules)
+    assert text.count('"a"') == text.count('",x"') == 1
