@@ -123,7 +123,7 @@ def constraint_fields(kind: str) -> tuple[ConstraintField, ...]:
 def _constraint(sampling: SamplingParams, capabilities: Capabilities) -> dict[str, Any]:
     """The field for the constraint; none where the endpoint has none and the answer is checked here."""
     kind = constraint_kind(sampling)
-    if kind is None or kind == "json_schema" and _whole_schema(sampling.json_schema) is None:
+    if kind is None:
         return {}
     shape = _FIELDS[kind].get(getattr(capabilities, kind) or "none")
     value = getattr(sampling, kind)
@@ -131,12 +131,12 @@ def _constraint(sampling: SamplingParams, capabilities: Capabilities) -> dict[st
     return shape(value) if shape is not None else {}
 
 
-def _whole_schema(schema: Any) -> Mapping[str, Any] | None:
-    """A schema as the dict that it is, or stands for."""
-    schema = getattr(schema, "schema", schema)
-    if hasattr(schema, "model_json_schema"):
-        return dict(schema.model_json_schema())
-    return schema if isinstance(schema, Mapping) else None
+def _whole_schema(given: Any) -> Mapping[str, Any]:
+    """The schema that a pydantic class, a type or a text stands for. The schema of any value is an object here."""
+    from graftlm.core.grammar.spec import JsonSchema
+
+    schema = given if isinstance(given, JsonSchema) else JsonSchema(given)
+    return schema.schema if isinstance(schema.schema, dict) else {}
 
 
 def _messages(prompt: RemotePrompt, capabilities: Capabilities, body: dict[str, Any]) -> list[Mapping[str, Any]]:
