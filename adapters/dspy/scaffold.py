@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 
 import dspy
 from graftlm.adapters.dspy.decisions import Decision, decision_form
 from graftlm.adapters.dspy.pieces import joined, literal, lower_schema
-from graftlm.adapters.dspy.schema import INTEGER, NUMBER, OutputSchema
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
+from graftlm.core.grammar.pydantic_schema import INTEGER, NUMBER, schema_of
 from graftlm.core.grammar.regex import regex
 from graftlm.core.grammar.schema.lowering import Lowered
 from graftlm.core.grammar.spec import Composite, JsonSchema
@@ -177,7 +176,7 @@ _PATTERNS: dict[Any, str] = {int: INTEGER, float: NUMBER, datetime.date: DATE}
 def _schema_field(name: str, annotation: Any, info: FieldInfo) -> Field:
     constrained: Any = Annotated[annotation, *info.metadata] if info.metadata else annotation
     try:
-        schema = TypeAdapter(constrained).json_schema(schema_generator=OutputSchema)
+        schema = schema_of(constrained)
         issues = lower_schema(schema).issues
     except (PydanticUserError, GrammarError) as error:
         _warn(name, annotation, f"no grammar describes it, so its value is text and may fail to parse: {error}")

@@ -1,38 +1,11 @@
-"""The JSON schemas of outputs: of a type, closed where pydantic's own is open; of an object that a prompt describes."""
+"""The JSON schema of an object that a prompt describes in words."""
 
 from __future__ import annotations
 
 import ast
 import re
 from contextlib import suppress
-from typing import Any, Final
-
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
-
-INTEGER: Final = r"-?(0|[1-9][0-9]{0,17})"
-NUMBER: Final = r"-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,12})?"
-_KEYS: Final = {"int": INTEGER, "float": NUMBER, "bool": "true|false"}
-_TIME: Final = "[0-9]{1,4}H([0-9]{1,4}M)?([0-9]{1,4}S)?|[0-9]{1,4}M([0-9]{1,4}S)?|[0-9]{1,4}S"
-_DURATION: Final = rf"-?P([0-9]{{1,6}}D(T({_TIME}))?|T({_TIME}))"
-_COMPLEX: Final = rf"{NUMBER}[+-](0|[1-9][0-9]{{0,15}})(\.[0-9]{{1,12}})?j"
-
-
-class OutputSchema(GenerateJsonSchema):
-    """Keys of a dict that are numbers, durations within timedelta's range, complex numbers."""
-
-    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
-        described = super().dict_schema(schema)
-        keys: Any = schema.get("keys_schema", {})
-        pattern = _KEYS.get(keys.get("type"))
-        return described if pattern is None else {**described, "propertyNames": {"pattern": f"^({pattern})$"}}
-
-    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
-        return {"type": "string", "pattern": f"^{_DURATION}$"}
-
-    def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
-        return {"type": "string", "pattern": f"^{_COMPLEX}$"}
-
+from typing import Any
 
 _FIELDS = re.compile(r"Respond with a JSON object in the following order of fields: (.+)\.\s*\Z", re.DOTALL)
 _FIELD = re.compile(r"`(\w+)`(?: \(must be formatted as a valid Python (.+?)\))?(?=, then `|\Z)", re.DOTALL)

@@ -220,15 +220,12 @@ def _as_schema(schema: Any) -> Any:
             raise GrammarError(f"the JSON schema is not JSON: {error}", pointer="") from error
     if isinstance(schema, (dict, bool)):
         return schema
-    from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
+    from graftlm.core.grammar.pydantic_schema import schema_of
+
     try:
-        if hasattr(schema, "model_json_schema"):
-            return schema.model_json_schema()
-        if isinstance(schema, TypeAdapter):
-            return schema.json_schema()
-        return TypeAdapter(schema).json_schema()
+        return schema_of(schema)
     except PydanticUserError as error:
         raise GrammarError(
             f"{schema!r} has no JSON schema: {error}; pass a dict, a boolean or a pydantic class", pointer=""

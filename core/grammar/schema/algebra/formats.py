@@ -55,6 +55,11 @@ def _ipv6() -> str:
     return "(?:" + "|".join(ways) + ")"
 
 
+def _uuid(version: str = "[0-9a-fA-F]", variant: str = "[0-9a-fA-F]") -> str:
+    x = "[0-9a-fA-F]"
+    return f"{x}{{8}}-{x}{{4}}-{version}{x}{{3}}-{variant}{x}{{3}}-{x}{{12}}"
+
+
 UNRESERVED = "a-zA-Z0-9\\-._~"
 SUB_DELIMS = "!$&'()*+,;="
 ESCAPED = "%[0-9a-fA-F]{2}"
@@ -129,7 +134,9 @@ FORMATS: dict[str, str] = {
     "hostname": _hostname(),
     "ipv4": IPV4,
     "ipv6": _ipv6(),
-    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "ipvanyaddress": f"(?:{IPV4}|{_ipv6()})",
+    "uuid": _uuid(),
+    **{f"uuid{version}": _uuid(str(version), "[89abAB]") for version in (1, 3, 4, 5, 6, 7, 8)},
     "uri": _uri(),
     "uri-reference": _uri_reference(),
     "iri": _uri().replace(UNRESERVED, UNRESERVED + _UCS),

@@ -22,7 +22,9 @@ GOOD = {
     "hostname": ["a", "www.example.com", "a" * 63 + ".com", "x--y.xn", "xn"],
     "ipv4": ["0.0.0.0", "255.255.255.255", "10.20.30.40"],
     "ipv6": ["::", "::1", "1:2:3:4:5:6:7:8", "1::d6:192.168.0.1", "1:2:3:4:5:6:7::"],
+    "ipvanyaddress": ["10.20.30.40", "::1"],
     "uuid": ["2eb8aa08-AA98-11ea-b4aa-73b441d16380"],
+    **{f"uuid{i}": [f"2eb8aa08-AA98-{i}1ea-b4aa-73b441d16380"] for i in range(1, 9)},
     "uri": ["http://a.b/?c=d#e", "urn:x:y", "ldap://[2001:db8::7]/c=GB?one", "mailto:a@b"],
     "uri-reference": ["", "/a", "../b?c", "#d", "http://a"],
     "json-pointer": ["", "/a~0b/~1", "/"],
@@ -46,7 +48,12 @@ BAD = {
     "hostname": ["", "-a", "a-", "a_b", "a.", "xn--x", "a" * 64, ".".join(["a" * 63] * 4)],
     "ipv4": ["1.2.3", "256.0.0.0", "01.2.3.4"],
     "ipv6": ["1::2::3", "12345::", "1:2:3:4:5:6:7", "1:2:3:4:5:6:7:8::", ":1"],
+    "ipvanyaddress": ["1.2.3", "::1/64"],
     "uuid": ["2eb8aa08aa9811eab4aa73b441d16380", "2eb8aa08-aa98-11ea-b4ga-73b441d16380"],
+    **{
+        f"uuid{i}": ["2eb8aa08-aa98-91ea-b4aa-73b441d16380", f"2eb8aa08-aa98-{i}1ea-c4aa-73b441d16380"]
+        for i in range(1, 9)
+    },
     "uri": ["//a", "a b:c", "http://a b", "http://a/%zz"],
     "uri-reference": ["\\", "1:b:c", "/a b"],
     "json-pointer": ["a", "/~2"],
