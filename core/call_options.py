@@ -117,9 +117,9 @@ def tool_request(
         sampling = tool_constraint(form, tools, choice, parallel=parallel, answer=answer, **keeping)
         return ToolRequest(prepared, listed, {}, sampling, form if tools else None)
     sampling = {} if answer is None else {"json_schema": answer}
+    read = ToolChoice.read(choice, tools, parallel=parallel)
     if not tools:
         return ToolRequest(list(messages), None, {}, sampling, None)
-    read = ToolChoice.read(choice, tools, parallel=parallel)
     fields: dict[str, Any] = {} if choice is None else {"tool_choice": read.mode}
     if read.mode == "required" and len(read.tools) == 1 < len(tools):
         fields["tool_choice"] = {"type": "function", "function": {"name": read.tools[0].name}}

@@ -16,6 +16,11 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.spec import Composite, Issue, JsonSchema, OnUnsupported, Options, Whitespace
 
+_MEMBERS = frozenset(
+    {"$ref", "additionalProperties", "allOf", "anyOf", "if", "minProperties", "not", "oneOf", "patternProperties"}
+) | {"dependentSchemas", "propertyNames", "unevaluatedProperties"}
+"""Keywords that say of other members than those of `properties`."""
+
 
 @dataclass(frozen=True)
 class ToolChoice:
@@ -120,7 +125,7 @@ class _Language:
 
     def call(self, tool: Tool) -> ast.Node:
         form = self._form
-        arguments = self.json(JsonSchema(tool.parameters), tool.name, single_spaces=form.single_spaces)
+        arguments = self.json(_arguments(tool), tool.name, single_spaces=form.single_spaces)
         return ast.concat(ast.literal(f"{form.begin}{tool.name}{form.middle}"), arguments, ast.literal(form.end))
 
     def json(self, schema: JsonSchema, name: str | None = None, *, single_spaces: bool) -> ast.Node:
@@ -144,6 +149,14 @@ class _Language:
     def spec(self, node: ast.Node) -> Composite:
         check = partial(_complaint, self._form, self._schemas, self._unkept) if self._unkept else None
         return Composite(node, tuple(self._rules.items()), check)
+
+
+def _arguments(tool: Tool) -> JsonSchema:
+    """The schema of a call's arguments: an object, and an empty one where the tool declares no parameters."""
+    schema = {"type": "object", **tool.parameters}
+    if schema.keys().isdisjoint(_MEMBERS) and schema.get("properties") == {}:
+        schema["additionalProperties"] = False
+    return JsonSchema(schema)
 
 
 def _complaint(

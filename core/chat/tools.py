@@ -26,6 +26,8 @@ class Tool:
     def __init__(self, name: str, parameters: Mapping[str, Any] | None = None, description: str = "") -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[^\s\"\\]+", name):
             raise ConfigError(f"a tool is named {name!r}; give a name without spaces, quotes and backslashes")
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise ConfigError(f"the parameters of tool {name!r} are {str(parameters)[:80]!r}; give a JSON schema")
         schema = dict(parameters) if parameters else {"type": "object", "properties": {}}
         if schema.get("type", "object") != "object":
             raise ConfigError(

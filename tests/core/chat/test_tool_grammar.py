@@ -74,6 +74,23 @@ def test_a_free_form_argument_holds_any_json_object() -> None:
     assert not accepts(write(("put", {"data": 1})), [ADD, PUT], "any")
 
 
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}, "required": []}])
+def test_a_tool_without_parameters_gets_no_arguments(parameters: dict[str, Any] | None) -> None:
+    assert accepts(write(("stop", {})), [Tool("stop", parameters)], "any")
+    assert not accepts(write(("stop", {"why": "x"})), [Tool("stop", parameters)], "any")
+
+
+@pytest.mark.parametrize("more", [{"properties": {}, "additionalProperties": True}, {"minProperties": 1}, {}])
+def test_a_tool_that_says_so_gets_any_arguments(more: dict[str, Any]) -> None:
+    assert accepts(write(("put", {"a": 1})), [Tool("put", {"type": "object", **more})], "any")
+
+
+def test_arguments_are_an_object_where_the_schema_names_no_type() -> None:
+    either = Tool("put", {"anyOf": [{"type": "string"}, {"properties": {"a": {"type": "integer"}}, "required": ["a"]}]})
+    assert accepts(write(("put", {"a": 1})), [either], "any")
+    assert not accepts(write(("put", {"a": 1})).replace('{"a": 1}', '"a"'), [either], "any")
+
+
 def test_two_recursive_schemas_keep_their_definitions_apart() -> None:
     def tree(name: str, leaf: str) -> Tool:
         node = {

@@ -17,3 +17,5 @@ def test_something_that_is_no_tool_raises_and_shows_the_form() -> None:
         Tool.from_openai({"nope": 1})
     with pytest.raises(ConfigError, match="takes a JSON object"):
         Tool("f", {"type": "string"})
+    with pytest.raises(ConfigError, match="parameters of tool 'f' are 'x'; give a JSON schema"):
+        Tool.from_openai({"name": "f", "parameters": "x"})

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from graftlm.adapters.dspy import GraftAdapter, GraftLM
 from graftlm.adapters.langchain import ChatGraftLM
 from graftlm.adapters.llama_index import GraftLLM
+from graftlm.core.errors import ConfigError
 from tests.core.remote.models import answers
 from tests.core.remote.server import Fault, Server
 
@@ -107,6 +108,12 @@ def test_arguments_that_are_no_json_are_an_invalid_call_that_says_so() -> None:
     with Server(answers({"2": ""}), calls=lambda body: [("add", '{"a": 2,,}')]) as server:
         done = ChatGraftLM(model="m", base_url=server.url).bind_tools([add]).invoke("2 + 3?")
         assert done.tool_calls == [] and "not JSON" in done.invalid_tool_calls[0]["error"]
+
+
+def test_a_choice_of_tools_without_tools_raises_at_an_endpoint_too() -> None:
+    with Server(answers({"hello": "Hi."})) as server, pytest.raises(ConfigError, match="none were given"):
+        ChatGraftLM(model="m", base_url=server.url).invoke("hello", tool_choice="any")
+    assert server.requests == []
 
 
 def test_an_answer_beside_tools_is_checked_against_its_schema() -> None:
