@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -13,8 +13,6 @@ from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, Py
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableLambda
-from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from graftlm.adapters.langchain.base import CALL_OPTIONS, GraftSettings, token_usage
@@ -29,16 +27,20 @@ from graftlm.adapters.langchain.messages import (
     response_metadata,
     usage_metadata,
 )
+from graftlm.adapters.langchain.schemas import (
+    Schema,
+    ToolLike,
+    kept_schema,
+    langchain_schema,
+    named_schema,
+    openai_tool,
+)
 from graftlm.core.call_options import answer_schema, tool_request
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice
 from graftlm.core.chat.tool_parser import ParsedAnswer, ToolParser, parse_answer
 from graftlm.core.chat.tools import Tool
-from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, Request
-
-Schema = dict[str, Any] | type
-ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 class ChatGraftLM(GraftSettings, GroupedChatModel):
@@ -81,7 +83,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
     ) -> int:
         """The exact length of the prompt that these messages (and tools) become."""
         with langchain_errors():
-            call = self._prepare(messages, None, {"tools": [convert_to_openai_tool(t) for t in tools or ()]})
+            call = self._prepare(messages, None, {"tools": [openai_tool(t, None) for t in tools or ()]})
             return len(call.runtime.tokenizer.encode_prompt(call.request.prompt, call.request.tools))
 
     # -- one call ----------------------------------------------------------------------------------------------
@@ -91,10 +93,10 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         given = {name: value for name, value in options.items() if name not in CALL_OPTIONS}
         tools = tuple(Tool.from_openai(tool) for tool in given.pop("tools", None) or ())
         choice, parallel = given.pop("tool_choice", None), given.pop("parallel_tool_calls", None)
-        answer = answer_schema(given.pop("response_format", None), convert_to_json_schema)
+        answer = answer_schema(given.pop("response_format", None), kept_schema)
         runtime = self.runtime_for(model)
         native = native_messages(messages)
-        if not (tools or answer is not None or any(m.tool_calls or m.role == "tool" for m in native)):
+        if not (tools or choice or answer is not None or any(m.tool_calls or m.role == "tool" for m in native)):
             return Call(runtime, Request(native, self._sampling(stop, given)), model or self.model_name)
         kept = given.get("on_unsupported") or self.on_unsupported or "error"
         bounded = {**self.model_kwargs, **given}.get("bounded_numbers", True)
@@ -203,7 +205,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         strict       False leaves out what no grammar can keep of a tool's schema; otherwise that raises.
         """
         with langchain_errors():
-            formatted = [_openai_tool(tool, strict) for tool in tools]
+            formatted = [openai_tool(tool, strict) for tool in tools]
             ToolChoice.read(tool_choice, tuple(map(Tool.from_openai, formatted)))
         if tool_choice is not None:
             kwargs["tool_choice"] = tool_choice
@@ -229,13 +231,14 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         no grammar can keep are left out, with a warning; otherwise they raise. With `include_raw` the result
         is {"raw": message, "parsed": object or None, "parsing_error": error or None}.
         """
+        schema = named_schema(schema)
         with langchain_errors():
-            json_schema = _json_schema(schema)
-        form = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
+            shown, kept = langchain_schema(schema), kept_schema(schema)
+        form = {"kwargs": {"method": method, "strict": strict}, "schema": shown}
         pydantic = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
         parser: BaseOutputParser[Any]
         if method == "function_calling":
-            name = convert_to_openai_tool(schema)["function"]["name"]
+            name = shown["title"]
             llm = self.bind_tools(
                 [schema],
                 tool_choice=name,
@@ -251,7 +254,7 @@ class ChatGraftLM(GraftSettings, GroupedChatModel):
         elif method in ("json_schema", "json_mode"):
             response_format = {
                 "type": "json_schema",
-                "json_schema": {"name": json_schema["title"], "schema": json_schema},
+                "json_schema": {"name": shown["title"], "schema": kept},
             }
             if strict is False:
                 kwargs.setdefault("on_unsupported", "warn")
@@ -291,26 +294,6 @@ class _StreamReader:
         usage = usage_metadata(chunk.usage) if chunk.usage is not None and self._with_usage else None
         metadata = response_metadata(self._call.model_name, reason, None, chunk.usage)
         return AIMessageChunk(content="", usage_metadata=usage, response_metadata=metadata, chunk_position="last")
-
-
-def _openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
-    try:
-        return convert_to_openai_tool(tool, strict=strict)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{tool!r} is no tool: {error}; give a function, a LangChain tool, a pydantic class or a JSON schema"
-        ) from error
-
-
-def _json_schema(schema: Schema) -> dict[str, Any]:
-    if isinstance(schema, dict) and "title" not in schema and "name" not in schema and "function" not in schema:
-        schema = {"title": "Answer", **schema}
-    try:
-        return convert_to_json_schema(schema)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{schema!r} has no JSON schema: {error}; give a pydantic class, a TypedDict or a dict"
-        ) from error
 
 
 def _raw_and_parsed(parser: BaseOutputParser[Any]) -> Runnable[AIMessage, dict[str, Any]]:

@@ -21,6 +21,7 @@ from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tools import Tool
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, GraftError
+from graftlm.core.grammar.pydantic_schema import schema_of
 from graftlm.core.request import Request
 from graftlm.core.runtime import Runtime
 from graftlm.core.serving import loop_batching
@@ -303,10 +304,16 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
     if not hasattr(tool, "metadata"):
         raise GraftCallError(f"{tool!r} is no tool; give a BaseTool, such as FunctionTool.from_defaults(a_function)")
     described: dict[str, Any] = tool.metadata.to_openai_tool(skip_length_check=True)
+    kind = tool.metadata.fn_schema
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return described
+    whole = schema_of(kind)
+    if "$ref" in whole or whole != kind.model_json_schema():  # LlamaIndex leaves a schema's own $ref out
+        described["function"]["parameters"] = whole
     return described
 
 
 def _json_schema(cls: type) -> Any:
     if not issubclass(cls, BaseModel):
         raise ConfigError(f"response_format is {cls!r}; give a pydantic class, or its JSON schema as a dict")
-    return cls.model_json_schema()
+    return schema_of(cls)

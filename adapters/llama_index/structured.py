@@ -8,6 +8,7 @@ from typing import Any
 from llama_index_instrumentation import get_dispatcher
 
 from graftlm.adapters.llama_index.errors import GraftCallError
+from graftlm.core.grammar.pydantic_schema import schema_of
 from llama_index.core.base.llms.types import ChatResponse
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
@@ -114,7 +115,7 @@ class StructuredPrediction(FunctionCallingLLM):
     ) -> dict[str, Any]:
         if not hasattr(output_cls, "model_json_schema"):
             raise GraftCallError(f"output_cls is {output_cls!r}; give a pydantic class")
-        schema = {"name": output_cls.__name__, "schema": output_cls.model_json_schema()}
+        schema = {"name": output_cls.__name__, "schema": schema_of(output_cls)}
         response_format = {"type": "json_schema", "json_schema": schema}
         messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
         return {"messages": messages, "response_format": response_format, **(llm_kwargs or {})}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, Literal, TypedDict
 
 import pytest
@@ -46,6 +47,14 @@ class Review(TypedDict):
 
     stars: int
     good: bool
+
+
+class Branch(BaseModel):
+    """A part of a tree."""
+
+    name: str = Field(max_length=2)
+    price: Decimal = Field(max_digits=3, decimal_places=1)
+    parts: list[Branch] = Field(max_length=2)
 
 
 DICT = {
@@ -92,6 +101,35 @@ def test_random_weights_give_valid_objects_every_time(llm: ChatGraftLM, method: 
     assert len({str(ticket) for ticket in tickets}) == 67
     assert llm.runtime_for().stats().forced_tokens > 67 * 30
     assert llm.runtime_for().stats().largest_batch >= 64  # max_batch
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_a_class_that_contains_itself_is_kept_all_the_way_down(llm: ChatGraftLM, method: Any) -> None:
+    for seed in range(6):
+        tree = llm.with_structured_output(Branch, method=method).invoke("grow", temperature=1.5, seed=seed)
+        assert isinstance(tree, Branch)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_a_schema_that_is_a_reference_is_kept(llm: ChatGraftLM, method: Any) -> None:
+    found = llm.with_structured_output(Branch.model_json_schema(), method=method).invoke("grow", max_tokens=300)
+    assert set(found) == {"name", "price", "parts"}
+
+
+def test_arguments_of_a_tool_may_contain_themselves(llm: ChatGraftLM) -> None:
+    @tool
+    def plant(branch: Branch) -> str:
+        """Plant it."""
+        return branch.name
+
+    answer = llm.bind_tools([plant], tool_choice="any").invoke("grow", temperature=1.5, seed=1)
+    assert plant.invoke(answer.tool_calls[0]["args"]) is not None
+
+
+def test_a_response_format_of_openai_is_a_schema(llm: ChatGraftLM) -> None:
+    inner = {"name": "point", "schema": {name: value for name, value in DICT.items() if name != "title"}}
+    for schema in (inner, {"type": "json_schema", "json_schema": inner}):
+        assert set(llm.with_structured_output(schema).invoke("Where?")) == {"x", "y"}
 
 
 def test_typed_dicts_and_schemas_give_dicts(llm: ChatGraftLM) -> None:
@@ -193,6 +231,12 @@ def test_auto_gives_text_or_whole_calls(llm: ChatGraftLM) -> None:
         assert bool(answer.tool_calls) == (answer.response_metadata["finish_reason"] == "tool_calls")
         assert not answer.invalid_tool_calls
     assert sum(bool(answer.tool_calls or answer.content) for answer in answers) > 10  # random weights may end at once
+
+
+def test_a_choice_of_tools_without_tools_raises(llm: ChatGraftLM) -> None:
+    with pytest.raises(ModelInvalidRequestError, match="tool_choice is 'any'.*none were given"):
+        llm.invoke("hello", tool_choice="any")
+    assert llm.invoke("hello", tool_choice="auto").tool_calls == []
 
 
 def test_none_never_calls(llm: ChatGraftLM) -> None:

@@ -1,6 +1,7 @@
 import asyncio
 import gc
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, Literal
 
 import pytest
@@ -30,6 +31,14 @@ class Ticket(BaseModel):
     urgent: bool
     count: int
     tags: list[Literal["a", "b"]] = Field(max_length=3)
+
+
+class Branch(BaseModel):
+    """A part of a tree."""
+
+    name: str = Field(max_length=2)
+    price: Decimal = Field(max_digits=3, decimal_places=1)
+    parts: list["Branch"] = Field(max_length=2)
 
 
 PROMPT = PromptTemplate("Read the ticket: {text}")
@@ -108,6 +117,24 @@ def test_the_function_mode_goes_over_a_tool_call(llm: GraftLLM) -> None:
     assert isinstance(forced.structured_predict(Ticket, PROMPT, {"max_tokens": 400}, text="x"), Ticket)
 
 
+def test_a_class_that_contains_itself_is_kept(llm: GraftLLM) -> None:
+    for seed in range(4):
+        options = {"max_tokens": 400, "temperature": 1.5, "seed": seed}
+        assert isinstance(llm.structured_predict(Branch, PROMPT, options, text="x"), Branch)
+
+
+def test_a_tool_that_takes_such_an_object_gets_one(llm: GraftLLM) -> None:
+    def plant(branch: Branch) -> str:
+        """Plant it."""
+        return "planted"
+
+    tool = FunctionTool.from_defaults(plant)
+    for seed in range(4):
+        answer = llm.chat_with_tools([tool], "grow", tool_required=True, max_tokens=400, temperature=1.5, seed=seed)
+        (call,) = llm.get_tool_calls_from_response(answer)
+        assert Branch.model_validate(call.tool_kwargs["branch"])
+
+
 def test_the_text_mode_parses_free_text_and_fails_on_random_weights(llm: GraftLLM) -> None:
     free = llm.model_copy(update={"pydantic_program_mode": PydanticProgramMode.LLM})
     with pytest.raises(ValueError):
@@ -155,6 +182,15 @@ def test_a_required_tool_is_always_called(llm: GraftLLM) -> None:
         {"add": add, "colour": colour}[call.tool_name](**call.tool_kwargs)
         blocks = [b for b in response.message.blocks if b.block_type == "tool_call"]
         assert [b.tool_call_id for b in blocks] == [call.tool_id]
+
+
+def test_a_tool_without_parameters_is_called_without_arguments(llm: GraftLLM) -> None:
+    def now() -> str:
+        """Tell the time."""
+        return "noon"
+
+    answer = llm.predict_and_call([FunctionTool.from_defaults(now)], "what time is it?", temperature=1.5)
+    assert str(answer) == "noon"
 
 
 def test_a_function_that_is_no_tool_raises(llm: GraftLLM) -> None:
