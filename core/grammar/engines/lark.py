@@ -71,13 +71,14 @@ class _LarkWriter(RuleWriter):
 
     def _text(self, node: Node) -> _Text:
         """`node` as an expression of rules and terminals."""
-        if isinstance(node, ast.Rule):
+        kind = type(node)
+        if kind is ast.Rule:
             return self._use(node)
-        if type(node) is ast.Concat and all([type(item) is ast.Rule for item in node.items]):
+        if kind is ast.Concat and not any([self._is_regular(item) for item in node.items]):
             return joined([self.in_sequence(item) for item in node.items]), _SEQUENCE
         if self._is_regular(node):
             return _of_use(self._terminal_use(node))
-        if isinstance(node, ast.Concat):
+        if kind is ast.Concat:
             return self._concat(node.items)
         if isinstance(node, ast.Repeat):
             return f"{_grouped(self._text(node.item), _ATOM)}{quantifier(node.min, node.max)}", _SEQUENCE
@@ -110,8 +111,6 @@ class _LarkWriter(RuleWriter):
 
     def _concat(self, items: tuple[Node, ...]) -> _Text:
         """A terminal takes all it can, so one that something optional follows is also written joined to it."""
-        if not any(map(self._is_regular, items)):
-            return joined([self.in_sequence(item) for item in items]), _SEQUENCE
         runs = self._runs(items)
         for i, (run, after) in enumerate(zip(runs, runs[1:], strict=False)):
             if isinstance(after, (ast.Alternation, ast.Repeat)) and self._is_regular(run) and not _loops(after):
@@ -281,24 +280,28 @@ class _LarkWriter(RuleWriter):
     def _is_regular(self, node: Node) -> bool:
         """Whether a terminal can hold `node`; an automaton takes rules, as regexes have no states."""
         kind = type(node)
-        if kind is ast.Rule or kind is ast.Graph or isinstance(node, ast.Automaton):
+        if kind in _OF_RULES:
             return False
-        if kind is ast.Literal or kind is ast.CharSet:
+        if kind in _PLAIN:
             return True
-        key = id(node)
-        if key not in self._regular:
+        known = self._regular.get(id(node))
+        if known is None:
             found = True
             if isinstance(node, ast.Concat | ast.Alternation | ast.Intersection):
                 for item in node.items:
-                    if not self._is_regular(item):
+                    if type(item) is ast.Rule or not self._is_regular(item):
                         found = False
                         break
             elif isinstance(node, ast.Repeat):
                 found = self._is_regular(node.item)
             elif isinstance(node, ast.Difference):
                 found = self._is_regular(node.item) and self._is_regular(node.minus)
-            self._regular[key] = (node, found)
-        return self._regular[key][1]
+            known = self._regular[id(node)] = (node, found)
+        return known[1]
+
+
+_OF_RULES = frozenset({ast.Rule, ast.Graph, ast.Automaton})
+_PLAIN = frozenset({ast.Literal, ast.CharSet})
 
 
 def _of_use(use: str) -> _Text:
