@@ -151,6 +151,11 @@ EMPTY = Empty()
 NOTHING = Alternation(())
 
 
+def is_nothing(node: Node) -> bool:
+    """Whether `node` equals NOTHING: many are asked, and equality of nodes takes three times as long."""
+    return type(node) is Alternation and not node.items
+
+
 def literal(text: str | bytes) -> Node:
     """Exactly `text`; a str is encoded as UTF-8."""
     data = text.encode() if isinstance(text, str) else bytes(text)
@@ -250,7 +255,7 @@ def repeat(item: Node, minimum: int = 0, maximum: int | None = None) -> Node:
         return NOTHING
     if maximum == 0 or isinstance(item, Empty):
         return EMPTY
-    if item == NOTHING:
+    if is_nothing(item):
         return EMPTY if minimum == 0 else NOTHING
     if minimum == 1 and maximum == 1:
         return item
@@ -303,7 +308,7 @@ def map_children(function: Callable[[Node], Node], node: Node) -> Node:
 def graph(rows: Sequence[Sequence[tuple[Node, int]]], accepting: Iterable[int]) -> Node:
     """A walk from state 0 to an accepting state, without dead ends; states that only pass on are joined."""
     final = frozenset(accepting)
-    edges = [[(node, target) for node, target in row if node != NOTHING] for row in rows]
+    edges = [[(node, target) for node, target in row if not is_nothing(node)] for row in rows]
     sources: list[set[int]] = [set() for _ in edges]
     for state, row in enumerate(edges):
         for _, target in row:
@@ -322,7 +327,8 @@ def graph(rows: Sequence[Sequence[tuple[Node, int]]], accepting: Iterable[int]) 
             arrivals[target] += 1
 
     def passes(state: int) -> bool:
-        return state not in final and len(edges[state]) == 1 and (arrivals[state] == 1 or edges[state][0][0] == EMPTY)
+        row = edges[state]
+        return len(row) == 1 and state not in final and (arrivals[state] == 1 or type(row[0][0]) is Empty)
 
     numbers, order = {0: 0}, [0]
     kept: list[tuple[tuple[Node, int], ...]] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 
+_SMALLEST = frozenset({ast.Rule, ast.Empty, ast.CharSet})
+
 
 class NodeSizes:
     """The sizes of nodes, each counted once."""
@@ -14,8 +16,7 @@ class NodeSizes:
 
     def __call__(self, node: Node) -> int:
         """How many nodes there are below `node`, shared ones counted each time."""
-        kind = type(node)
-        if kind is ast.Rule or kind is ast.Empty or kind is ast.CharSet:
+        if type(node) in _SMALLEST:
             return 1
         if isinstance(node, ast.Literal):
             return 1 + len(node.data) // 16  # neighbours were merged, perhaps often
@@ -25,10 +26,10 @@ class NodeSizes:
             if isinstance(node, ast.Graph):
                 for row in node.rows:
                     for item, _ in row:
-                        size += self(item)
+                        size += 1 if type(item) in _SMALLEST else self(item)
             elif isinstance(node, (ast.Concat, ast.Alternation)):
                 for item in node.items:
-                    size += self(item)
+                    size += 1 if type(item) in _SMALLEST else self(item)
             elif isinstance(node, ast.Repeat):
                 size += self(node.item)
             found = self._sizes[id(node)] = (node, size)  # with the node, so that its id stays its own

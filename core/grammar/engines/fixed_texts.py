@@ -58,16 +58,18 @@ class _FixedTexts:
         if isinstance(node, ast.Graph):
             for row in node.rows:
                 for item, _ in row:
-                    if type(item) not in _PLAIN:
+                    if isinstance(item, ast.Concat):  # most are nowhere else
+                        self._row(item.items)
+                    elif type(item) not in _PLAIN:
                         self.length(item)
         return 0 if isinstance(node, ast.Empty) else None
 
     def _row(self, items: tuple[Node, ...]) -> int | None:
         """The length of all, one after the other."""
         total = longest = 0
-        is_fixed = True
+        is_fixed, of_rule = True, self._of_rule
         for item in items:
-            length = self.length(item)
+            length = of_rule[item.name] if isinstance(item, ast.Rule) and item.name in of_rule else self.length(item)
             if length is None:
                 is_fixed, total = False, 0
             else:

@@ -71,14 +71,13 @@ class _LarkWriter(RuleWriter):
 
     def _text(self, node: Node) -> _Text:
         """`node` as an expression of rules and terminals."""
-        kind = type(node)
-        if kind is ast.Rule:
+        if isinstance(node, ast.Rule):
             return self._use(node)
-        if kind is ast.Concat and not any([self._is_regular(item) for item in node.items]):
+        if isinstance(node, ast.Concat) and not any([self._is_regular(item) for item in node.items]):
             return joined([self.in_sequence(item) for item in node.items]), _SEQUENCE
         if self._is_regular(node):
             return _of_use(self._terminal_use(node))
-        if kind is ast.Concat:
+        if isinstance(node, ast.Concat):
             return self._concat(node.items)
         if isinstance(node, ast.Repeat):
             return f"{_grouped(self._text(node.item), _ATOM)}{quantifier(node.min, node.max)}", _SEQUENCE

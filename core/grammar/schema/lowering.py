@@ -235,7 +235,7 @@ class Lowering:
         node = self._lower(shape)
         is_recursive = self._open.pop(shape)
         is_named = isinstance(shape, self._named) or len(self._open) % MAX_NESTING == MAX_NESTING - 1
-        if is_recursive or (node != NOTHING and (is_named and self._context_free or self._size(node) > MAX_NODES)):
+        if is_recursive or (is_named and self._context_free or self._size(node) > MAX_NODES) and node != NOTHING:
             self._needs_rules()
             name = self._rule_name(shape)
             self.tokens.rules[name] = node
@@ -318,7 +318,7 @@ class Lowering:
                 cases = self.algebra.cases.of(narrowed[kind])
                 # too many cases: one walk that keeps track of all of them
                 ways += map(lower, [(narrowed[kind],)] if cases is None else cases)
-        return ast.alternation(*(way for way in ways if way != NOTHING))
+        return ast.alternation(*(way for way in ways if not ast.is_nothing(way)))
 
     def _any_value(self) -> Node:
         self._needs_rules()

@@ -112,15 +112,15 @@ class ShapeAlgebra:
         if kinds is not None:
             return self._narrow_leaf(shape, kind, positive) if kind in kinds else NOTHING if positive else ANYTHING
         key = (shape, kind, positive)
-        if key not in self._narrowed:
+        found = self._narrowed.get(key)
+        if found is None:
             check()
             self._narrowed[key] = self._depth
             try:
-                self._narrowed[key] = self._narrow(shape, kind, positive)
+                found = self._narrowed[key] = self._narrow(shape, kind, positive)
             finally:
-                if isinstance(self._narrowed[key], int):
+                if found is None:
                     del self._narrowed[key]
-        found = self._narrowed[key]
         if isinstance(found, int):
             if found < self._depth:
                 raise _OpenError

@@ -36,6 +36,7 @@ class References:
         self._dynamic: dict[str, str] = {}  # the same of dynamic anchors; `$recursiveAnchor` has an empty name
         self._bases: dict[str, str] = {}  # target of a resource -> its URI
         self._drafts: dict[str, int | None] = {}  # the same -> its draft
+        self._targets: dict[tuple[str, str], str] = {}  # what base URIs and references led to
         for uri, document in list(self._documents.items()):
             self._enter(uri, document, below=bool(uri) or text is None or _names_inside(text, schema))
 
@@ -48,6 +49,13 @@ class References:
 
     def target(self, reference: str, place: str) -> str:
         """What `reference`, the value of the keyword at `place`, leads to."""
+        key = (self._bases[self._resource(place)], reference)
+        found = self._targets.get(key)
+        if found is None:
+            found = self._targets[key] = self._target(reference, place)
+        return found
+
+    def _target(self, reference: str, place: str) -> str:
         uri, fragment = self._absolute(reference, place)
         if uri not in self._resources and (found := _metaschema(uri)) is not None:
             self._enter(uri, found)

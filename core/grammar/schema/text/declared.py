@@ -39,14 +39,14 @@ def members(lowering: Lowering, shape: Object) -> Node:
         value = values.get(member)
         if value is None:
             value = values[member] = lowering.member_value(member)
-        if value != ast.NOTHING:
+        if not ast.is_nothing(value):
             written.append((name_of(name), value, name in required))
         elif name in required:
             return ast.NOTHING
     others = None
     if shape.additional != NOTHING:
         value = lowering.member_value(shape.additional)
-        if value != ast.NOTHING:
+        if not ast.is_nothing(value):
             others = ast.concat(lowering.tokens.key(lowering.tokens.other_names(list(names))), value)
     first = next((i for i, (_, _, is_required) in enumerate(written) if is_required), None)
     if first is None:

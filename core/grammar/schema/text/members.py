@@ -65,7 +65,7 @@ class Members:
         found = []
         for key, shape, target in ways:
             name, value = self._key(key), self._lowering.value(shape)
-            if value != ast.NOTHING:
+            if not ast.is_nothing(value):
                 found.append((ast.concat(name, value), target))
         return found
 

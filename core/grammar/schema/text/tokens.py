@@ -36,10 +36,11 @@ class JsonTokens:
         self._for_automata = for_automata
         self.rules: dict[str, Node] = {}
         self.ending: frozenset[str] = frozenset()
-        self._tokens: dict[Node, Node] = {}
+        self._tokens: dict[Node, Rule] = {}
         self._blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
         after = ast.literal(" ") if options.whitespace == "single" else self._blanks
         self._names: dict[str, Node] = {}
+        self._brackets: dict[str, tuple[Node, Node]] = {}  # by the opening one, with the closing one
         self.comma = self.token(ast.concat(self._blanks, ast.literal(","), after))
         self._colon = ast.concat(self._blanks, ast.literal(":"), after)
 
@@ -58,13 +59,13 @@ class JsonTokens:
 
     def token(self, node: Node) -> Node:
         """`node` as a rule of its own, in a grammar that has rules; it may derive the empty text."""
-        if not self.has_rules or node == NOTHING:
+        if not self.has_rules or ast.is_nothing(node):
             return node
-        if node not in self._tokens:
-            rule = Rule(f"{self.prefix} token {len(self._tokens)}")
-            self.rules[rule.name] = node
-            self._tokens[node] = rule
-        return self._tokens[node]
+        found = self._tokens.get(node)
+        if found is None:
+            found = self._tokens[node] = Rule(f"{self.prefix} token {len(self._tokens)}")
+            self.rules[found.name] = node
+        return found
 
     def of_shape(self, shape: Text | Number, node: Node) -> Node:
         """`node`, the texts of a shape, as a token."""
@@ -126,11 +127,13 @@ class JsonTokens:
         return ast.Difference(anything, ast.alternation(*map(json_text.inside, names)))
 
     def bracketed(self, left: str, inside: Node, right: str) -> Node:
-        if inside == NOTHING:
+        if ast.is_nothing(inside):
             return NOTHING
-        opening = self.token(ast.concat(ast.literal(left), self._blanks))
-        closing = self.token(ast.concat(self._blanks, ast.literal(right)))
-        return ast.concat(opening, inside, closing)
+        marks = self._brackets.get(left)
+        if marks is None:
+            opening = self.token(ast.concat(ast.literal(left), self._blanks))
+            marks = self._brackets[left] = opening, self.token(ast.concat(self._blanks, ast.literal(right)))
+        return ast.concat(marks[0], inside, marks[1])
 
 
 def _is_common(shape: Text | Number) -> bool:
