@@ -156,7 +156,11 @@ def _field(name: str, info: FieldInfo) -> Field:
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if annotation is str or _is_text_type(annotation) or _is_text_union(annotation):
-        return Field(name, "text", _bound(info, "max_length"))
+        left_out = [keyword for keyword in ("pattern", "min_length") if _bound(info, keyword) is not None]
+        if left_out:
+            _warn(name, annotation, f"it is free text, which does not keep {' and '.join(left_out)}; check the value")
+        longest = _bound(info, "max_length")
+        return Field(name, "text", None if longest is None else int(longest))
     if annotation is bool:
         return Field(name, "choices", ["True", "False"])
     if isinstance(annotation, enum.EnumMeta):
@@ -207,6 +211,6 @@ def _enum_text(member: enum.Enum) -> str:
     return member.value if isinstance(member.value, str) else member.name
 
 
-def _bound(info: FieldInfo, attribute: str) -> int | None:
+def _bound(info: FieldInfo, attribute: str) -> Any:
     found = [getattr(item, attribute) for item in info.metadata if getattr(item, attribute, None) is not None]
-    return int(found[0]) if found else None
+    return found[0] if found else None

@@ -247,6 +247,16 @@ def test_a_type_without_a_grammar_becomes_text_with_a_warning() -> None:
     assert field.kind == "text"
 
 
+def test_what_a_text_field_leaves_out_is_told() -> None:
+    class Coded(dspy.Signature):
+        question: str = dspy.InputField()
+        code: str = dspy.OutputField(pattern="^[a-z]{3}$", min_length=3, max_length=3)
+
+    with pytest.warns(UserWarning, match="'code'.*does not keep pattern and min_length"):
+        (field,) = Scaffold.of(Coded).fields
+    assert (field.kind, field.value) == ("text", 3)
+
+
 def test_what_a_grammar_leaves_out_of_a_type_is_told() -> None:
     class Partly(dspy.Signature):
         question: str = dspy.InputField()
