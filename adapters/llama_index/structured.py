@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
+from contextlib import suppress
 from typing import Any
 
 from llama_index_instrumentation import get_dispatcher
@@ -10,7 +11,7 @@ from llama_index_instrumentation import get_dispatcher
 from graftlm.adapters.llama_index.errors import GraftCallError
 from graftlm.core.grammar.pydantic_schema import schema_of
 from llama_index.core.base.llms.types import ChatResponse
-from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.program.utils import process_streaming_objects
@@ -122,6 +123,8 @@ class StructuredPrediction(FunctionCallingLLM):
 
 
 def _partial(response: ChatResponse, output_cls: type[BaseModel], partial: Any) -> Any:
-    """The object as far as it is written; whole once it is."""
+    """The object as far as it is written; whole once it is, and a RootModel only then, as LlamaIndex has it."""
+    with suppress(ValidationError):
+        return output_cls.model_validate_json(response.message.content or "")
     seen = [partial] if partial is not None else None
     return process_streaming_objects(response, output_cls, seen)

@@ -14,7 +14,7 @@ from llama_index.core.schema import Document
 from llama_index.core.selectors import PydanticSingleSelector
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from graftlm.adapters.llama_index import GraftCallError, GraftLLM
 from graftlm.core.errors import GraftError
@@ -90,6 +90,14 @@ async def test_streams_give_partial_objects_and_the_whole_one_last(llm: GraftLLM
     assert partial and isinstance(last, Ticket)
     items = [item async for item in await llm.astream_structured_predict(Ticket, PROMPT, text="x")]
     assert isinstance(items[-1], Ticket)
+
+
+def test_the_stream_of_a_list_ends_with_the_list(llm: GraftLLM) -> None:
+    class Numbers(RootModel[list[int]]):
+        pass
+
+    *_, last = llm.stream_structured_predict(Numbers, PROMPT, {"max_tokens": 20}, text="x")
+    assert isinstance(last, Numbers)
 
 
 def test_a_budget_below_the_shortest_object_raises(llm: GraftLLM) -> None:
