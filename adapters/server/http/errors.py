@@ -92,7 +92,7 @@ def invalid_body(error: ValidationError, known: frozenset[str]) -> ApiError:
         return ApiError(400, f"{path} is missing", param=path, code="missing_required_parameter")
     given = repr(first.get("input"))
     given = given if len(given) <= 80 else given[:80] + "..."
-    return ApiError(400, f"{path} is {given}: {first['msg']}", param=path or None, code="invalid_value")
+    return ApiError(400, f"{path or 'the body'} is {given}: {first['msg']}", param=path or None, code="invalid_value")
 
 
 def _is_branch(part: object) -> bool:

@@ -31,6 +31,7 @@ CHAT: dict[str, Any] = {"model": "sprout", "messages": [{"role": "user", "conten
         ({"regex": "a(("}, "regex", "a(("),
         ({"stop_token_ids": [10**9]}, "stop_token_ids", "1,000,000,000"),
         ({"tool_choice": "required"}, "tool_choice", "none were given"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, None, "give a JSON schema"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "unknown"),
     ],
 )
@@ -60,6 +61,8 @@ def test_bodies_that_are_not_json_and_routes_that_are_none(server: Served) -> No
     url = f"{server.url}/v1/chat/completions"
     broken = httpx.post(url, content=b'{"model": ', headers={"content-type": "application/json"})
     assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_json")
+    bare = httpx.post(url, json=[])
+    assert (bare.status_code, bare.json()["error"]["message"]) == (400, "the body is []: Input should be an object")
     form = httpx.post(url, data={"a": "b"})
     assert (form.status_code, form.json()["error"]["code"]) == (415, "unsupported_media_type")
     long = httpx.post(url, content=b" " * (33 << 20), headers={"content-type": "application/json"})
