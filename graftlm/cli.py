@@ -381,5 +381,7 @@ def main() -> None:
     try:
         app()
     except GraftError as error:
-        Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", error, sep="", markup=True, highlight=False)
+        Console(stderr=True, soft_wrap=True).print(
+            f"[red]{type(error).__name__}:[/red] ", error, sep="", markup=True, highlight=False
+        )
         raise SystemExit(1) from None

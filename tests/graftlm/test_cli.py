@@ -116,11 +116,14 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_an_error_is_one_line_and_exit_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["graftlm", "ab", "no_such_file.py"])
+    name = f"no_such_file_{90 * 'x'}.py"
+    monkeypatch.setattr(sys, "argv", ["graftlm", "ab", name])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 1
-    assert capsys.readouterr().err.startswith("ConfigError: pipeline 'no_such_file.py' cannot be read")
+    error = capsys.readouterr().err
+    assert error.startswith(f"ConfigError: pipeline '{name}' cannot be read")
+    assert error.count("\n") == 1
 
 
 def test_info_says_how_a_model_would_run_without_its_weights(model: str, tmp_path: Path) -> None:
