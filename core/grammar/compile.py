@@ -165,11 +165,22 @@ def _compiled(
             from graftlm.core.grammar.schema.lowering import distinct_items
 
             items, reader = distinct_items(spec, options, reader), None
-            grammar = replace(grammar, compiled=DistinctGrammar(grammar.compiled, items, vocabulary))
+            compiled = DistinctGrammar(grammar.compiled, items, vocabulary)
+            grammar = replace(grammar, compiled=compiled) if compiled.can_end else _without(grammar, spec, options)
         return grammar
     finally:
         if reader is not None:
             reader.close()
+
+
+def _without(grammar: Grammar, spec: JsonSchema, options: Options) -> Grammar:
+    """`grammar` and a warning, or an error: no text of it is found whose items differ."""
+    from graftlm.core.grammar.schema.doubtful_items import no_text_found
+
+    issue = no_text_found(spec)
+    if options.on_unsupported == "error":
+        raise GrammarError(str(issue), pointer=issue.pointer)
+    return replace(grammar, warnings=(*grammar.warnings, issue))
 
 
 def _forget_frames(error: BaseException | None, handled: BaseException | None) -> None:

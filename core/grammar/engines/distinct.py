@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graftlm.core.grammar.automata.dfa import Place
+from graftlm.core.grammar.engines.automaton import AutomatonMatcher
+from graftlm.core.grammar.engines.distinct_endings import EndingSearch
 from graftlm.core.grammar.matcher import MaskRow, Matcher
 from graftlm.core.grammar.schema.cursor import ESCAPE, KEY_ESCAPE, KEY_STRING, STRING, Cursor
 from graftlm.core.grammar.schema.distinct_items import DistinctItems
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
     from graftlm.core.grammar.compile import EngineGrammar
 
 _FEW = 2_048  # so many tokens are looked at one by one
-_MAX_STEPS = 512
-_MAX_SECONDS = 2.0
-_MAX_TRIED = 48
+_FEW_DOUBTFUL = 100
+"""So many tokens are looked at one by one for whether the text can end after them."""
+_LOOK_AHEAD = 300
+"""Tokens that a search tries after each of these."""
+_MAX_REMEMBERED = 1 << 13
 
 
 class DistinctGrammar:
@@ -30,6 +34,9 @@ class DistinctGrammar:
         self.base = base
         self.items = items
         self.vocabulary = vocabulary
+        self.is_doubtful = items.is_doubtful
+        self.endings: dict[tuple[Place, Cursor], list[int] | None] = {}
+        """How the text ends from places that were looked at ahead."""
 
     @property
     def num_bytes(self) -> int:
@@ -37,6 +44,11 @@ class DistinctGrammar:
 
     def matcher(self) -> DistinctMatcher:
         return DistinctMatcher(self, self.base.matcher())
+
+    @property
+    def can_end(self) -> bool:
+        """Whether a text is found, where that is in doubt."""
+        return not self.is_doubtful or self.matcher().find_ending() is not None
 
     @cached_property
     def ending(self) -> MaskRow:
@@ -49,6 +61,11 @@ class DistinctGrammar:
         return self.vocabulary.holding(b'"')
 
     @cached_property
+    def marks(self) -> MaskRow:
+        """Tokens that may begin or end an item or a name."""
+        return self.vocabulary.holding(b'",:[]{}')
+
+    @cached_property
     def opening(self) -> MaskRow:
         """Tokens that may open an array, which is refused where its items could not differ."""
         return self.vocabulary.holding(b"[")
@@ -57,24 +74,65 @@ class DistinctGrammar:
 class DistinctMatcher:
     """One sequence: see `graftlm.core.grammar.matcher.Matcher`."""
 
-    __slots__ = ("_base", "_cursor", "_ending", "_grammar", "_history")
+    __slots__ = ("_after", "_base", "_cursor", "_ending", "_grammar", "_history")
 
     def __init__(self, grammar: DistinctGrammar, base: Matcher) -> None:
         self._grammar = grammar
         self._base = base
         self._cursor = Cursor()
         self._history: list[Cursor] = []
-        self._ending: tuple[int, list[int]] | None = None  # after how many tokens, and what
+        self._ending: list[int] | None = None
+        self._after: dict[int, list[int] | None] = {}  # how the text ends after a token that comes next
 
     def fill_mask(self, row: MaskRow) -> bool:
         if not self._base.fill_mask(row):
             row[:] = -1
-        tokens, items, cursor = self._grammar.vocabulary.tokens, self._grammar.items, self._cursor
+        grammar, cursor = self._grammar, self._cursor
+        tokens, items = grammar.vocabulary.tokens, grammar.items
         for token_id in self._doubtful(row):
             data = tokens[token_id]
             if data and items.advance(cursor, data) is None:
-                row.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
+                _clear(row, token_id)
+        if grammar.is_doubtful:
+            self._clear_dead_ends(row)
         return True
+
+    def _clear_dead_ends(self, row: MaskRow) -> None:
+        """Clear the tokens after which no way to end the text is found."""
+        if not self._after:
+            known, probe = self.find_ending(), self.fork()
+            for token_id in self._looked_after(row):
+                if known and token_id == known[0]:
+                    self._after[token_id] = known[1:]
+                elif probe.step([token_id]):
+                    self._after[token_id] = probe.ending_ahead()
+                    probe.rollback(1)
+        for token_id, ending in self._after.items():
+            if ending is None:
+                _clear(row, token_id)
+
+    def _looked_after(self, row: MaskRow) -> list[int]:
+        """The tokens after which the text might not end; in a text of many characters only those that end it."""
+        grammar, tokens = self._grammar, self._grammar.vocabulary.tokens
+        allowed = _ids(row)
+        if len(allowed) > _FEW_DOUBTFUL:
+            in_string = self._cursor.mode in (STRING, ESCAPE, KEY_STRING, KEY_ESCAPE)
+            allowed = _ids(row & (grammar.quoting if in_string else grammar.marks))
+        return [token_id for token_id in allowed if tokens[token_id]]
+
+    def ending_ahead(self) -> list[int] | None:
+        """An ending from here, as a token is looked at that leads here: sooner given up, and remembered."""
+        place = self._base.place if isinstance(self._base, AutomatonMatcher) else None
+        if place is None:
+            return EndingSearch(self, _LOOK_AHEAD).find()
+        known, key = self._grammar.endings, (place, self._cursor)
+        try:
+            return known[key]
+        except KeyError:
+            if len(known) >= _MAX_REMEMBERED:
+                known.clear()
+            found = known[key] = EndingSearch(self, _LOOK_AHEAD).find()
+            return found
 
     def _doubtful(self, row: MaskRow) -> list[int]:
         """Allowed tokens that may repeat an item, or leave it no other way."""
@@ -90,6 +148,15 @@ class DistinctMatcher:
         return allowed
 
     def advance(self, token_ids: Sequence[int]) -> int:
+        num_consumed = self.step(token_ids)
+        if self._grammar.is_doubtful:
+            while num_consumed and self.find_ending() is None:
+                self.rollback(1)
+                num_consumed -= 1
+        return num_consumed
+
+    def step(self, token_ids: Sequence[int]) -> int:
+        """Consume tokens up to the first that the base does not allow or that repeats an item, whatever follows."""
         tokens = self._grammar.vocabulary.tokens
         for num_consumed, token_id in enumerate(token_ids):
             known = 0 <= token_id < len(tokens)
@@ -104,19 +171,27 @@ class DistinctMatcher:
                 return num_consumed
             self._history.append(self._cursor)
             self._cursor = after
-            self._ending = None
+            self._move(token_id)
         return len(token_ids)
+
+    def _move(self, token_id: int | None = None) -> None:
+        """Forget what is known of the place before; what follows `token_id` may be known from there."""
+        known = self._after.get(token_id) if token_id is not None else None
+        if known is None and self._ending and self._ending[0] == token_id:
+            known = self._ending[1:]
+        self._ending, self._after = known, {}
 
     def rollback(self, num_tokens: int) -> None:
         self._base.rollback(num_tokens)
         if num_tokens:
             self._cursor = self._history[-num_tokens]
             del self._history[-num_tokens:]
-            self._ending = None
+            self._move()
 
     def fork(self) -> DistinctMatcher:
         twin = DistinctMatcher(self._grammar, self._base.fork())
         twin._cursor, twin._history, twin._ending = self._cursor, self._history.copy(), self._ending
+        twin._after = self._after.copy()
         return twin
 
     def forced(self, context: Sequence[int]) -> list[int]:
@@ -129,72 +204,42 @@ class DistinctMatcher:
         return self._base.forced_bytes()
 
     def min_tokens_to_accept(self) -> int:
-        return 0 if self.accepting else len(self._find_ending())
+        return len(self.find_ending() or [])
 
     def ending(self, context: Sequence[int]) -> list[int]:
-        return [] if self.accepting else list(self._find_ending())
+        return list(self.find_ending() or [])
 
-    def _find_ending(self) -> list[int]:
-        if self._ending is None or self._ending[0] != len(self._history):
-            self._ending = (len(self._history), self._search())
-        return self._ending[1]
+    def find_ending(self) -> list[int] | None:
+        """The shortest ending that is found; None if none is."""
+        if self.accepting:
+            return []
+        if self._ending is None:
+            self._ending = EndingSearch(self.fork()).find()
+        return self._ending
 
-    def _search(self) -> list[int]:
-        """The base's ending, once it repeats no item; until then the token that brings it nearest."""
-        probe, found = self.fork(), list[int]()
-        row = np.zeros(self._grammar.vocabulary.num_words, np.int32)
-        deadline = time.monotonic() + _MAX_SECONDS
-        while len(found) < _MAX_STEPS and time.monotonic() < deadline:
-            ending = probe._base.ending([])
-            num_kept = probe.advance(ending)
-            if num_kept == len(ending) and probe.accepting:
-                return found + ending
-            if num_kept and (other := probe._other_item()) is not None:
-                found += ending[:num_kept] + other
-                continue
-            probe.rollback(num_kept)
-            if (fresh := probe._fresh_ending()) is not None:
-                return found + fresh
-            probe.fill_mask(row)
-            token_id = probe._nearest(_ids(row))
-            if token_id is None or probe.advance([token_id]) != 1:
-                return []
-            found.append(token_id)
-        return []
+    def base_ending(self) -> list[int]:
+        return self._base.ending([])
 
-    def _other_item(self) -> list[int] | None:
-        """The rest of a string or name that is not there yet, where they have to differ; it is advanced over."""
-        if self._cursor.mode not in (STRING, KEY_STRING):
-            return None
-        for data in self._grammar.items.others(self._cursor):
-            ids = self._grammar.vocabulary.encode(data)
-            if (num_kept := self.advance(ids)) == len(ids):
-                return ids
-            self.rollback(num_kept)
-        return None
-
-    def _fresh_ending(self) -> list[int] | None:
-        """The base's ending after a few bytes that make the item at hand another one; the shortest of those tried."""
-        best: list[int] | None = None
-        for data in self._grammar.items.fresh(self._cursor):
-            ids = self._grammar.vocabulary.encode(data)
-            probe = self.fork()
-            if best is not None and len(ids) >= len(best) or probe.advance(ids) != len(ids):
-                continue
-            ending = probe._base.ending([])
-            if probe.advance(ending) == len(ending) and probe.accepting:
-                best = min(ids + ending, best or ids + ending, key=len)
-        return best
-
-    def _nearest(self, allowed: list[int]) -> int | None:
+    def plain_ending(self) -> list[int] | None:
+        ending = self._base.ending([])
         tokens = self._grammar.vocabulary.tokens
-        best: tuple[int, int] | None = None
-        for token_id in sorted((i for i in allowed if tokens[i]), key=lambda i: len(tokens[i]))[:_MAX_TRIED]:
-            if self.advance([token_id]):
-                left = (self._base.min_tokens_to_accept(), token_id)
-                best = left if best is None else min(best, left)
-                self.rollback(1)
-        return None if best is None else best[1]
+        data = b"".join([tokens[token_id] for token_id in ending])
+        return ending if ending and self._grammar.items.advance(self._cursor, data) is not None else None
+
+    def base_distance(self) -> int:
+        return self._base.min_tokens_to_accept()
+
+    def other_items(self) -> Iterator[list[int]]:
+        return map(self._grammar.vocabulary.encode, self._grammar.items.others(self._cursor))
+
+    def fresh(self) -> Iterator[list[int]]:
+        return map(self._grammar.vocabulary.encode, self._grammar.items.fresh(self._cursor))
+
+    def allowed(self) -> list[int]:
+        tokens, row = self._grammar.vocabulary.tokens, np.zeros(self._grammar.vocabulary.num_words, np.int32)
+        if not self._base.fill_mask(row):
+            row[:] = -1
+        return sorted((token_id for token_id in _ids(row) if tokens[token_id]), key=lambda i: len(tokens[i]))
 
     @property
     def accepting(self) -> bool:
@@ -207,6 +252,10 @@ class DistinctMatcher:
     @property
     def state(self) -> int | None:
         return None
+
+
+def _clear(row: MaskRow, token_id: int) -> None:
+    row.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
 
 
 def _ids(row: MaskRow) -> list[int]:

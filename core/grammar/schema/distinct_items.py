@@ -12,24 +12,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graftlm.core.errors import GrammarError
-from graftlm.core.grammar.schema.algebra.kinds import possible_kinds
+from graftlm.core.grammar.schema.algebra.kinds import tells_kinds_apart
 from graftlm.core.grammar.schema.algebra.needed_values import MAX_PLACES, needed_values
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
     Array,
-    Boolean,
     Both,
     ExactlyOne,
     Implied,
     Not,
-    Null,
-    Number,
     Object,
     Reference,
     Shape,
-    Text,
     Union,
     both,
     union,
@@ -49,16 +45,18 @@ from graftlm.core.grammar.schema.cursor import (
     Frame,
     Seen,
 )
+from graftlm.core.grammar.schema.doubtful_items import DoubtfulItems
 from graftlm.core.grammar.schema.item_language import ItemLanguage
+from graftlm.core.grammar.schema.item_languages import ItemLanguages, Way, item_of
 from graftlm.core.grammar.schema.member_names import counts_names, name_language
 from graftlm.core.grammar.schema.spelling import one_spelling
+from graftlm.core.grammar.schema.text.items import merged
 
 if TYPE_CHECKING:
     from graftlm.core.grammar.ast import Node
 
 _BLANKS, _ENDS = b" \t\r\n", b",]} \t\r\n"
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _OPEN_OBJECT, _CLOSE_OBJECT, _COMMA = b'"\\[]{},'
-_SCALARS = union(Null(), Boolean(), Number(), Text())
 
 
 class DistinctItems:
@@ -80,17 +78,17 @@ class DistinctItems:
         algebra.forget_ways()
         weakref.finalize(self, close).atexit = False
         self._algebra = algebra
-        self._lower = lower
+        self._items_of = ItemLanguages(algebra, lower)
         self._closed = closed
         self._members: dict[tuple[Containers, str], Containers] = {}
         self._items: dict[tuple[Containers, int], Containers] = {}
         self._names: dict[tuple[tuple[Object, ...], bool, bool], ItemLanguage | None] = {}
-        self._ways: dict[Shape, list[tuple[Array, ...]]] = {}
-        self._languages: dict[tuple[tuple[Array, ...], int], ItemLanguage | None] = {}
+        self._ways: dict[Shape, list[Way]] = {}
         self._open: tuple[Containers, int, Seen, list[ItemLanguage | None]] | None = None  # of the latest place
-        self._places: dict[tuple[tuple[Array, ...], int], frozenset[str] | None] = {}
         self._needed: tuple[Frame, Seen] | None = None  # of the latest item
         self._excluded: set[Object | Array] = set()  # what some value must not be: its parts may exclude or ask
+        self.is_doubtful = DoubtfulItems(root, algebra.resolve, closed).found()
+        """Whether what is allowed next may leave no way to end the text."""
         self._root = self._containers([(root, True, True)])
 
     def advance(self, cursor: Cursor, data: bytes) -> Cursor | None:
@@ -192,8 +190,17 @@ class DistinctItems:
     def _frame(self, shapes: Containers, is_array: bool) -> Frame:
         mine = tuple(shape for shape in shapes.parts if isinstance(shape, Array) == is_array)
         unique = any(shape.unique if isinstance(shape, Array) else counts_names(shape) for shape in mine)
+        if unique and is_array and len(mine) > 1:
+            unique = any(
+                shape.unique and self._is_possible(shapes, shape) for shape in mine if isinstance(shape, Array)
+            )
         shapes = Containers(mine, shapes.firm.intersection(mine), shapes.whole)
         return Frame(is_array, shapes, self._item(shapes, 0) if is_array else Containers(), unique)
+
+    def _is_possible(self, shapes: Containers, shape: Array) -> bool:
+        """Whether what has to be an array of `shapes` in any case may have `shape` too, so far as items must differ."""
+        whole = [part for part in shapes.parts if isinstance(part, Array) and (part is shape or part in shapes.firm)]
+        return not self._algebra.few_values.is_short(merged(whole)) or self._cases(shapes) is None
 
     def _next(self, frames: list[Frame]) -> int:
         top = frames[-1]
@@ -256,7 +263,7 @@ class DistinctItems:
                         continue  # what a condition on other kinds says of arrays and objects
                     more = [(part, positive, firm) for part in parts]
                 case Union(parts):
-                    more = [(part, positive, firm and _tells_kinds_apart(parts)) for part in parts]
+                    more = [(part, positive, firm and tells_kinds_apart(parts)) for part in parts]
                 case ExactlyOne(parts):
                     more = [(part, way, False) for part in parts for way in (True, False)]
                 case Not(inner):
@@ -299,11 +306,11 @@ class DistinctItems:
         latest = self._open
         if latest is None or not (latest[0] is frame.shapes and latest[1] == frame.number and latest[2] is frame.seen):
             found = [
-                self._language(way, frame.number)
+                self._items_of.of(way, frame.number)
                 for way in self._ways_of(frame.shapes)
                 if all(shape.max_items is None or frame.number < shape.max_items for shape in way)
-                and not self._algebra.is_nothing(_item_of(way, frame.number))
-                and all(self._has(way, index, text) for index, (text, _) in enumerate(frame.seen))
+                and not self._algebra.is_nothing(item_of(way, frame.number))
+                and all(self._items_of.has(way, index, text) for index, (text, _) in enumerate(frame.seen))
             ]
             latest = self._open = (frame.shapes, frame.number, frame.seen, found)
         return latest[3]
@@ -325,17 +332,9 @@ class DistinctItems:
         if not frame.number + 1 < low <= frame.number + 1 + MAX_PLACES:
             return ()
         seen = {value for _, value in frame.seen}
-        later = [self._values(ways[0], index) for index in range(frame.number + 1, low)]
+        later = [self._items_of.values(ways[0], index) for index in range(frame.number + 1, low)]
         needed = needed_values([values - seen for values in later if values is not None])
         return tuple((value.encode(), value) for value in sorted(needed))
-
-    def _values(self, way: tuple[Array, ...], index: int) -> frozenset[str] | None:
-        """The values that the item at `index` may have, in one spelling; None where they may be many."""
-        place = (way, min(index, max((len(shape.prefix) for shape in way), default=0)))
-        if place not in self._places:
-            found = self._algebra.few_values.of(_item_of(*place))
-            self._places[place] = None if found is None else frozenset(one_spelling(text.encode()) for text in found)
-        return self._places[place]
 
     def _complete(self, frames: list[Frame], text: bytes, end: int) -> bool:
         """Note that the item at hand ends; False if it equals one before, or is the only one left for a later one."""
@@ -360,40 +359,19 @@ class DistinctItems:
             self._names[firm, are_all, over] = name_language(self._algebra, closed, listed if over else ())
         return self._names[firm, are_all, over]
 
-    def _ways_of(self, shapes: Containers) -> list[tuple[Array, ...]]:
+    def _ways_of(self, shapes: Containers) -> list[Way]:
         """The ways to be an array here: the arrays that it then is."""
         if shapes.whole not in self._ways:
-            try:
-                cases = self._algebra.cases.of(self._algebra.narrow(shapes.whole, "array"))
-            except GrammarError:
-                cases = None
+            cases = self._cases(shapes)
             if cases is None:
                 cases = [tuple(shapes.firm)]
             ways = [tuple(shape for shape in case if isinstance(shape, Array)) for case in cases]
-            self._ways[shapes.whole] = list(dict.fromkeys(ways))
+            possible = [way for way in ways if not way or not self._algebra.few_values.is_short(merged(list(way)))]
+            self._ways[shapes.whole] = list(dict.fromkeys(possible or ways))
         return self._ways[shapes.whole]
 
-    def _has(self, way: tuple[Array, ...], index: int, text: bytes) -> bool:
-        language = self._language(way, index)
-        return language is None or language.has(text)
-
-    def _language(self, way: tuple[Array, ...], index: int) -> ItemLanguage | None:
-        """What the item at `index` may be in arrays that are all of `way`; None if there is no end of it."""
-        place = (way, min(index, max((len(shape.prefix) for shape in way), default=0)))
-        if place not in self._languages:
-            shape = _item_of(*place)
-            node, is_whole = self._lower(shape), True
-            if node is None:  # not regular for its arrays and objects, of which there is no end
-                node, is_whole = self._lower(both(shape, _SCALARS)), False
-            self._languages[place] = None if node is None else ItemLanguage.of(node, is_whole)
-        return self._languages[place]
-
-
-def _item_of(way: tuple[Array, ...], index: int) -> Shape:
-    return both(*(item_at(shape, index) for shape in way))
-
-
-def _tells_kinds_apart(parts: tuple[Shape, ...]) -> bool:
-    """Whether at most one of the alternatives is an array, and one an object."""
-    kinds = [kind for part in parts for kind in possible_kinds(part)]
-    return kinds.count("array") <= 1 and kinds.count("object") <= 1
+    def _cases(self, shapes: Containers) -> list[tuple[Shape, ...]] | None:
+        try:
+            return self._algebra.cases.of(self._algebra.narrow(shapes.whole, "array"))
+        except GrammarError:
+            return None

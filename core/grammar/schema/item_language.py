@@ -40,6 +40,7 @@ class ItemLanguage:
         self._is_whole = is_whole
         digits = np.unique(dfa.classes[ord("1") : ord("9") + 1])
         changing = dfa.table[:, digits].any(axis=1)
+        self._endings: dict[tuple[int, int], tuple[bytes, ...]] = {}
         self._may_change = _leading_to(dfa, changing)
         self.counts = _count_words(dfa, _without_zeros(dfa, self._may_change))
         self._may_run_out = _leading_to(dfa, ~dfa.accepting & np.isfinite(self.counts))
@@ -82,7 +83,12 @@ class ItemLanguage:
     def endings(self, begun: bytes, number: int) -> Iterator[bytes]:
         """About so many of the shortest ways to end a text that begins so, the shortest first."""
         place = self._dfa.walk(self._dfa.start, begun)
-        work = [] if place is None else [(float(self._distances[place[0]]), b"", place[0])]
+        if place is not None and (place[0], number) not in self._endings:
+            self._endings[place[0], number] = tuple(self._shortest(place[0], number))
+        return iter(() if place is None else self._endings[place[0], number])
+
+    def _shortest(self, state: int, number: int) -> Iterator[bytes]:
+        work = [(float(self._distances[state]), b"", state)]
         num_steps = _STEPS_PER_ENDING * number
         while work and number and num_steps:
             _, text, state = heappop(work)

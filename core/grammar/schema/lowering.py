@@ -294,9 +294,9 @@ class Lowering:
             case Boolean():
                 return self.tokens.token(ast.alternation(ast.literal("true"), ast.literal("false")))
             case Number():
-                if self._bounded_numbers:
+                if self._bounded_numbers and not self.algebra.is_nothing(shape):
                     return self.tokens.token(numbers.readable(shape, context_free=self._context_free))
-                return self.tokens.of_shape(shape, numbers.number(shape))
+                return NOTHING if self.algebra.is_nothing(shape) else self.tokens.of_shape(shape, numbers.number(shape))
             case Text():
                 return self.tokens.of_shape(shape, text_language.quoted(shape))
             case Array():
@@ -330,10 +330,9 @@ class Lowering:
         """Arrays that have all these shapes, each an Array, its Not, or a formula of them."""
         positive = [part for part in parts if isinstance(part, Array)]
         shape = merged(positive or [Array()])
-        few_values = self.algebra.few_values
-        most = few_values.most_items(shape)
-        if few_values.lacks_contained(shape) or most is not None and most < shape.min_items:
+        if self.algebra.few_values.is_short(shape):
             return NOTHING
+        most = self.algebra.few_values.most_items(shape)
         others = [part for part in parts if not isinstance(part, Array)]
         is_plain_array = not others and not shape.contains
         if most is not None and (is_plain_array or most <= MAX_PLACES):

@@ -64,6 +64,11 @@ class FewValues:
             return False
         return any((values := self.of(one.shape)) is not None and len(values) < one.least for one in shape.contains)
 
+    def is_short(self, shape: Array) -> bool:
+        """Whether an array whose items must differ asks for more of them than there are."""
+        most = self.most_items(shape)
+        return self.lacks_contained(shape) or (most is not None and most < shape.min_items)
+
     def most_items(self, shape: Array) -> int | None:
         """How many items an array has at most because they must differ; None where that is no limit."""
         if not shape.unique:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra.shapes import (
@@ -54,6 +54,12 @@ def _look_at(shape: Shape) -> tuple[str, ...]:
             return tuple({kind_of_text(text) for text in texts})
         case _:
             return KINDS
+
+
+def tells_kinds_apart(parts: Iterable[Shape], kinds_of: Callable[[Shape], Collection[str]] = possible_kinds) -> bool:
+    """Whether at most one of the alternatives is an array, and one an object."""
+    kinds = [kind for part in parts for kind in kinds_of(part)]
+    return kinds.count("array") <= 1 and kinds.count("object") <= 1
 
 
 def plainly_apart(a: Shape, b: Shape) -> bool:
