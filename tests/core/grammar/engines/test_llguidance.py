@@ -179,7 +179,8 @@ def test_a_combination_of_formats_and_patterns_used_to_stop_at_its_first_charact
 
 
 def test_an_empty_language_is_told_before_the_first_token() -> None:
-    grammar = compiled(Composite(ast.Intersection((ast.literal("a"), ast.literal("b"))))).compiled
+    steps = {"allOf": [{"multipleOf": 4}, {"multipleOf": 6}]}
+    grammar = compiled({"type": "integer", "minimum": 13, "maximum": 23, **steps}).compiled
     assert isinstance(grammar, LlguidanceGrammar)
     with pytest.raises(GrammarError, match="no text matches it"):
         grammar.prepare_endings()
