@@ -10,7 +10,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from pydantic import BaseModel
 
 from graftlm.core.errors import ConfigError
-from graftlm.core.grammar.pydantic_schema import schema_of
+from graftlm.core.grammar.pydantic_schema import class_schema
 
 Schema = dict[str, Any] | type
 ToolLike = dict[str, Any] | type | Callable[..., Any] | BaseTool
@@ -31,14 +31,16 @@ def openai_tool(tool: ToolLike, strict: bool | None) -> dict[str, Any]:
         raise ConfigError(
             f"{tool!r} is no tool: {error}; give a function, a LangChain tool, a pydantic class or a JSON schema"
         ) from error
+    if "function" not in described:  # a tool of OpenAI's own, which is refused where it is read
+        return described
     own = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
     if isinstance(own, dict):
         bare = not own.keys() & {*_FUNCTION_FORMS, "properties"}
         whole = {name: value for name, value in own.items() if name not in ("title", "description")}
         changed = bool(bare and whole)
     elif changed := isinstance(own, type) and issubclass(own, BaseModel):
-        whole = schema_of(own)
-        changed = _contains_itself(whole) or whole != own.model_json_schema()
+        whole, closed = class_schema(own)
+        changed = closed or _contains_itself(whole)
     if not changed:
         return described
     return {**described, "function": {**described["function"], "parameters": whole}}
@@ -72,7 +74,7 @@ def kept_schema(schema: Schema) -> dict[str, Any]:
     if isinstance(schema, dict) and not schema.keys() & {*_FUNCTION_FORMS}:
         return schema
     if isinstance(schema, type) and issubclass(schema, BaseModel):
-        return schema_of(schema)
+        return class_schema(schema)[0]
     return langchain_schema(schema)
 
 

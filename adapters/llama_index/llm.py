@@ -21,7 +21,7 @@ from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tools import Tool
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError, GraftError
-from graftlm.core.grammar.pydantic_schema import schema_of
+from graftlm.core.grammar.pydantic_schema import class_schema
 from graftlm.core.request import Request
 from graftlm.core.runtime import Runtime
 from graftlm.core.serving import loop_batching
@@ -307,8 +307,8 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
     kind = tool.metadata.fn_schema
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return described
-    whole = schema_of(kind)
-    if "$ref" in whole or whole != kind.model_json_schema():  # LlamaIndex leaves a schema's own $ref out
+    whole, closed = class_schema(kind)
+    if closed or "$ref" in whole:  # LlamaIndex leaves a schema's own $ref out
         described["function"]["parameters"] = whole
     return described
 
@@ -316,4 +316,4 @@ def _openai_tool(tool: Any) -> dict[str, Any]:
 def _json_schema(cls: type) -> Any:
     if not issubclass(cls, BaseModel):
         raise ConfigError(f"response_format is {cls!r}; give a pydantic class, or its JSON schema as a dict")
-    return schema_of(cls)
+    return class_schema(cls)[0]

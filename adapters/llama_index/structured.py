@@ -9,7 +9,7 @@ from typing import Any
 from llama_index_instrumentation import get_dispatcher
 
 from graftlm.adapters.llama_index.errors import GraftCallError
-from graftlm.core.grammar.pydantic_schema import schema_of
+from graftlm.core.grammar.pydantic_schema import class_schema
 from llama_index.core.base.llms.types import ChatResponse
 from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
@@ -116,7 +116,7 @@ class StructuredPrediction(FunctionCallingLLM):
     ) -> dict[str, Any]:
         if not hasattr(output_cls, "model_json_schema"):
             raise GraftCallError(f"output_cls is {output_cls!r}; give a pydantic class")
-        schema = {"name": output_cls.__name__, "schema": schema_of(output_cls)}
+        schema = {"name": output_cls.__name__, "schema": class_schema(output_cls)[0]}
         response_format = {"type": "json_schema", "json_schema": schema}
         messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
         return {"messages": messages, "response_format": response_format, **(llm_kwargs or {})}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -22,6 +23,17 @@ _CHARS: Final = r"([a-zA-Z0-9._~!$&'()*+,;=:@/-]|%[0-9A-F]{2})*"
 _REST: Final = rf"(:[1-9][0-9]{{0,3}})?(/{_CHARS})?(\?{_CHARS})?(#{_CHARS})?"
 _MAX_DIGITS: Final = 17
 """Of a decimal that float64 still tells from others; one that may have more is left a plain number."""
+
+
+_classes: WeakKeyDictionary[type[BaseModel], tuple[dict[str, Any], bool]] = WeakKeyDictionary()
+
+
+def class_schema(kind: type[BaseModel]) -> tuple[dict[str, Any], bool]:
+    """The schema of a class, and whether pydantic's own admits more. Made once: agents give tools to each call."""
+    if kind not in _classes:
+        closed = schema_of(kind)
+        _classes[kind] = closed, closed != kind.model_json_schema()
+    return _classes[kind]
 
 
 def schema_of(kind: Any) -> dict[str, Any]:

@@ -262,6 +262,8 @@ def test_tools_and_a_response_format_give_a_call_or_the_object(llm: ChatGraftLM)
 
 
 def test_something_that_is_no_tool_raises(llm: ChatGraftLM) -> None:
+    with pytest.raises(ModelInvalidRequestError, match="web_search_preview.*give"):
+        llm.bind_tools([{"type": "web_search_preview"}])
     with pytest.raises(ModelInvalidRequestError, match="is no tool"):
         llm.bind_tools([42])  # type: ignore[list-item]
     with pytest.raises(ModelInvalidRequestError, match="name of a tool"):
