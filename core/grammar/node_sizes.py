@@ -9,7 +9,7 @@ _SMALLEST = frozenset({ast.Rule, ast.Empty, ast.CharSet})
 
 
 class NodeSizes:
-    """The sizes of nodes, each counted once."""
+    """The sizes of nodes, each counted once but for rows of others."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[Node, int]] = {}
@@ -20,6 +20,8 @@ class NodeSizes:
             return 1
         if isinstance(node, ast.Literal):
             return 1 + len(node.data) // 16  # neighbours were merged, perhaps often
+        if isinstance(node, ast.Concat):
+            return self._of(node.items)
         found = self._sizes.get(id(node))
         if found is None:
             size = 1
@@ -27,10 +29,15 @@ class NodeSizes:
                 for row in node.rows:
                     for item, _ in row:
                         size += 1 if type(item) in _SMALLEST else self(item)
-            elif isinstance(node, (ast.Concat, ast.Alternation)):
-                for item in node.items:
-                    size += 1 if type(item) in _SMALLEST else self(item)
+            elif isinstance(node, ast.Alternation):
+                size = self._of(node.items)
             elif isinstance(node, ast.Repeat):
                 size += self(node.item)
             found = self._sizes[id(node)] = (node, size)  # with the node, so that its id stays its own
         return found[1]
+
+    def _of(self, items: tuple[Node, ...]) -> int:
+        size = 1
+        for item in items:
+            size += 1 if type(item) in _SMALLEST else self(item)
+        return size
