@@ -58,10 +58,10 @@ def _counts_names(part: Any) -> bool:
 
 
 def _has_most(part: Any) -> bool:
-    """Whether `maxProperties` stands anywhere in it: under `not` it asks for more members than so many."""
+    """Whether `maxProperties`, or a reference, stands anywhere in it: under `not` that asks for more members."""
     if isinstance(part, list):
         return any(map(_has_most, part))
-    return isinstance(part, dict) and ("maxProperties" in part or any(map(_has_most, part.values())))
+    return isinstance(part, dict) and ("maxProperties" in part or "$ref" in part or any(map(_has_most, part.values())))
 
 
 def too_few_names(algebra: ShapeAlgebra, parts: Sequence[Shape]) -> bool:

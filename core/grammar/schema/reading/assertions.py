@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -17,6 +17,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Null,
     Number,
     Object,
+    Reference,
     Shape,
     Text,
     Union,
@@ -172,16 +173,38 @@ def schemas(schema: Schema, keyword: str, pointer: str) -> list[Any]:
     return items
 
 
-def excluded(shape: Shape, *, names_differ: bool) -> Shape:
+_SAYING_MOST = {"maxProperties", "type", "title", "description", "$comment", "default", "examples", "$id"}
+
+
+def excluded(
+    shape: Shape, schema_at: Callable[[str], Any], shape_at: Callable[[str], Shape], names_differ: bool
+) -> Shape:
     """All values but those of `shape`, which a schema has under `not`.
 
+    schema_at     reads the target of a reference
+    shape_at      gives its shape
     names_differ  whether no object has a name twice, so that members can be counted: what lacks a `maxProperties`
                   asks for more of them
     """
-    parts = shape.alternatives if isinstance(shape, Union) else (shape,)
+    if names_differ:
+        shape = union(*(_with_target(part, schema_at, shape_at) for part in _alternatives(shape)))
+    parts = _alternatives(shape)
     if not names_differ or not any(map(_has_most, parts)):
         return negation(shape)
     return both(*(_with_more(part) if _has_most(part) else negation(part) for part in parts))
+
+
+def _alternatives(shape: Shape) -> tuple[Shape, ...]:
+    return shape.alternatives if isinstance(shape, Union) else (shape,)
+
+
+def _with_target(part: Shape, schema_at: Callable[[str], Any], shape_at: Callable[[str], Shape]) -> Shape:
+    """The shape that `part` refers to, if that says no more than `maxProperties`; else `part`."""
+    if not isinstance(part, Reference):
+        return part
+    schema = schema_at(part.target)
+    says_most = isinstance(schema, dict) and "maxProperties" in schema and schema.keys() <= _SAYING_MOST
+    return shape_at(part.target) if says_most else part
 
 
 def _has_most(shape: Shape) -> bool:

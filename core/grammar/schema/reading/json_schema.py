@@ -317,9 +317,8 @@ class SchemaReader:
         if not isinstance(reference, str):
             raise GrammarError(f"{pointer}/$ref: {reference!r} is not a reference", pointer=f"{pointer}/$ref")
         if pointer and "$id" in schema and self.references.draft(pointer) is None:
-            self.refuse(
-                pointer, "$id", "drafts differ about '$id' beside '$ref'; name the draft in '$schema'", judged=False
-            )
+            message = "drafts differ about '$id' beside '$ref'; name the draft in '$schema'"
+            self.refuse(pointer, "$id", message, judged=False)
         return Reference(self.references.target(reference, f"{pointer}/$ref"))
 
     def _read_dynamic_reference(self, schema: Schema, pointer: str) -> Shape:
@@ -348,7 +347,8 @@ class SchemaReader:
         return ExactlyOne(shapes) if len(shapes) > 1 else shapes[0]
 
     def _read_not(self, schema: Schema, pointer: str) -> Shape:
-        return assertions.excluded(self.read(schema["not"], f"{pointer}/not"), names_differ=self.items_differ)
+        shape = self.read(schema["not"], f"{pointer}/not")
+        return assertions.excluded(shape, self.references.schema, self.shape, self.items_differ)
 
     def _read_if(self, schema: Schema, pointer: str) -> Shape:
         condition = self.read(schema["if"], f"{pointer}/if")

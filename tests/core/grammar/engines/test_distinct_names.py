@@ -99,10 +99,11 @@ MORE_THAN_2: dict[str, Any] = {"not": {"maxProperties": 2}}
         {"type": "object", "properties": {name: {"type": "integer"} for name in "abcd"}, **MORE_THAN_2},
         {"type": "object", "not": {"anyOf": [{"type": "object", "maxProperties": 2}, {"type": "string"}]}},
         {"allOf": [{"type": "object", "propertyNames": {"enum": ["a", "b", "c"]}}, MORE_THAN_2]},
+        {"type": "object", "$defs": {"few": {"title": "few", "maxProperties": 2}}, "not": {"$ref": "#/$defs/few"}},
     ],
 )
 def test_a_number_of_members_that_is_excluded_is_counted_by_names(schema: dict[str, Any]) -> None:
-    """All but the third were refused or left such objects out."""
+    """All but the third were refused, or left such objects out."""
     grammar = compiled(schema, strict=False)
     texts = ('{"a":1,"b":1,"c":1}', '{"a":1,"b":1}', '{"a":1,"b":1,"a":2}', "{}")
     assert [allows(grammar, text) for text in texts] == [True, False, False, False]
