@@ -45,5 +45,14 @@ class GrammarWaves:
 
 
 def _begins(sequence: Sequence) -> bool:
-    """Whether nothing of a constrained prompt is left to run but its last token."""
-    return sequence.grammar is not None and sequence.num_prompt_tokens - sequence.progress.num_computed == 1
+    """Whether a constrained row has sampled nothing, and nothing of its prompt is left to run but the last token.
+
+    What its grammar forces at the start may be in the cache.
+    """
+    progress = sequence.progress
+    return (
+        sequence.grammar is not None
+        and sequence.num_prompt_tokens - progress.num_computed <= 1
+        and sequence.num_generated == sequence.output.num_forced
+        and not progress.num_in_flight
+    )

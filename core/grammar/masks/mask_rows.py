@@ -83,10 +83,15 @@ class MaskRows(ABC):
             self._ahead[key] = workers.submit(self._compute_ahead, key)
 
     def _takes_long(self, state: int) -> bool:
-        """Whether the mask of a state is worth a worker: about 0.1 ms and more."""
+        """Whether the mask of a state is worth a worker: about 0.3 ms and more.
+
+        A worker takes Python's lock four times for a mask, each time from the thread that runs the steps. Where the
+        vocabulary has a slice and only what leaves it is walked, that costs more than the mask.
+        """
         automaton, trie = self._automaton, self._vocabulary.trie
         if automaton.degree(state) >= _SLOW_STATE:
-            return True
+            loop = self._self_loop(state)
+            return loop is None or loop.exits is None or loop.chars not in self._vocabulary.slices
         table, classes, degrees = automaton.table, automaton.classes, automaton.degrees
         return bool(leads_to_many(trie.nodes, trie.roots, table, classes, degrees, state, _SLOW_STATE, _MANY_NODES))
 

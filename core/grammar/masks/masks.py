@@ -7,6 +7,7 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks.mask_rows import MaskRows
+from graftlm.core.grammar.masks.self_loops import SelfLoop
 from graftlm.core.grammar.masks.spelling import Spelling
 from graftlm.core.grammar.masks.trie_walk import allow_leaving, allow_tokens, allow_tokens_by_level
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -25,7 +26,7 @@ class Masks(MaskRows):
     def _compute(self, place: Place) -> Int32Array:
         dfa, vocabulary = self._dfa, self._vocabulary
         state = place[0]
-        loop = self._self_loop(state) if self._spelling is None else None
+        loop = self._self_loop(state)
         inside = None if loop is None else vocabulary.slices.get(loop.chars)
         if loop is None or inside is None:
             row = np.zeros(vocabulary.num_words, np.int32)
@@ -47,6 +48,9 @@ class Masks(MaskRows):
             self._allow_end(row)
             digest = ~digest
         return self._keep(place, digest, row)
+
+    def _self_loop(self, state: int) -> SelfLoop | None:
+        return None if self._spelling is not None else super()._self_loop(state)
 
     def representative(self, place: Place) -> Place:
         """A place with the same mask: counts too far from a bound for any token to reach it are treated as equal."""

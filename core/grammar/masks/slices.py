@@ -144,6 +144,10 @@ class Slices:
         self._slices: dict[CharClass, Slice] = {}
         self._misses: dict[CharClass, int] = {}
 
+    def __contains__(self, chars: CharClass) -> bool:
+        """Whether the slice of `chars` is built."""
+        return chars in self._slices
+
     def get(self, chars: CharClass) -> Slice | None:
         """The slice of `chars`, or None while it is not worth building."""
         found = self._slices.get(chars)

@@ -43,9 +43,17 @@ def submissions(sampling: SamplingParams, ends: list[Ended], waits: list[Future[
     ]
 
 
-def row(num_left: int = 1, *, constrained: bool = True) -> Any:
-    progress = SimpleNamespace(num_computed=20 - num_left)
-    return SimpleNamespace(grammar=object() if constrained else None, num_prompt_tokens=20, progress=progress)
+def row(
+    num_left: int = 1, *, constrained: bool = True, forced: int = 0, sampled: int = 0, in_flight: int = 0
+) -> Any:
+    """A row of 20 prompt tokens, all but `num_left` of which are computed, and of tokens forced and sampled."""
+    return SimpleNamespace(
+        grammar=object() if constrained else None,
+        num_prompt_tokens=20,
+        num_generated=forced + sampled,
+        output=SimpleNamespace(num_forced=forced),
+        progress=SimpleNamespace(num_computed=20 - num_left, num_in_flight=in_flight),
+    )
 
 
 def scheduler(*running: Any, waiting: int = 0) -> Any:
@@ -58,7 +66,11 @@ def test_rows_wait_while_grammars_come_and_no_longer_than_that() -> None:
     second = 10.0 + 0.9 * QUIET_S
     assert waves.hold(rows, 2, second, second + 0.9 * QUIET_S) and waves.poll_s == pytest.approx(0.1 * QUIET_S)
     assert not waves.hold(rows, 2, second, second + 1.1 * QUIET_S) and waves.poll_s is None
-    assert not waves.hold(scheduler(row(0), row()), 2, 10.1, 10.1)
+    assert not waves.hold(scheduler(row(0, in_flight=1), row()), 2, 10.1, 10.1)
+
+
+def test_rows_whose_forced_start_is_in_the_cache_wait_as_well() -> None:
+    assert GrammarWaves().hold(scheduler(row(-4, forced=5), row()), 2, 10.0, 10.0)
 
 
 def test_nobody_waits_longer_however_many_grammars_come() -> None:
@@ -71,7 +83,8 @@ def test_nobody_waits_longer_however_many_grammars_come() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        scheduler(row(), row(0)),  # one decodes
+        scheduler(row(), row(0, in_flight=1)),  # one decodes
+        scheduler(row(), row(-2, forced=2, sampled=1)),
         scheduler(row(), row(9)),  # a prompt can run
         scheduler(row(), row(constrained=False)),
         scheduler(row(), waiting=1),

@@ -255,6 +255,17 @@ def test_a_mask_is_computed_ahead_once_and_only_where_it_takes_long(
     assert computed == [masks.representative(text)]
 
 
+def test_a_mask_of_which_a_slice_holds_most_is_not_computed_ahead() -> None:
+    vocabulary = byte_vocabulary()
+    vocabulary.slices.prepare()
+    dfa = Dfa.compile(parse(STRING % "*"))
+    masks, text = Masks(dfa, vocabulary), dfa.walk(dfa.start, b'"a')
+    assert text is not None
+    masks.prefetch(text)
+    assert masks._ahead == {} and masks._digests == {}
+    assert allowed(masks.row(text)) == readable(dfa, vocabulary, text)
+
+
 def test_what_goes_wrong_ahead_is_raised_for_the_row_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     dfa = Dfa.compile(parse('"[^"]{0,40}"'))
     masks, go = Masks(dfa, byte_vocabulary()), threading.Event()
