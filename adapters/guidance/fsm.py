@@ -97,7 +97,7 @@ class FsmParser:
             return True
         if self.accepting:
             return False
-        row[:] = self._grammar.masks.row(self._place)
+        self._grammar.masks.row(self._place).write(row)
         return True
 
     def advance(self, token_ids: Sequence[int]) -> int:

@@ -78,6 +78,13 @@ class Vocabulary:
         return (self.vocab_size + 31) // 32
 
     @cached_property
+    def no_tokens(self) -> Int32Array:
+        """The mask row that allows none: int32 [num_words], not to be written to."""
+        row = np.zeros(self.num_words, np.int32)
+        row.flags.writeable = False
+        return row
+
+    @cached_property
     def fingerprint(self) -> str:
         """Names the vocabulary by content: equal for equal tokens and end-of-sequence ids."""
         digest = hashlib.blake2b(repr(self.eos_token_ids).encode(), digest_size=16)

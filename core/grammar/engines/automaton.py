@@ -161,7 +161,7 @@ class AutomatonMatcher:
         if self._stopped:
             row[:] = 0
         else:
-            row[:] = self._grammar.masks.row(self._place)
+            self._grammar.masks.row(self._place).write(row)
         return True
 
     def advance(self, token_ids: Sequence[int]) -> int:

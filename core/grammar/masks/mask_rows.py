@@ -13,6 +13,7 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks import workers
+from graftlm.core.grammar.masks.packed_row import PackedRow
 from graftlm.core.grammar.masks.self_loops import SelfLoop, self_loop
 from graftlm.core.grammar.masks.trie_walk import leads_to_many
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -31,32 +32,33 @@ the whole trie is as cheap.
 _MAX_PLACES = 1 << 16
 
 _all: weakref.WeakSet[MaskRows] = weakref.WeakSet()
+_scratch = threading.local()
 
 
 class MaskRows(ABC):
-    """A mask row per place. Equal rows are kept once; beyond `max_bytes` the oldest rows are dropped."""
+    """A mask row per place. Equal rows are kept once; beyond `max_bytes` the oldest rows are dropped.
+
+    num_bytes  memory of the rows
+    """
 
     def __init__(self, automaton: Dfa | Dpda, vocabulary: Vocabulary, max_bytes: int) -> None:
         self._automaton = automaton
         self._vocabulary = vocabulary
-        self._max_rows = max(1, max_bytes // max(1, 4 * vocabulary.num_words))
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
         self._digests: dict[Place, int] = {}
-        self._rows: dict[int, Int32Array] = {}
+        self._rows: dict[int, PackedRow] = {}
         self._loops: dict[int, SelfLoop | None] = {}
         self._forget_others()
         _all.add(self)
 
     def _forget_others(self) -> None:
         """Begin with no row under way: in a fork nobody computes those of the parent."""
-        self._ahead: dict[Place, workers.Task[Int32Array]] = {}
+        self._ahead: dict[Place, workers.Task[PackedRow]] = {}
         self._lock = threading.Lock()
 
-    @property
-    def num_bytes(self) -> int:
-        return 4 * self._vocabulary.num_words * len(self._rows)
-
-    def row(self, place: Place) -> Int32Array:
-        """The mask row at `place`: int32 [num_words], not to be written to."""
+    def row(self, place: Place) -> PackedRow:
+        """The mask row at `place`."""
         row = self._known(place)
         if row is not None:
             return row
@@ -95,13 +97,13 @@ class MaskRows(ABC):
         table, classes, degrees = automaton.table, automaton.classes, automaton.degrees
         return bool(leads_to_many(trie.nodes, trie.roots, table, classes, degrees, state, _SLOW_STATE, _MANY_NODES))
 
-    def _compute_ahead(self, key: Place) -> Int32Array:
+    def _compute_ahead(self, key: Place) -> PackedRow:
         try:
             return self._compute(key)
         finally:
             self._ahead.pop(key, None)
 
-    def _known(self, place: Place) -> Int32Array | None:
+    def _known(self, place: Place) -> PackedRow | None:
         digest = self._digests.get(place)
         return None if digest is None else self._rows.get(digest)
 
@@ -110,24 +112,40 @@ class MaskRows(ABC):
         """A place with the same mask, the same one for as many places as is known before it is computed."""
 
     @abstractmethod
-    def _compute(self, place: Place) -> Int32Array:
+    def _compute(self, place: Place) -> PackedRow:
         """Compute the row at `place` and keep it."""
+
+    def _begin(self, base: Int32Array) -> Int32Array:
+        """A row to compute in, of this thread, with the tokens of `base`."""
+        size = self._vocabulary.num_words
+        row: Int32Array | None = getattr(_scratch, "row", None)
+        if row is None or len(row) != size:
+            row = _scratch.row = np.empty(size, np.int32)
+        row[:] = base
+        return row
 
     def _allow_end(self, row: Int32Array) -> None:
         """Set the bits of the end-of-sequence ids."""
         for token_id in self._vocabulary.eos_token_ids:
             row.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 
-    def _keep(self, place: Place, digest: int, row: Int32Array) -> Int32Array:
-        with self._lock:
-            known = self._rows.get(digest)  # 64 bits over the tokens: rows with one digest are taken for equal
-            if known is None:
-                row.flags.writeable = False
-                while len(self._rows) >= self._max_rows:
-                    del self._rows[next(iter(self._rows))]
-                known = self._rows[digest] = row
+    def _keep(self, place: Place, digest: int, row: Int32Array, base: Int32Array) -> PackedRow:
+        """Keep `row`, which `_begin` gave for `base`."""
+        known = self._rows.get(digest)  # 64 bits over the tokens: rows with one digest are taken for equal
+        if known is None:
+            packed = PackedRow.of(row, base)
+            with self._lock:
+                known = self._rows.setdefault(digest, packed)
+                if known is packed:
+                    self._make_room(packed)
         self._remember(place, digest)
         return known
+
+    def _make_room(self, new: PackedRow) -> None:
+        """Count a new row, and drop the oldest others while there are too many."""
+        self.num_bytes += new.num_bytes
+        while self.num_bytes > self._max_bytes and len(self._rows) > 1:
+            self.num_bytes -= self._rows.pop(next(iter(self._rows))).num_bytes
 
     def _remember(self, place: Place, digest: int) -> None:
         if len(self._digests) >= _MAX_PLACES:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks.mask_rows import MaskRows
+from graftlm.core.grammar.masks.packed_row import PackedRow
 from graftlm.core.grammar.masks.self_loops import SelfLoop
 from graftlm.core.grammar.masks.spelling import Spelling
 from graftlm.core.grammar.masks.trie_walk import allow_leaving, allow_tokens, allow_tokens_by_level
@@ -23,13 +21,14 @@ class Masks(MaskRows):
         self._spelling = spelling
         super().__init__(dfa, vocabulary, max_bytes)
 
-    def _compute(self, place: Place) -> Int32Array:
+    def _compute(self, place: Place) -> PackedRow:
         dfa, vocabulary = self._dfa, self._vocabulary
         state = place[0]
         loop = self._self_loop(state)
         inside = None if loop is None else vocabulary.slices.get(loop.chars)
         if loop is None or inside is None:
-            row = np.zeros(vocabulary.num_words, np.int32)
+            base = vocabulary.no_tokens
+            row = self._begin(base)
             if self._spelling is None:
                 digest = allow_tokens(vocabulary.trie, dfa, place, row)
             else:
@@ -38,7 +37,8 @@ class Masks(MaskRows):
             room = loop.room
             if loop.register is not None and loop.maximum >= 0:
                 room = loop.maximum - place[1 + loop.register]
-            row = inside.row(room).copy()
+            base = inside.row(room)
+            row = self._begin(base)
             digest = hash((loop.chars, room))
             if loop.exits is None:
                 digest ^= allow_tokens(inside.others, dfa, place, row)
@@ -47,7 +47,7 @@ class Masks(MaskRows):
         if dfa.accepting[state]:
             self._allow_end(row)
             digest = ~digest
-        return self._keep(place, digest, row)
+        return self._keep(place, digest, row, base)
 
     def _self_loop(self, state: int) -> SelfLoop | None:
         return None if self._spelling is not None else super()._self_loop(state)

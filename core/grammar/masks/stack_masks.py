@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from graftlm.core.grammar.automata.dfa import Place
-from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.masks.mask_rows import MaskRows
+from graftlm.core.grammar.masks.packed_row import PackedRow
 from graftlm.core.grammar.masks.stack_walk import allow_leaving, allow_tokens
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -26,22 +24,24 @@ class StackMasks(MaskRows):
     def representative(self, place: Place) -> Place:
         return place
 
-    def _known(self, place: Place) -> Int32Array | None:
+    def _known(self, place: Place) -> PackedRow | None:
         for depth in range(1, len(place) + 2):
             digest = self._digests.get(place[:depth] if depth <= len(place) else (*place, 0))
             if digest is not None:
                 return self._rows.get(digest)
         return None
 
-    def _compute(self, place: Place) -> Int32Array:
+    def _compute(self, place: Place) -> PackedRow:
         dpda, vocabulary = self._dpda, self._vocabulary
         loop = self._self_loop(place[0])
         inside = None if loop is None else vocabulary.slices.get(loop.chars)
         if loop is None or inside is None:
-            row = np.zeros(vocabulary.num_words, np.int32)
+            base = vocabulary.no_tokens
+            row = self._begin(base)
             digest, depth = allow_tokens(vocabulary.trie, dpda, place, row)
         else:
-            row = inside.row(loop.room).copy()
+            base = inside.row(loop.room)
+            row = self._begin(base)
             if loop.exits is None:
                 digest, depth = allow_tokens(inside.others, dpda, place, row)
             else:
@@ -54,4 +54,4 @@ class StackMasks(MaskRows):
             self._allow_end(row)
             digest = ~digest
         depth = max(depth, num_ended + 1)
-        return self._keep(place[:depth] if depth <= len(place) else (*place, 0), digest, row)
+        return self._keep(place[:depth] if depth <= len(place) else (*place, 0), digest, row, base)

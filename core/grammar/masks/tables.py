@@ -18,6 +18,7 @@ import torch
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.masks.packed_row import PackedRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class GrammarTables:
         """Lay out `grammar` on the device of `tokens`. Raises GrammarError over `max_states` states."""
         numbers, transitions = _multiplied_out(grammar.dfa, max_states)
         rows: dict[int, int] = {}
-        masks: list[Int32Array] = []
+        masks: list[PackedRow] = []
         mask_of = np.empty(len(numbers), np.int32)
         for place, number in numbers.items():
             row = grammar.masks.row(place)
@@ -87,13 +88,16 @@ class GrammarTables:
                 rows[id(row)] = len(masks)
                 masks.append(row)  # keeps the row, and so its id, alive
             mask_of[number] = rows[id(row)]
+        unpacked = np.empty((len(masks), grammar.vocabulary.num_words), np.int32)
+        for packed, written in zip(masks, unpacked, strict=True):
+            packed.write(written)
         accepting = grammar.dfa.accepting[[place[0] for place in numbers]]
         device = tokens.bytes.device
         return cls(
             transitions=torch.from_numpy(transitions).to(device),
             classes=torch.from_numpy(grammar.dfa.classes.astype(np.int32)).to(device),
             accepting=torch.from_numpy(accepting).to(device),
-            masks=torch.from_numpy(np.stack(masks)).to(device),
+            masks=torch.from_numpy(unpacked).to(device),
             mask_of=torch.from_numpy(mask_of).to(device),
             tokens=tokens,
             numbers=numbers,

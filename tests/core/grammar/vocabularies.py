@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.stack.dpda import Dpda
+from graftlm.core.grammar.masks.mask_rows import MaskRows
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 _CORPUS = [
@@ -51,6 +52,18 @@ def allowed(row: npt.NDArray[np.int32]) -> set[int]:
     """The ids whose bits are set in a mask row."""
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     return set(np.flatnonzero(bits).tolist())
+
+
+def row_at(masks: MaskRows, place: Place) -> npt.NDArray[np.int32]:
+    """The mask row at `place`, written over one of other tokens."""
+    row = np.full(masks._vocabulary.num_words, 0x55555555, np.int32)
+    masks.row(place).write(row)
+    return row
+
+
+def allowed_at(masks: MaskRows, place: Place) -> set[int]:
+    """The tokens that may follow at `place`."""
+    return allowed(row_at(masks, place))
 
 
 def continued(automaton: Dfa | Dpda, vocabulary: Vocabulary, suffix: bytes, place: Place) -> int | None:

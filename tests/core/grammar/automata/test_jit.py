@@ -15,7 +15,7 @@ from graftlm.core.grammar.masks import self_loops
 from graftlm.core.grammar.masks.masks import Masks
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.kernels import disk_cache
-from tests.core.grammar.vocabularies import bpe_vocabulary
+from tests.core.grammar.vocabularies import bpe_vocabulary, row_at
 
 ROOT = Path(__file__).parents[4]
 
@@ -34,7 +34,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("pattern", ["(ab|a[bc]){2,9}d", r'"([^"\\]|\\.){0,400}"', "x[a-z]{3,70}(é|yes)?"])
 def test_a_loop_in_python_does_what_its_machine_code_does(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary, compiled = bpe_vocabulary(), Dfa.compile(parse(pattern))
-    rows = [Masks(compiled, vocabulary).row((state, *compiled.start[1:])) for state in range(1, 4)]
+    rows = [row_at(Masks(compiled, vocabulary), (state, *compiled.start[1:])) for state in range(1, 4)]
     loops = [self_loops.self_loop(compiled, state) for state in range(1, compiled.num_states)]
     for loop in jit._loops:
         monkeypatch.setattr(loop, "machine_code", None)
@@ -42,7 +42,7 @@ def test_a_loop_in_python_does_what_its_machine_code_does(pattern: str, monkeypa
     assert (plain.table == compiled.table).all() and (plain.distance == compiled.distance).all()
     assert (plain.actions == compiled.actions).all()
     for state, row in enumerate(rows, 1):
-        assert (Masks(plain, vocabulary).row((state, *plain.start[1:])) == row).all()
+        assert (row_at(Masks(plain, vocabulary), (state, *plain.start[1:])) == row).all()
     assert [self_loops.self_loop(plain, state) for state in range(1, plain.num_states)] == loops
 
 

@@ -28,7 +28,7 @@ from graftlm.core.grammar.masks.trie import Trie
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.stack.test_dpda import LANGUAGES, LIST, TREE, of_schema
-from tests.core.grammar.vocabularies import allowed, continued
+from tests.core.grammar.vocabularies import allowed_at, continued
 
 PIECES = ['{"', '"}', '":', '":[', "',", '"]', "]]", "]]]]", "}}", "}]}", "[[", "[[[", '[{"', "],", "],[", "]]:", "]x"]
 PIECES += ['{"v":1', ',"k":[{"v":', '"}],"', "12", ":(", "))", "0:", '","', "true", 'null,"', "  ", '": {"', "é", "\\n"]
@@ -74,7 +74,7 @@ def test_masks_of_random_texts_are_what_brute_force_finds(dpda: Dpda, choices: l
     masks, place = StackMasks(dpda, VOCABULARY), dpda.start
     for choice in choices:
         tokens = readable(dpda, place)
-        assert allowed(masks.row(place)) == tokens
+        assert allowed_at(masks, place) == tokens
         with_bytes = sorted(tokens - set(VOCABULARY.eos_token_ids))
         if not with_bytes:
             break
@@ -112,7 +112,7 @@ def test_masks_of_strings_of_bounded_length_are_what_brute_force_finds(bounds: d
     dpda = build_dpda(*of_schema(tree))
     place = dpda.walk(dpda.start, b'{"s":"' + text)
     if place is not None:
-        assert allowed(StackMasks(dpda, WORDS).row(place)) == readable(dpda, place, WORDS)
+        assert allowed_at(StackMasks(dpda, WORDS), place) == readable(dpda, place, WORDS)
 
 
 @pytest.mark.parametrize("text", [b"", b"a", "é\u20ac".encode(), b"abcd", b"abcdefgh"])
@@ -176,7 +176,7 @@ def test_a_token_that_closes_more_than_is_open_is_not_allowed() -> None:
     four = VOCABULARY.tokens.index(b"]]]]")
     for depth in range(1, 8):
         place = dpda.walk(dpda.start, b"[" * depth)
-        assert place is not None and (four in allowed(masks.row(place))) == (depth >= 4)
+        assert place is not None and (four in allowed_at(masks, place)) == (depth >= 4)
 
 
 def test_thousands_of_open_brackets_are_not_all_remembered() -> None:
