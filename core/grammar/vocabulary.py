@@ -80,9 +80,7 @@ class Vocabulary:
     @cached_property
     def no_tokens(self) -> Int32Array:
         """The mask row that allows none: int32 [num_words], not to be written to."""
-        row = np.zeros(self.num_words, np.int32)
-        row.flags.writeable = False
-        return row
+        return np.zeros(self.num_words, np.int32)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graftlm.core.grammar.automata.jit import Int32Array
+from graftlm.core.grammar.automata.jit import Int32Array, loop, prepare
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,7 +33,7 @@ class PackedRow(NamedTuple):
     @classmethod
     def of(cls, row: Int32Array, base: Int32Array) -> PackedRow:
         """Pack `row`, which may be changed afterwards; `base` may not."""
-        places = np.flatnonzero(row != base)
+        places = _differences(row, base)
         words = row[places]
         num_bytes = places.nbytes + words.nbytes
         if num_bytes > row.nbytes:
@@ -44,3 +44,22 @@ class PackedRow(NamedTuple):
         """Write all words of `row`: int32 [num_words]."""
         row[:] = self.base
         row[self.places] = self.words
+
+
+def _differences(row: Int32Array, base: Int32Array) -> npt.NDArray[np.intp]:
+    if _compare.machine_code is None:
+        prepare()
+        return np.flatnonzero(row != base)
+    places = np.empty(len(row), np.intp)
+    return places[: _compare(row, base, places)].copy()
+
+
+@loop("i8(i4[::1], i4[::1], i8[::1])", quick=True)
+def _compare(row: Int32Array, base: Int32Array, places: npt.NDArray[np.intp]) -> int:
+    """Fill `places` with those where `row` differs from `base`. -> how many these are"""
+    num = 0
+    for place in range(len(row)):
+        if row[place] != base[place]:
+            places[num] = place
+            num += 1
+    return num
