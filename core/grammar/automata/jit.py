@@ -47,7 +47,14 @@ _MODULES = tuple(
         *("automata.nfa.arrays", "automata.products.pairs", "automata.stack.call_sites"),
         "automata.stack.rule_distances",
         "schema.text.name_trie",
-        *("masks.trie", "masks.trie_walk", "masks.stack_walk", "masks.self_loops", "masks.spelling", "masks.packed_row"),
+        *(
+            "masks.trie",
+            "masks.trie_walk",
+            "masks.stack_walk",
+            "masks.self_loops",
+            "masks.spelling",
+            "masks.packed_row",
+        ),
     )
 )
 _KEPT_VERSIONS = 16

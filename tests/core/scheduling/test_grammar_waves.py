@@ -43,9 +43,7 @@ def submissions(sampling: SamplingParams, ends: list[Ended], waits: list[Future[
     ]
 
 
-def row(
-    num_left: int = 1, *, constrained: bool = True, forced: int = 0, sampled: int = 0, in_flight: int = 0
-) -> Any:
+def row(num_left: int = 1, *, constrained: bool = True, forced: int = 0, sampled: int = 0, in_flight: int = 0) -> Any:
     """A row of 20 prompt tokens, all but `num_left` of which are computed, and of tokens forced and sampled."""
     return SimpleNamespace(
         grammar=object() if constrained else None,
