@@ -82,7 +82,7 @@ class OutputWriter:
         self._go_on(sequence, matcher)
 
     def fork(self, parent: Sequence, index: int) -> Sequence:
-        """A sibling of `parent` that stands where `parent` stands and will go its own way."""
+        """A sibling of `parent` that stands where `parent` stands, or has ended as it has, and will go its own way."""
         matcher = parent.output.matcher
         child = Sequence(
             parent.request,
@@ -97,8 +97,13 @@ class OutputWriter:
                 matcher=matcher.fork() if matcher is not None else None,
                 logprobs=list(parent.output.logprobs),
                 num_forced=parent.output.num_forced,
+                finish_reason=parent.output.finish_reason,
+                stopped_by=parent.output.stopped_by,
             ),
         )
+        if child.output.finish_reason is not None:
+            child.output.text = parent.output.text
+            return child
         self.begin(child)
         text = self._spelled(child, child.num_generated)
         stop_matcher = child.output.stop_matcher

@@ -109,10 +109,25 @@ class RequestTracker:
                 continue
             try:
                 self.writer.open(sequence)
+                if sequence.output.finish_reason is not None:
+                    self._end_forced(sequence)
+                    continue
             except BaseException as error:
                 self.fail(sequence, failure_of(error))
                 continue
             self._choose_or_finish(sequence)
+
+    def _end_forced(self, sequence: Sequence) -> None:
+        """End a request whose whole text its grammar forced: no step will fork its answers, which are all alike."""
+        group = sequence.group
+        assert group is not None
+        siblings = [self.writer.fork(sequence, i) for i in range(1, sequence.sampling.n)]
+        group.sequences.extend(siblings)
+        self.scheduler.add(siblings)
+        for member in list(group.sequences):
+            self._emit(member)
+            if group.done:
+                return  # all have ended, or one failed and the request with it
 
     def gather(self) -> bool:
         """Whether rows that could begin wait for others, whose grammars are being compiled."""
