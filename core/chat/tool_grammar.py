@@ -16,6 +16,11 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.spec import Composite, Issue, JsonSchema, OnUnsupported, Options, Whitespace
 
+_MEMBERS = frozenset(
+    {"$ref", "additionalProperties", "allOf", "anyOf", "if", "minProperties", "not", "oneOf", "patternProperties"}
+) | {"dependentSchemas", "propertyNames", "unevaluatedProperties"}
+"""Keywords that say of other members than those of `properties`."""
+
 
 @dataclass(frozen=True)
 class ToolChoice:
@@ -147,8 +152,11 @@ class _Language:
 
 
 def _arguments(tool: Tool) -> JsonSchema:
-    """The schema of a call's arguments: always an object."""
-    return JsonSchema({"type": "object", **tool.parameters})
+    """The schema of a call's arguments: an object, and an empty one where the tool declares no parameters."""
+    schema = {"type": "object", **tool.parameters}
+    if schema.keys().isdisjoint(_MEMBERS) and schema.get("properties") == {}:
+        schema["additionalProperties"] = False
+    return JsonSchema(schema)
 
 
 def _complaint(

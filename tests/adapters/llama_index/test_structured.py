@@ -192,6 +192,15 @@ def test_a_required_tool_is_always_called(llm: GraftLLM) -> None:
         assert [b.tool_call_id for b in blocks] == [call.tool_id]
 
 
+def test_a_tool_without_parameters_is_called_without_arguments(llm: GraftLLM) -> None:
+    def now() -> str:
+        """Tell the time."""
+        return "noon"
+
+    answer = llm.predict_and_call([FunctionTool.from_defaults(now)], "what time is it?", temperature=1.5)
+    assert str(answer) == "noon"
+
+
 def test_a_function_that_is_no_tool_raises(llm: GraftLLM) -> None:
     with pytest.raises(GraftCallError, match="is no tool; give a BaseTool, such as FunctionTool.from_defaults"):
         llm.chat_with_tools([add], "go")

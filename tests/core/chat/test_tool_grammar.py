@@ -74,6 +74,12 @@ def test_a_free_form_argument_holds_any_json_object() -> None:
     assert not accepts(write(("put", {"data": 1})), [ADD, PUT], "any")
 
 
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}, "required": []}])
+def test_a_tool_without_parameters_gets_no_arguments(parameters: dict[str, Any] | None) -> None:
+    assert accepts(write(("stop", {})), [Tool("stop", parameters)], "any")
+    assert not accepts(write(("stop", {"why": "x"})), [Tool("stop", parameters)], "any")
+
+
 @pytest.mark.parametrize("more", [{"properties": {}, "additionalProperties": True}, {"minProperties": 1}, {}])
 def test_a_tool_that_says_so_gets_any_arguments(more: dict[str, Any]) -> None:
     assert accepts(write(("put", {"a": 1})), [Tool("put", {"type": "object", **more})], "any")
