@@ -117,7 +117,8 @@ class DistinctMatcher:
         allowed = _ids(row)
         if len(allowed) > _FEW_DOUBTFUL:
             in_string = self._cursor.mode in (STRING, ESCAPE, KEY_STRING, KEY_ESCAPE)
-            allowed = _ids(row & (grammar.quoting if in_string else grammar.marks))
+            near = [token_id for token_id in allowed if grammar.items.nears_repeat(self._cursor, tokens[token_id])]
+            allowed = [*near, *_ids(row & (grammar.quoting if in_string else grammar.marks))]
         return [token_id for token_id in allowed if tokens[token_id]]
 
     def ending_ahead(self) -> list[int] | None:
@@ -153,7 +154,15 @@ class DistinctMatcher:
             while num_consumed and self.find_ending() is None:
                 self.rollback(1)
                 num_consumed -= 1
+                if self._is_in_mask(token_ids[num_consumed]):  # too many were allowed for each to be looked at
+                    self.step([token_ids[num_consumed]])
+                    return num_consumed + 1
         return num_consumed
+
+    def _is_in_mask(self, token_id: int) -> bool:
+        row = np.zeros(self._grammar.vocabulary.num_words, np.int32)
+        self.fill_mask(row)
+        return bool(row[token_id >> 5] >> (token_id & 31) & 1)
 
     def step(self, token_ids: Sequence[int]) -> int:
         """Consume tokens up to the first that the base does not allow or that repeats an item, whatever follows."""

@@ -76,7 +76,6 @@ class DistinctItems:
         close: Callable[[], None],
     ) -> None:
         algebra.forget_ways()
-        weakref.finalize(self, close).atexit = False
         self._algebra = algebra
         self._items_of = ItemLanguages(algebra, lower)
         self._closed = closed
@@ -90,6 +89,7 @@ class DistinctItems:
         self.is_doubtful = DoubtfulItems(root, algebra.resolve, closed).found()
         """Whether what is allowed next may leave no way to end the text."""
         self._root = self._containers([(root, True, True)])
+        weakref.finalize(self, close).atexit = False
 
     def advance(self, cursor: Cursor, data: bytes) -> Cursor | None:
         """The place after `data`, which the schema allows but for equal items; None if two items would be equal."""
@@ -156,6 +156,15 @@ class DistinctItems:
             if frame.unique and self._taken(frame)
             for language in self._languages_of(frame)
             if language is not None
+        )
+
+    def nears_repeat(self, cursor: Cursor, data: bytes) -> bool:
+        """Whether with `data` the item or name at hand is one before it, or the beginning of one."""
+        return any(
+            text.startswith(cursor.text[frame.start :] + data)
+            for frame in cursor.frames
+            if frame.unique and frame.start >= 0
+            for text, _ in frame.seen
         )
 
     def fresh(self, cursor: Cursor) -> Iterator[bytes]:

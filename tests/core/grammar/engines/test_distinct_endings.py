@@ -90,3 +90,16 @@ def test_numbers_between_bounds_without_a_multiple_are_nothing_to_llguidance_too
     grammar = compiled({"minimum": 0.5, "maximum": 0.5, "multipleOf": 1}, strict=False, engine="llguidance")
     assert not grammar.matcher().accepting
     assert allows(grammar, "[]") and not allows(grammar, "0.5")
+
+
+def test_a_name_that_can_only_be_one_that_is_there_is_not_begun_among_many() -> None:
+    """A hundred other letters were allowed as well, and none of them was looked at."""
+    short = [{"propertyNames": {"minLength": low, "maxLength": 1}} for low in (0, 1)]
+    grammar = compiled({"type": "object", "minProperties": 2, "anyOf": short}, strict=False)
+    matcher = grammar.matcher()
+    assert matcher.advance(list(b'{"k":1,"')) == 8
+    row = np.zeros(BYTES.num_words, np.int32)
+    matcher.fill_mask(row)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    assert bits[ord("j")] and not bits[ord("k")]
+    assert [matcher.fork().advance([ord(name)]) for name in "jk"] == [1, 0]
