@@ -175,7 +175,7 @@ def _compiled(
 
 def _without(grammar: Grammar, spec: JsonSchema, options: Options) -> Grammar:
     """`grammar` and a warning, or an error: no text of it is found whose items differ."""
-    from graftlm.core.grammar.schema.doubtful_items import no_text_found
+    from graftlm.core.grammar.schema.distinct.doubtful_items import no_text_found
 
     issue = no_text_found(spec)
     if options.on_unsupported == "error":
@@ -341,7 +341,7 @@ def _automaton(language: Language, vocabulary: Vocabulary, options: Options, eff
 
 def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:
     from graftlm.core.grammar.engines.fixed_texts import check_fixed_texts
-    from graftlm.core.grammar.engines.lark import to_lark
+    from graftlm.core.grammar.engines.lark.lark import to_lark
 
     check_fixed_texts(language.node, language.rules)
     text = to_lark(language.node, language.rules)

@@ -88,7 +88,7 @@ def _automaton(language: Language, options: Options, effort: Effort | None = Non
 
 def _parsed(language: Language, options: Options, error: GrammarError | None = None) -> Draft:
     from graftlm.core.grammar.engines.fixed_texts import check_fixed_texts
-    from graftlm.core.grammar.engines.lark import to_lark
+    from graftlm.core.grammar.engines.lark.lark import to_lark
 
     check_fixed_texts(language.node, language.rules)
     lark = to_lark(language.node, language.rules)

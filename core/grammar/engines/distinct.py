@@ -13,7 +13,7 @@ from graftlm.core.grammar.engines.automaton import AutomatonMatcher
 from graftlm.core.grammar.engines.distinct_endings import EndingSearch
 from graftlm.core.grammar.matcher import MaskRow, Matcher
 from graftlm.core.grammar.schema.cursor import ESCAPE, KEY_ESCAPE, KEY_STRING, STRING, Cursor
-from graftlm.core.grammar.schema.distinct_items import DistinctItems
+from graftlm.core.grammar.schema.distinct.distinct_items import DistinctItems
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

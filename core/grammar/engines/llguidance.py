@@ -12,7 +12,7 @@ from graftlm.core.errors import ConfigError, GrammarError
 from graftlm.core.grammar.automata.stack.positions import INFINITE, TooManyStates
 from graftlm.core.grammar.automata.stack.pushdown import Place, Pushdown
 from graftlm.core.grammar.budget import limited
-from graftlm.core.grammar.engines.lark import TOO_MANY_SYMBOLS
+from graftlm.core.grammar.engines.lark.lark import TOO_MANY_SYMBOLS
 from graftlm.core.grammar.engines.library import LibraryMatcher, PerVocabulary, allow_eos, clear_beyond
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.spec import Limits

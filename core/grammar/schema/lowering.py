@@ -41,7 +41,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Unkept,
     both,
 )
-from graftlm.core.grammar.schema.distinct_items import DistinctItems
+from graftlm.core.grammar.schema.distinct.distinct_items import DistinctItems
 from graftlm.core.grammar.schema.irregular import Irregular, closed, is_open
 from graftlm.core.grammar.schema.member_names import counts_names, num_other_names, too_few_names
 from graftlm.core.grammar.schema.places import is_long

@@ -22,7 +22,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     negation,
     union,
 )
-from graftlm.core.grammar.schema.item_language import ItemLanguage
+from graftlm.core.grammar.schema.distinct.item_language import ItemLanguage
 from graftlm.core.grammar.spec import JsonSchema
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from graftlm.core.grammar.schema.item_language import as_read
+from graftlm.core.grammar.schema.distinct.item_language import as_read
 
 
 class _Number(NamedTuple):

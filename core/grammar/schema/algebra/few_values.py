@@ -28,7 +28,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Union,
 )
 from graftlm.core.grammar.schema.algebra.values import parse_value
-from graftlm.core.grammar.schema.item_language import as_read
+from graftlm.core.grammar.schema.distinct.item_language import as_read
 
 _MOST_COMPARED = 100
 """Values that are compared with all of several shapes; of more some may have only one of them."""

@@ -13,7 +13,7 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.automata.stack import positions
 from graftlm.core.grammar.compile import Grammar
-from graftlm.core.grammar.engines.lark import to_lark
+from graftlm.core.grammar.engines.lark.lark import to_lark
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 from graftlm.core.grammar.matcher import Matcher
 from graftlm.core.grammar.regex.regex import parse

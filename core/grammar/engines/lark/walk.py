@@ -6,7 +6,7 @@ from typing import Protocol
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.engines.lark_words import ITSELF, is_short, pair
+from graftlm.core.grammar.engines.lark.words import ITSELF, is_short, pair
 
 
 class Rules(Protocol):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
 from graftlm.core.grammar.schema.algebra.shapes import Array, Boolean, Literals, Null, Number, Shape, Text, both, union
-from graftlm.core.grammar.schema.item_language import ItemLanguage
+from graftlm.core.grammar.schema.distinct.item_language import ItemLanguage
 from graftlm.core.grammar.schema.spelling import one_spelling
 
 if TYPE_CHECKING:

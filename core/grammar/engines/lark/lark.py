@@ -12,9 +12,9 @@ from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.automata.products.product import product
-from graftlm.core.grammar.engines.lark_walk import Walk
-from graftlm.core.grammar.engines.lark_words import ITSELF, is_rule, is_short, joined, pair
-from graftlm.core.grammar.engines.optional_row import is_optional_row
+from graftlm.core.grammar.engines.lark.optional_row import is_optional_row
+from graftlm.core.grammar.engines.lark.walk import Walk
+from graftlm.core.grammar.engines.lark.words import ITSELF, is_rule, is_short, joined, pair
 from graftlm.core.grammar.engines.regex_text import char_class, plain
 from graftlm.core.grammar.engines.rules import RuleWriter, decoded, quantifier
 

@@ -45,9 +45,9 @@ from graftlm.core.grammar.schema.cursor import (
     Frame,
     Seen,
 )
-from graftlm.core.grammar.schema.doubtful_items import DoubtfulItems
-from graftlm.core.grammar.schema.item_language import ItemLanguage
-from graftlm.core.grammar.schema.item_languages import ItemLanguages, Way, item_of
+from graftlm.core.grammar.schema.distinct.doubtful_items import DoubtfulItems
+from graftlm.core.grammar.schema.distinct.item_language import ItemLanguage
+from graftlm.core.grammar.schema.distinct.item_languages import ItemLanguages, Way, item_of
 from graftlm.core.grammar.schema.member_names import counts_names, name_language
 from graftlm.core.grammar.schema.spelling import one_spelling
 from graftlm.core.grammar.schema.text.items import merged

@@ -1,0 +1,1 @@
+"""A constraint as a Lark grammar, which llguidance matches."""
