@@ -8,7 +8,7 @@ import pytest
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.compile import language_of
-from graftlm.core.grammar.engines import lark
+from graftlm.core.grammar.engines.lark import lark
 from graftlm.core.grammar.engines.lark.optional_row import is_optional_row
 from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 from graftlm.core.grammar.spec import JsonSchema, Options
