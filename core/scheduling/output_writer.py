@@ -46,9 +46,14 @@ class OutputWriter:
         if matcher is None:
             return
         if self._closes(sequence) and not ends_within(matcher, sequence.remaining):
+            room = sequence.bounds.max_new_tokens
+            limit, remedy = f"max_tokens is {room}", "raise max_tokens"
+            if sequence.sampling.max_tokens != room:
+                limit = f"the prompt of {sequence.num_prompt_tokens:,} tokens leaves room for {room:,}"
+                remedy = "shorten it, or raise max_model_len or CacheConfig.max_tokens"
             raise ConfigError(
-                f"max_tokens is {sequence.bounds.max_new_tokens}, but the shortest text that the constraint allows "
-                f"takes up to {matcher.min_tokens_to_accept()} tokens; raise max_tokens"
+                f"{limit}, but the shortest text that the constraint allows takes up to "
+                f"{matcher.min_tokens_to_accept()} tokens; {remedy}"
             )
         self._jump(sequence)
 
