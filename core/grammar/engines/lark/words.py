@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
+from functools import reduce
 
 ITSELF = "\0"
 """The name of a rule in its own body, until it has one."""
 is_rule = re.compile(r"[rs]\d+").fullmatch
 is_short = re.compile(r'(?: ?(?:"(?:[^"\\]|\\.)*"|\w+\??)){1,2}').fullmatch
 """Two words or one, which are rather written twice than named."""
+_CLOSING, _OPENING = frozenset('")'), frozenset('"(')  # after `/` stand flags, after `?` a name has another meaning
 
 
 def joined(words: list[str]) -> str:
     """`words` in a row, with blanks where one could not be told from the next: each costs as much as a word."""
-    text = words[0]
-    for word in words[1:]:
-        text = text + word if text[-1] in _CLOSING or word[0] in _OPENING else f"{text} {word}"
-    return text
+    return reduce(pair, words)
 
 
 def pair(text: str, word: str) -> str:
+    """The same of two, neither of them empty."""
     return text + word if text[-1] in _CLOSING or word[0] in _OPENING else f"{text} {word}"
-
-
-_CLOSING, _OPENING = frozenset('")'), frozenset('"(')  # after `/` stand flags, after `?` a name has another meaning
