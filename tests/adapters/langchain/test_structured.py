@@ -123,7 +123,8 @@ def test_arguments_of_a_tool_may_contain_themselves(llm: ChatGraftLM) -> None:
         return branch.name
 
     answer = llm.bind_tools([plant], tool_choice="any").invoke("grow", temperature=1.5, seed=1)
-    assert plant.invoke(answer.tool_calls[0]["args"]) is not None
+    (call,) = answer.tool_calls
+    assert plant.invoke(call["args"]) == call["args"]["branch"]["name"]
 
 
 def test_a_response_format_of_openai_is_a_schema(llm: ChatGraftLM) -> None:
