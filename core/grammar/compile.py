@@ -166,14 +166,16 @@ def _compiled(
 
             items, reader = distinct_items(spec, options, reader), None
             compiled = DistinctGrammar(grammar.compiled, items, vocabulary)
-            grammar = replace(grammar, compiled=compiled) if compiled.can_end else _without(grammar, spec, options)
+            grammar = (
+                replace(grammar, compiled=compiled) if compiled.can_end else _refused_or_warned(grammar, spec, options)
+            )
         return grammar
     finally:
         if reader is not None:
             reader.close()
 
 
-def _without(grammar: Grammar, spec: JsonSchema, options: Options) -> Grammar:
+def _refused_or_warned(grammar: Grammar, spec: JsonSchema, options: Options) -> Grammar:
     """`grammar` and a warning, or an error: no text of it is found whose items differ."""
     from graftlm.core.grammar.schema.distinct.doubtful_items import no_text_found
 

@@ -22,7 +22,7 @@ _HOST: Final = rf"({_LABEL}\.)*[a-zA-Z][a-zA-Z0-9]*(-[a-zA-Z0-9]+)*"
 _CHARS: Final = r"([a-zA-Z0-9._~!$&'()*+,;=:@/-]|%[0-9A-F]{2})*"
 _REST: Final = rf"(:[1-9][0-9]{{0,3}})?(/{_CHARS})?(\?{_CHARS})?(#{_CHARS})?"
 _MAX_DIGITS: Final = 17
-"""Of a decimal that float64 still tells from others; one that may have more is left a plain number."""
+"""Digits that float64 keeps apart. A decimal that may have more is described as any number."""
 
 
 _classes: WeakKeyDictionary[type[BaseModel], tuple[dict[str, Any], bool]] = WeakKeyDictionary()
@@ -49,7 +49,10 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
 
 class OutputSchema(GenerateJsonSchema):
-    """Of dicts whose keys are numbers, timedeltas, complex numbers, decimals and URLs only what pydantic reads."""
+    """pydantic's own schemas, narrowed to what pydantic reads.
+
+    These are dicts with numbers as keys, timedeltas, complex numbers, decimals and URLs.
+    """
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         described = super().dict_schema(schema)

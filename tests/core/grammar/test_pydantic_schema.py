@@ -1,4 +1,4 @@
-"""Whatever the schema of a Python type admits, pydantic reads."""
+"""Pydantic reads every text that the schema of a Python type admits."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ class DoubtfulItems:
         self._work: list[Place] = [((root, True),)]
 
     def found(self) -> bool:
+        """Whether those at some place are; looks at each place that leads from `root` once."""
         while self._work:
             place = self._work.pop()
             if place not in self._places:

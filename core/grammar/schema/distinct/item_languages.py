@@ -65,5 +65,5 @@ def item_of(way: Way, index: int) -> Shape:
 
 
 def _place(way: Way, index: int) -> tuple[Way, int]:
-    """Where the same is asked of items as at `index`."""
+    """`way`, and an index whose item has the shape of that at `index`: beyond all prefixes items are alike."""
     return way, min(index, max((len(shape.prefix) for shape in way), default=0))
