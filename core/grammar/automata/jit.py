@@ -47,14 +47,8 @@ _MODULES = tuple(
         *("automata.nfa.arrays", "automata.products.pairs", "automata.stack.call_sites"),
         "automata.stack.rule_distances",
         "schema.text.name_trie",
-        *(
-            "masks.trie",
-            "masks.trie_walk",
-            "masks.stack_walk",
-            "masks.self_loops",
-            "masks.spelling",
-            "masks.packed_row",
-        ),
+        *("masks.trie.trie", "masks.walks.trie_walk", "masks.walks.stack_walk", "masks.walks.self_loops"),
+        *("masks.spelling", "masks.rows.packed_row"),
     )
 )
 _KEPT_VERSIONS = 16

@@ -10,7 +10,7 @@ from graftlm.core.errors import ConfigError
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.endings import EndingTooLongError
 from graftlm.core.grammar.masks.healing import encode_after, hold_back
-from graftlm.core.grammar.masks.mask_rows import MaskRows
+from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 

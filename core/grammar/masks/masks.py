@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
-from graftlm.core.grammar.masks.mask_rows import MaskRows
-from graftlm.core.grammar.masks.packed_row import PackedRow
-from graftlm.core.grammar.masks.self_loops import SelfLoop
+from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
+from graftlm.core.grammar.masks.rows.packed_row import PackedRow
 from graftlm.core.grammar.masks.spelling import Spelling
-from graftlm.core.grammar.masks.trie_walk import allow_leaving, allow_tokens, allow_tokens_by_level
+from graftlm.core.grammar.masks.walks.self_loops import SelfLoop
+from graftlm.core.grammar.masks.walks.trie_walk import allow_leaving, allow_tokens, allow_tokens_by_level
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 

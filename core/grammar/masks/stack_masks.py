@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.stack.dpda import Dpda
-from graftlm.core.grammar.masks.mask_rows import MaskRows
-from graftlm.core.grammar.masks.packed_row import PackedRow
-from graftlm.core.grammar.masks.stack_walk import allow_leaving, allow_tokens
+from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
+from graftlm.core.grammar.masks.rows.packed_row import PackedRow
+from graftlm.core.grammar.masks.walks.stack_walk import allow_leaving, allow_tokens
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 

@@ -18,7 +18,7 @@ import torch
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.masks.packed_row import PackedRow
+from graftlm.core.grammar.masks.rows.packed_row import PackedRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.stack.dpda import Dpda
-from graftlm.core.grammar.masks.mask_rows import MaskRows
+from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 _CORPUS = [

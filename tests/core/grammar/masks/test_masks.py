@@ -13,21 +13,13 @@ from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.masks import Masks
-from graftlm.core.grammar.masks.self_loops import self_loop
-from graftlm.core.grammar.masks.slices import JSON_STRING
-from graftlm.core.grammar.masks.trie_walk import (
-    allow_leaving,
-    allow_leaving_by_level,
-    allow_tokens,
-    allow_tokens_by_level,
-    first_continued,
-)
+from graftlm.core.grammar.masks.walks.self_loops import self_loop
 from graftlm.core.grammar.regex.regex import parse
 from graftlm.core.grammar.spec import Limits
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.test_dfa import COUNTED
 from tests.core.grammar.regex.test_regex import PATTERNS
-from tests.core.grammar.vocabularies import allowed, allowed_at, bpe_vocabulary, byte_vocabulary, continued, row_at
+from tests.core.grammar.vocabularies import allowed, allowed_at, bpe_vocabulary, byte_vocabulary, row_at
 
 STRING = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))%s"'
 
@@ -65,21 +57,6 @@ def test_masks_of_random_patterns_are_what_brute_force_finds(pattern: str, choic
         assert allowed_at(masks, place) == readable(dfa, vocabulary, place)
 
 
-@settings(max_examples=60)
-@given(st.one_of(PATTERNS, COUNTED), st.lists(st.integers(0, 1000), max_size=5), st.text('abelmnt":,{ é', max_size=6))
-def test_the_first_text_that_a_readable_token_goes_on_is_what_brute_force_finds(
-    pattern: str, choices: list[int], text: str
-) -> None:
-    vocabulary = bpe_vocabulary()
-    try:
-        dfa = Dfa.compile(parse(pattern), Limits(states=5_000, seconds=2))
-    except GrammarError:
-        return
-    for place in walk_at_random(dfa, vocabulary, choices):
-        found = first_continued(vocabulary.trie, text.encode(), dfa, place)
-        assert found == continued(dfa, vocabulary, text.encode(), place)
-
-
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -103,18 +80,6 @@ def test_masks_inside_repeated_classes_are_what_brute_force_finds(pattern: str, 
         vocabulary.slices.build(chars)  # rather than after some misses
     for place in walk_at_random(dfa, vocabulary, choices):
         assert allowed_at(masks, place) == readable(dfa, vocabulary, place)
-
-
-@pytest.mark.parametrize(
-    "pattern", [STRING % "*", STRING % "{1,40}", r"(\d{1,3}\.){3}\d{1,3}", r"([a-z]{2,20},){9,30}"]
-)
-def test_walking_by_level_finds_the_same_tokens(pattern: str) -> None:
-    vocabulary, dfa = bpe_vocabulary(), Dfa.compile(parse(pattern))
-    for place in walk_at_random(dfa, vocabulary, [7, 99, 3, 41, 500]):
-        compiled, plain = (np.zeros(vocabulary.num_words, np.int32) for _ in range(2))
-        allow_tokens(vocabulary.trie, dfa, place, compiled)
-        allow_tokens_by_level(vocabulary.trie, dfa, place, plain)
-        assert (compiled == plain).all()
 
 
 NARROW = [
@@ -145,38 +110,11 @@ def test_masks_of_few_repeated_characters_are_what_brute_force_finds(
         assert allowed_at(masks, place) == readable(dfa, vocabulary, place)
 
 
-@pytest.mark.parametrize("pattern", [STRING % "*", STRING % "{0,40}", STRING % "{2,6}", *NARROW])
-def test_tokens_that_leave_a_class_are_found_without_compiled_loops(pattern: str) -> None:
-    vocabulary, dfa = bpe_vocabulary(), Dfa.compile(parse(pattern))
-    jit.wait()
-    num_compared = 0
-    for state in range(1, dfa.num_states):
-        place = (state, *[0] * dfa.num_registers)
-        loop = self_loop(dfa, state, vocabulary.trie.max_depth)
-        if loop is not None and loop.exits is not None:
-            leaving = vocabulary.slices.build(loop.chars).leaving(loop.exits)
-            compiled, plain = (np.zeros(vocabulary.num_words, np.int32) for _ in range(2))
-            allow_leaving(leaving, dfa, place, compiled)
-            allow_leaving_by_level(leaving, dfa, place, plain)
-            assert (compiled == plain).all()
-            num_compared += 1
-    assert num_compared
-
-
 def test_masks_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     for loop in jit._loops:
         monkeypatch.setattr(loop, "machine_code", None)
     dfa = Dfa.compile(parse(STRING % "{0,30}"))
     assert allowed_at(Masks(dfa, byte_vocabulary()), dfa.start) == {ord('"')}
-
-
-@pytest.mark.parametrize("counts", ["*", "+", "{0,400}", "{5,400}", "{20,}"])
-def test_json_strings_of_any_length_share_one_slice(counts: str) -> None:
-    dfa = Dfa.compile(parse(STRING % counts))
-    place = dfa.walk(dfa.start, b'"abc')
-    assert place is not None
-    loop = self_loop(dfa, place[0])
-    assert loop is not None and loop.chars == JSON_STRING
 
 
 def test_places_far_from_their_bounds_share_one_mask() -> None:

@@ -9,26 +9,20 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from graftlm.core.grammar.ast import Rule
-from graftlm.core.grammar.automata import jit
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.automata.stack.dpda_builder import build_dpda
 from graftlm.core.grammar.engines.pda import PdaGrammar
-from graftlm.core.grammar.masks.self_loops import self_loop
-from graftlm.core.grammar.masks.slices import JSON_STRING
 from graftlm.core.grammar.masks.stack_masks import StackMasks
-from graftlm.core.grammar.masks.stack_walk import (
-    allow_leaving,
-    allow_leaving_by_level,
+from graftlm.core.grammar.masks.trie.slices import JSON_STRING
+from graftlm.core.grammar.masks.trie.trie import Trie
+from graftlm.core.grammar.masks.walks.stack_walk import (
     allow_tokens,
-    allow_tokens_by_level,
-    first_continued,
 )
-from graftlm.core.grammar.masks.trie import Trie
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 from tests.core.grammar.automata.stack.test_dpda import LANGUAGES, LIST, TREE, of_schema
-from tests.core.grammar.vocabularies import allowed_at, continued
+from tests.core.grammar.vocabularies import allowed_at
 
 PIECES = ['{"', '"}', '":', '":[', "',", '"]', "]]", "]]]]", "}}", "}]}", "[[", "[[[", '[{"', "],", "],[", "]]:", "]x"]
 PIECES += ['{"v":1', ',"k":[{"v":', '"}],"', "12", ":(", "))", "0:", '","', "true", 'null,"', "  ", '": {"', "é", "\\n"]
@@ -83,28 +77,6 @@ def test_masks_of_random_texts_are_what_brute_force_finds(dpda: Dpda, choices: l
         place = after
 
 
-@pytest.mark.parametrize("dpda", AUTOMATA)
-def test_the_walk_without_machine_code_finds_the_same(dpda: Dpda) -> None:
-    jit.wait()
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        place = dpda.start
-        for _ in range(int(rng.integers(12))):
-            tokens = [i for i in readable(dpda, place) if VOCABULARY.tokens[i]]
-            if tokens:
-                place = dpda.walk(place, VOCABULARY.tokens[int(rng.choice(tokens))]) or place
-        rows = [np.zeros(VOCABULARY.num_words, np.int32) for _ in range(2)]
-        _, depth = allow_tokens(VOCABULARY.trie, dpda, place, rows[0])
-        _, other = allow_tokens_by_level(VOCABULARY.trie, dpda, place, rows[1])
-        assert rows[0].tolist() == rows[1].tolist() and depth == other
-        for suffix in (b"]", b'"]', b"a]}"):
-            inside = dpda.walk(place, suffix)
-            if inside is not None:
-                assert first_continued(VOCABULARY.trie, suffix, dpda, inside) == continued(
-                    dpda, VOCABULARY, suffix, inside
-                )
-
-
 @pytest.mark.parametrize("bounds", [{"maxLength": 9}, {"minLength": 3, "maxLength": 4}, {"minLength": 5}])
 @pytest.mark.parametrize("text", [b"", b"a", b"a\\n", "é\u20ac".encode(), b"abcd", b"abcdefgh", b"\xe2\x82", b"\\u0"])
 def test_masks_of_strings_of_bounded_length_are_what_brute_force_finds(bounds: dict[str, int], text: bytes) -> None:
@@ -113,35 +85,6 @@ def test_masks_of_strings_of_bounded_length_are_what_brute_force_finds(bounds: d
     place = dpda.walk(dpda.start, b'{"s":"' + text)
     if place is not None:
         assert allowed_at(StackMasks(dpda, WORDS), place) == readable(dpda, place, WORDS)
-
-
-@pytest.mark.parametrize("text", [b"", b"a", "é\u20ac".encode(), b"abcd", b"abcdefgh"])
-def test_tokens_that_leave_a_class_are_found_without_compiled_loops(text: bytes) -> None:
-    tree = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 9}, "k": {"$ref": "#"}}}
-    dpda = build_dpda(*of_schema(tree))
-    jit.wait()
-    place = dpda.walk(dpda.start, b'{"k":{"s":"' + text)
-    assert place is not None
-    loop = self_loop(dpda, place[0], WORDS.trie.max_depth)
-    assert loop is not None and loop.exits is not None
-    leaving = WORDS.slices.build(loop.chars).leaving(loop.exits)
-    rows = [np.zeros(WORDS.num_words, np.int32) for _ in range(2)]
-    _, depth = allow_leaving(leaving, dpda, place, rows[0])
-    _, other = allow_leaving_by_level(leaving, dpda, place, rows[1])
-    assert rows[0].tolist() == rows[1].tolist() and depth == other
-
-
-def test_a_repeat_that_is_written_out_has_room_for_what_is_left_of_it() -> None:
-    tree = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 9}, "k": {"$ref": "#"}}}
-    dpda = build_dpda(*of_schema(tree))
-    for text, room in ((b"", 9), (b"abc", 6), ("éé".encode(), 7)):
-        place = dpda.walk(dpda.start, b'{"s":"' + text)
-        assert place is not None
-        loop = self_loop(dpda, place[0], 20)
-        assert loop is not None and (loop.chars, loop.room) == (JSON_STRING, room)
-        assert loop.exits == bytes(byte in b'"\\' for byte in range(128))
-        shortened = self_loop(dpda, place[0], room)
-        assert shortened is not None and shortened.room is None  # no token is longer
 
 
 def test_only_tokens_that_leave_a_string_by_its_exits_are_walked() -> None:

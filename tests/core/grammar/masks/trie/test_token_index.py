@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from graftlm.core.grammar.masks import token_index
-from graftlm.core.grammar.masks.token_index import TokenIndex
-from graftlm.core.grammar.masks.trie import SortedTokens
+from graftlm.core.grammar.masks.trie import token_index
+from graftlm.core.grammar.masks.trie.token_index import TokenIndex
+from graftlm.core.grammar.masks.trie.trie import SortedTokens
 
 TOKENS = [b"ab", b"a", "é".encode(), b"", b"\xc3", b"abc", b"a", b"b\xff"]
 

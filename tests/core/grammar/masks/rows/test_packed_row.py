@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from graftlm.core.grammar.masks.packed_row import PackedRow
+from graftlm.core.grammar.masks.rows.packed_row import PackedRow
 
 NUM_WORDS = 40
 WORDS = st.integers(-(2**31), 2**31 - 1)

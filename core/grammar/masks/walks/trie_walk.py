@@ -8,8 +8,8 @@ import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop, prepare
-from graftlm.core.grammar.masks.leaving_tokens import LeavingTokens
-from graftlm.core.grammar.masks.trie import Levels, Trie, begun
+from graftlm.core.grammar.masks.trie.leaving_tokens import LeavingTokens
+from graftlm.core.grammar.masks.trie.trie import Levels, Trie, begun
 
 if TYPE_CHECKING:
     import numpy.typing as npt

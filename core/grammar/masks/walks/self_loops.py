@@ -10,7 +10,7 @@ import numpy as np
 
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
-from graftlm.core.grammar.masks.slices import CharClass
+from graftlm.core.grammar.masks.trie.slices import CharClass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from graftlm.core.grammar.masks.trie import SortedTokens, Trie
+from graftlm.core.grammar.masks.trie.trie import SortedTokens, Trie
 from graftlm.kernels import disk_cache
 
 _FORMAT = 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.masks.trie import Levels, SortedTokens, lay_out, levels_of
+from graftlm.core.grammar.masks.trie.trie import Levels, SortedTokens, lay_out, levels_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
