@@ -22,7 +22,8 @@ def category(letter: str, ascii_only: bool = False) -> tuple[Range, ...]:
     r"""The code points of \d, \w or \s, and of \D, \W or \S."""
     if letter.isupper():
         return complement(category(letter.lower(), ascii_only))
-    runs = re.compile(rf"\{letter}+").finditer(_every_character(0x80 if ascii_only else LETTERS_END))
+    pattern = re.compile(rf"\{letter}+", re.ASCII if ascii_only else 0)
+    runs = pattern.finditer(_every_character(0x80 if ascii_only else LETTERS_END))
     return normalise((run.start(), run.end() - 1) for run in runs)
 
 

@@ -110,17 +110,17 @@ class _Parser:
         bounds = self._quantifier()
         if bounds is None:
             return item
-        if anchors.is_anchor(item) or self._text[start : start + 2] in (r"\b", r"\B"):
+        if self._text[start] in "^$" or self._text[start : start + 2] in (r"\A", r"\Z", r"\z", r"\b", r"\B"):
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         if self._take("+"):
-            self._fail(
-                "possessive repeats change what matches in ways no automaton follows; use the plain repeat", start
-            )
+            self._fail("possessive repeats match in ways that no automaton follows; use the plain repeat", start)
         self._take("?")  # a lazy repeat matches the same texts
         self._skip_blanks()
         again = self._at
         if self._quantifier() is not None:
             self._fail("multiple repeat; put the first one in a group (?:...)", again)
+        if anchors.is_anchor(item):  # a place holds as often as one likes
+            return EMPTY if bounds[0] == 0 else item
         return repeat(item, *bounds)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
@@ -252,12 +252,10 @@ class _Parser:
 
     def _escape(self, start: int) -> Node:
         c = self._text[self._at] if self._at < len(self._text) else ""
-        if c in ("A", "Z", "z") and c:
-            if self._portable:
-                self._fail(f"\\{c} means different things in different dialects; use ^ and $", start)
+        if c in ("A", "Z", "z"):
             self._at += 1
             return anchors.start_anchor(start) if c == "A" else anchors.end_anchor(start)
-        if c in ("b", "B") and c:
+        if c in ("b", "B"):
             self._at += 1
             wide = self._wide if self._portable else None
             return lookarounds.boundary(start, is_one=c == "b", wide=wide, ascii_only=self._flags.ascii_only)
@@ -325,16 +323,16 @@ class _Parser:
     def _class(self, start: int) -> Node:
         negated = self._negated = self._take("^")
         ranges: list[Range] = []
-        first = True
+        categories: list[Range] = []  # case makes no difference to these
+        first = self._at
         while True:
-            if self._at >= len(self._text):
+            at = self._at
+            if at >= len(self._text):
                 self._fail("the class is not closed; add ] or escape the [ as \\[", start)
-            if self._text[self._at] == "]" and not first:
+            if self._text[at] == "]" and at > first:
                 self._at += 1
                 self._negated = False
                 break
-            first = False
-            at = self._at
             pairs = surrogate_range(self._text, at) if self._portable else None
             if pairs is not None:
                 ranges.append(pairs[0])
@@ -352,10 +350,13 @@ class _Parser:
                     self._fail("a range needs a character on both sides; put the - last in the class", at)
                 else:  # those who take such a class take the - as itself
                     ranges += [*ranges_of(low), *ranges_of(ord("-")), *ranges_of(high)]
+            elif self._text[at] == "\\" and self._text[at + 1] in "dDwWsS":
+                categories += ranges_of(low)
             else:
                 ranges += ranges_of(low)
         if self._flags.ignore_case:
             ranges = list(charsets.ignore_case(normalise(ranges), self._flags.ascii_only))
+        ranges += categories
         return char_set(complement(ranges) if negated else ranges)
 
     def _class_member(self) -> int | tuple[Range, ...]:
@@ -368,10 +369,9 @@ class _Parser:
     # -- text --------------------------------------------------------------------------------------------------
 
     def _take(self, sign: str) -> bool:
-        if self._text.startswith(sign, self._at):
-            self._at += len(sign)
-            return True
-        return False
+        taken = self._text.startswith(sign, self._at)
+        self._at += len(sign) if taken else 0
+        return taken
 
     def _digits(self) -> str:
         start = self._at

@@ -179,12 +179,13 @@ def test_characters_that_unicode_may_assign_later_are_taken_only_in_a_wide_readi
 
 
 @pytest.mark.parametrize("letter", "dws")
-def test_categories_hold_the_characters_that_re_puts_in_them(letter: str) -> None:
-    dfa = Dfa.compile(parse(rf"\{letter}"))
+@pytest.mark.parametrize("flag", ["", "(?a)"])
+def test_categories_hold_the_characters_that_re_puts_in_them(letter: str, flag: str) -> None:
+    pattern = rf"{flag}\{letter}"
+    dfa = Dfa.compile(parse(pattern))
     for code_point in [*range(0x3000), *range(0x10400, 0x10500), *range(0x1D7C0, 0x1D800)]:
-        if not 0xD800 <= code_point < 0xE000:
-            text = chr(code_point)
-            assert dfa.matches(text.encode()) == (re.fullmatch(rf"\{letter}", text) is not None), hex(code_point)
+        text = chr(code_point)
+        assert dfa.matches(text.encode()) == (re.fullmatch(pattern, text) is not None), hex(code_point)
 
 
 def test_categories_look_at_all_planes_that_hold_letters() -> None:
@@ -202,6 +203,7 @@ def test_categories_look_at_all_planes_that_hold_letters() -> None:
         ("a{,2}", "aa", True),
         ("a{x}", "a{x}", True),
         ("(?i)k", "\u212a", True),
+        (r"(?i)[\w-]", "\u0345", False),
         (r"\N{BULLET}", "\u2022", True),
         ("(?i:a)b", "AB", False),
     ],
@@ -280,6 +282,12 @@ def test_a_lookahead_restricts_what_follows_to_the_end_of_the_text(pattern: str)
     assert [word for word in words if product.matches(whole, word) != bool(re.fullmatch(pattern, word))] == []
 
 
+@pytest.mark.parametrize("pattern", ["(?:^)*a", "(?:^){2}a", "(?:(?=a))+a", "(?:(?!a))*ab", "(?!b)+.", r"a(?:\b){1,2}"])
+def test_a_place_in_a_group_may_be_repeated(pattern: str) -> None:
+    for text in ("", "a", "b", "ab", "ba"):
+        assert product.matches(parse(pattern), text) == bool(re.fullmatch(pattern, text)), text
+
+
 def test_a_wide_reading_matches_whatever_some_dialect_matches() -> None:
     for text, pattern in [("٤", r"^\d$"), ("a\n", "^a$"), ("\u2028", "^.$"), ("\u00e9", r"^\w$")]:
         assert product.matches(parse(pattern, search=True, portable=True, wide=True), text)
@@ -306,6 +314,14 @@ def test_in_schemas_what_only_other_dialects_take_means_what_it_means_to_all_of_
     assert [text for text in matched + others if product.matches(node, text)] == matched
     with pytest.raises(GrammarError, match="use ?|put the - last|swap its ends"):
         parse(pattern)
+
+
+@pytest.mark.parametrize("end", [r"\Z", r"\z"])
+def test_in_schemas_the_ends_of_the_text_may_be_written_as_python_and_rust_write_them(end: str) -> None:
+    node = parse(rf"\Aa.*{end}", search=True, portable=True)
+    assert [text for text in ("a", "abc", "ba", "a\n", "a\nb") if product.matches(node, text)] == ["a", "abc"]
+    refused = parse(rf"\Aa{end}", search=True, portable=True, wide=True)
+    assert product.matches(refused, "a\n")  # a match where the end may stand before a line break
 
 
 def test_a_class_that_dialects_read_differently_is_refused() -> None:
