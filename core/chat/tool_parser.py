@@ -31,11 +31,15 @@ class InvalidCall:
 
 @dataclass(frozen=True)
 class ParsedAnswer:
-    """The content of an answer and its tool calls."""
+    """The content of an answer and its tool calls.
+
+    written  the arguments of each of `calls`, as the model wrote them
+    """
 
     content: str
     calls: tuple[ToolCall, ...] = ()
     invalid: tuple[InvalidCall, ...] = ()
+    written: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,18 +60,19 @@ def parse_answer(form: ToolFormat, text: str) -> ParsedAnswer:
     parser = ToolParser(form)
     deltas = [*parser.push(text), *parser.finish()]
     content = "".join(delta.text for delta in deltas if delta.index is None)
-    return ParsedAnswer(content, tuple(parser.calls), tuple(parser.invalid))
+    return ParsedAnswer(content, tuple(parser.calls), tuple(parser.invalid), tuple(parser.written))
 
 
 class ToolParser:
     """Split a streamed answer into deltas of content and of tool calls.
 
     Text that may be the beginning of a call is held back until the next piece decides. Complete calls are in `calls`,
-    calls that cannot be read in `invalid`.
+    the texts of their arguments in `written`, calls that cannot be read in `invalid`.
     """
 
     def __init__(self, form: ToolFormat) -> None:
         self.calls: list[ToolCall] = []
+        self.written: list[str] = []
         self.invalid: list[InvalidCall] = []
         self._form = form
         self._held = ""
@@ -166,6 +171,7 @@ class ToolParser:
             error = f"the arguments are not JSON: {invalid}"
         if isinstance(arguments, dict):
             self.calls.append(ToolCall(self._id, self._name, arguments))
+            self.written.append(self._arguments)
         else:
             error = error or "the arguments are not a JSON object"
             self.invalid.append(InvalidCall(self._id, self._name, self._arguments, error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -137,7 +136,7 @@ class ChatWriter:
 
     def _choice(self, index: int, item: Completion) -> dict[str, Any]:
         parsed = parse_answer(self._form, item.text) if self._form is not None else ParsedAnswer(item.text)
-        calls = [(c.id, c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in parsed.calls]
+        calls = [(c.id, c.name, written) for c, written in zip(parsed.calls, parsed.written, strict=True)]
         calls += [(c.id, c.name, c.arguments) for c in parsed.invalid]
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
         if calls:
