@@ -8,10 +8,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
+from graftlm.core.answer_format import schema_of_format
 from graftlm.core.chat.messages import Message
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
-from graftlm.core.chat.tools import Tool
+from graftlm.core.chat.tools import Tool, named_apart
 from graftlm.core.config import EngineConfig, SamplingParams, reject_unknown
 from graftlm.core.errors import ConfigError
 from graftlm.core.remote.config import EndpointConfig
@@ -110,7 +111,9 @@ def tool_request(
     """Let the model of `runtime` call `tools`; the arguments, and `keeping`, are those of `tool_constraint`.
 
     An endpoint takes tools, calls and results natively; its calls come back in the text of the generic ToolFormat.
+    Raises: ConfigError for two tools of one name, or a choice that names none of them.
     """
+    named_apart(tools)
     if getattr(runtime, "endpoint", None) is None:
         form = ToolFormat.learn(runtime.tokenizer)
         prepared, listed = form.prepare(messages, tools)
@@ -175,14 +178,13 @@ def answer_schema(response_format: Any, schema_of: Callable[[type], Any]) -> Any
 
     response_format  None, {"type": "text" | "json_object" | "json_schema", ...} as in OpenAI's API, a JSON schema, or
                      a class that `schema_of` turns into one.
+    Raises: ConfigError for anything else, and for a field of such a dict that is unknown.
     """
     match response_format:
-        case None | {"type": "text"}:
+        case None:
             return None
-        case {"type": "json_object"}:
-            return {"type": "object"}
-        case {"type": "json_schema", "json_schema": {"schema": schema}} | {"type": "json_schema", "schema": schema}:
-            return schema
+        case {"type": "text" | "json_object" | "json_schema"}:
+            return schema_of_format(response_format)
         case type():
             return schema_of(response_format)
         case {"title": _} | {"properties": _}:

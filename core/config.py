@@ -43,12 +43,17 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def near_name(name: str, known: Sequence[str], likeness: float = 0.5) -> str | None:
+    """The known name that `name` is probably a misspelling of; 1 is the likeness of equal names."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=likeness)), None)
+
+
 def reject_unknown(given: Sequence[str], known: Sequence[str], what: str) -> None:
     """Raise a ConfigError that names the first unknown keyword and the nearest known one."""
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+            near = near_name(name, known)
+            hint = f"; did you mean {near!r}?" if near else f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown {what} {name!r}{hint}")
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from graftlm.core.config import near_name
 from graftlm.core.errors import ConfigError
+
+_SCHEMAS = frozenset({"input_schema", "inputSchema"})
+"""What Anthropic's API and the Model Context Protocol call the parameters of a tool."""
 
 
 @dataclass(frozen=True, init=False)
@@ -39,13 +43,20 @@ class Tool:
 
     @classmethod
     def from_openai(cls, tool: Mapping[str, Any]) -> Tool:
-        """Read `{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}`."""
+        """Read `{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}`.
+
+        Raises: ConfigError for another form, and for a field that is a misspelling of one of these.
+        """
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or "name" not in function:
             raise ConfigError(
                 f"a tool is {str(tool)[:80]!r}; "
                 "give {'type': 'function', 'function': {'name': ..., 'parameters': ...}}"
             )
+        for name in function.keys() - {"name", "description", "parameters"}:
+            meant = "parameters" if name in _SCHEMAS else near_name(name, ("parameters", "description"), 0.75)
+            if meant is not None:
+                raise ConfigError(f"tools has a field {name!r} in tool {function['name']!r}; did you mean {meant!r}?")
         return cls(function["name"], function.get("parameters"), function.get("description") or "")
 
     @cached_property
@@ -56,3 +67,13 @@ class Tool:
         """The form that chat templates read. The order of keys is fixed, so equal tools render equally."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
+
+
+def named_apart(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """The tools of one call. Raises ConfigError where two have one name: a call would not say which it means."""
+    found = tuple(tools)
+    names = [tool.name for tool in found]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"tools has {names.count(twice)} tools named {twice!r}; give each a name of its own")
+    return found

@@ -227,8 +227,9 @@ def _as_schema(schema: Any) -> Any:
     try:
         return schema_of(schema)
     except PydanticUserError as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
         raise GrammarError(
-            f"{schema!r} has no JSON schema: {error}; pass a dict, a boolean or a pydantic class", pointer=""
+            f"{schema!r} has no JSON schema: {reason}; pass a dict, a boolean or a pydantic class", pointer=""
         ) from error
 
 

@@ -67,5 +67,7 @@ def test_the_schema_of_each_response_format(response_format: Any, schema: Any) -
 
 
 def test_an_unknown_response_format_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"response_format\.shema is unknown; did you mean 'schema'\?"):
+        call_options.answer_schema({"type": "json_schema", "shema": {}}, lambda kind: {})
     with pytest.raises(ConfigError, match="response_format is 'xml'; give"):
         call_options.answer_schema("xml", lambda kind: {})

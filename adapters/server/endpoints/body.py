@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from graftlm.core.answer_format import schema_of_format
 from graftlm.core.config import SamplingParams
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Request
@@ -136,7 +137,7 @@ class Body(BaseModel):
     def constraint(self) -> dict[str, Any]:
         """The constraint as keywords of SamplingParams; {} for free text. ConfigError if there are two."""
         found: dict[str, dict[str, Any]] = {}
-        if self.response_format is not None and (schema := _answer_schema(self.response_format)) is not None:
+        if self.response_format is not None and (schema := schema_of_format(self.response_format)) is not None:
             found["response_format"] = {"json_schema": schema}
         given = self.structured_outputs or StructuredOutputs()
         for name, value, key in (
@@ -158,23 +159,6 @@ class Body(BaseModel):
         if len(found) > 1:
             raise ConfigError(f"{' and '.join(found)} were both given; a request takes one constraint")
         return next(iter(found.values()), {})
-
-
-def _answer_schema(response_format: dict[str, Any]) -> Any:
-    match response_format:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return {"type": "object"}
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}} | {
-            "type": "json_schema",
-            "schema": dict(schema),
-        }:
-            return schema
-    raise ConfigError(
-        f"response_format is {str(response_format)[:80]!r}; give {{'type': 'text'}}, {{'type': 'json_object'}} or "
-        "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': ...}}"
-    )
 
 
 def _read_schema(name: str, value: Any) -> Any:

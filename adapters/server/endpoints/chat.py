@@ -14,7 +14,7 @@ from graftlm.core.chat.messages import to_messages
 from graftlm.core.chat.tool_format import ToolFormat
 from graftlm.core.chat.tool_grammar import ToolChoice, tool_constraint
 from graftlm.core.chat.tool_parser import ParsedAnswer, ToolDelta, ToolParser, parse_answer
-from graftlm.core.chat.tools import Tool
+from graftlm.core.chat.tools import Tool, named_apart
 from graftlm.core.errors import ConfigError
 from graftlm.core.request import Chunk, Completion, Request, TokenLogprob, Usage
 from graftlm.core.runtime import Runtime
@@ -35,7 +35,7 @@ class ChatBody(Body):
 
     @cached_property
     def native_tools(self) -> tuple[Tool, ...]:
-        return tuple(map(Tool.from_openai, self.tools or ()))
+        return named_apart(map(Tool.from_openai, self.tools or ()))
 
     def form(self, runtime: Runtime) -> ToolFormat | None:
         """How to read tool calls in the answer; None where it may have none."""

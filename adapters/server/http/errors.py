@@ -63,15 +63,15 @@ _BY_TYPE: tuple[tuple[type[GraftError], int, str, str | None], ...] = (
 def api_error(error: BaseException, fields: frozenset[str] = frozenset()) -> ApiError:
     """The answer that tells a client of `error`.
 
-    fields  names of the request's body: one that the message begins with is the field at fault.
+    fields  names of the request's body: one that the message begins with is the field at fault, with what of it.
     """
     if isinstance(error, ApiError):
         return error
     for kind, status, name, code in _BY_TYPE:
         if isinstance(error, kind):
             message = str(error)
-            found = re.match(r"(\w+)\b", message)
-            param = found.group(1) if found and found.group(1) in fields else None
+            found = re.match(r"(\w+)(\.\w+)*\b", message)
+            param = found.group() if found and found.group(1) in fields else None
             return ApiError(status, message, kind=name, param=param, code=code)
     return ApiError(500, f"the server failed: {type(error).__name__}: {error}", kind=_SERVER, code="internal_error")
 

@@ -109,6 +109,7 @@ def test_a_stream_holds_whole_characters_only(client: openai.OpenAI) -> None:
     [
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},
+        {"response_format": {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}},
         {"extra_body": {"structured_outputs": {"json": {"type": "object"}}}},
         {"extra_body": {"guided_json": '{"type": "object"}'}},
         {"extra_body": {"json_schema": {"type": "object"}}},

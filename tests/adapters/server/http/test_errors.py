@@ -12,6 +12,8 @@ from tests.served import Served
 
 CHAT: dict[str, Any] = {"model": "sprout", "messages": [{"role": "user", "content": "hello"}]}
 
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
 
 @pytest.mark.parametrize(
     ("given", "param", "part"),
@@ -27,11 +29,23 @@ CHAT: dict[str, Any] = {"model": "sprout", "messages": [{"role": "user", "conten
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "json_schema", "shema": {}}}, "response_format.shema", "mean 'schema'"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "jschema": {}}}},
+            "response_format.json_schema.jschema",
+            "mean 'schema'",
+        ),
+        ({"response_format": {"type": "text", "indent": 2}}, "response_format.indent", "known: type"),
         ({"regex": "a", "guided_choice": ["b"]}, "guided_choice", "both given"),
         ({"regex": "a(("}, "regex", "a(("),
         ({"stop_token_ids": [10**9]}, "stop_token_ids", "1,000,000,000"),
         ({"tool_choice": "required"}, "tool_choice", "none were given"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}, None, "give a JSON schema"),
+        ({"tools": [TOOL, {"type": "function", "function": {"name": "f"}}]}, "tools", "2 tools named 'f'"),
+        ({"tools": [TOOL, TOOL], "tool_choice": "none", "stream": True}, "tools", "a name of its own"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools", "mean 'parameters'"),
+        ({"guided_json": "{"}, "guided_json", "no JSON"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "no JSON"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "unknown"),
     ],
 )
