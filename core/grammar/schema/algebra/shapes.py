@@ -187,8 +187,11 @@ def union(*shapes: Shape) -> Shape:
         return shapes[0]
     flat: dict[Shape, None] = {}
     for shape in shapes:
-        for part in shape.alternatives if isinstance(shape, Union) else (shape,):
-            flat[part] = None
+        if isinstance(shape, Union):
+            for part in shape.alternatives:
+                flat[part] = None
+        else:
+            flat[shape] = None
     if ANYTHING in flat:
         return ANYTHING
     return next(iter(flat)) if len(flat) == 1 else Union(tuple(flat))
@@ -200,8 +203,11 @@ def both(*shapes: Shape) -> Shape:
         return shapes[0]
     flat: dict[Shape, None] = {}
     for shape in shapes:
-        for part in shape.parts if isinstance(shape, Both) else (shape,):
-            flat[part] = None
+        if isinstance(shape, Both):
+            for part in shape.parts:
+                flat[part] = None
+        else:
+            flat[shape] = None
     if NOTHING in flat:
         return NOTHING
     flat.pop(ANYTHING, None)
