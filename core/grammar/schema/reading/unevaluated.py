@@ -7,10 +7,13 @@ own: the condition under which it applies, and what is looked at then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any, Protocol
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     EVERY_TYPE,
@@ -86,9 +89,49 @@ def unevaluated(reader: Reader, schema: dict[str, Any], pointer: str) -> Shape:
             continue
         rest = reader.read(schema[keyword], f"{pointer}/{keyword}")
         others = {word: value for word, value in schema.items() if not word.startswith("unevaluated")}
-        found = _Cases(reader, f"{pointer}/{keyword}").of(others, pointer)
+        cases = _Cases(reader, f"{pointer}/{keyword}")
+        independent = cases.independent(others, pointer)
+        try:
+            found = cases.combined(independent)
+        except GrammarError:
+            if keyword == "unevaluatedItems" or any(looked.patterns for _, looked in _conditional(independent)):
+                raise
+            parts.append(_name_by_name(independent, rest))
+            continue
         parts.append(union(*(both(condition, admitted(looked, rest)) for condition, looked in found)))
     return both(*parts)
+
+
+def _conditional(independent: list[list[Case]]) -> list[Case]:
+    return [case for cases in independent if len(cases) > 1 for case in cases]
+
+
+def _name_by_name(independent: list[list[Case]], rest: Shape) -> Shape:
+    """Objects whose members are each `rest`, or have a name that is looked at in a case that holds; and other types.
+
+    Cases need not be combined for that: each name asks for one of those that look at it.
+    """
+    always = reduce(or_, (cases[0][1] for cases in independent if len(cases) == 1), Looked())
+    if always.all_members:
+        return ANYTHING
+    conditional = _conditional(independent)
+    whole = [condition for condition, looked in conditional if looked.all_members]
+    conditions: dict[str, list[Shape]] = {}
+    for condition, looked in conditional:
+        for name in looked.names:
+            if name not in always.names and not any(text_language.contains(p, name) for p in always.patterns):
+                conditions.setdefault(name, []).append(condition)
+    names: dict[tuple[Shape, ...], list[str]] = {}
+    for name, found in conditions.items():
+        names.setdefault(tuple(dict.fromkeys(found)), []).append(name)
+    others = replace(always, names=(*always.names, *conditions)).members(rest)
+    return both(
+        union(others, *whole),
+        *(
+            union(_or_other_type(Object(tuple((name, rest) for name in group), closed=True)), *found, *whole)
+            for found, group in names.items()
+        ),
+    )
 
 
 class _Cases:
@@ -99,29 +142,35 @@ class _Cases:
 
     def of(self, schema: Any, pointer: str) -> list[Case]:
         """The cases of a schema, each with what it looks at."""
+        return self.combined(self.independent(schema, pointer))
+
+    def combined(self, independent: list[list[Case]]) -> list[Case]:
+        return reduce(self._each, independent, [NOTHING_LOOKED_AT])
+
+    def independent(self, schema: Any, pointer: str) -> list[list[Case]]:
+        """The cases of each part of a schema that all of its values satisfy; one of each holds."""
         if not isinstance(schema, dict):
-            return [NOTHING_LOOKED_AT]
+            return []
         draft = self._reader.references.draft(pointer)
         if "$ref" in schema and ref_stands_alone(draft):
             return self._target(schema["$ref"], pointer, "$ref")
-        found: list[Case] = [(ANYTHING, self._own(schema, pointer, draft))]
+        found: list[list[Case]] = [[(ANYTHING, self._own(schema, pointer, draft))]]
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
             if isinstance(schema.get(keyword), str):
-                found = self._each(found, self._target(schema[keyword], pointer, keyword))
+                found += self._target(schema[keyword], pointer, keyword)
         for i, item in enumerate(schema.get("allOf", ())):
-            found = self._each(found, self.of(item, f"{pointer}/allOf/{i}"))
+            found += self.independent(item, f"{pointer}/allOf/{i}")
         for i, item in enumerate(schema.get("anyOf", ())):
-            found = self._each(found, self._if_it_holds(item, f"{pointer}/anyOf/{i}"))
-        found = self._each(found, self._one_of(schema.get("oneOf", ()), f"{pointer}/oneOf"))
+            found.append(self._if_it_holds(item, f"{pointer}/anyOf/{i}"))
+        found.append(self._one_of(schema.get("oneOf", ()), f"{pointer}/oneOf"))
         if "if" in schema:
-            found = self._each(found, self._conditional(schema, pointer))
+            found.append(self._conditional(schema, pointer))
         for keyword in ("dependentSchemas", "dependencies"):
             for name, item in schema.get(keyword, {}).items():
                 inner = self.of(item, f"{pointer}/{keyword}/{escape(name)}")
                 if inner != [NOTHING_LOOKED_AT]:
                     present = Object(required=(name,))
-                    ways = [(Not(present), Looked()), *((both(present, when), looked) for when, looked in inner)]
-                    found = self._each(found, ways)
+                    found.append([(Not(present), Looked()), *((both(present, when), looked) for when, looked in inner)])
         return found
 
     def _own(self, schema: dict[str, Any], pointer: str, draft: int | None) -> Looked:
@@ -141,15 +190,15 @@ class _Cases:
             contains=contains,
         )
 
-    def _target(self, reference: str, pointer: str, keyword: str) -> list[Case]:
+    def _target(self, reference: str, pointer: str, keyword: str) -> list[list[Case]]:
         references, place = self._reader.references, f"{pointer}/{keyword}"
         find = references.target if keyword == "$ref" else references.dynamic_target
         target = find(reference, place)
         if target is None or target in self._following:
-            return [NOTHING_LOOKED_AT]
+            return []
         self._following.append(target)
         try:
-            return self.of(references.schema(target), target)
+            return self.independent(references.schema(target), target)
         finally:
             self._following.pop()
 

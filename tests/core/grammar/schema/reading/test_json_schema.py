@@ -293,6 +293,26 @@ def test_alternatives_that_look_at_the_same_members_are_no_more_cases() -> None:
     check(schema, [good], [{**good, "k3": 2}, {**good, "other": 1}, {"k0": 0}], strict=False)
 
 
+def test_members_may_depend_on_any_number_of_conditions() -> None:
+    conditions = [
+        {"if": {"properties": {"kind": {"const": i}}, "required": ["kind"]}, "then": {"properties": {f"p{i}": INTEGER}}}
+        for i in range(30)
+    ]
+    schema = {
+        "type": "object",
+        "properties": {"kind": INTEGER, "p0": True},
+        "allOf": [
+            {"$ref": "#/$defs/note"},
+            *conditions,
+            {"if": {"required": ["all"]}, "then": {"additionalProperties": True}},
+        ],
+        "unevaluatedProperties": False,
+        "$defs": {"note": {"patternProperties": {"^x-": True, "^p7$": True}}},
+    }
+    good = [{}, {"kind": 3, "p3": 1}, {"kind": 40}, {"p0": "x", "x-a": 1}, {"p7": 1}, {"kind": 1, "p2": "x", "all": 0}]
+    check(schema, good, [{"kind": 3, "p4": 1}, {"p3": 1}, {"kind": 3, "p3": "x"}, {"a": 1}], strict=False)
+
+
 def test_definitions_are_followed() -> None:
     schema = {"$defs": {"p/q": closed(x=INTEGER)}, **closed(a={"$ref": "#/$defs/p~1q"}, b={"$ref": "#/$defs/p~1q"})}
     check(schema, [{"a": {"x": 1}, "b": {"x": 2}}], [{"a": {}, "b": {}}])
