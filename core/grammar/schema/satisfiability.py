@@ -22,10 +22,19 @@ def blame(shape: Shape, pointer: str, algebra: ShapeAlgebra, close: Close) -> tu
         objects = [part for part in close(case) if isinstance(part, Object)]
         for name in dict.fromkeys(name for part in objects for name in part.required):
             member = both(*(algebra.member(part, name) for part in objects))
-            if not any(part.property(name) is not None for part in objects) and member == NOTHING:
+            declaring = [part for part in objects if part.property(name) is not None]
+            if not declaring and member == NOTHING:
                 return f"{pointer}/required", (
                     f"required property {name!r} is not declared and the object allows no others; declare it in "
                     "properties or set additionalProperties"
+                )
+            if any(
+                part not in declaring and part.names is None and algebra.member(part, name) == NOTHING
+                for part in objects
+            ):
+                return f"{pointer}/required", (
+                    f"required property {name!r} is declared in one schema of allOf or a $ref, and another allows only "
+                    "properties of its own; declare it there, or replace additionalProperties by unevaluatedProperties"
                 )
             if _is_empty(member, algebra, close):
                 return blame(member, f"{pointer}/properties/{escape(name)}", algebra, close)
@@ -49,7 +58,7 @@ def blame(shape: Shape, pointer: str, algebra: ShapeAlgebra, close: Close) -> tu
                     f"minItems asks for {part.min_items} items and uniqueItems leaves {most} at most; "
                     "lower it or allow more values"
                 )
-    return pointer, "its keywords exclude every value"
+    return pointer, "its keywords exclude every value; loosen or remove one of them"
 
 
 def _is_empty(shape: Shape, algebra: ShapeAlgebra, close: Close) -> bool:

@@ -393,6 +393,11 @@ def test_a_pydantic_class_is_a_closed_object_in_its_own_order() -> None:
         ({"oneOf": [INTEGER, INTEGER]}, "", "its keywords exclude every value"),
         (closed(a={"if": True, "then": False}), "/properties/a", "nothing can satisfy"),
         (closed(["a", "b"], a=INTEGER), "/required", "'b' is not declared"),
+        (
+            {"allOf": [closed(a=INTEGER), closed(["b"], b=INTEGER)]},
+            "/required",
+            "'a' is declared in one schema of allOf",
+        ),
         ({"allOf": [INTEGER, STRING]}, "", "nothing can satisfy"),
         (closed(a=closed(b={"allOf": [INTEGER, STRING]})), "/properties/a/properties/b", "nothing can satisfy"),
     ],
