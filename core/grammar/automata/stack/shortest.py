@@ -19,18 +19,21 @@ from graftlm.core.grammar.ast import (
     Range,
     Repeat,
     Rule,
-    map_children,
 )
 from graftlm.core.grammar.automata.stack.positions import END, INFINITE, Positions, Product, Rest
 from graftlm.core.grammar.automata.stack.product_endings import ProductEndings
 from graftlm.core.grammar.automata.utf8 import byte_graph
 from graftlm.core.grammar.budget import check
 
+_MAX_OPEN = 32
+"""Rules that are measured inside one another; one further in waits for the next round."""
+
 
 class ShortestTexts:
     """Lengths in bytes of the shortest texts of nodes; INFINITE where there is none. `rules` are those nodes may name.
 
-    Knuth's generalisation of Dijkstra's algorithm, by rounds: a rule is measured again when one that it names shrank.
+    A rule is measured after those that it names. What contains itself counts as INFINITE first, and what depends on it
+    is measured again, by rounds, until nothing shrinks: Knuth's generalisation of Dijkstra's algorithm.
     """
 
     def __init__(
@@ -42,41 +45,85 @@ class ShortestTexts:
         """
         self._rules = rules
         self._positions = positions
-        self.of_rule = {**dict.fromkeys(rules, INFINITE), **(known or {})}
+        self.of_rule = dict(known or {})
+        self._in_doubt: dict[str, None] = {}  # rules that may still shrink
+        self._num_open = 0  # of them are being measured for the first time
+        self._is_sure = True  # nothing that was measured since this was set depends on such a rule
         self._lengths: dict[int, int] = {}
+        self._doubtful_lengths: dict[int, int] = {}  # of nodes that depend on one, in this round
         self._ways: dict[int, list[int]] = {}
         self._texts: dict[str, bytes] = {}
         self._kept: list[Node] = []
         self._products: dict[Product, ProductEndings] = {}
-        named = {name: _named(body) for name, body in rules.items() if not known or name not in known}
-        pending = list(named)
-        while pending:
-            check()
-            self._forget()
-            shrunk = set()
-            for name in pending:
-                found = self.length(rules[name])
-                if found < self.of_rule[name]:
-                    self.of_rule[name] = found
-                    shrunk.add(name)
-            pending = [name for name, used in named.items() if not used.isdisjoint(shrunk)]
-        self._forget()
-
-    def _forget(self) -> None:
+        for name in rules:
+            if name not in self.of_rule:
+                check()
+                self._measure(name)
+                self._settle()
         self._lengths.clear()
         self._ways.clear()
         self._kept.clear()
 
+    def _measure(self, name: str) -> None:
+        self.of_rule[name] = INFINITE
+        self._in_doubt[name] = None
+        self._num_open += 1
+        was_sure, self._is_sure = self._is_sure, True
+        self.of_rule[name] = self.length(self._rules[name])
+        if self._is_sure:
+            del self._in_doubt[name]
+        self._is_sure = was_sure
+        self._num_open -= 1
+
+    def _settle(self) -> None:
+        """Measure the rules in doubt, the last ones met first, until none of them shrinks and no more are met."""
+        settled = not self._in_doubt
+        while not settled:
+            check()
+            self._doubtful_lengths.clear()
+            names, settled = list(reversed(self._in_doubt)), True
+            for name in names:
+                found = self.length(self._rules[name])
+                if found < self.of_rule[name]:
+                    self.of_rule[name] = found
+                    settled = False
+            settled = settled and len(self._in_doubt) == len(names)
+        self._doubtful_lengths.clear()
+        self._in_doubt.clear()
+        self._is_sure = True
+
+    def _of_rule(self, name: str) -> int:
+        found = self.of_rule.get(name)
+        if found is None:
+            if self._num_open < _MAX_OPEN:
+                self._measure(name)
+            else:
+                self.of_rule[name] = INFINITE
+                self._in_doubt[name] = None
+            found = self.of_rule[name]
+        if name in self._in_doubt:
+            self._is_sure = False
+        return found
+
     def length(self, node: Node) -> int:
         """Bytes of the shortest text of `node`."""
         found = self._lengths.get(id(node))
+        if found is None and self._in_doubt:
+            found = self._doubtful_lengths.get(id(node))
+            if found is not None:
+                self._is_sure = False
         if found is None:
-            found = self._lengths[id(node)] = min(self._length(node), INFINITE)
+            was_sure, self._is_sure = self._is_sure, True
+            found = min(self._length(node), INFINITE)
+            (self._lengths if self._is_sure else self._doubtful_lengths)[id(node)] = found
+            self._is_sure &= was_sure
             self._kept.append(node)  # so that its id stays its own
         return found
 
     def _length(self, node: Node) -> int:
         match node:
+            case Rule(name):
+                return self._of_rule(name)
             case Literal(data):
                 return len(data)
             case CharSet(ranges):
@@ -87,14 +134,10 @@ class ShortestTexts:
                 return min(map(self.length, items), default=INFINITE)
             case Repeat(item, low, _):
                 return low * self.length(item) if low else 0
-            case Graph():
-                return self.ways(node)[0]
-            case Automaton():
-                return self.ways(node)[0]
+            case Graph() | Automaton():
+                return 0 if 0 in node.accepting else self.ways(node)[0]
             case Intersection() | Difference():
                 return self._product(node, 0)
-            case Rule(name):
-                return self.of_rule[name]
             case Empty():
                 return 0
 
@@ -117,13 +160,17 @@ class ShortestTexts:
         """For each state the bytes of the shortest way to the end."""
         found = self._ways.get(id(node))
         if found is None:
+            was_sure, self._is_sure = self._is_sure, True
             edges: list[list[tuple[int, int]]]
             if isinstance(node, Automaton):
                 edges = [[(1, target) for _, _, target in row] for row in node.rows]
             else:
                 edges = [[(self.length(item), target) for item, target in row] for row in node.rows]
-            found = self._ways[id(node)] = _distances(edges, node.accepting)
-            self._kept.append(node)
+            found = _distances(edges, node.accepting)
+            if self._is_sure:
+                self._ways[id(node)] = found
+                self._kept.append(node)
+            self._is_sure &= was_sure
         return found
 
     def left(self, rest: Rest) -> int:
@@ -224,23 +271,3 @@ def _spelled(ranges: tuple[Range, ...], state: int = 0) -> bytes:
         data.append(graph.lows[edge])
         state = graph.targets[edge]
     return bytes(data)
-
-
-def _named(node: Node) -> set[str]:
-    """The rules that `node` names."""
-    found: set[str] = set()
-    seen: set[int] = set()
-    work = [node]
-
-    def later(child: Node) -> Node:
-        work.append(child)
-        return child
-
-    while work:
-        here = work.pop()
-        if isinstance(here, Rule):
-            found.add(here.name)
-        elif id(here) not in seen:
-            seen.add(id(here))
-            map_children(later, here)
-    return found

@@ -1,6 +1,7 @@
 import gc
 import json
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -89,6 +90,15 @@ def test_a_rule_that_never_ends_has_no_length() -> None:
 def test_rules_whose_lengths_are_known_are_not_measured_again() -> None:
     rules = {"known": ast.literal("abc"), "new": ast.concat(ast.Rule("known"), ast.literal("d"))}
     assert ShortestTexts(rules, known={"known": 7}).of_rule == {"known": 7, "new": 8}
+
+
+@pytest.mark.parametrize("inside_first", [True, False])
+def test_rules_that_nest_far_and_come_back_to_the_first_are_all_measured(inside_first: bool) -> None:
+    names = list(map(str, range(100)))
+    rules = {name: ast.concat(ast.literal("a"), ast.Rule(after)) for name, after in pairwise(names)}
+    rules["99"] = ast.alternation(ast.Rule("0"), ast.literal("bb"))
+    in_order = dict(reversed(rules.items())) if inside_first else rules
+    assert ShortestTexts(in_order).of_rule == {name: 101 - i for i, name in enumerate(names)}
 
 
 def test_a_character_that_is_cut_is_finished() -> None:
