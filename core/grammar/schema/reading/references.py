@@ -9,6 +9,7 @@ import difflib
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -37,6 +38,7 @@ class References:
         self._bases: dict[str, str] = {}  # target of a resource -> its URI
         self._drafts: dict[str, int | None] = {}  # the same -> its draft
         self._targets: dict[tuple[str, str], str] = {}  # what base URIs and references led to
+        self._next: dict[str, set[str]] = {}  # the resources that a resource leads to
         for uri, document in list(self._documents.items()):
             self._enter(uri, document, below=bool(uri) or text is None or _names_inside(text, schema))
 
@@ -99,7 +101,69 @@ class References:
         if outermost is not None:
             return outermost
         rivals = {found for name, found in self._dynamic.items() if name.partition("#")[2] == fragment}
-        return target if rivals == {target} else None
+        return target if rivals == {target} else self._outermost(fragment, self._resource(place))
+
+    def _outermost(self, fragment: str, resource: str) -> str | None:
+        """The dynamic anchor that every way from the root to `resource` meets first; None where ways differ."""
+        before = self._reached("", fragment)
+        first = {found for found in before if self._anchored(found, fragment) is not None}
+        ways = {found: self._reached(found) for found in first}
+        possible = [found for found in first if resource in ways[found]]
+        if len(possible) != 1 or (resource in before and resource not in first):
+            return None
+        if not fragment and any(self._anchored(found, fragment) is None for found in ways[possible[0]]):
+            return None  # a resource without `$recursiveAnchor` ends the search for the outermost one
+        return self._anchored(possible[0], fragment)
+
+    def _anchored(self, resource: str, fragment: str) -> str | None:
+        return self._dynamic.get(f"{self._bases[resource]}#{fragment}")
+
+    def _reached(self, resource: str, fragment: str | None = None) -> set[str]:
+        """The resources that `resource` leads to, itself among them; not beyond those with the dynamic anchor."""
+        found, work = {resource}, [resource]
+        while work:
+            at = work.pop()
+            if fragment is None or self._anchored(at, fragment) is None:
+                new = self._leads_to(at) - found
+                found |= new
+                work += new
+        return found
+
+    def _leads_to(self, resource: str) -> set[str]:
+        """The resources that lie directly in `resource`, or that something in it may refer to."""
+        if resource not in self._next:
+            found: set[str] = set()
+            work = [(self.schema(resource), resource, "")]  # what lies under which keyword, "" for a schema
+            while work:
+                value, target, keyword = work.pop()
+                inner: list[tuple[Any, str, str]] = []
+                if isinstance(value, dict):
+                    inner = [
+                        (item, f"{target}/{escape(name)}", "" if keyword else name) for name, item in value.items()
+                    ]
+                    found |= self._referred(value, target) if not keyword else set()
+                elif isinstance(value, list):
+                    inner = [(item, f"{target}/{i}", "") for i, item in enumerate(value)]
+                for item, place, name in inner:
+                    if place not in self._bases:
+                        work.append((item, place, name if name in MAPS else ""))
+                    elif keyword not in ("$defs", "definitions"):  # which nothing enters but by reference
+                        found.add(place)
+            self._next[resource] = found
+        return self._next[resource]
+
+    def _referred(self, schema: dict[str, Any], target: str) -> set[str]:
+        found: set[str] = set()
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            reference, place = schema.get(keyword), f"{target}/{keyword}"
+            if not isinstance(reference, str):
+                continue
+            with suppress(GrammarError):  # that is an error where the schema is read
+                found.add(self._resource(self.target(reference, place)))
+                if keyword != "$ref":
+                    fragment = self._absolute(reference, place)[1]
+                    found |= {resource for resource in self._bases if self._anchored(resource, fragment) is not None}
+        return found
 
     def schema(self, target: str, reference: str = "", place: str = "") -> Any:
         """The value at `target`, which `reference` at `place` names.

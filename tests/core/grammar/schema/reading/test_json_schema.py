@@ -530,9 +530,36 @@ def test_a_dynamic_reference_is_kept_where_only_one_target_is_possible() -> None
     }
     check(tree, [{"value": 1}, {"value": 1, "next": {"value": 2}}], [{"value": 1, "next": {}}])
     check({"$recursiveAnchor": True, "type": "array", "items": {"$recursiveRef": "#"}}, [[], [[], [[]]]], [[1]])
-    strict_tree = {"$id": "strict", "$defs": {"t": tree, "u": {"$id": "other", "$dynamicAnchor": "node"}}}
+    beside = {"$id": "strict", "$defs": {"t": tree, "u": {"$id": "other", "$dynamicAnchor": "node"}}}
+    check(
+        {**beside, "$ref": "https://example.org/tree"}, [{"value": 1, "next": {"value": 2}}], [{"value": 1, "next": 1}]
+    )
+
+
+def test_a_dynamic_reference_leads_where_every_way_to_it_came_from_first() -> None:
+    items = {
+        "$id": "list",
+        "type": "array",
+        "items": {"$dynamicRef": "#item"},
+        "$defs": {"i": {"$dynamicAnchor": "item"}},
+    }
+    texts = {"$id": "texts", "$ref": "list", "$defs": {"i": {"$dynamicAnchor": "item", **STRING}}}
+    base = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://example.org/",
+        "$defs": {"list": items, "texts": texts},
+    }
+    check({**base, "$ref": "texts"}, [["a"], []], [[1]])
+    check({**base, "$ref": "list"}, [[1, "a"]], [1])
     with pytest.raises(GrammarError, match="several targets"):
-        compiled({**strict_tree, "$ref": "https://example.org/tree"})
+        compiled({**base, "anyOf": [{"$ref": "texts"}, {"$ref": "list"}]})
+
+
+@pytest.mark.parametrize("draft", ["2020-12", "2019-09"])
+def test_a_schema_of_schemas_may_be_a_part(draft: str) -> None:
+    schema = closed(["schema"], schema={"$ref": f"https://json-schema.org/draft/{draft}/schema"})
+    good = {"properties": {"a": {"minimum": 1}}, "type": "object"}
+    check(schema, [{"schema": good}, {"schema": True}], [{"schema": {"properties": {"a": {"minimum": "1"}}}}])
 
 
 def test_a_schema_without_type_that_speaks_of_one_is_of_that_type_in_strict_mode() -> None:
