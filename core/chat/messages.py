@@ -87,6 +87,8 @@ def _to_message(message: Message | Mapping[str, Any], index: int) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ConfigError(f"{where} has role {role!r}; give 'system', 'user', 'assistant' or 'tool'")
+    if "content" not in message and role != "assistant":
+        raise ConfigError(f"{where} has no content; give text or a list of parts as 'content'")
     return Message(
         role=role,
         content=_to_content(message.get("content"), where),
@@ -120,6 +122,8 @@ def _to_part(part: Any, where: str) -> ContentPart:
             case {"type": "video", "video": video} | {"type": "video", "url": video} | {"type": "video", "path": video}:
                 return VideoPart(video, part.get("num_frames"))
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if kind in ("text", "image_url", "image", "video"):
+        raise ConfigError(f"{where} has the part {str(part)[:80]}; give {{'type': {kind!r}, {kind!r}: ...}}")
     raise ConfigError(f"{where} has a part of type {kind!r}; parts are text, image_url, image and video")
 
 

@@ -392,7 +392,7 @@ class Lowering:
             enough = part.min_properties <= len(part.listed) + num_other_names(self.algebra, part, part.listed)
             return part if enough else NO_SHAPE
         message = f"minProperties {part.min_properties} over names that the schema does not list cannot be kept"
-        remedy = "inside a larger grammar; declare and require the properties"
+        remedy = "in a larger grammar, as arguments of tools are; declare and require the properties"
         self._reader.refuse(self.pointer(part), "minProperties", f"{message} {remedy}")
         kept = replace(part, min_properties=0)
         self._reader.pointers.setdefault(kept, self.pointer(part))

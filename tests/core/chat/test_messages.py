@@ -53,6 +53,8 @@ def test_an_image_is_refused_by_a_text_model_and_kept_for_a_vision_model() -> No
         (["hi"], "message 0 is a str"),
         ([{"content": "x"}], "message 0 has role None"),
         ([{"role": "user", "content": 3}], "content of type int"),
+        ([{"role": "user", "contnet": "x"}], "message 0 has no content; give text"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "give {'type': 'text', 'text': ...}"),
         ([{"role": "user", "content": [{"type": "audio"}]}], "'audio'"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "without a name"),
         ([{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]}], "broken JSON"),

@@ -266,7 +266,7 @@ class SchemaReader:
         if not schema.get("uniqueItems") or (high is not None and high <= 1):
             return shape
         if not self.items_differ:
-            self.refuse(pointer, "uniqueItems", "cannot be kept inside a larger grammar; check the items after parsing")
+            self.refuse(pointer, "uniqueItems", "cannot be kept in a larger grammar; on_unsupported='warn' drops it")
             return shape
         return replace(shape, unique=True)
 
