@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from dspy.clients.call_result import legacy_output
 from graftlm.adapters.dspy import wire as wire
 from graftlm.adapters.dspy.engine import Engine
 from graftlm.adapters.dspy.scaffold import Scaffold
+from graftlm.adapters.dspy.tool_calls import calls_schema
 from graftlm.core.call_options import keywords_of
 from graftlm.core.config import reject_unknown
 
@@ -67,12 +69,15 @@ class GraftAdapter(dspy.ChatAdapter, _Scaffolded):
             self._systems.put(signature, known)
         return known
 
-    def scaffold(self, signature: type[dspy.Signature]) -> str:
-        """The signature's scaffold as JSON text."""
-        known = self._scaffolds.get(signature)
+    def scaffold(self, signature: type[dspy.Signature], calls: str = "") -> str:
+        """The signature's scaffold as JSON text.
+
+        calls  the JSON schema of fields of type `dspy.ToolCalls`, as text; "" where no tools are given.
+        """
+        known = self._scaffolds.get(signature, calls)
         if known is None:
-            known = Scaffold.of(signature).to_json()
-            self._scaffolds.put(signature, known)
+            known = Scaffold.of(signature, json.loads(calls) if calls else None).to_json()
+            self._scaffolds.put(signature, known, calls)
         return known
 
     def __repr__(self) -> str:
@@ -99,16 +104,16 @@ class _PerSignature:
     """Texts derived from signature classes, for as long as these live and keep their instructions."""
 
     def __init__(self) -> None:
-        self._texts: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
+        self._texts: WeakKeyDictionary[Any, tuple[str, str, str]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def get(self, signature: Any) -> str | None:
+    def get(self, signature: Any, beside: str = "") -> str | None:
         known = self._texts.get(signature)
-        return known[1] if known is not None and known[0] == signature.instructions else None
+        return known[2] if known is not None and known[:2] == (signature.instructions, beside) else None
 
-    def put(self, signature: Any, text: str) -> None:
+    def put(self, signature: Any, text: str, beside: str = "") -> None:
         with self._lock:
-            self._texts[signature] = (signature.instructions, text)
+            self._texts[signature] = (signature.instructions, beside, text)
 
 
 class _Plan:
@@ -140,7 +145,8 @@ class _Plan:
         merged = {**lm.kwargs, **kwargs}
         body = {k: v for k, v in merged.items() if k not in _NOT_SENT and v is not None}
         request = lm15.request_from_openai_chat({**body, "model": lm.model, "messages": messages})
-        extensions = {**(request.config.extensions or {}), wire.PROVIDER: {"scaffold": adapter.scaffold(processed)}}
+        scaffold = adapter.scaffold(processed, calls_schema(processed, inputs))
+        extensions = {**(request.config.extensions or {}), wire.PROVIDER: {"scaffold": scaffold}}
         config = replace(request.config, extensions=extensions, cache=merged.get("prompt_cache"))
         return cls(adapter, lm, kwargs, signature, processed, replace(request, config=config))
 

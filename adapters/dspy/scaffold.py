@@ -76,9 +76,12 @@ class Scaffold:
     fields: tuple[Field, ...]
 
     @classmethod
-    def of(cls, signature: type[dspy.Signature]) -> Scaffold:
-        """Read a signature. A field whose type no grammar describes becomes text, with a warning that names it."""
-        return cls(tuple(_field(name, info) for name, info in signature.output_fields.items()))
+    def of(cls, signature: type[dspy.Signature], calls: dict[str, Any] | None = None) -> Scaffold:
+        """Read a signature. A field whose type no grammar describes becomes text, with a warning that names it.
+
+        calls  the schema of fields of type `dspy.ToolCalls`; None for that of the type, with any names and arguments.
+        """
+        return cls(tuple(_field(name, info, calls) for name, info in signature.output_fields.items()))
 
     def to_json(self) -> str:
         return json.dumps([[f.name, f.kind, f.value] for f in self.fields], ensure_ascii=False, separators=(",", ":"))
@@ -151,7 +154,7 @@ def text_value(max_chars: int | None = None) -> ast.Node:
     return ast.repeat(step, 0, max_chars)
 
 
-def _field(name: str, info: FieldInfo) -> Field:
+def _field(name: str, info: FieldInfo, calls: dict[str, Any] | None) -> Field:
     annotation = info.annotation
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
@@ -171,6 +174,11 @@ def _field(name: str, info: FieldInfo) -> Field:
         return Field(name, "decision", decision)
     if not info.metadata and annotation in _PATTERNS:
         return Field(name, "regex", _PATTERNS[annotation])
+    if calls is not None and annotation is dspy.ToolCalls:
+        try:
+            return _kept(name, annotation, calls)
+        except GrammarError as error:
+            _warn(name, annotation, f"it may call what is no tool, for no grammar keeps their arguments: {error}")
     return _schema_field(name, annotation, info)
 
 
@@ -180,12 +188,15 @@ _PATTERNS: dict[Any, str] = {int: INTEGER, float: NUMBER, datetime.date: DATE}
 def _schema_field(name: str, annotation: Any, info: FieldInfo) -> Field:
     constrained: Any = Annotated[annotation, *info.metadata] if info.metadata else annotation
     try:
-        schema = schema_of(constrained)
-        issues = lower_schema(schema).issues
+        return _kept(name, annotation, schema_of(constrained))
     except (PydanticUserError, GrammarError) as error:
         _warn(name, annotation, f"no grammar describes it, so its value is text and may fail to parse: {error}")
         return Field(name, "text")
-    if issues:
+
+
+def _kept(name: str, annotation: Any, schema: dict[str, Any]) -> Field:
+    """A field of this schema, with a warning that names what its grammar leaves out."""
+    if issues := lower_schema(schema).issues:
         what = "; ".join(map(str, issues))
         _warn(name, annotation, f"its grammar leaves out {what}; DSPy checks that after the reply")
     return Field(name, "schema", schema)
