@@ -28,6 +28,7 @@ from graftlm.core.grammar.ast import (
     repeat,
     star,
 )
+from graftlm.core.grammar.regex.backreferences import Captured
 from graftlm.core.grammar.regex.lookarounds import Lookahead, Lookbehind
 
 # While a pattern is parsed, an anchor is a rule named "^" or "$" and its position, and so is a lookahead.
@@ -45,8 +46,9 @@ def end_anchor(position: int) -> Node:
     return Rule(f"${position}")
 
 
-def is_anchor(node: Node) -> bool:
-    return isinstance(node, Rule)
+def is_place(node: Node) -> bool:
+    """Whether `node` is an anchor or a lookaround, which take no text."""
+    return isinstance(node, Rule) and not isinstance(node, Captured)
 
 
 def sorted_anchors(items: list[Node]) -> list[Node]:

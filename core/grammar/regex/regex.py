@@ -1,7 +1,7 @@
 r"""Regular expressions in the dialect of Python's `re`, as far as it is regular.
 
     a . [a-z^] [^...] \d \D \w \W \s \S \p{L} \P{L} \n \t \x41 \u0041 \U00000041 \N{BULLET} \101 \.
-    (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...)
+    (...) (?:...) (?P<name>...) (?<name>...) (?#...) (?i) (?s:...) (?-i:...) \1 (?P=name) \k<name>
     (?=...) (?!...) (?<=...) (?<!...) \b \B
     | * + ? {m} {m,} {,n} {m,n} and their lazy forms
     ^ $ \A \Z where no text can stand between them and the end
@@ -9,17 +9,17 @@ r"""Regular expressions in the dialect of Python's `re`, as far as it is regular
 `re` has no \p{...}; it means what it means in ECMA-262, Rust and PCRE, for general categories.
 
 Which text matches does not depend on greediness, so lazy and greedy repeats are the same. A lookahead intersects what
-follows to the end, or is taken from it; threads.py keeps lookbehinds, and lookaheads in repeats. Backreferences,
-conditionals, atomic groups and possessive repeats are refused, with their position.
+follows to the end, or is taken from it; threads.py keeps lookbehinds, and lookaheads in repeats. A backreference to a
+group of few texts is an alternative for each. Others, conditionals, atomic groups and possessive repeats are refused,
+with their position.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from contextlib import suppress
-from typing import NoReturn
 
-from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.ast import (
     ANY_CHAR,
     EMPTY,
@@ -36,12 +36,13 @@ from graftlm.core.grammar.ast import (
 )
 from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.regex import anchors, lookarounds, threads
+from graftlm.core.grammar.regex import anchors, backreferences, lookarounds, threads
 from graftlm.core.grammar.regex.escapes import CONTROLS, HEX_DIGITS, is_octal, octal_digits, ranges_of, surrogate_range
 from graftlm.core.grammar.regex.flags import NAMES, Flags
+from graftlm.core.grammar.regex.scanner import Scanner
 
-_REFUSED_GROUPS = {">": "atomic group", "(": "conditional", "P=": "backreference"}
-_MAX_COUNT = 1 << 24
+_REFUSED_GROUPS = {">": "atomic group", "(": "conditional"}
+_REFERENCE = re.compile(r"\\[1-9]|\\k<|\(\?P=")
 
 
 def parse(
@@ -62,17 +63,19 @@ def parse(
     return threads.language(node, search=search, wide=wide)
 
 
-class _Parser:
+class _Parser(Scanner):
     def __init__(self, pattern: str, max_depth: int, portable: bool, wide: bool = False) -> None:
-        self._text = pattern
+        super().__init__(pattern)
         self._portable = portable
         self._wide = wide
         self._negated = False  # inside [^...]
-        self._at = 0
         self._flags = Flags()
         self._depth = 0
         self._max_depth = max_depth
-        self._names: set[str] = set()
+        self._refers = _REFERENCE.search(pattern) is not None
+        self._num_groups = 0
+        self._closed: set[int] = set()  # groups that a backreference may name
+        self._names: dict[str, int] = {}
 
     def parse(self) -> Node:
         if self._text.startswith("(?"):
@@ -80,7 +83,7 @@ class _Parser:
         node = self._alternatives()
         if self._at < len(self._text):
             self._fail("')' closes no group; escape it as \\)")
-        return node
+        return backreferences.resolved(node) if self._refers else node
 
     # -- structure ---------------------------------------------------------------------------------------------
 
@@ -119,33 +122,9 @@ class _Parser:
         again = self._at
         if self._quantifier() is not None:
             self._fail("multiple repeat; put the first one in a group (?:...)", again)
-        if anchors.is_anchor(item):  # a place holds as often as one likes
+        if anchors.is_place(item):  # a place holds as often as one likes
             return EMPTY if bounds[0] == 0 else item
         return repeat(item, *bounds)
-
-    def _quantifier(self) -> tuple[int, int | None] | None:
-        """Read `*`, `+`, `?` or `{m,n}`; braces that hold no counts are characters."""
-        here = self._at
-        if self._take("*"):
-            return 0, None
-        if self._take("+"):
-            return 1, None
-        if self._take("?"):
-            return 0, 1
-        if not self._take("{"):
-            return None
-        low = self._digits()
-        comma = self._take(",")
-        high = self._digits() if comma else low
-        if not self._take("}") or not (low or comma):
-            self._at = here
-            return None
-        minimum, maximum = int(low or 0), int(high) if high else None
-        if max(minimum, maximum or 0) > _MAX_COUNT:
-            self._fail(f"a repeat count is above {_MAX_COUNT:,}; leave the upper bound open", here)
-        if maximum is not None and maximum < minimum:
-            self._fail(f"the repeat {{{minimum},{maximum}}} has its minimum above its maximum; swap them", here)
-        return minimum, maximum
 
     def _atom(self) -> Node:
         start, c = self._at, self._text[self._at]
@@ -167,12 +146,6 @@ class _Parser:
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         return self._character(ord(c))
 
-    def _counts_at(self, start: int) -> bool:
-        self._at = start
-        found = self._quantifier() is not None
-        self._at = start + 1
-        return found
-
     def _character(self, code_point: int) -> Node:
         if self._flags.ignore_case:
             return char_set(charsets.ignore_case(((code_point, code_point),), self._flags.ascii_only))
@@ -187,42 +160,57 @@ class _Parser:
         look = next((kind for sign, kind in lookarounds.KINDS.items() if self._take(sign)), None)
         if look is not None:
             self._wide = self._wide != look[1]  # less may follow where more is refused
-        if look is None and self._take("?") and not self._extension(start):
-            return EMPTY
+        number = self._num_groups + 1
+        if look is None and not self._take("?"):
+            self._num_groups += 1
+        elif look is None and (whole := self._extension(start)) is not None:
+            return whole
+        is_counted = look is None and self._num_groups == number
         node = self._alternatives()
         if not self._take(")"):
             self._fail("the group is not closed; add ) or escape the ( as \\(", start)
         self._flags = outer
+        if is_counted and self._refers:
+            self._closed.add(number)
+            return backreferences.Group(number, node)
         if look is None:
             return node
+        node = backreferences.resolved(node) if self._refers else node
         found = look[0](node, look[1], start, wide=self._portable and self._wide)
         self._wide = self._wide != look[1]
         return found
 
-    def _extension(self, start: int) -> bool:
-        """Read what stands between `(?` and the body of a group; whether there is a body."""
+    def _extension(self, start: int) -> Node | None:
+        """Read what stands between `(?` and the body of a group; what all of it is if there is no body."""
         for sign, name in _REFUSED_GROUPS.items():
             if self._text.startswith(sign, self._at):
                 self._fail(f"{name} (?{sign}...) is not regular; write the alternatives out", start)
+        if self._take("P="):
+            return self._reference(self._names.get(self._until(")"), 0), start)
         if self._take("P<") or self._take("<"):
             self._name(start)
         elif not self._take(":"):
             self._flags = self._read_flags(start)
             if self._portable and self._take(")"):
-                return False  # of those who take (?i) here, all hold it to the end of the group around it
+                return EMPTY  # of those who take (?i) here, all hold it to the end of the group around it
             if not self._take(":"):
                 self._fail("flags for the whole pattern stand at its beginning; use (?flags:...) here", start)
-        return True
+        return None
+
+    def _reference(self, number: int, start: int) -> Node:
+        if number not in self._closed:
+            self._fail("the backreference names no group that is closed before it; check its number or name", start)
+        unset = EMPTY if self._portable and self._wide else NOTHING  # ECMA-262 takes no text then
+        return backreferences.Backreference(number, start, self._flags, unset=unset)
 
     def _name(self, start: int) -> None:
-        end = self._text.find(">", self._at)
-        name = self._text[self._at : end] if end >= 0 else ""
+        name = self._until(">")
         if not name.isidentifier():
             self._fail(f"the group name {name!r} is not an identifier; write (?P<name>...)", start)
         if name in self._names:
             self._fail(f"the group name {name!r} is used twice; names must differ", start)
-        self._names.add(name)
-        self._at = end + 1
+        self._num_groups += 1
+        self._names[name] = self._num_groups
 
     def _global_flags(self) -> None:
         """Read `(?flags)` at the beginning of the pattern, if that is what stands there."""
@@ -260,7 +248,10 @@ class _Parser:
             wide = self._wide if self._portable else None
             return lookarounds.boundary(start, is_one=c == "b", wide=wide, ascii_only=self._flags.ascii_only)
         if c.isdigit() and c != "0" and not is_octal(self._text, self._at):
-            self._fail(f"backreference \\{c} is not regular; write the alternatives out", start)
+            self._at += 1 + self._text[self._at + 1 : self._at + 2].isdecimal()
+            return self._reference(int(self._text[start + 1 : self._at]), start)
+        if self._take("k<"):
+            return self._reference(self._names.get(self._until(">"), 0), start)
         found = self._escaped(start, in_class=False)
         return self._character(found) if isinstance(found, int) else char_set(found)
 
@@ -368,17 +359,6 @@ class _Parser:
 
     # -- text --------------------------------------------------------------------------------------------------
 
-    def _take(self, sign: str) -> bool:
-        taken = self._text.startswith(sign, self._at)
-        self._at += len(sign) if taken else 0
-        return taken
-
-    def _digits(self) -> str:
-        start = self._at
-        while self._at < len(self._text) and self._text[self._at] in "0123456789":
-            self._at += 1
-        return self._text[start : self._at]
-
     def _skip_blanks(self) -> None:
         """Skip comments (?#...) and, with the flag x, blanks and comments that end with the line."""
         while self._at < len(self._text):
@@ -394,7 +374,3 @@ class _Parser:
                 self._at += 1
             else:
                 return
-
-    def _fail(self, reason: str, position: int | None = None) -> NoReturn:
-        at = self._at if position is None else position
-        raise GrammarError(f"regex {self._text!r}, position {at}: {reason}", position=at)

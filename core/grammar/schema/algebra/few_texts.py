@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import product
-
-from graftlm.core.grammar import ast
-from graftlm.core.grammar.ast import Node
+from graftlm.core.grammar.node_texts import texts_of
 from graftlm.core.grammar.schema.algebra import text_language
 from graftlm.core.grammar.schema.algebra.shapes import Text
 from graftlm.core.grammar.schema.algebra.values import compact
-
-MOST_TEXTS = 100
-"""Texts that are written out; more count as many."""
 
 
 def few_texts(shape: Text) -> frozenset[str] | None:
@@ -19,43 +13,7 @@ def few_texts(shape: Text) -> frozenset[str] | None:
     if shape.max_length == 0:
         return frozenset({'""'})
     for pattern in shape.patterns:
-        found = _texts(text_language.pattern_node(pattern))
+        found = texts_of(text_language.pattern_node(pattern))
         if found is not None:
             return frozenset(compact(text) for text in found if text_language.admits(shape, text))
     return None
-
-
-def _texts(node: Node) -> frozenset[str] | None:
-    """The texts of `node`, as far as they show without an automaton; None where they are more than `MOST_TEXTS`."""
-    match node:
-        case ast.Empty():
-            return frozenset({""})
-        case ast.Literal(data):
-            return frozenset({data.decode()})
-        case ast.CharSet(ranges) if sum(high - low + 1 for low, high in ranges) <= MOST_TEXTS:
-            return frozenset(chr(code) for low, high in ranges for code in range(low, high + 1))
-        case ast.Alternation(items):
-            found = [_texts(item) for item in items]
-            known = [texts for texts in found if texts is not None]
-            return _few(frozenset[str]().union(*known)) if len(known) == len(found) else None
-        case ast.Concat(items):
-            return _joined(items)
-        case ast.Repeat(item, low, high) if high is not None and high <= MOST_TEXTS:
-            ways = [_joined((item,) * count) for count in range(low, high + 1)] if _texts(item) is not None else [None]
-            known = [texts for texts in ways if texts is not None]
-            return _few(frozenset[str]().union(*known)) if len(known) == len(ways) else None
-    return None
-
-
-def _joined(items: tuple[Node, ...]) -> frozenset[str] | None:
-    joined = frozenset({""})
-    for item in items:
-        found = _texts(item)
-        if found is None or len(joined) * len(found) > MOST_TEXTS:
-            return None
-        joined = frozenset(map("".join, product(joined, found)))
-    return joined
-
-
-def _few(texts: frozenset[str]) -> frozenset[str] | None:
-    return texts if len(texts) <= MOST_TEXTS else None

@@ -217,8 +217,14 @@ def test_details_of_the_dialect(pattern: str, text: str, expected: bool) -> None
     [
         ("(?<=a$)b", 0, "in a lookbehind"),
         ("(?!a(?<!b))a", 4, "a lookaround inside one"),
-        (r"(a)\1", 3, "backreference"),
-        ("(?P<x>a)(?P=x)", 8, "backreference"),
+        (r"(a*)\1", 4, "a backreference is kept to a group of at most 100 texts"),
+        (r"(?:(a)?b\1)+", 8, "a backreference is kept"),
+        (r"(?=(a))\1", 7, "a backreference is kept"),
+        (r"((a|b)1?)\1\2", 11, "a backreference is kept"),
+        (r"([a-k]{2})\1", 10, "a backreference is kept"),
+        (r"([a-z])([a-z])\1\2([a-z])\3", 25, "1,000 ways"),
+        (r"(a\1)", 2, "no group that is closed"),
+        ("(?P=x)(?P<x>a)", 0, "no group that is closed"),
         ("a*+", 0, "possessive"),
         ("(?>a)", 0, "atomic"),
         ("(a)(?(1)b|c)", 3, "conditional"),
@@ -286,6 +292,46 @@ def test_a_lookahead_restricts_what_follows_to_the_end_of_the_text(pattern: str)
 def test_a_place_in_a_group_may_be_repeated(pattern: str) -> None:
     for text in ("", "a", "b", "ab", "ba"):
         assert product.matches(parse(pattern), text) == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            r"(a|1)b*\1",
+            r"(?P<q>a|bb?)1(?P=q)",
+            r"(a)?b\1",
+            r"(?:(a)|b)\1",
+            r"(?:(a|b)1\1)+",
+            r"(?i)(a)\1",
+        ),
+        *(
+            r"((a|b)\2)\1",
+            r"(a|b)(?:\1-)*\1?",
+            r"(b?)a(\1b)?",
+            r"(a|ab)(b?)\1\2",
+            r"(?=(a|b)\1)..",
+            r"^(1?)a\1b$",
+            r"()\1a",
+        ),
+    ],
+)
+def test_a_backreference_asks_for_the_text_of_a_group_of_few(pattern: str) -> None:
+    words = ["".join(letters) for length in range(6) for letters in itertools.product("ab1A", repeat=length)]
+    found, whole = parse(pattern, search=True, portable=True), parse(pattern)
+    assert [word for word in words if product.matches(found, word) != bool(re.search(pattern, word))] == []
+    assert [word for word in words if product.matches(whole, word) != bool(re.fullmatch(pattern, word))] == []
+
+
+def test_groups_are_counted_in_the_order_in_which_they_open() -> None:
+    pattern = r"(?:x)((?P<y>a|b)(?=.))(?#n)[(]\2" + "(c)" * 8 + r"(d|e)\11"
+    for text in ("xa(acccccccced", "xb(bccccccccdd", "xb(bccccccccee"):
+        assert product.matches(parse(pattern), text) == bool(re.fullmatch(pattern, text)), text
+
+
+def test_a_wide_reading_takes_a_group_without_text_for_empty() -> None:
+    assert product.matches(parse(r"^(?:(a)|b)\1$", search=True, portable=True, wide=True), "b")
+    assert not product.matches(parse(r"^(?:(a)|b)\1$", search=True, portable=True), "b")
 
 
 def test_a_wide_reading_matches_whatever_some_dialect_matches() -> None:

@@ -1,0 +1,194 @@
+r"""Backreferences to groups of few texts: `(['"]).*\1` is one alternative for each text of the group.
+
+While a pattern with backreferences is parsed, its groups and they are rules; `resolved` takes them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.ast import (
+    EMPTY,
+    NOTHING,
+    Alternation,
+    Concat,
+    Node,
+    Repeat,
+    Rule,
+    alternation,
+    char_set,
+    concat,
+    is_nothing,
+    literal,
+    repeat,
+)
+from graftlm.core.grammar.automata import charsets
+from graftlm.core.grammar.budget import check
+from graftlm.core.grammar.node_texts import MOST_TEXTS, texts_of
+from graftlm.core.grammar.regex.flags import Flags
+
+_MAX_WAYS = 1_000
+
+
+class Captured(Rule):
+    """A group, or a place that asks for its text again."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+class Group(Captured):
+    """The group `number`, which matches `body`."""
+
+    __slots__ = ("body",)
+    body: Node
+
+    def __init__(self, number: int, body: Node) -> None:
+        super().__init__(f"({number}")
+        object.__setattr__(self, "number", number)
+        object.__setattr__(self, "body", body)
+
+
+class Backreference(Captured):
+    """The text of the group `number` again; `unset` where the group has none."""
+
+    __slots__ = ("flags", "position", "unset")
+    flags: Flags
+    position: int
+    unset: Node
+
+    def __init__(self, number: int, position: int, flags: Flags, *, unset: Node) -> None:
+        super().__init__(f"\\{position}")
+        for name, value in (("number", number), ("position", position), ("flags", flags), ("unset", unset)):
+            object.__setattr__(self, name, value)
+
+    def spelled(self, text: str | None) -> Node:
+        if text is None:
+            return self.unset
+        if not self.flags.ignore_case:
+            return literal(text)
+        cases = (charsets.ignore_case(((ord(char), ord(char)),), self.flags.ascii_only) for char in text)
+        return concat(*map(char_set, cases))
+
+
+def resolved(node: Node) -> Node:
+    """`node` without groups and backreferences.
+
+    Raises GrammarError for a backreference to a group of many texts, or to one in a repeat.
+    """
+    return _Resolver().of(node)
+
+
+class _Resolver:
+    def __init__(self) -> None:
+        self._num_ways = 0
+
+    def of(self, node: Node, *, repeated: bool = False) -> Node:
+        """`repeated`: whether `node` may follow itself, and a group in it keep the text of an earlier time."""
+        check()
+        match node:
+            case Group():
+                return self.of(node.body, repeated=repeated)
+            case Backreference():
+                raise _refusal(node)
+            case Concat(items):
+                for i, item in enumerate(items):
+                    for group in _groups(item):
+                        asking = next((ref for later in items[i + 1 :] for ref in _asking(later, group.number)), None)
+                        if asking is not None:
+                            ways = self._ways(items, i, group, asking, repeated=repeated)
+                            return alternation(*(self.of(way, repeated=repeated) for way in ways))
+                return concat(*(self.of(item, repeated=repeated) for item in items))
+            case Alternation(items):
+                return alternation(*(self.of(item, repeated=repeated) for item in items))
+            case Repeat(item, low, high):
+                return repeat(self.of(item, repeated=repeated or high != 1), low, high)
+        return node
+
+    def _ways(
+        self, items: tuple[Node, ...], at: int, group: Group, asking: Backreference, *, repeated: bool
+    ) -> Iterator[Node]:
+        """`items` for each text of `group`, which lies in the one at `at`, and for none."""
+        texts = texts_of(self.of(group.body))
+        if texts is None:
+            raise _refusal(asking)
+        for text in (*sorted(texts), None):
+            bound = _bound(items[at], group.number, text, asking)
+            if not is_nothing(bound):
+                self._num_ways += 1
+                if (text is None and repeated) or self._num_ways > _MAX_WAYS:
+                    raise _refusal(asking)
+                parts = (*items[:at], bound, *items[at + 1 :])
+                yield concat(*(_answered(part, group.number, text) for part in parts))
+
+
+def _refusal(asking: Backreference) -> GrammarError:
+    return GrammarError(
+        f"regex, position {asking.position}: a backreference is kept to a group of at most {MOST_TEXTS} texts "
+        f"({_MAX_WAYS:,} ways for all groups) that lies in no repeat or lookaround without it; write them out",
+        position=asking.position,
+    )
+
+
+def _groups(node: Node) -> Iterator[Group]:
+    match node:
+        case Group():
+            yield node
+            yield from _groups(node.body)
+        case Concat(items) | Alternation(items):
+            for item in items:
+                yield from _groups(item)
+        case Repeat(item, _, _):
+            yield from _groups(item)
+
+
+def _asking(node: Node, number: int) -> Iterator[Backreference]:
+    match node:
+        case Backreference():
+            if node.number == number:
+                yield node
+        case Group():
+            yield from _asking(node.body, number)
+        case Concat(items) | Alternation(items):
+            for item in items:
+                yield from _asking(item, number)
+        case Repeat(item, _, _):
+            yield from _asking(item, number)
+
+
+def _bound(node: Node, number: int, text: str | None, asking: Backreference) -> Node:
+    """What `node` matches where the group `number`, which lies in it, matches `text`; None where it is not met."""
+    if all(group.number != number for group in _groups(node)):
+        return node if text is None else NOTHING
+    match node:
+        case Group():
+            if node.number != number:
+                return Group(node.number, _bound(node.body, number, text, asking))
+            return NOTHING if text is None else literal(text)
+        case Concat(items):
+            inside = [any(group.number == number for group in _groups(item)) for item in items]
+            pairs = zip(items, inside, strict=True)
+            return concat(*(_bound(item, number, text, asking) if holds else item for item, holds in pairs))
+        case Alternation(items):
+            return alternation(*(_bound(item, number, text, asking) for item in items))
+        case Repeat(item, low, 1):
+            bound = _bound(item, number, text, asking)
+            return alternation(EMPTY, bound) if low == 0 and text is None else bound
+    raise _refusal(asking)
+
+
+def _answered(node: Node, number: int, text: str | None) -> Node:
+    """`node` with `text` where it asks for that of the group `number`."""
+    match node:
+        case Backreference():
+            return node.spelled(text) if node.number == number else node
+        case Group():
+            return Group(node.number, _answered(node.body, number, text))
+        case Concat(items):
+            return concat(*(_answered(item, number, text) for item in items))
+        case Alternation(items):
+            return alternation(*(_answered(item, number, text) for item in items))
+        case Repeat(item, low, high):
+            return repeat(_answered(item, number, text), low, high)
+    return node
