@@ -11,7 +11,7 @@ GROUPS = {
     "runtime": "the engine: equality, reuse, decode speed, scheduling, memory",
     "start": "process start to answers: on a fresh machine and later, beside the imports of torch and transformers",
     "cpu": "any CPU beside llama.cpp and OpenVINO: decode, prefill, shared prefixes, guesses, memory",
-    "frameworks": "the doors: batches and tokens behind LangChain and DSPy",
+    "frameworks": "calls, batches and tokens behind LangChain, DSPy, LlamaIndex and Guidance",
     "workloads": "twelve workloads in each framework, beside transformers, its continuous batching and Guidance",
     "ablation": "what each part of the runtime brings to the workloads, by leaving it out",
     "page": "docs/benchmarks.md, its tables written from the committed figures",
@@ -34,6 +34,8 @@ OWN_MAIN = {
 def main() -> int:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] not in GROUPS:
+        if arguments and arguments[0] not in ("-h", "--help"):
+            print(f"python -m bench: no group {arguments[0]!r}; the groups are below\n", file=sys.stderr)
         print("usage: python -m bench GROUP [case ...] [--quick] [--json FILE]", file=sys.stderr)
         print("       python -m bench runtime soak [--seconds N]", file=sys.stderr)
         print("       python -m bench gpu families [NAME ...]\n", file=sys.stderr)
