@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra.kinds import KINDS, possible_kinds, tells_kinds_apart
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
@@ -57,6 +58,7 @@ class DoubtfulItems:
         self._resolve = resolve
         self._closed = closed
         self._known_kinds: dict[Shape, frozenset[str]] = {}
+        self._answers: dict[tuple[str, str, int], bool] = {}
         self._places: set[Place] = set()
         self._work: list[Place] = [((root, True),)]
 
@@ -89,24 +91,30 @@ class DoubtfulItems:
             part.patterns or part.names is not None or part.max_properties is not None for part, _ in objects
         )
 
-    def _containers(self, shape: Shape, firm: bool, depth: int = 0) -> Iterator[tuple[Array | Object, bool]]:
-        """The arrays and objects that `shape` speaks of, and whether each holds wherever the value is of its kind."""
+    def _containers(
+        self, shape: Shape, firm: bool, following: frozenset[str] = frozenset()
+    ) -> Iterator[tuple[Array | Object, bool]]:
+        """The arrays and objects that `shape` speaks of, and whether each holds wherever the value is of its kind.
+
+        following  targets that led here: what leads back to them speaks of nothing more
+        """
+        check()
         match shape:
             case Array() | Object():
                 yield shape, firm
-            case Reference(target) if depth < _MAX_REFERENCES:
-                yield from self._containers(self._resolve(target), firm, depth + 1)
+            case Reference(target) if target not in following:
+                yield from self._containers(self._resolve(target), firm, following | {target})
             case Both(parts):
                 for part in parts:
-                    yield from self._containers(part, firm, depth)
+                    yield from self._containers(part, firm, following)
             case Union(parts) | ExactlyOne(parts):
                 firm = firm and tells_kinds_apart(parts, self._kinds)
                 for part in parts:
-                    yield from self._containers(part, firm, depth)
+                    yield from self._containers(part, firm, following)
             case Not(inner):
-                yield from self._containers(inner, False, depth)
+                yield from self._containers(inner, False, following)
             case Implied(inner):
-                yield from self._containers(inner, firm, depth)
+                yield from self._containers(inner, firm, following)
 
     def _is_sure(self, shape: Shape) -> bool:
         """Whether the language of `shape` counts its values, or these are many."""
@@ -120,7 +128,7 @@ class DoubtfulItems:
             case Literals():
                 return True
             case Reference():
-                return depth < _MAX_DEPTH and self._is_counted(self._resolved(shape), depth + 1)
+                return depth < _MAX_DEPTH and self._followed(self._is_counted, shape, depth + 1)
             case Implied(inner):
                 return self._is_counted(inner, depth)
             case Union(parts):
@@ -141,7 +149,7 @@ class DoubtfulItems:
             case Anything():
                 return True
             case Reference():
-                return depth < _MAX_DEPTH and self._has_many(self._resolved(shape), depth + 1)
+                return depth < _MAX_DEPTH and self._followed(self._has_many, shape, depth + 1)
             case Implied(inner):
                 return self._has_many(inner, depth)
             case Union(parts):
@@ -162,6 +170,14 @@ class DoubtfulItems:
                 return len(objects) == len(parts) and self._some_member(objects, depth)
             case _:
                 return False
+
+    def _followed(self, asks: Callable[[Shape, int], bool], shape: Reference, depth: int) -> bool:
+        """What `asks` says of the target of `shape`: once for each depth, as definitions may refer to each other."""
+        key = (asks.__name__, shape.target, depth)
+        if key not in self._answers:
+            check()
+            self._answers[key] = asks(self._resolved(shape), depth)
+        return self._answers[key]
 
     def _some_member(self, objects: list[Object], depth: int) -> bool:
         """Whether what is all of `objects` may have a member with many values, or of many names."""

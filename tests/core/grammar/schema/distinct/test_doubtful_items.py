@@ -34,6 +34,22 @@ def test_what_it_does_not_tell_is_looked_at(schema: dict[str, Any]) -> None:
     assert distinct_items(JsonSchema(schema), Options()).is_doubtful
 
 
+def test_each_definition_is_asked_about_once_however_many_ways_lead_to_it() -> None:
+    names = "abcdefghij"
+    one = {"properties": {name: {"anyOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/two"}]} for name in names}}
+    two = {"properties": {name: {"$ref": "#/$defs/one"} for name in names}}
+    kinds = {"one": {"type": "object", **one}, "two": {"type": "object", **two}}
+    schema = {"type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/one"}, "$defs": kinds}
+    assert distinct_items(JsonSchema(schema), Options()).is_doubtful  # 10 ** 6 ways of 12 steps
+
+
+def test_definitions_that_are_parts_of_themselves_are_followed_once() -> None:
+    itself = {"anyOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/a"}, {"type": "integer"}]}
+    part = {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "minimum": 0}
+    schema = {"properties": {"x": {"type": "string"}, "y": {"$ref": "#/$defs/a"}}, "$defs": {"a": itself, "b": part}}
+    assert not distinct_items(JsonSchema(schema), Options()).is_doubtful
+
+
 def test_the_first_keyword_that_asks_is_named() -> None:
     issue = no_text_found(JsonSchema({"properties": {"a/b": {"uniqueItems": True, "items": DIGITS}}}))
     assert issue.pointer == "/properties/a~1b/uniqueItems"
