@@ -20,7 +20,7 @@ Build nodes with the functions below; they flatten, merge and simplify.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
@@ -348,24 +348,6 @@ def graph(rows: Sequence[Sequence[tuple[Node, int]]], accepting: Iterable[int]) 
     if len(kept) == 2 and ends == {1} and not kept[1]:
         return alternation(*(node for node, _ in kept[0]))
     return EMPTY if len(kept) == 1 and not kept[0] else Graph(tuple(kept), ends)
-
-
-def without_rules(node: Node, names: Container[str]) -> Node:
-    """`node` with the rules of these names deriving nothing."""
-    match node:
-        case Rule(name):
-            return NOTHING if name in names else node
-        case Concat(items):
-            return concat(*(without_rules(item, names) for item in items))
-        case Alternation(items):
-            found = (without_rules(item, names) for item in items)
-            return alternation(*(item for item in found if item != NOTHING))
-        case Repeat(item, minimum, maximum):
-            return repeat(without_rules(item, names), minimum, maximum)
-        case Graph(rows, accepting):
-            return graph([[(without_rules(item, names), to) for item, to in row] for row in rows], accepting)
-        case _:
-            return node
 
 
 def nullable(node: Node) -> bool:

@@ -46,7 +46,7 @@ from graftlm.core.grammar.schema.irregular import Irregular, closed, is_open
 from graftlm.core.grammar.schema.member_names import counts_names, num_other_names, too_few_names
 from graftlm.core.grammar.schema.places import is_long
 from graftlm.core.grammar.schema.reading.json_schema import SchemaReader
-from graftlm.core.grammar.schema.satisfiability import blame, unending
+from graftlm.core.grammar.schema.satisfiability import WithoutRules, blame, unending
 from graftlm.core.grammar.schema.text import numbers
 from graftlm.core.grammar.schema.text.declared import is_plain, members
 from graftlm.core.grammar.schema.text.items import Items, merged
@@ -207,9 +207,9 @@ class Lowering:
 
     def _without_rules(self, node: Node, barren: list[str]) -> Node:
         """`node` and the rules without those that derive no finite text."""
-        rules = self.tokens.rules.items()
-        self.tokens.rules = {name: ast.without_rules(body, barren) for name, body in rules if name not in barren}
-        found = ast.without_rules(node, barren)
+        rules, without = self.tokens.rules.items(), WithoutRules(barren)
+        self.tokens.rules = {name: without.node(body) for name, body in rules if name not in without.names}
+        found = without.node(node)
         if found == NOTHING:
             target = barren[0].removeprefix(self.tokens.prefix).removeprefix(" ")
             raise GrammarError(

@@ -156,3 +156,32 @@ class _Endings:
                             reached.add(target)
                             work.append(target)
                 return bool(reached & accepting)
+
+
+class WithoutRules:
+    """Nodes with the rules of these names deriving nothing; nodes that are shared stay so."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+        self._found: dict[int, tuple[Node, Node]] = {}  # by id, with the node so that the id stays its own
+
+    def node(self, node: Node) -> Node:
+        if isinstance(node, ast.Rule):
+            return ast.NOTHING if node.name in self.names else node
+        if not isinstance(node, _COMPOSED):
+            return node
+        if id(node) not in self._found:
+            check()
+            self._found[id(node)] = node, self._composed(node)
+        return self._found[id(node)][1]
+
+    def _composed(self, node: ast.Concat | ast.Alternation | ast.Repeat | ast.Graph) -> Node:
+        match node:
+            case ast.Concat(items):
+                return ast.concat(*map(self.node, items))
+            case ast.Alternation(items):
+                return ast.alternation(*(item for item in map(self.node, items) if not ast.is_nothing(item)))
+            case ast.Repeat(item, least, most):
+                return ast.repeat(self.node(item), least, most)
+            case ast.Graph(rows, accepting):
+                return ast.graph([[(self.node(item), to) for item, to in row] for row in rows], accepting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Rule
-from graftlm.core.grammar.schema.satisfiability import unending
+from graftlm.core.grammar.schema.satisfiability import WithoutRules, unending
 
 A = ast.literal("a")
 
@@ -49,3 +49,13 @@ def test_what_names_a_rule_that_is_known_to_end_ends() -> None:
     rules = {"value": ast.concat(ast.literal("a"), ast.Rule("any")), "loop": ast.Rule("loop"), "any": ast.Rule("any")}
     assert unending(rules, ["any"]) == ["loop"]
     assert unending(rules) == ["value", "loop", "any"]
+
+
+def test_what_is_left_without_rules_is_shared_as_before() -> None:
+    node: ast.Node = ast.alternation(Rule("endless"), ast.literal("a"))
+    for _ in range(60):
+        node = ast.optional(ast.concat(node, ast.literal("b"), node))  # 2 ** 60 places
+    left = WithoutRules(["endless"]).node(node)
+    assert isinstance(left, ast.Repeat) and isinstance(left.item, ast.Concat)
+    assert left.item.items[0] is left.item.items[2]
+    assert WithoutRules(["endless"]).node(ast.concat(ast.literal("b"), Rule("endless"))) == ast.NOTHING
