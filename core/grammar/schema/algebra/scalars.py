@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from math import ceil
@@ -17,6 +16,7 @@ from graftlm.core.grammar.schema.algebra.values import number_has, parse_value, 
 Scalar = Number | Text | Literals
 T = TypeVar("T")
 MAX_PIECES = 2_000
+_ANY_TEXT = Text()
 
 
 def meet(parts: Iterable[Shape], free: Number | Text) -> list[Scalar]:
@@ -137,16 +137,17 @@ def _both_numbers(a: Number, b: Number) -> Number:
 
 
 def _both_texts(a: Text, b: Text) -> Text:
+    if a is _ANY_TEXT:
+        return b
     highs = [high for high in (a.max_length, b.max_length) if high is not None]
-    return replace(
-        a,
-        min_length=max(a.min_length, b.min_length),
-        max_length=min(highs, default=None),
-        patterns=_joined(a.patterns, b.patterns),
-        formats=_joined(a.formats, b.formats),
-        no_patterns=_joined(a.no_patterns, b.no_patterns),
-        no_formats=_joined(a.no_formats, b.no_formats),
-        no_texts=_joined(a.no_texts, b.no_texts),
+    return Text(
+        max(a.min_length, b.min_length),
+        min(highs, default=None),
+        _joined(a.patterns, b.patterns),
+        _joined(a.formats, b.formats),
+        _joined(a.no_patterns, b.no_patterns),
+        _joined(a.no_formats, b.no_formats),
+        _joined(a.no_texts, b.no_texts),
     )
 
 
