@@ -133,27 +133,27 @@ class ShapeAlgebra:
         return found
 
     def _narrow(self, shape: Shape, kind: str, positive: bool) -> Shape:
-        match shape:
-            case Anything():
-                return ANYTHING if positive else NOTHING
-            case Unkept():
-                return ANYTHING
-            case Reference(target):
-                return self.narrow(self.resolve(target), kind, positive)
-            case Not(inner):
-                return self.narrow(inner, kind, not positive)
-            case ExactlyOne():
-                return self.narrow(self.expanded(shape), kind, positive)
+        match shape:  # the most common first
             case Union(parts) | Both(parts):
                 join = union if isinstance(shape, Union) == positive else both
                 return join(*[self.narrow(part, kind, positive) for part in parts])
-            case Literals(texts):
-                return narrow_literals(texts, kind, positive)
             case Implied(inner):
                 self._implied = True
                 if kind in KINDS_OF[type(inner)]:
                     return self.narrow(inner, kind, positive)
                 return ANYTHING if positive and self._standard else NOTHING
+            case Reference(target):
+                return self.narrow(self.resolve(target), kind, positive)
+            case Not(inner):
+                return self.narrow(inner, kind, not positive)
+            case Literals(texts):
+                return narrow_literals(texts, kind, positive)
+            case ExactlyOne():
+                return self.narrow(self.expanded(shape), kind, positive)
+            case Anything():
+                return ANYTHING if positive else NOTHING
+            case Unkept():
+                return ANYTHING
         raise AssertionError(shape)
 
     def _narrow_leaf(self, shape: Shape, kind: str, positive: bool) -> Shape:
