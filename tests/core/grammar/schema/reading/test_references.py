@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.schema.reading.references import References
@@ -73,6 +74,12 @@ def test_the_schema_of_schemas_is_at_hand() -> None:
     assert "integer" in references.schema(target)["enum"] and references.draft(target) == 7
     with pytest.raises(GrammarError, match="leads out of this document"):
         references.target("http://json-schema.org/draft-99/schema#", "/properties/p/$ref")
+
+
+def test_each_schema_of_schemas_is_that_of_the_registry() -> None:
+    references = References({"type": "object"})
+    for uri in REGISTRY:
+        assert references.schema(references.target(uri, "/$ref")) == REGISTRY.contents(uri)
 
 
 @pytest.mark.parametrize("name", ["$id", "$anchor"])
