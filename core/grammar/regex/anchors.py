@@ -29,7 +29,7 @@ from graftlm.core.grammar.ast import (
     star,
 )
 from graftlm.core.grammar.regex.backreferences import Captured
-from graftlm.core.grammar.regex.lookarounds import Lookahead, Lookbehind
+from graftlm.core.grammar.regex.lookarounds import Lookahead
 
 # While a pattern is parsed, an anchor is a rule named "^" or "$" and its position, and so is a lookahead.
 
@@ -158,20 +158,6 @@ def _lookahead_in(node: Node) -> Lookahead | None:
         case Repeat(item, _, _):
             return _lookahead_in(item)
     return None
-
-
-def looks_behind(node: Node) -> bool:
-    """Whether there is a lookbehind in `node`."""
-    match node:
-        case Lookbehind():
-            return True
-        case Lookahead():
-            return looks_behind(node.body)
-        case Concat(items) | Alternation(items):
-            return any(map(looks_behind, items))
-        case Repeat(item, _, _):
-            return looks_behind(item)
-    return False
 
 
 def split(node: Node) -> list[tuple[bool, Node, bool]]:

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from graftlm.core.grammar.ast import ANY_CHAR, Node, Rule, alternation, char_set, complement, concat, intersect
+from graftlm.core.grammar.ast import (
+    ANY_CHAR,
+    NOTHING,
+    Alternation,
+    CharSet,
+    Concat,
+    Literal,
+    Node,
+    Range,
+    Repeat,
+    Rule,
+    alternation,
+    char_set,
+    complement,
+    concat,
+    intersect,
+    literal,
+    repeat,
+)
 from graftlm.core.grammar.automata import charsets
 
 
@@ -68,3 +86,68 @@ def boundary(position: int, *, is_one: bool, wide: bool | None, ascii_only: bool
         return alternation(between(True, False), between(False, True))
     some = alternation(Lookbehind(ANY_CHAR, False, position), Lookahead(ANY_CHAR, False, position))
     return alternation(between(True, True), concat(some, between(False, False)))
+
+
+def looks_behind(node: Node) -> bool:
+    """Whether there is a lookbehind in `node`."""
+    match node:
+        case Lookbehind():
+            return True
+        case Lookahead():
+            return looks_behind(node.body)
+        case Concat(items) | Alternation(items):
+            return any(map(looks_behind, items))
+        case Repeat(item, _, _):
+            return looks_behind(item)
+    return False
+
+
+_MOST_WAYS = 16
+
+
+def without_lookbehinds(node: Node) -> Node:
+    r"""`node` without lookbehinds for one character that directly follow one, as in \d\b: they say which one it is.
+
+    So what looks ahead may ask for the boundary of a word. Other lookbehinds stay.
+    """
+    done: list[Node] = []
+    work = [node]
+    while work:
+        way = work.pop()
+        items = way.items if isinstance(way, Concat) else (way,)
+        further = next((more for i in range(len(items)) if (more := _decided(items, i)) is not None), None)
+        if further is None:
+            done.append(way)
+        elif len(done) + len(work) + len(further) > _MOST_WAYS:
+            return node
+        else:
+            work += reversed(further)
+    return alternation(*(way for way in done if way != NOTHING))
+
+
+def _decided(items: tuple[Node, ...], at: int) -> list[Node] | None:
+    """`items` with the lookbehind at `at` said by the item before it, or for each way of an alternation there."""
+    item = items[at]
+    if isinstance(item, Alternation) and looks_behind(item):
+        return [concat(*items[:at], way, *items[at + 1 :]) for way in item.items]
+    before = next((i for i in reversed(range(at)) if not isinstance(items[i], Lookahead)), None)
+    if before is None or not isinstance(item, Lookbehind) or not isinstance(item.body, CharSet):
+        return None
+    ranges = complement(item.body.ranges) if item.refused else item.body.ranges
+    ending = _ending_in(items[before], ranges)
+    return None if ending is None else [concat(*items[:before], ending, *items[before + 1 : at], *items[at + 1 :])]
+
+
+def _ending_in(node: Node, ranges: tuple[Range, ...]) -> Node | None:
+    """`node` with its last character in `ranges`; None where it need not end in a character that shows."""
+    match node:
+        case CharSet(own):
+            return char_set(intersect(own, ranges))
+        case Literal(data):
+            text = data.decode()
+            last = char_set(intersect(((ord(text[-1]), ord(text[-1])),), ranges))
+            return NOTHING if last == NOTHING else literal(text)
+        case Repeat(item, low, high) if low > 0:
+            end = _ending_in(item, ranges)
+            return None if end is None else concat(repeat(item, low - 1, None if high is None else high - 1), end)
+    return None

@@ -57,7 +57,7 @@ def parse(
     Raises GrammarError with the position of what cannot be parsed or kept.
     """
     node = _Parser(pattern, max_depth, portable, wide).parse()
-    if not anchors.looks_behind(node):
+    if not lookarounds.looks_behind(node):
         with suppress(anchors.InThreadsError):
             return anchors.found_anywhere(node, wide=wide) if search else anchors.anchored(node)
     return threads.language(node, search=search, wide=wide)
@@ -175,7 +175,7 @@ class _Parser(Scanner):
             return backreferences.Group(number, node)
         if look is None:
             return node
-        node = backreferences.resolved(node) if self._refers else node
+        node = lookarounds.without_lookbehinds(backreferences.resolved(node) if self._refers else node)
         found = look[0](node, look[1], start, wide=self._portable and self._wide)
         self._wide = self._wide != look[1]
         return found

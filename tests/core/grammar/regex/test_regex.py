@@ -323,6 +323,16 @@ def test_a_backreference_asks_for_the_text_of_a_group_of_few(pattern: str) -> No
     assert [word for word in words if product.matches(whole, word) != bool(re.fullmatch(pattern, word))] == []
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"(?!a\b)[ab ]*", r"(?![ab]+\b|b\B)[ab ]*b", r"(?!(?:a|b\b)a?)[ab ]*", r"[ab ]*(?!a{2}\b)[ab]*"]
+)
+def test_what_must_not_follow_may_end_at_the_boundary_of_a_word(pattern: str) -> None:
+    words = ["".join(letters) for length in range(6) for letters in itertools.product("ab ", repeat=length)]
+    found, whole = parse(pattern, search=True, portable=True), parse(pattern)
+    assert [word for word in words if product.matches(found, word) != bool(re.search(pattern, word))] == []
+    assert [word for word in words if product.matches(whole, word) != bool(re.fullmatch(pattern, word))] == []
+
+
 def test_groups_are_counted_in_the_order_in_which_they_open() -> None:
     pattern = r"(?:x)((?P<y>a|b)(?=.))(?#n)[(]\2" + "(c)" * 8 + r"(d|e)\11"
     for text in ("xa(acccccccced", "xb(bccccccccdd", "xb(bccccccccee"):
