@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -217,13 +218,26 @@ def _import(path: Path, caught: CaughtErrors) -> ModuleType:
 
     It finds the modules beside it, after all others for the same reason.
     """
+    folder = path.resolve().parent
     name = f"graftlm_pipeline_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
     if spec is None or spec.loader is None:
         raise ConfigError(f"pipeline {str(path)!r} cannot be read; give the path of a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    sys.path.append(str(path.resolve().parent))
+    _import_namespaces(folder)
+    sys.path.append(str(folder))
     tree = ast.parse(path.read_bytes(), str(path))
     vars(module).update(caught.watch(tree))
     exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
     return module
+
+
+def _import_namespaces(folder: Path) -> None:
+    """Import the installed packages without an `__init__.py`, as `llama_index`, that modules in `folder` are named as.
+
+    Python prefers a module to such a package, wherever on `sys.path` it is.
+    """
+    for beside in sorted({path.stem for path in folder.glob("*.py")}):
+        spec = importlib.util.find_spec(beside) if beside.isidentifier() and beside not in sys.modules else None
+        if spec is not None and spec.origin is None and spec.submodule_search_locations is not None:
+            importlib.import_module(beside)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import graftlm
 from graftlm.ab.pipeline import Pipeline
 from graftlm.core.errors import ConfigError
 
@@ -44,6 +47,29 @@ def test_a_file_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "texts_beside_it.py").write_text("A = 'a'\n")
     text = GOOD.replace('["a", "b"]', '[A, "b"]').replace("from pathlib", "from texts_beside_it import A\nfrom pathlib")
     assert Pipeline.load(written(tmp_path, text)).held_out == ["a"]
+
+
+def test_a_file_stands_in_for_no_package_without_an_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo's `llama_index.py` was found in place of the package that it imports."""
+    installed, files = tmp_path / "installed", tmp_path / "files"
+    (installed / "namespace_of_some").mkdir(parents=True)
+    (installed / "namespace_of_some/texts.py").write_text("A = 'a'\n")
+    files.mkdir()
+    monkeypatch.setattr("sys.path", [*sys.path, str(installed)])
+    text = GOOD.replace('["a", "b"]', '[A, "b"]').replace(
+        "from pathlib", "from namespace_of_some.texts import A\nfrom pathlib"
+    )
+    path = written(files, text).rename(files / "namespace_of_some.py")
+    assert Pipeline.load(path).held_out == ["a"]
+
+
+@pytest.mark.parametrize("framework", ["langchain", "dspy", "llama_index", "guidance"])
+def test_a_pipeline_of_the_demo_can_be_loaded(framework: str) -> None:
+    path = Path(graftlm.__file__).parent / "demo/pipelines" / f"{framework}.py"
+    loading = f"from pathlib import Path; from graftlm.ab.pipeline import Pipeline; Pipeline.load(Path({str(path)!r}))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", loading], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_the_file_catches_is_noted(tmp_path: Path) -> None:
