@@ -33,6 +33,7 @@ class Vocabulary:
     tokens         bytes by token id; b"" for ids that no text may contain (special, unused and padding ids)
     eos_token_id   the id or ids that end a sequence; their bytes are ignored
     encode         text to its canonical ids, without special tokens; None takes the longest token at each place
+    ends_word      whether two texts, one behind the other, have the ids that each has alone; None: not known
     vocab_size     width of the model's logits when larger than `len(tokens)`; the ids between are never allowed
     """
 
@@ -42,6 +43,7 @@ class Vocabulary:
         *,
         eos_token_id: int | Sequence[int] | None = None,
         encode: Encode | None = None,
+        ends_word: Callable[[str, str], bool] | None = None,
         vocab_size: int | None = None,
     ) -> None:
         ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
@@ -58,6 +60,7 @@ class Vocabulary:
         for token_id in self.eos_token_ids:
             self.tokens[token_id] = b""
         self._encode = encode
+        self._ends_word = ends_word
         self._index: TokenIndex | None = None
         self._lock = threading.Lock()
         self._spelled: dict[bytes, tuple[int, ...]] = {}
@@ -70,7 +73,14 @@ class Vocabulary:
         from graftlm.core.text.word_encoder import WordEncoder
 
         tok = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.from_hf(tokenizer)
-        return cls(tok.token_bytes, eos_token_id=tok.eos_token_ids, encode=WordEncoder(tok), vocab_size=vocab_size)
+        encoder = WordEncoder(tok)
+        return cls(
+            tok.token_bytes,
+            eos_token_id=tok.eos_token_ids,
+            encode=encoder,
+            ends_word=encoder.ends_word,
+            vocab_size=vocab_size,
+        )
 
     @property
     def num_words(self) -> int:
@@ -160,6 +170,15 @@ class Vocabulary:
                 self._spelled.clear()
             self._spelled[data] = found
         return list(found)
+
+    def joins(self, token_id: int, data: bytes) -> bool:
+        """Whether the ids of `data` behind this token may be others than those of `data` alone."""
+        token = self.tokens[token_id] if 0 <= token_id < self.vocab_size else b""
+        if not token or not data:
+            return False
+        if self._ends_word is None or not (token.isascii() and data.isascii()):
+            return True
+        return not self._ends_word(token.decode(), data.decode())
 
     def _spell(self, data: bytes) -> list[int]:
         if self._encode is not None and data.isascii():

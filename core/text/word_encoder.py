@@ -43,6 +43,11 @@ class WordEncoder:
             ids += self._ids.get(word) or self._encode(word)
         return ids
 
+    def ends_word(self, left: str, right: str) -> bool:
+        """Whether two texts, one behind the other, have the ids that each has alone; False where that is not known."""
+        words = self._words
+        return words is not None and words.ends(left, right)
+
     def _encode(self, word: str) -> list[int]:
         found = self._tokenizer.encode_continuation(word)
         if len(word) <= _LONGEST_WORD:
@@ -65,12 +70,19 @@ class Words:
     """
 
     def __init__(self, cuts: Cuts, firsts: frozenset[str]) -> None:
+        self._cuts = cuts
         lefts: dict[frozenset[str], list[str]] = {}
         for left, rights in cuts.items():
             lefts.setdefault(rights, []).append(left)
         inside = [_class_of(same) + (f"(?!{_class_of(rights)})" if rights else "") for rights, same in lefts.items()]
         self.pattern = re.compile(f"(?:{'|'.join(inside)})*.", re.DOTALL)
         self.firsts = firsts
+
+    def ends(self, left: str, right: str) -> bool:
+        """Whether both are text that is cut, and a word ends between them."""
+        if not (left.isascii() and right.isascii()) or right[:1] not in self._cuts.get(left[-1:], ()):
+            return False
+        return self.firsts.isdisjoint(left) and self.firsts.isdisjoint(right)
 
     @classmethod
     def of(cls, backend: Any) -> Words | None:

@@ -114,7 +114,10 @@ class AutomatonGrammar(ABC):
         key = (place, last_token)
         found = self._forced.get(key)
         if found is None:
-            found = self._healed(place, last_token, data, after)
+            if last_token >= 0 and not self.vocabulary.joins(last_token, data):
+                found = self.forced(place, -1)
+            else:
+                found = self._healed(place, last_token, data, after)
             _remember(self._forced, place, key, found)
         return found
 

@@ -56,6 +56,31 @@ def test_the_pre_tokenizer_takes_words_apart_as_it_does_the_whole_text(kind: str
         assert parts == [part for part, _ in core.pre_tokenizer.pre_tokenize_str(text)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=80)
+@given(left=TEXTS, right=TEXTS)
+def test_texts_between_which_a_word_ends_have_the_ids_of_each(kind: str, left: str, right: str) -> None:
+    tokenizer = Tokenizer.from_hf(tokenizer_kind(kind))
+    if WordEncoder(tokenizer).ends_word(left, right):
+        alone = [*tokenizer.encode_continuation(left), *tokenizer.encode_continuation(right)]
+        assert tokenizer.encode_continuation(left + right) == alone
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "ends"),
+    [
+        ("abc", '","', True),
+        ("k1", '","', True),
+        ('"', '","', False),
+        (" ", "a", False),
+        ("é", '"', False),
+        ("a", "", False),
+    ],
+)
+def test_a_word_ends_between_letters_and_signs(left: str, right: str, ends: bool) -> None:
+    assert WordEncoder(Tokenizer.from_hf(tokenizer_kind("cl100k"))).ends_word(left, right) is ends
+
+
 JSON = 'a","kind_100":"k1_'
 BY_LETTERS = ["a", '","kind', "_", "100", '":"k', "1", "_"]
 
@@ -89,3 +114,4 @@ def test_a_text_that_may_hold_an_added_token_is_not_cut() -> None:
     core.add_tokens([AddedToken('end"}')])
     found = Words.of(core)
     assert found is not None and found.firsts == {"e"}
+    assert found.ends("a1", '":') and not found.ends("e1", '":') and not found.ends("a1", '":e')
