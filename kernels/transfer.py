@@ -23,6 +23,23 @@ def send(array: np.ndarray[Any, Any] | torch.Tensor, device: torch.device) -> to
     return pinned.to(device, non_blocking=True)
 
 
+class Outgoing:
+    """An array that is filled here and read by a device, without a copy in between.
+
+    array  of `shape`, with anything in it at first
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic], device: torch.device) -> None:
+        self._device = device
+        names = torch.from_numpy(np.empty(0, dtype)).dtype
+        self._tensor = torch.empty(shape, dtype=names, pin_memory=device.type == "cuda")
+        self.array: np.ndarray[Any, Any] = self._tensor.numpy()
+
+    def send(self, num: int) -> torch.Tensor:
+        """The first `num` along the first dimension, on the device; the array may not be changed afterwards."""
+        return self._tensor[:num].to(self._device, non_blocking=True)
+
+
 @functools.cache
 def copying_stream(device: torch.device, direction: str) -> torch.cuda.Stream:
     """A stream for copies in one direction, "in" or "out": kernels beside them need not wait, which takes 10 us."""

@@ -85,6 +85,7 @@ class PacedSampler:
     def __init__(self, clock: Clock, rng: np.random.Generator | None = None) -> None:
         self.clock = clock
         self.rng = rng
+        self.device = torch.device("cpu")
 
     def takes(self, sequence: Any) -> bool:
         return True

@@ -16,11 +16,8 @@ from graftlm.kernels.sampling_codes import NOT_FINITE, NOTHING_ALLOWED
 from graftlm.kernels.transfer import Arriving, send
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from graftlm.core.sampling.step_masks import StepMasks
     from graftlm.core.sequence import Sequence
-
-    Masks = dict[int, NDArray[np.int32]]
 
 
 class Drawn:
@@ -62,11 +59,11 @@ class DeviceSampler:
         """Whether `draw` can draw a token for this sequence: of logits as they are or masked."""
         return is_unedited(sequence)
 
-    def draw(self, logits: torch.Tensor, sequences: Seq[Sequence], masks: Masks) -> Drawn:
+    def draw(self, logits: torch.Tensor, sequences: Seq[Sequence], masks: StepMasks) -> Drawn:
         """Draw a token for each sequence; `takes` each of them.
 
         logits  [num_rows, vocab_size], a row for each; what masks forbid is overwritten with -inf
-        masks   of the rows that have one, int32 [ceil(vocab_size / 32)], bit set = allowed
+        masks   of the rows that have one
         """
         if not sequences:
             return Drawn(sequences, None)
@@ -88,14 +85,14 @@ class DeviceSampler:
         torch.clamp(codes, min=0, out=self.tokens[: len(logits)])
         return codes
 
-    def _mask(self, logits: torch.Tensor, masks: Masks) -> None:
-        members, words = list(masks), list(masks.values())
+    def _mask(self, logits: torch.Tensor, masks: StepMasks) -> None:
+        members = masks.places
         if self._has_triton:
             from graftlm.kernels.gpu.sampling.token_mask import apply_mask
 
-            apply_mask(logits, send(np.stack(words), self.device), send(np.array(members, np.int32), self.device))
+            apply_mask(logits, masks.on(self.device), send(np.array(members, np.int32), self.device))
         else:
-            allowed = unpack_masks(words, logits.shape[1], self.device)
+            allowed = unpack_masks(list(masks.values()), logits.shape[1], self.device)
             logits[members] = logits[members].masked_fill(~allowed, -torch.inf)
 
     def _by_groups(self, logits: torch.Tensor, sequences: Seq[Sequence]) -> torch.Tensor:

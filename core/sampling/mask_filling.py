@@ -15,7 +15,7 @@ _LEAST = 3
 
 
 class MaskJob(NamedTuple):
-    """One row to fill: its place among the sequences, who fills it, and the row."""
+    """One row to fill: its place among the sequences, who fills it, and the row, with anything in it."""
 
     place: int
     matcher: Matcher
@@ -45,6 +45,7 @@ def fill(jobs: Sequence[MaskJob]) -> Filled:
 def _fill(jobs: Sequence[MaskJob]) -> Filled:
     filled: Filled = {}
     for place, matcher, row in jobs:
+        row[:] = 0
         try:
             filled[place] = matcher.fill_mask(row)
         except BaseException as error:  # the panic of a library in Rust is no Exception

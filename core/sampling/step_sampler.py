@@ -10,6 +10,7 @@ import numpy as np
 from graftlm.core.errors import GraftError, failure_of
 from graftlm.core.sampling.mask_filling import MaskJob, fill
 from graftlm.core.sampling.sampler import Sampled, Sampler, SampleRow, score_logprobs
+from graftlm.core.sampling.step_masks import MaskBuffer, StepMasks
 from graftlm.core.sequence import Sequence
 from graftlm.kernels.transfer import send
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from graftlm.core.execution.step_plan import StepPlan
+    from graftlm.core.grammar.matcher import Matcher
     from graftlm.core.sampling.device_sampler import DeviceSampler, Drawn
     from graftlm.core.scheduling.output_writer import OutputWriter
     from graftlm.core.text.tokenizer import Tokenizer
@@ -51,10 +53,9 @@ class StepSampler:
         self.sampler = Sampler(vocab_size, tokenizer.eos_token_ids)
         self.writer = writer
         self.device_sampler = device_sampler
-        self._mask_words = (len(tokenizer.token_bytes) + 31) // 32
-        self._num_words = (vocab_size + 31) // 32
+        device = None if device_sampler is None else device_sampler.device
         # a tokenizer may have more ids than the model gives logits for
-        self._masks = np.zeros((0, max(self._num_words, self._mask_words)), np.int32)
+        self._buffer = MaskBuffer((vocab_size + 31) // 32, (len(tokenizer.token_bytes) + 31) // 32, device)
 
     def sample_async(self, plan: StepPlan, logits: torch.Tensor) -> PendingTokens | None:
         """Draw the step's tokens without waiting for them; None if a row's token depends on what the host does."""
@@ -91,15 +92,12 @@ class StepSampler:
             logits = logits.index_select(0, send(offsets, logits.device))
         return PendingTokens(tuple(members), self.device_sampler.draw(logits, sequences, masks), failures)
 
-    def _masks_of(self, sequences: list[Sequence]) -> tuple[dict[int, np.ndarray], dict[int, GraftError]]:
+    def _masks_of(self, sequences: list[Sequence]) -> tuple[StepMasks, dict[int, GraftError]]:
         """Prepare sequences for their next token.
 
         -> by place: the masks of those that may not get every token, and the errors of those whose own matcher raised
         """
-        constrained = sum(sequence.constrained for sequence in sequences)
-        if constrained > len(self._masks):
-            self._masks = np.zeros((constrained, self._masks.shape[1]), np.int32)
-        jobs: list[MaskJob] = []
+        constrained: list[tuple[int, Matcher]] = []
         failures: dict[int, GraftError] = {}  # their tokens are drawn with the others, and dropped
         for place, sequence in enumerate(sequences):
             try:
@@ -108,18 +106,18 @@ class StepSampler:
                 failures[place] = failure_of(error)
                 continue
             if sequence.output.matcher is not None:
-                row = self._masks[len(jobs)]
-                row[:] = 0
-                jobs.append(MaskJob(place, sequence.output.matcher, row[: self._mask_words]))
-        filled = fill(jobs)
-        masks: dict[int, np.ndarray] = {}
-        for i, job in enumerate(jobs):
-            found = filled[job.place]
+                constrained.append((place, sequence.output.matcher))
+        rows = self._buffer.take(len(constrained))
+        filled = fill([MaskJob(place, matcher, row) for (place, matcher), row in zip(constrained, rows, strict=True)])
+        numbers, places = [], []
+        for number, (place, _) in enumerate(constrained):
+            found = filled[place]
             if isinstance(found, GraftError):
-                failures[job.place] = found
+                failures[place] = found
             elif found:
-                masks[job.place] = self._masks[i, : self._num_words]
-        return masks, failures
+                numbers.append(number)
+                places.append(place)
+        return self._buffer.masks(numbers, places), failures
 
     def sample(self, plan: StepPlan, logits: torch.Tensor) -> list[Outcome]:
         """Per plan row, its outcome. Rows whose sequence ended meanwhile, or has tokens to compute, get None."""

@@ -15,10 +15,12 @@ from graftlm.core.errors import EngineError
 from graftlm.core.request import Request
 from graftlm.core.sampling.device_sampler import DeviceSampler
 from graftlm.core.sampling.sampler import Sampler, SampleRow
+from graftlm.core.sampling.step_masks import StepMasks
 from graftlm.core.sequence import Bounds, Sequence
 
 VOCAB = 97
 CPU = torch.device("cpu")
+NO_MASKS = StepMasks([], np.zeros((0, -(-VOCAB // 32)), np.int32))
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 1.0},
@@ -55,7 +57,8 @@ def test_both_samplers_draw_the_same_tokens(wanted: list[tuple[dict[str, Any], i
     rows = [SampleRow(sequence_of(seed, **kind), mask) for kind, seed, mask in wanted]
     device = DeviceSampler(16, CPU)
     limited = {i: mask for i, (_, _, mask) in enumerate(wanted) if mask is not None}
-    drawn = device.draw(logits.clone(), [one.sequence for one in rows], limited).result()
+    side_by_side = StepMasks(list(limited), np.array([packed([]), *limited.values()])[1:])
+    drawn = device.draw(logits.clone(), [one.sequence for one in rows], side_by_side).result()
     expected = Sampler(VOCAB, []).sample(logits, rows)
     assert drawn == [answer[0].token_id for answer in expected if isinstance(answer, list)]
     assert device.tokens[: len(rows)].tolist() == drawn
@@ -63,8 +66,8 @@ def test_both_samplers_draw_the_same_tokens(wanted: list[tuple[dict[str, Any], i
 
 def test_a_token_that_is_on_its_way_counts_for_the_next_ones_randomness() -> None:
     logits = torch.zeros(1, VOCAB)
-    known = DeviceSampler(1, CPU).draw(logits, [sequence_of(5, output=3)], {}).result()
-    assert DeviceSampler(1, CPU).draw(logits, [sequence_of(5, output=1, ahead=2)], {}).result() == known
+    known = DeviceSampler(1, CPU).draw(logits, [sequence_of(5, output=3)], NO_MASKS).result()
+    assert DeviceSampler(1, CPU).draw(logits, [sequence_of(5, output=1, ahead=2)], NO_MASKS).result() == known
 
 
 @pytest.mark.parametrize(("value", "words"), [("nan", "not finite"), ("inf", "not finite"), ("-inf", "no token is")])
@@ -75,7 +78,7 @@ def test_a_row_without_a_token_gets_its_error_alone(value: str, words: str, temp
     logits[1, 4] = 99.0
     sampler = DeviceSampler(2, CPU)
     sequences = [sequence_of(seed, temperature=temperature) for seed in (1, 2)]
-    bad, good = sampler.draw(logits, sequences, {}).result()
+    bad, good = sampler.draw(logits, sequences, NO_MASKS).result()
     assert isinstance(bad, EngineError) and words in str(bad)
     assert (good, sampler.tokens.tolist()) == (4, [0, 4])
 

@@ -32,6 +32,17 @@ def test_rows_that_a_library_fills_are_equal_wherever_they_are_filled() -> None:
     assert [job.row.tolist() for job in jobs] == [job.row.tolist() for job in alone]
 
 
+def test_what_a_row_held_before_is_gone() -> None:
+    class Adding:
+        def fill_mask(self, row: Any) -> bool:
+            row[0] |= 4
+            return True
+
+    jobs = [MaskJob(place, Adding(), np.full(2, 3, np.int32)) for place in range(2)]  # type: ignore[arg-type]
+    assert fill(jobs) == {0: True, 1: True}
+    assert [job.row.tolist() for job in jobs] == [[4, 0], [4, 0]]
+
+
 def test_they_are_filled_on_several_threads() -> None:
     used: set[int] = set()
     met = threading.Barrier(2)
@@ -46,7 +57,7 @@ def test_they_are_filled_on_several_threads() -> None:
                     met.wait(30)
             return True
 
-    jobs: list[Any] = [MaskJob(place, Meeting(), None) for place in range(6)]  # type: ignore[arg-type]
+    jobs = [MaskJob(place, Meeting(), np.zeros(1, np.int32)) for place in range(6)]  # type: ignore[arg-type]
     assert workers.count() >= 1
     assert fill(jobs) == dict.fromkeys(range(6), True)
     assert len(used) == 2
