@@ -126,6 +126,8 @@ def tool_request(
     fields: dict[str, Any] = {} if choice is None else {"tool_choice": read.mode}
     if read.mode == "required" and len(read.tools) == 1 < len(tools):
         fields["tool_choice"] = {"type": "function", "function": {"name": read.tools[0].name}}
+    else:
+        tools = read.tools
     if not read.parallel:
         fields["parallel_tool_calls"] = False
     return ToolRequest(list(messages), [tool.to_openai() for tool in tools], fields, sampling, ToolFormat())

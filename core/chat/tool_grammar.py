@@ -39,13 +39,15 @@ class ToolChoice:
     def read(cls, choice: Any, tools: tuple[Tool, ...], *, parallel: bool | None = None) -> ToolChoice:
         """Read a `tool_choice` in any of its usual forms.
 
-        choice  None, "auto", "none", "any", "required", True, False, a tool's name, or a dict that names a tool.
-                A tool's name forces exactly one call of that tool.
+        choice  None, "auto", "none", "any", "required", True, False, a tool's name, or a dict that names a tool or,
+                as {"type": "allowed_tools", ...}, several. A tool's name forces exactly one call of that tool.
         Raises: ConfigError for anything else, listing the names of the tools.
         """
         names = [tool.name for tool in tools]
         if isinstance(choice, Mapping):
-            choice = (choice.get("function") or choice).get("name") or choice.get("type")
+            if choice.get("type") == "allowed_tools":
+                return cls._allowed(choice, tools, parallel)
+            choice = _named(choice) or choice.get("type") or choice
         many = parallel is not False
         match choice:
             case None | "auto":
@@ -58,6 +60,26 @@ class ToolChoice:
                 return cls("required", (tools[names.index(choice)],), False)
         known = ", ".join(map(repr, names)) or "none were given"
         raise ConfigError(f"tool_choice is {choice!r}; use 'auto', 'none', 'any' or the name of a tool ({known})")
+
+    @classmethod
+    def _allowed(cls, choice: Mapping[str, Any], tools: tuple[Tool, ...], parallel: bool | None) -> ToolChoice:
+        """Some of the tools, in one of OpenAI's modes "auto" and "required"."""
+        given = choice.get("allowed_tools", choice)
+        listed = given.get("tools") if isinstance(given, Mapping) else None
+        names = [_named(each) for each in listed] if isinstance(listed, list) else []
+        unknown = [name for name in names if name not in {tool.name for tool in tools}]
+        if not names or unknown or given.get("mode") not in ("auto", "required"):
+            raise ConfigError(
+                f"tool_choice is {str(choice)[:99]}; give {{'type': 'allowed_tools', 'allowed_tools': {{'mode': 'auto' "
+                "or 'required', 'tools': [{'type': 'function', 'function': {'name': ...}}]}} with names of the tools"
+            )
+        return cls(given["mode"], tuple(tool for tool in tools if tool.name in names), parallel is not False)
+
+
+def _named(choice: Any) -> Any:
+    """The name in `{"function": {"name": ...}}` or `{"name": ...}`; None without one."""
+    inner = choice.get("function", choice) if isinstance(choice, Mapping) else None
+    return inner.get("name") if isinstance(inner, Mapping) else None
 
 
 def tool_constraint(

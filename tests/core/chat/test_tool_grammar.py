@@ -19,6 +19,11 @@ ANSWER = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required
 VOCABULARY = Vocabulary([bytes([byte]) for byte in range(256)] + [b""], eos_token_id=256)
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def accepts(text: str, tools: list[Tool], choice: Any = None, **options: Any) -> bool:
     """Whether an answer that is exactly `text` is allowed."""
     params = tool_constraint(FORM, tools, choice, **options)
@@ -122,6 +127,8 @@ def test_equal_tools_give_the_same_constraint_object() -> None:
         ({"type": "function", "function": {"name": "put"}}, "required", ["put"]),
         ({"type": "tool", "name": "put"}, "required", ["put"]),
         ({"type": "any"}, "required", ["add", "put"]),
+        (allowed("auto", "put"), "auto", ["put"]),
+        (allowed("required", "put", "add"), "required", ["add", "put"]),
     ],
 )
 def test_a_choice_is_read_in_all_its_usual_forms(choice: Any, mode: str, names: list[str]) -> None:
@@ -134,3 +141,14 @@ def test_a_choice_that_names_no_tool_lists_those_there_are() -> None:
         ToolChoice.read("ad", (ADD, PUT))
     with pytest.raises(ConfigError, match="none were given"):
         ToolChoice.read("any", ())
+    with pytest.raises(ConfigError, match=r"tool_choice is \{\}; use 'auto'"):
+        ToolChoice.read({}, (ADD, PUT))
+    with pytest.raises(ConfigError, match="tool_choice is 'function'"):
+        ToolChoice.read({"type": "function", "function": "add"}, (ADD, PUT))
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "any"}, {"tools": []}, {"tools": [{"name": "nope"}]}, {"tools": "add"}])
+def test_allowed_tools_are_some_of_those_given(wrong: dict[str, Any]) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {**allowed("auto", "add")["allowed_tools"], **wrong}}
+    with pytest.raises(ConfigError, match="give .*'allowed_tools'.*'mode': 'auto' or 'required'"):
+        ToolChoice.read(choice, (ADD, PUT))

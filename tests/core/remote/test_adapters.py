@@ -97,6 +97,19 @@ def test_langchain_tools_are_native_at_an_endpoint() -> None:
         assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("add", {"a": 2, "b": 3})]
 
 
+def test_only_allowed_tools_are_sent_to_an_endpoint() -> None:
+    def other(a: int) -> int:
+        """Another one."""
+        return a
+
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+    with Server(answers({"2 + 3": "It is 5."}), calls=adds) as server:
+        ChatGraftLM(model="m", base_url=server.url).bind_tools([add, other], tool_choice=choice).invoke("2 + 3?")
+        body = server.calls[0].body
+    assert ([tool["function"]["name"] for tool in body["tools"]], body["tool_choice"]) == (["add"], "auto")
+
+
 def test_a_langchain_agent_runs_at_an_endpoint() -> None:
     with Server(answers({"2 + 3": "It is 5."}), calls=adds) as server:
         agent = create_agent(ChatGraftLM(model="m", base_url=server.url), [add])

@@ -169,6 +169,15 @@ def test_a_named_tool_is_called_and_none_calls_nothing(client: openai.OpenAI) ->
     assert ask(client, tools=[WEATHER], tool_choice="none").choices[0].message.tool_calls is None
 
 
+def test_only_allowed_tools_are_called(client: openai.OpenAI) -> None:
+    other = {"type": "function", "function": {"name": "news", "parameters": {"type": "object", "properties": {}}}}
+    for name in ("weather", "news"):
+        tools = [{"type": "function", "function": {"name": name}}]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools}}
+        calls = ask(client, tools=[WEATHER, other], tool_choice=choice, max_tokens=60).choices[0].message.tool_calls
+        assert {call.function.name for call in calls} == {name}
+
+
 def test_a_final_assistant_message_is_continued(client: openai.OpenAI, runtime: gl.Runtime) -> None:
     messages = [*ASK, {"role": "assistant", "content": "Mara is"}]
     given = {"add_generation_prompt": False, "continue_final_message": True}
