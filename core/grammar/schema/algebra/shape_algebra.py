@@ -223,7 +223,7 @@ class ShapeAlgebra:
         both_admit_empty = all(isinstance(shape, Object) and shape.admits_empty for shape in (one, other))
         if both_admit_empty or not self.is_nothing(both(a, b)):
             return False
-        if not self._implied:
+        if self._standard or not self._implied:
             return True
         # what is written of one must not have the other by the standard
         written = [kind for kind in KINDS if any(self.narrow(shape, kind) != NOTHING for shape in (a, b))]

@@ -582,6 +582,13 @@ def test_an_implied_type_excludes_no_value_that_the_standard_admits() -> None:
         compiled({"oneOf": [member, {"maxLength": 1}]})  # an object with `a` has both, as has a short string
 
 
+def test_an_alternative_with_an_implied_type_is_told_apart_from_one_that_contains_itself() -> None:
+    either = {"oneOf": [{"$ref": "#/$defs/branch"}, {"$ref": "#/$defs/leaf"}]}
+    branch = {"type": "object", "patternProperties": {"^[a-z]$": either}, "additionalProperties": False}
+    schema = {"$ref": "#/$defs/branch", "$defs": {"branch": branch, "leaf": {"required": ["a", "B"]}}}
+    check(schema, [{}, {"b": {}}, {"b": {"a": {"b": {}}}}], [1, {"b": 1}, {"B": {}}])
+
+
 def test_alternatives_told_apart_by_a_member_need_no_type() -> None:
     kinds = [{"properties": {"kind": {"const": kind}, "x": INTEGER}, "required": ["kind"]} for kind in ("a", "b")]
     check({"oneOf": kinds}, [{"kind": "a", "x": 1}, {"kind": "b"}], [{"kind": "c"}, {"x": 1}, 1, None])
