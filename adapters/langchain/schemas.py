@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import EnumMeta
 from typing import Any
 
 from langchain_core.tools import BaseTool
@@ -60,7 +61,9 @@ def named_schema(schema: Schema) -> Schema:
 
 
 def langchain_schema(schema: Schema) -> dict[str, Any]:
-    """The schema as LangChain writes it, for its tracers."""
+    """The schema as LangChain writes it, for its tracers. ConfigError where it has none."""
+    if isinstance(schema, EnumMeta):  # which LangChain takes for a function that makes a member
+        raise ConfigError(f"{schema!r} is no object; give a pydantic class with a field of it, or bind(choices=[...])")
     try:
         return convert_to_json_schema(schema)
     except (ValueError, TypeError, AttributeError) as error:

@@ -201,6 +201,8 @@ def test_a_schema_that_cannot_be_kept_names_the_keyword(llm: ChatGraftLM) -> Non
 def test_what_has_no_schema_and_an_unknown_method_raise(llm: ChatGraftLM) -> None:
     with pytest.raises(ModelInvalidRequestError, match="no JSON schema"):
         llm.with_structured_output(42)  # type: ignore[arg-type]
+    with pytest.raises(ModelInvalidRequestError, match="is no object; give a pydantic class"):
+        llm.with_structured_output(Colour)
     with pytest.raises(ValueError, match="use 'json_schema'"):
         llm.with_structured_output(Review, method="xml")  # type: ignore[arg-type]
     with pytest.raises(ModelInvalidRequestError, match="response_format is"):
