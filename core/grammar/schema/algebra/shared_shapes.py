@@ -6,11 +6,14 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Self, dataclass_transform
 from weakref import ref
 
 _lock = threading.RLock()
 """Held while a shape is entered or left out, so that no other thread makes an equal one."""
+_late: list[tuple[dict[tuple[Any, ...], _Use], _Use]] = []
+"""Shapes that are gone and could not be left out because another thread held the lock; it does so."""
 
 
 def _unlock() -> None:
@@ -31,6 +34,23 @@ class _Use(ref[Any]):
     values: tuple[Any, ...]
 
 
+def _leave_out(in_use: dict[tuple[Any, ...], _Use], use: _Use) -> None:
+    """Called where a shape is freed, without waiting: at the interpreter's end a thread may hold the lock for ever."""
+    lock = _lock
+    if not lock.acquire(blocking=False):
+        _late.append((in_use, use))
+        return
+    try:
+        _remove(in_use, use)
+    finally:
+        lock.release()
+
+
+def _remove(in_use: dict[tuple[Any, ...], _Use], use: _Use) -> None:
+    if in_use.get(use.values) is use:
+        del in_use[use.values]
+
+
 @dataclass_transform(frozen_default=True)
 class SharedShape:
     """Each class below is a frozen dataclass; with the values of an instance that is in use it gives that instance."""
@@ -45,14 +65,8 @@ class SharedShape:
         described = fields(make(cls))
         cls._names = tuple(field.name for field in described)
         cls._defaults = tuple(field.default for field in described)
-        in_use: dict[tuple[Any, ...], _Use] = {}
-
-        def leave_out(use: _Use) -> None:
-            with _lock:
-                if in_use.get(use.values) is use:
-                    del in_use[use.values]
-
-        cls._in_use, cls._leave_out = in_use, staticmethod(leave_out)
+        cls._in_use = {}
+        cls._leave_out = partial(_leave_out, cls._in_use)
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         if named or len(values) != len(cls._names):
@@ -73,6 +87,8 @@ class SharedShape:
             found = None if use is None else use()
             if found is None:
                 in_use[values] = new
+            while _late:
+                _remove(*_late.pop())
         return made if found is None else found
 
     @classmethod

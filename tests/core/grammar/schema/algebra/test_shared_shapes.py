@@ -3,12 +3,14 @@
 import copy
 import gc
 import pickle
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from graftlm.core.grammar.schema.algebra import shared_shapes
 from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, Anything, Array, Number, Object, Text
 
 
@@ -37,6 +39,28 @@ def test_a_shape_that_nothing_uses_is_freed() -> None:
     del shape
     gc.collect()
     assert watched() is None
+
+
+def test_a_shape_is_freed_while_a_thread_that_never_goes_on_enters_one() -> None:
+    entered, leaves = threading.Event(), threading.Event()
+
+    def enter() -> None:
+        with shared_shapes._lock:
+            entered.set()
+            leaves.wait(30)
+
+    thread = threading.Thread(target=enter)
+    shape = Text(min_length=4_321)
+    thread.start()
+    assert entered.wait(30)
+    del shape  # which does not wait
+    assert not leaves.is_set() and thread.is_alive()
+    leaves.set()
+    thread.join()
+    assert any(use.values[0] == 4_321 for use in Text._in_use.values())
+    other = Text(min_length=4_322)
+    assert [use() for use in Text._in_use.values() if use.values[0] in (4_321, 4_322)] == [other]
+    assert Text(min_length=4_321) is Text(min_length=4_321)
 
 
 def test_a_field_that_no_shape_has_and_one_too_many_are_errors() -> None:
