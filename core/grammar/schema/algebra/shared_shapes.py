@@ -10,21 +10,6 @@ from functools import partial
 from typing import Any, ClassVar, Self, dataclass_transform
 from weakref import ref
 
-_lock = threading.RLock()
-"""Held while a shape is entered or left out, so that no other thread makes an equal one."""
-_late: list[tuple[dict[tuple[Any, ...], _Use], _Use]] = []
-"""Shapes that are gone and could not be left out because another thread held the lock; it does so."""
-
-
-def _unlock() -> None:
-    """In a fork the thread that held the lock is gone."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock)
-
 
 class _Use(ref[Any]):
     """A shape that is in use, with its values. A WeakValueDictionary does the same and takes twice as long."""
@@ -34,21 +19,58 @@ class _Use(ref[Any]):
     values: tuple[Any, ...]
 
 
-def _leave_out(in_use: dict[tuple[Any, ...], _Use], use: _Use) -> None:
-    """Called where a shape is freed, without waiting: at the interpreter's end a thread may hold the lock for ever."""
-    lock = _lock
-    if not lock.acquire(blocking=False):
-        _late.append((in_use, use))
-        return
-    try:
-        _remove(in_use, use)
-    finally:
-        lock.release()
+class _Entrance:
+    """Where shapes are entered and left out, one at a time, so that no two threads make equal ones.
+
+    lock  held meanwhile
+    late  shapes that are gone and could not be left out because another thread held the lock; it does so
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.late: list[tuple[dict[tuple[Any, ...], _Use], _Use]] = []
+
+    def enter(self, in_use: dict[tuple[Any, ...], _Use], new: _Use) -> Any:
+        """The shape with the values of `new` that another thread entered meanwhile; None where `new` is entered."""
+        with self.lock:
+            use = in_use.get(new.values)
+            found = None if use is None else use()
+            if found is None:
+                in_use[new.values] = new
+            while self.late:
+                self._remove(*self.late.pop())
+        return found
+
+    def leave_out(self, in_use: dict[tuple[Any, ...], _Use], use: _Use) -> None:
+        """Called where a shape is freed, without waiting: as the interpreter ends, the lock's holder may never go on.
+
+        No global name is read, for then they are gone.
+        """
+        lock = self.lock
+        if not lock.acquire(blocking=False):
+            self.late.append((in_use, use))
+            return
+        try:
+            self._remove(in_use, use)
+        finally:
+            lock.release()
+
+    @staticmethod
+    def _remove(in_use: dict[tuple[Any, ...], _Use], use: _Use) -> None:
+        if in_use.get(use.values) is use:
+            del in_use[use.values]
 
 
-def _remove(in_use: dict[tuple[Any, ...], _Use], use: _Use) -> None:
-    if in_use.get(use.values) is use:
-        del in_use[use.values]
+_entrance = _Entrance()
+
+
+def _unlock() -> None:
+    """In a fork the thread that held the lock is gone."""
+    _entrance.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
 
 
 @dataclass_transform(frozen_default=True)
@@ -66,7 +88,7 @@ class SharedShape:
         cls._names = tuple(field.name for field in described)
         cls._defaults = tuple(field.default for field in described)
         cls._in_use = {}
-        cls._leave_out = partial(_leave_out, cls._in_use)
+        cls._leave_out = partial(_entrance.leave_out, cls._in_use)
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         if named or len(values) != len(cls._names):
@@ -82,13 +104,7 @@ class SharedShape:
             fields_of[name] = values[i]
         new = _Use(made, cls._leave_out)
         new.values = values
-        with _lock:
-            use = in_use.get(values)
-            found = None if use is None else use()
-            if found is None:
-                in_use[values] = new
-            while _late:
-                _remove(*_late.pop())
+        found = _entrance.enter(in_use, new)
         return made if found is None else found
 
     @classmethod

@@ -3,6 +3,8 @@
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +47,7 @@ def test_a_shape_is_freed_while_a_thread_that_never_goes_on_enters_one() -> None
     entered, leaves = threading.Event(), threading.Event()
 
     def enter() -> None:
-        with shared_shapes._lock:
+        with shared_shapes._entrance.lock:
             entered.set()
             leaves.wait(30)
 
@@ -61,6 +63,18 @@ def test_a_shape_is_freed_while_a_thread_that_never_goes_on_enters_one() -> None
     other = Text(min_length=4_322)
     assert [use() for use in Text._in_use.values() if use.values[0] in (4_321, 4_322)] == [other]
     assert Text(min_length=4_321) is Text(min_length=4_321)
+
+
+def test_a_shape_is_freed_as_the_interpreter_ends_and_the_names_of_its_module_are_gone() -> None:
+    script = """
+from graftlm.core.grammar.schema.algebra import shapes, shared_shapes
+kept, in_use = [shapes.Text(min_length=900)], shapes.Text._in_use
+vars(shared_shapes).update((name, None) for name in list(vars(shared_shapes)) if name != "__builtins__")
+kept.clear()
+print([use.values[0] for use in in_use.values() if use.values[0] == 900])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_a_field_that_no_shape_has_and_one_too_many_are_errors() -> None:
