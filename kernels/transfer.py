@@ -31,8 +31,8 @@ class Outgoing:
 
     def __init__(self, shape: tuple[int, ...], dtype: type[np.generic], device: torch.device) -> None:
         self._device = device
-        names = torch.from_numpy(np.empty(0, dtype)).dtype
-        self._tensor = torch.empty(shape, dtype=names, pin_memory=device.type == "cuda")
+        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+        self._tensor = torch.empty(shape, dtype=torch_dtype, pin_memory=device.type == "cuda")
         self.array: np.ndarray[Any, Any] = self._tensor.numpy()
 
     def send(self, num: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from graftlm.core.sampling.step_masks import MaskBuffer
+from graftlm.core.sampling.mask_buffer import MaskBuffer
 
 CPU = torch.device("cpu")
 
@@ -39,3 +39,11 @@ def test_rows_of_a_larger_step_follow_those_of_a_smaller_one() -> None:
     for row in rows:
         row[:] = 5
     assert buffer.masks([0, 1, 2], [0, 1, 2]).on(CPU).tolist() == [[5, 0]] * 3
+
+
+def test_a_step_without_masks_has_none_and_sends_nothing_of_the_step_before() -> None:
+    buffer = MaskBuffer(2, 2, None)
+    buffer.take(2)
+    assert buffer.take(0) == []
+    masks = buffer.masks([], [])
+    assert not masks and masks.on(CPU).shape == (0, 2)
