@@ -23,6 +23,9 @@ from graftlm.core.grammar.ast import (
 )
 from graftlm.core.grammar.automata import charsets
 
+_MOST_WAYS = 16
+"""Alternatives that a lookahead is written out in; with more, its lookbehinds stay."""
+
 
 class Lookaround(Rule):
     """A place beside which a text of `body` must stand or, with `refused`, must not stand.
@@ -100,9 +103,6 @@ def looks_behind(node: Node) -> bool:
         case Repeat(item, _, _):
             return looks_behind(item)
     return False
-
-
-_MOST_WAYS = 16
 
 
 def without_lookbehinds(node: Node) -> Node:

@@ -10,6 +10,8 @@ _MAX_COUNT = 1 << 24
 
 
 class Scanner:
+    """Reads a pattern from left to right. Raises GrammarError with the position of what cannot be read."""
+
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
@@ -26,7 +28,7 @@ class Scanner:
         return self._text[start : self._at]
 
     def _until(self, sign: str) -> str:
-        """What stands before `sign`, which is passed; nothing if there is none."""
+        """The text up to `sign`, and go on behind it; "" where there is none, and stay."""
         start, end = self._at, self._text.find(sign, self._at)
         self._at = max(end, start - 1) + 1
         return self._text[start:end] if end >= 0 else ""

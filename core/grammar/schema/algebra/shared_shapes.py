@@ -12,7 +12,7 @@ from weakref import ref
 
 
 class _Use(ref[Any]):
-    """A shape that is in use, with its values. A WeakValueDictionary does the same and takes twice as long."""
+    """A shape that is in use, with its values. A WeakValueDictionary does the same and takes half as long again."""
 
     __slots__ = ("values",)
 
@@ -20,7 +20,7 @@ class _Use(ref[Any]):
 
 
 class _Entrance:
-    """Where shapes are entered and left out, one at a time, so that no two threads make equal ones.
+    """Enters shapes and leaves them out, one at a time, so that no two threads make equal ones.
 
     lock  held meanwhile
     late  shapes that are gone and could not be left out because another thread held the lock; it does so
