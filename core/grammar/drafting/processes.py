@@ -2,8 +2,8 @@
 
 Compiling is mostly Python, and in threads it would take Python's lock from the engine at each of its calls that give it
 away. One helper imports what compiling needs and forks the processes, which share that memory. Each takes tasks from
-one queue, answers over a socket of its own and ends when they are closed, as they are when this process ends in
-whatever way.
+one queue and answers over a socket of its own. The helper kills those that are given up, and all with itself when
+this process closes them or ends in whatever way; the kernel does so when the helper is killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PATIENCE_S = 10.0
 that has nothing to do to take a task."""
 _LOOK_S, _NEXT_LOOK_S = 1.0, 0.01
 """How often to look for what hangs, and how soon again for a task that seems to be lost."""
-_MAIN = "from graftlm.core.grammar.drafting.worker import serve; serve({}, {}, {})"
+_MAIN = "from graftlm.core.grammar.drafting.worker import serve; serve({}, {}, {}, {}, {})"
 
 log = logging.getLogger("graftlm.grammar")
 
@@ -92,13 +92,15 @@ class DraftingProcesses:
         self.count = count if sys.platform == "linux" else 0
         self.num_drafted = 0
         self._helper: subprocess.Popen[bytes] | None = None
+        self._orders: socket.socket | None = None
         self._queue: TaskQueue | None = None
         self._running: dict[int, _Process] = {}  # by the descriptor over which each answers
         self._begin()
         _all.add(self)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()  # for `_queue`, `_waiting`, `_alive`, and so that a task has a living process
+        # for `_queue`, `_orders`, `_waiting`, `_alive`, and so that a task has a living process
+        self._lock = threading.Lock()
         self._settled = threading.Event()  # each is ready or has failed to start
         self._alive: set[_Process] = set()
         self._tasks: dict[int, _Task] = {}
@@ -134,11 +136,18 @@ class DraftingProcesses:
             for _, end in pairs:
                 theirs.callback(end.close)
             queue, descriptors = TaskQueue(), [end.fileno() for _, end in pairs]
+            self._orders, orders = socket_pair()
+            theirs.callback(orders.close)
+            owner = _this_process()
+            if owner is not None:
+                theirs.callback(os.close, owner)
             threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+            code = _MAIN.format(queue.theirs.fileno(), descriptors, numbers, orders.fileno(), owner)
+            passed = [queue.theirs.fileno(), *descriptors, numbers, orders.fileno()]
             self._helper = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", "-c", _MAIN.format(queue.theirs.fileno(), descriptors, numbers)],
+                [sys.executable, "-P", "-W", "ignore", "-c", code],
                 env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
-                pass_fds=[queue.theirs.fileno(), *descriptors, numbers],
+                pass_fds=passed if owner is None else [*passed, owner],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -200,6 +209,8 @@ class DraftingProcesses:
             for descriptor in list(self._running):
                 self._lose(descriptor)
             self._ends.close()
+            with self._lock:
+                self._end_helper()
 
     def _read_ready(self, timeout_s: float) -> bool:
         """Read what processes send within this time; whether any did."""
@@ -268,7 +279,10 @@ class DraftingProcesses:
             if not self._alive:
                 lost = list(self._tasks)
                 self._waiting.clear()
-            process.end.close()  # it ends when it answers
+            process.end.close()
+            if self._orders is not None:
+                with suppress(OSError):  # the helper has ended, and they with it
+                    self._orders.send(str(process.place).encode(), socket.MSG_DONTWAIT)
         if was_alive and self.count:
             log.warning("a process that compiles constraints has ended; one fewer does so")
         for number in lost:
@@ -290,14 +304,21 @@ class DraftingProcesses:
     def close(self) -> None:
         """End the processes; what they are at is compiled here."""
         with self._lock:
-            helper, self.count = self._helper, 0
+            self.count = 0
             for process in list(self._running.values()):
                 with suppress(OSError):
                     process.end.shutdown(socket.SHUT_RDWR)  # which the thread that reads sees, as closing is not
             self._close_queue()
-        if helper is not None:
-            helper.kill()  # those it forked end with their sockets
-            helper.wait()
+            self._end_helper()
+
+    def _end_helper(self) -> None:
+        """End the helper, and with it those that it forked."""
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
+        if self._helper is not None:
+            self._helper.kill()
+            self._helper.wait()
 
     def _close_queue(self) -> None:
         if self._queue is not None:
@@ -310,12 +331,22 @@ class DraftingProcesses:
             process.end.close()
         self._running.clear()
         self._close_queue()
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
         self._begin()
         self._settled.set()
         self.count = 0
         if self._helper is not None:
             self._ends.close()
             self._helper.returncode = 0  # no child of this process
+
+
+def _this_process() -> int | None:
+    """A descriptor of this process, which can be read when it has ended; None where the machine has none."""
+    with suppress(AttributeError, OSError):  # an old kernel, or a Python made for one
+        return os.pidfd_open(os.getpid())
+    return None
 
 
 @lru_cache(maxsize=16)

@@ -8,46 +8,52 @@ import os
 import pickle
 import signal
 import socket
+import threading
+from functools import partial
 from io import BytesIO
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.drafting.draft import Draft, draft
+from graftlm.core.grammar.drafting.forks import Forks, follow
 from graftlm.core.grammar.drafting.messages import answer, take
 from graftlm.core.grammar.spec import JsonSchema, Options
 
 
-def serve(queue: int, descriptors: list[int], at_work: int) -> None:
-    """Be the helper: get ready, fork a process for each descriptor, and end with the last of them.
+def serve(queue: int, descriptors: list[int], at_work: int, orders: int, owner: int | None) -> None:
+    """Be the helper: get ready, fork a process for each descriptor, and end with the owner.
 
     queue        descriptor of the socket from which they take tasks
     descriptors  of the sockets over which they answer
     at_work      of a file in which each writes the number of its task, 0 while it has none: 8 bytes for each
+    orders       of the socket over which the owner says which to end
+    owner        of the owner's process
     """
     from graftlm.core.grammar.automata import jit
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the terminal is for the process in front
+    forks = Forks()
+    order_socket = socket.socket(fileno=orders)
+    follower = threading.Thread(target=follow, args=(order_socket, owner, forks), daemon=True)
+    follower.start()
     jit.wait()
     for payload in ({"type": "integer"}, {}):
         draft(JsonSchema({"type": "object", "properties": {"a": payload, "b": {"type": "string"}}}), Options())
     gc.collect()
     gc.freeze()  # so that no collection touches what the forks share
     numbers = memoryview(mmap.mmap(at_work, 8 * len(descriptors))).cast("Q")
+    inherited = {*descriptors, *([] if owner is None else [owner])}
+
+    def work(place: int, descriptor: int) -> None:
+        order_socket.close()
+        for other in inherited - {descriptor}:
+            os.close(other)
+        _work(socket.socket(fileno=queue), socket.socket(fileno=descriptor), numbers, place)
+
     for place, descriptor in enumerate(descriptors):
-        if os.fork() == 0:
-            try:
-                for other in descriptors:
-                    if other != descriptor:
-                        os.close(other)
-                _work(socket.socket(fileno=queue), socket.socket(fileno=descriptor), numbers, place)
-            finally:
-                os._exit(0)
+        forks.start(place, partial(work, place, descriptor))
     for descriptor in (queue, *descriptors):
         os.close(descriptor)
-    try:
-        while True:
-            os.wait()
-    except ChildProcessError:
-        return
+    follower.join()  # the forks end with this thread
 
 
 def _work(queue: socket.socket, answers: socket.socket, numbers: memoryview, place: int) -> None:

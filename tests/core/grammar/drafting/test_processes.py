@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -47,8 +48,43 @@ def processes() -> Iterator[DraftingProcesses]:
     found = DraftingProcesses(2)
     found.start()
     found.wait()
-    yield found
-    found.close()
+    with _all_end(found):
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graftlm.core.grammar.drafting.processes._PATIENCE_S", 1.0)
+
+
+@pytest.fixture
+def impatient(impatience: None, processes: DraftingProcesses) -> DraftingProcesses:
+    """Processes that are given up soon."""
+    return processes
+
+
+@contextmanager
+def _all_end(processes: DraftingProcesses) -> Iterator[None]:
+    """Assert that the helper, and each process that there is now, has ended soon after the block."""
+    assert processes._helper is not None
+    with _end([processes._helper.pid, *_children(processes)]):
+        yield
+
+
+@contextmanager
+def _end(pids: Iterable[int]) -> Iterator[None]:
+    """Assert that each of these processes has ended soon after the block."""
+    descriptors = [os.pidfd_open(pid) for pid in pids]
+    try:
+        yield
+        for descriptor in descriptors:
+            assert select.select([descriptor], [], [], 60)[0] == [descriptor]
+    finally:
+        for descriptor in descriptors:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            os.close(descriptor)
 
 
 def _children(processes: DraftingProcesses) -> list[int]:
@@ -83,10 +119,22 @@ class Hangs(Regex):
         return signal.pause, ()
 
 
-def _script(code: str, folder: Path | None = None) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+class Computes(Regex):
+    """A constraint at which a process computes for ever."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sum, (range(10**18),)
+
+
+@contextmanager
+def _script(code: str, folder: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     command, pipe = [sys.executable, "-P", "-c", BEGIN + code], subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=folder)
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=folder) as script:
+        try:
+            yield script
+        finally:
+            script.kill()
 
 
 def test_a_cache_has_processes_compile_as_soon_as_they_are_ready(processes: DraftingProcesses) -> None:
@@ -147,26 +195,18 @@ def test_a_process_that_was_killed_costs_no_constraint(processes: DraftingProces
     cache.close()
 
 
-def test_a_process_that_hangs_costs_no_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.grammar.drafting.processes._PATIENCE_S", 1.0)
-    processes = DraftingProcesses(2)
-    processes.start()
-    processes.wait()
-    cache = GrammarCache(processes=processes)
-    children = _children(processes)
-    for child in children:
-        _stop(child)
-    try:
+def test_a_process_that_hangs_costs_no_constraint_and_is_ended(impatient: DraftingProcesses) -> None:
+    cache = GrammarCache(processes=impatient)
+    children = _children(impatient)
+    with _end(children):
+        for child in children:
+            _stop(child)
         notes = [f"{i}" + "x" * 500_000 * (i < 2) for i in range(5)]  # more than a pipe holds
         schemas = [JsonSchema({"type": "boolean", "description": note}) for note in notes]
         for future in [cache.submit(schema, BYTES, limits=Limits(seconds=0.1)) for schema in schemas]:
             assert allows(future.result(60), "true")
-        assert not processes.ready
-    finally:
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-        cache.close()
-        processes.close()
+        assert not impatient.ready
+    cache.close()
 
 
 def test_more_constraints_than_processes_wait_their_turn_and_all_end_when_the_processes_are_closed(
@@ -189,7 +229,7 @@ def test_a_process_that_ends_while_it_drafts_costs_no_constraint(processes: Draf
     for pattern, future in zip(["b", *patterns], futures, strict=True):
         assert allows(future.result(60), pattern)
     assert processes.num_drafted == 20
-    assert len(_children(processes)) == len(processes._alive) == 1
+    _until(lambda: len(_children(processes)) == len(processes._alive) == 1)
     cache.close()
 
 
@@ -209,41 +249,50 @@ def test_processes_that_are_killed_while_they_draft_and_many_wait_cost_no_constr
     cache.close()
 
 
-def test_one_that_hangs_at_a_constraint_is_given_up_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.grammar.drafting.processes._PATIENCE_S", 1.0)
-    processes = DraftingProcesses(2)
-    processes.start()
-    processes.wait()
-    cache = GrammarCache(processes=processes)
-    hanging = cache.submit(Hangs("b"), BYTES, limits=Limits(seconds=0.1))
-    assert allows(cache.get(Regex("a"), BYTES), "a")
-    assert processes.num_drafted == 1
-    assert allows(hanging.result(60), "b")
+@pytest.mark.parametrize("kind", [Hangs, Computes])
+def test_one_that_a_constraint_holds_up_used_to_stay_for_ever_after_it_was_given_up(
+    impatient: DraftingProcesses, kind: type[Regex]
+) -> None:
+    cache = GrammarCache(processes=impatient)
+    held_up = cache.submit(kind("b"), BYTES, limits=Limits(seconds=0.1))
+    _until(lambda: any(impatient._numbers))
+    (child,) = [child for child, number in zip(_children(impatient), impatient._numbers, strict=True) if number]
+    with _end([child]):
+        assert allows(cache.get(Regex("a"), BYTES), "a")
+        assert impatient.num_drafted == 1
+        assert allows(held_up.result(60), "b")
     assert allows(cache.get(Regex("c"), BYTES), "c")
-    assert processes.num_drafted == 2 and len(processes._alive) == 1
-    processes.close()
+    assert impatient.num_drafted == 2 and len(impatient._alive) == 1
     cache.close()
 
 
-def test_what_a_process_takes_after_it_was_given_up_is_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graftlm.core.grammar.drafting.processes._PATIENCE_S", 1.0)
-    processes = DraftingProcesses(2)
-    processes.start()
-    processes.wait()
-    cache = GrammarCache(processes=processes)
+def test_what_waits_for_a_process_that_is_given_up_waits_on_for_the_others(impatient: DraftingProcesses) -> None:
+    cache = GrammarCache(processes=impatient)
     hanging = cache.submit(Hangs("a"), BYTES)
-    _until(lambda: any(processes._numbers))
-    (idle,) = [place for place, number in enumerate(processes._numbers) if not number]
-    child = _children(processes)[idle]
+    _until(lambda: any(impatient._numbers))
+    (idle,) = [place for place, number in enumerate(impatient._numbers) if not number]
+    child = _children(impatient)[idle]
     _stop(child)
-    future = cache.submit(Regex("b"), BYTES)
-    _until(lambda: len(processes._alive) == 1)
-    assert not future.done()  # the other one may take it yet
-    os.kill(child, signal.SIGCONT)
-    assert allows(future.result(60), "b")
-    assert processes.ready and not processes.num_drafted and not hanging.done()
-    processes.close()
-    assert allows(hanging.result(60), "a")
+    with _end([child]):
+        future = cache.submit(Regex("b"), BYTES)
+        _until(lambda: len(impatient._alive) == 1)
+        assert not future.done()
+    impatient.close()
+    assert allows(hanging.result(60), "a") and allows(future.result(60), "b")
+    cache.close()
+
+
+def test_when_the_helper_is_killed_the_processes_end_and_what_they_were_at_is_compiled_here(
+    processes: DraftingProcesses,
+) -> None:
+    cache = GrammarCache(processes=processes)
+    futures = {text: cache.submit(kind(text), BYTES) for kind, text in ((Computes, "a"), (Hangs, "b"))}
+    _until(lambda: all(processes._numbers))
+    _stop(_children(processes)[1])
+    assert processes._helper is not None
+    processes._helper.kill()
+    assert all(allows(future.result(60), text) for text, future in futures.items())
+    _until(lambda: not processes.ready)
     cache.close()
 
 
@@ -339,13 +388,74 @@ def test_processes_used_to_import_what_lay_in_the_working_folder(tmp_path: Path)
         assert script.communicate(timeout=120)[0].split() == ["True"]
 
 
-def test_the_processes_end_when_the_one_that_started_them_is_killed() -> None:
-    with _script("print(processes._helper.pid, flush=True)\nsys.stdin.read()") as script:
+@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), 9)", "sys.exit()", "os.execv('/bin/true', ['true'])"])
+def test_the_processes_end_with_the_one_that_started_them_whatever_all_are_at(ends: str) -> None:
+    code = f"""
+from tests.core.grammar.drafting.test_processes import Computes, Hangs, _children, _until
+print(processes._helper.pid, *_children(processes), flush=True)
+for kind in (Computes, Hangs):
+    cache.submit(kind(kind.__name__), BYTES)
+_until(lambda: all(processes._numbers))
+sys.stdin.readline()
+{ends}
+"""
+    with _script(code) as script:
+        assert script.stdin is not None and script.stdout is not None
+        with _end(map(int, script.stdout.readline().split())):
+            script.communicate("\n", timeout=120)
+
+
+def test_the_processes_end_with_the_one_that_started_them_though_a_fork_that_python_did_not_see_goes_on() -> None:
+    code = """
+import ctypes, signal
+from tests.core.grammar.drafting.test_processes import _children
+fork = ctypes.PyDLL(None).fork()
+if fork == 0:
+    signal.pause()
+print(fork, processes._helper.pid, *_children(processes), flush=True)
+sys.stdin.readline()
+"""
+    with _script(code) as script:
         assert script.stdout is not None
-        helper = os.pidfd_open(int(script.stdout.readline()))
+        fork, *pids = map(int, script.stdout.readline().split())
         try:
-            script.kill()
-            ended, _, _ = select.select([helper], [], [], 60)
-            assert ended == [helper]
+            with _end(pids):
+                script.kill()
         finally:
-            os.close(helper)
+            os.kill(fork, signal.SIGKILL)
+
+
+def test_the_processes_outlive_the_thread_that_started_them_and_forks_that_end() -> None:
+    code = """
+import threading
+other = DraftingProcesses(1)
+starter = threading.Thread(target=other.start)
+starter.start()
+starter.join()
+other.wait()
+fork = os.fork()
+if fork == 0:
+    other.close()
+    sys.exit()
+os.waitpid(fork, 0)
+GrammarCache(processes=other).get(Regex("a"), BYTES)
+cache.get(Regex("a"), BYTES)
+print(other.num_drafted, processes.num_drafted)
+"""
+    with _script(code) as script:
+        assert script.communicate(timeout=120)[0].split() == ["1", "1"]
+        assert script.returncode == 0
+
+
+def test_a_helper_that_is_getting_ready_ends_too() -> None:
+    code = """
+other = DraftingProcesses(1)
+other.start()
+print(other._helper.pid, processes._helper.pid, flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+    with _script(code) as script:
+        assert script.stdout is not None
+        with _end(map(int, script.stdout.readline().split())):
+            script.communicate("\n", timeout=120)
