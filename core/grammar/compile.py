@@ -237,7 +237,9 @@ def _compile_fastest(
     spec: Spec, vocabulary: Vocabulary, options: Options, reader: SchemaReader | None = None
 ) -> Grammar:
     if isinstance(spec, Lark):
-        return compile_llguidance(spec, vocabulary, options)
+        from graftlm.core.grammar.definitions.written import compile_written
+
+        return compile_written(spec.text, vocabulary, options)
     is_large = takes_many_states(spec, options)
     language = language_of(spec, options, token_rules=is_large, reader=reader)
     if is_large and language.rules:
@@ -245,7 +247,7 @@ def _compile_fastest(
     is_shared = isinstance(spec, JsonSchema | Composite)  # with llguidance
     try:
         with limited(options.limits, SHARE_OF_AUTOMATON if is_shared else 1.0):
-            return _automaton(language, vocabulary, options, Effort(EDGES_OF_AUTOMATON) if is_shared else None)
+            return automaton(language, vocabulary, options, Effort(EDGES_OF_AUTOMATON) if is_shared else None)
     except GrammarError as error:
         if not is_shared:
             raise
@@ -257,7 +259,7 @@ def _compile_fastest(
                 _check_some_text(lazy)
         except (GrammarError, RecursionError):
             if isinstance(error, TooMuchEffortError):  # no other engine is sooner
-                return _automaton(language, vocabulary, options)
+                return automaton(language, vocabulary, options)
             raise error from None
         return lazy
 
@@ -275,7 +277,7 @@ def compile_fsm(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar
             "the constraint contains itself or admits any JSON value, which no automaton can hold; "
             "let the engine be chosen, or use 'llguidance'"
         )
-    return _automaton(language, vocabulary, options)
+    return automaton(language, vocabulary, options)
 
 
 def compile_pda(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
@@ -287,7 +289,9 @@ def compile_pda(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar
 def compile_llguidance(spec: Spec, vocabulary: Vocabulary, options: Options) -> Grammar:
     """Compile with llguidance, which takes every constraint."""
     if isinstance(spec, Lark):
-        return Grammar("llguidance", _from_lark(spec.text, vocabulary))
+        from graftlm.core.grammar.definitions.written import compile_by_llguidance
+
+        return compile_by_llguidance(spec.text, vocabulary, options)
     return _from_language(for_parsers(spec, options), vocabulary)
 
 
@@ -330,11 +334,13 @@ def language_of(
             return Language(lowered.node, lowered.rules, lowered.issues, lowered.annotations)
         case Composite(node, rules):
             return Language(node, dict(rules))
-        case Lark():
-            raise GrammarError("a Lark grammar is context-free, which no automaton can hold; use engine 'llguidance'")
+        case Lark(text):
+            from graftlm.core.grammar.definitions.written import written_language
+
+            return written_language(text, options)
 
 
-def _automaton(language: Language, vocabulary: Vocabulary, options: Options, effort: Effort | None = None) -> Grammar:
+def automaton(language: Language, vocabulary: Vocabulary, options: Options, effort: Effort | None = None) -> Grammar:
     node, rules = language.node, language.rules
     if rules:
         return language.grammar("pda", PdaGrammar.compile(node, rules, vocabulary, options.limits, effort))
@@ -344,17 +350,12 @@ def _automaton(language: Language, vocabulary: Vocabulary, options: Options, eff
 def _from_language(language: Language, vocabulary: Vocabulary) -> Grammar:
     from graftlm.core.grammar.engines.fixed_texts import check_fixed_texts
     from graftlm.core.grammar.engines.lark.lark import to_lark
+    from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
 
     check_fixed_texts(language.node, language.rules)
     text = to_lark(language.node, language.rules)
     endings = partial(Pushdown, language.node, language.rules)
-    return language.grammar("llguidance", _from_lark(text, vocabulary, endings))
-
-
-def _from_lark(text: str, vocabulary: Vocabulary, language: Callable[[], Pushdown] | None = None) -> EngineGrammar:
-    from graftlm.core.grammar.engines.llguidance import LlguidanceGrammar
-
-    return LlguidanceGrammar.from_lark(text, vocabulary, language)
+    return language.grammar("llguidance", LlguidanceGrammar.from_lark(text, vocabulary, endings))
 
 
 def _size(spec: Spec) -> int:

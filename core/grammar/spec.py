@@ -108,7 +108,9 @@ class JsonSchema:
 
 @dataclass(frozen=True)
 class Lark:
-    """Text of a context-free grammar, written in llguidance's dialect of Lark; the start rule is `start`."""
+    """Text of a context-free grammar: in llguidance's dialect of Lark, which starts with the rule `start`, or in
+    EBNF as GBNF and xgrammar write it (`root ::= ...`), which starts with `root`.
+    """
 
     text: str
 

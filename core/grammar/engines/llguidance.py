@@ -34,15 +34,27 @@ _IN_STRING = b"#"  # outside of strings JSON never has it
 _BLANK = frozenset(b" \t\r\n")
 
 
+class LlguidanceRefusal(GrammarError):
+    """llguidance cannot compile a grammar."""
+
+
 class LlguidanceGrammar:
     """A grammar text compiled for one vocabulary."""
 
     engine = "llguidance"
 
-    def __init__(self, source: str, vocabulary: Vocabulary, language: Callable[[], Pushdown] | None = None) -> None:
-        """Compile `source`, a grammar in llguidance's JSON form. Raises GrammarError with llguidance's reason.
+    def __init__(
+        self,
+        source: str,
+        vocabulary: Vocabulary,
+        language: Callable[[], Pushdown] | None = None,
+        *,
+        is_wider: bool = False,
+    ) -> None:
+        """Compile `source`, a grammar in llguidance's JSON form. Raises LlguidanceRefusal with llguidance's reason.
 
         language  the same language, which knows how every text ends; without it endings are searched for
+        is_wider  whether that has texts which llguidance's lexer, always taking the longest match, does not find
         """
         from llguidance import LLMatcher, LLParserLimits
 
@@ -52,6 +64,7 @@ class LlguidanceGrammar:
         )
         self.vocabulary = vocabulary
         self._make_language = language
+        self.is_wider = is_wider
         self._source = source
         self.start_mask: MaskRow | None = None
         """What may come first, once that was computed."""
@@ -60,16 +73,21 @@ class LlguidanceGrammar:
         if self._start.is_error():
             reason = _reason(self._start)
             too_large = next((words for sign, words in _TOO_LARGE.items() if sign in reason), None)
-            raise GrammarError(too_large or f"llguidance cannot compile the grammar: {reason}")
+            raise LlguidanceRefusal(too_large or f"llguidance cannot compile the grammar: {reason}")
 
     @classmethod
     def from_lark(
-        cls, text: str, vocabulary: Vocabulary, language: Callable[[], Pushdown] | None = None
+        cls,
+        text: str,
+        vocabulary: Vocabulary,
+        language: Callable[[], Pushdown] | None = None,
+        *,
+        is_wider: bool = False,
     ) -> LlguidanceGrammar:
         """Compile a Lark grammar that starts with `start`."""
         from llguidance import LLMatcher
 
-        return cls(LLMatcher.grammar_from_lark(text), vocabulary, language)
+        return cls(LLMatcher.grammar_from_lark(text), vocabulary, language, is_wider=is_wider)
 
     @property
     def num_bytes(self) -> int:
@@ -236,13 +254,18 @@ class LlguidanceMatcher(LibraryMatcher):
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(f"llguidance gave up inside the grammar: {_reason(self._matcher)}")
+            reason = _reason(self._matcher)
+            if reason == "NoExtensionBias":
+                reason = "no text goes on from here, as a pattern or a rule matches none; correct it"
+            raise GrammarError(f"llguidance gave up inside the grammar: {reason}")
 
     def _find_ending(self) -> list[int]:
         if self._ending is None or self._ending[0] != self._num_consumed:
             data = self._asked(Pushdown.ending)
             try:
                 found = self._searched() if data is None else self._vocabulary.encode(data)
+                if data is not None and self.grammar and self.grammar.is_wider and not self._ends(found):
+                    found = self._searched()
             except ConfigError:  # the vocabulary cannot spell the shortest ending, perhaps another one
                 found = self._searched()
             self._ending = (self._num_consumed, found)

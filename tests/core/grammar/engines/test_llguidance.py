@@ -58,7 +58,7 @@ def test_a_lark_grammar_counts_its_brackets() -> None:
 
 
 def test_a_lark_grammar_that_cannot_be_read_is_an_error_with_its_reason() -> None:
-    with pytest.raises(GrammarError, match="unknown name"):
+    with pytest.raises(GrammarError, match="line 1, column 8: there is no rule 'nothing'"):
         compiled(Lark("start: nothing"))
 
 
@@ -187,7 +187,7 @@ def test_an_empty_language_is_told_before_the_first_token() -> None:
 
 
 def test_where_no_ending_is_found_none_is_claimed() -> None:
-    matcher = compiled(Lark('start: /[#}]{300}/ "!" start | "."')).matcher()
+    matcher = compiled(Lark('start: /[#}]{300}/ "!" start | "."\n%ignore / +/')).matcher()
     matcher.advance([ord("#")])
     assert matcher.ending([]) == [] and matcher.min_tokens_to_accept() == 0 and not matcher.accepting
 
