@@ -48,7 +48,7 @@ _MODULES = tuple(
         "automata.stack.rule_distances",
         "schema.text.name_trie",
         *("masks.trie.trie", "masks.walks.trie_walk", "masks.walks.stack_walk", "masks.walks.self_loops"),
-        *("masks.spelling", "masks.rows.packed_row"),
+        *("masks.walks.escapes", "masks.spelling", "masks.rows.packed_row"),
     )
 )
 _KEPT_VERSIONS = 16

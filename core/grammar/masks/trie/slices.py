@@ -22,29 +22,41 @@ from graftlm.core.grammar.masks.trie.trie import SortedTokens, Trie
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+BACKSLASH = 0x5C
 _MAX_SLICES = 64
 _MAX_TRIES = 16
-_NONE, _NO_CHARACTERS = 128, 129
+_NONE, _NO_CHARACTERS, _ESCAPE = 128, 129, 130
 
 
 @dataclass(frozen=True)
 class CharClass:
-    """Characters that may come first and that may follow: a flag per ASCII byte, and one for all other characters."""
+    """Characters that may come first and that may follow: a flag per ASCII byte, and one for all other characters.
+
+    escaped  a flag per ASCII byte that is a character behind a backslash, where `first` is `rest`; b"" for none
+    """
 
     first: bytes
     rest: bytes
     wide_first: bool
     wide_rest: bool
+    escaped: bytes = b""
 
 
-def _wide_class(members: Iterable[bool]) -> CharClass:
+def _wide_class(members: Iterable[bool], escaped: bytes = b"") -> CharClass:
     ascii_members = bytes(members)
-    return CharClass(ascii_members, ascii_members, True, True)
+    return CharClass(ascii_members, ascii_members, True, True, escaped and _flags(escaped))
 
 
-JSON_STRING = _wide_class(byte >= 0x20 and byte not in b'"\\' for byte in range(128))
+def _flags(members: bytes) -> bytes:
+    return bytes(byte in members for byte in range(128))
+
+
+_RAW = tuple(byte >= 0x20 and byte not in b'"\\' for byte in range(128))
+JSON_STRING = _wide_class(_RAW, b'"\\/bfnrt')
+JSON_NAME = _wide_class(_RAW, b'"\\bfnrt')
+"""The text of a member's name, or that a pattern describes: each character has one spelling."""
 LINE = _wide_class(byte != 0x0A for byte in range(128))  # what `.` matches
-COMMON = (JSON_STRING, LINE)
+COMMON = (JSON_STRING, JSON_NAME, LINE)
 
 
 class Slice:
@@ -63,9 +75,18 @@ class Slice:
         inside = np.logical_and.reduceat(fits, starts) if len(starts) else np.zeros(0, bool)
         if chars.wide_first or chars.wide_rest:
             inside &= tokens.whole_characters
-        lengths = np.where(inside, np.minimum(tokens.num_characters, np.iinfo(np.int16).max), 0)
+        lengths = np.where(inside, tokens.num_characters, 0)
+        self._escapes: dict[int, tuple[int, int, int]] = {}
+        if chars.escaped:
+            allowed, ends = fits != 0, tokens.offsets[1:]
+            for i in np.flatnonzero(tokens.holding(BACKSLASH)).tolist():
+                here = slice(starts[i], ends[i])
+                found = _read_escapes(tokens.data[here].tobytes(), allowed[here].tolist(), chars.escaped)
+                self._escapes[i] = found
+                if found[2] == _NONE and tokens.whole_characters[i]:
+                    inside[i], lengths[i] = True, tokens.num_characters[i] - found[1]
         self.lengths = np.zeros(vocab_size, np.int16)
-        self.lengths[tokens.ids] = lengths
+        self.lengths[tokens.ids] = np.minimum(lengths, np.iinfo(np.int16).max)
         self.longest = int(lengths.max(initial=0))
         self._chars, self._tokens, self._fits, self._outside = chars, tokens, fits, ~inside
         self._leaving: dict[bytes, LeavingTokens] = {}
@@ -83,10 +104,15 @@ class Slice:
         return Trie.build(self._tokens, self._outside)
 
     def leaving(self, exits: bytes) -> LeavingTokens:
-        """The tokens that are not inside and may follow where only the bytes of `exits` leave the class."""
+        """The tokens that are not inside and may follow where only certain bytes leave the class.
+
+        exits  a flag per ASCII byte; then, where escapes are characters, one per byte behind a backslash that is none
+        """
         found = self._leaving.get(exits)
         if found is None:
-            allowed = np.frombuffer(exits + b"\1\0", np.uint8) != 0
+            allowed = np.zeros(_ESCAPE + 128, bool)
+            for flags, first in ((exits[:128], 0), (b"\1", _NONE), (exits[128:], _ESCAPE)):
+                allowed[first : first + len(flags)] = np.frombuffer(flags, np.uint8)
             by, counts, ends = self._left
             places = np.flatnonzero(self._outside & allowed[by])
             character = self._chars.rest.index(1)
@@ -97,25 +123,29 @@ class Slice:
         return found
 
     @cached_property
-    def _left(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _left(self) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """How each token leaves the class: by which byte, after how many characters, and where in the data these end.
 
         The byte is 128 where there is none, but for a part of a character at the token's end; 129 where the bytes
-        before are no characters of the class, as all beyond ASCII may be
+        before are no characters of the class, as all beyond ASCII may be; 130 and more, where escapes are characters,
+        for a backslash and the byte of this number less 130.
         """
         data, starts = self._tokens.data, self._tokens.offsets[:-1]
         if not len(starts):
-            return np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
+            return np.zeros(0, np.int16), np.zeros(0, np.int64), np.zeros(0, np.int64)
         place = np.minimum.reduceat(np.where(self._fits != 0, len(data), np.arange(len(data))), starts)
-        by = np.append(np.where(data < 0x80, data, np.uint8(_NO_CHARACTERS)), np.uint8(_NONE))[place]
+        by = np.append(np.where(data < 0x80, data, np.uint8(_NO_CHARACTERS)), np.uint8(_NONE))[place].astype(np.int16)
         ends = np.minimum(place, self._tokens.offsets[1:])
-        counts = ends - starts
+        num_escapes = np.zeros(len(starts), np.int64)
+        for i, (end, num, left) in self._escapes.items():
+            ends[i], num_escapes[i], by[i] = starts[i] + end, num, left
+        counts = ends - starts - num_escapes
         wide = np.append(0, np.cumsum(data >= 0x80))
         for i in np.flatnonzero(self._outside & (wide[ends] > wide[starts])).tolist():
             try:
                 begun = data[starts[i] : ends[i]].tobytes()
                 text, num_bytes = codecs.utf_8_decode(begun, "strict", bool(by[i] != _NONE))
-                counts[i], ends[i] = len(text), starts[i] + num_bytes
+                counts[i], ends[i] = len(text) - num_escapes[i], starts[i] + num_bytes
             except UnicodeDecodeError:
                 by[i] = _NO_CHARACTERS
         return by, counts, ends
@@ -133,6 +163,28 @@ class Slice:
         padded = np.zeros((len(allowed) + 31) // 32 * 32, bool)
         padded[: len(allowed)] = allowed
         return np.packbits(padded, bitorder="little").view(np.int32)
+
+
+def _read_escapes(data: bytes, fits: list[bool], escaped: bytes) -> tuple[int, int, int]:
+    """Read the characters of a class that `data` begins with, of which some are escapes.
+
+    fits  whether each byte by itself is a character, or a part of one beyond ASCII
+    -> where they end, how many are escapes, and by what the text leaves them, as in `Slice._left`. A backslash at the
+    end begins a character.
+    """
+    place, num_escapes = 0, 0
+    while place < len(data):
+        if fits[place] or data[place] == BACKSLASH and place + 1 == len(data):
+            place += 1
+            continue
+        is_escape = data[place] == BACKSLASH
+        left = data[place + is_escape]
+        if left >= 0x80:
+            return place, num_escapes, _NO_CHARACTERS
+        if not is_escape or not escaped[left]:
+            return place, num_escapes, left + _ESCAPE * is_escape
+        place, num_escapes = place + 2, num_escapes + 1
+    return place, num_escapes, _NONE
 
 
 class Slices:
@@ -171,8 +223,8 @@ class Slices:
             if chars not in self._slices:
                 found = self.build(chars)
                 found.row(0)
-                if chars == JSON_STRING:
-                    found.leaving(bytes(byte in b'"\\' for byte in range(128)))
+                if chars in (JSON_STRING, JSON_NAME):
+                    found.leaving(_flags(b'"\\') + _flags(b"u"))
 
 
 _MISSES = 8  # about as many trie walks cost as much as building a slice

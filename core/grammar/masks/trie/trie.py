@@ -52,6 +52,13 @@ class SortedTokens:
                 whole[i] = False
         return cls(np.array(ids, np.int32), data, offsets, np.diff(begins), whole)
 
+    def holding(self, byte: int) -> npt.NDArray[np.bool_]:
+        """bool [num_tokens]: the token holds `byte`."""
+        if not len(self.ids):
+            return np.zeros(0, bool)
+        found: npt.NDArray[np.bool_] = np.logical_or.reduceat(self.data == byte, self.offsets[:-1])
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class Trie:

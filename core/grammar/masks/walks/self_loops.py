@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.jit import Int32Array, inner, loop
 from graftlm.core.grammar.masks.trie.slices import CharClass
+from graftlm.core.grammar.masks.walks.escapes import Escapes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,7 +36,8 @@ class SelfLoop:
     """A state's self-loop: a character of `chars` leads back to the state, or counts in `register` up to `maximum`.
 
     room   how many characters can follow where each leads to a state of its own; None where the state stays
-    exits  a flag per ASCII byte: what else may follow the characters, beside a part of a character; None is anything
+    exits  a flag per ASCII byte: what else may follow the characters, beside a part of a character, and where escapes
+           are characters one per byte of the other escapes; None is anything
     """
 
     chars: CharClass
@@ -58,9 +60,13 @@ def self_loop(automaton: Dfa | Dpda, state: int, longest: int = 0) -> SelfLoop |
     chars = CharClass(first.tobytes(), rest.tobytes(), bool(wide_first), bool(wide_rest))
     exits = None
     if wide_first == wide_rest and chars.first == chars.rest:
-        effect = int(table[state, classes[chars.rest.index(1)]])
+        character = chars.rest.index(1)
+        effect = int(table[state, classes[character]])
         states = {state, *([effect] if effect > 0 else actions[-effect, 3:6].tolist())} - {0}
         exits = _exits(automaton, states, rest, bool(wide_rest))
+        escapes = Escapes.of(automaton, states, character) if exits is not None else None
+        if exits is not None and escapes is not None:
+            chars, exits = replace(chars, escaped=escapes.characters), exits + escapes.others
     return SelfLoop(chars, None if register < 0 else int(register), int(maximum), exits=exits)
 
 
@@ -85,8 +91,11 @@ def _written_out(automaton: Dfa | Dpda, state: int, longest: int) -> SelfLoop | 
     if not room:
         return None
     flags = chars.tobytes()
-    found = CharClass(flags, flags, bool(wide), bool(wide))
-    return SelfLoop(found, room=int(room) if room < longest else None, exits=exits.tobytes())
+    found, flags_out = CharClass(flags, flags, bool(wide), bool(wide)), exits.tobytes()
+    escapes = Escapes.of(automaton, (state,), flags.index(1), int(room))
+    if escapes is not None:
+        found, flags_out = replace(found, escaped=escapes.characters), flags_out + escapes.others
+    return SelfLoop(found, room=int(room) if room < longest else None, exits=flags_out)
 
 
 @loop("Tuple((b1, b1, b1, i8, i8))(i4[:,::1], u1[::1], i4[:,::1], i8, u1[::1], u1[::1])", quick=True)
