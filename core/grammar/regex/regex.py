@@ -36,7 +36,7 @@ from graftlm.core.grammar.ast import (
 )
 from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.regex import anchors, backreferences, lookarounds, threads
+from graftlm.core.grammar.regex import anchors, backreferences, line_ends, lookarounds, threads
 from graftlm.core.grammar.regex.escapes import CONTROLS, HEX_DIGITS, is_octal, octal_digits, ranges_of, surrogate_range
 from graftlm.core.grammar.regex.flags import NAMES, Flags
 from graftlm.core.grammar.regex.scanner import Scanner
@@ -73,6 +73,7 @@ class _Parser(Scanner):
         self._depth = 0
         self._max_depth = max_depth
         self._refers = _REFERENCE.search(pattern) is not None
+        self._has_line_ends = False  # `$` of Python
         self._num_groups = 0
         self._closed: set[int] = set()  # groups that a backreference may name
         self._names: dict[str, int] = {}
@@ -83,7 +84,8 @@ class _Parser(Scanner):
         node = self._alternatives()
         if self._at < len(self._text):
             self._fail("')' closes no group; escape it as \\)")
-        return backreferences.resolved(node) if self._refers else node
+        node = backreferences.resolved(node) if self._refers else node
+        return line_ends.in_pattern(node) if self._has_line_ends else node
 
     # -- structure ---------------------------------------------------------------------------------------------
 
@@ -141,7 +143,10 @@ class _Parser(Scanner):
         if c in "^$":
             if self._flags.multiline:
                 self._fail(f"{c} with the flag m means any line; leave the flag out", start)
-            return anchors.start_anchor(start) if c == "^" else anchors.end_anchor(start)
+            if c == "^" or self._portable:
+                return anchors.start_anchor(start) if c == "^" else anchors.end_anchor(start)
+            self._has_line_ends = True
+            return line_ends.line_end(start)
         if c in "*+?" or c == "{" and self._counts_at(start):
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         return self._character(ord(c))
@@ -176,6 +181,7 @@ class _Parser(Scanner):
         if look is None:
             return node
         node = lookarounds.without_lookbehinds(backreferences.resolved(node) if self._refers else node)
+        node = line_ends.in_look(node, look[0]) if self._has_line_ends else node
         found = look[0](node, look[1], start, wide=self._portable and self._wide)
         self._wide = self._wide != look[1]
         return found

@@ -15,6 +15,8 @@ from graftlm.core.grammar.automata import charsets
 from graftlm.core.grammar.automata.dfa import Dfa
 from graftlm.core.grammar.automata.products import product
 from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.spec import Regex
+from tests.grammars import allows, compiled
 
 ALPHABET = "abzABZ019_ .-\né\u0130ſKλ中😀"
 
@@ -383,3 +385,29 @@ def test_in_schemas_the_ends_of_the_text_may_be_written_as_python_and_rust_write
 def test_a_class_that_dialects_read_differently_is_refused() -> None:
     with pytest.raises(GrammarError, match="put the - last"):
         parse(r"[\d-a-z]", search=True, portable=True)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            r"a$",
+            r"a$\n",
+            r"a$\n?",
+            r"$\n",
+            r"^$\n",
+            r"a$\s",
+            r"(?s)a$.",
+            r"a$\n$",
+            r"a$\n\Z",
+            r"(a$|b)\n",
+            r"(?:a$)+\n",
+        ),
+        *(r"a\Z\n?", r"(?=a$)a\n", r"(?!a$)[ab]\n?", r"(?!a\Z)[ab]\n?", r"(?!.*a$)[ab]+\n?", r"a(?!\Z)\n", r"a\b$\n"),
+        *(r"(?!^$)\n?a?", r"(?:a|$)\n", r"(?:a$)?\n", r"(?!a$b?)[ab]+\n?", r"(b)($)+\n+?"),
+    ],
+)
+def test_the_dollar_holds_before_a_line_break_that_ends_the_text_as_well(pattern: str) -> None:
+    grammar = compiled(Regex(pattern))
+    for text in ("", "\n", "a", "a\n", "b", "b\n", "a\n\n", "aa\n", "ab\n", "ba\n", "b\nb", "a\nb"):
+        assert allows(grammar, text) == (re.fullmatch(pattern, text) is not None), text

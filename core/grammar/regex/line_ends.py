@@ -1,0 +1,121 @@
+r"""`$` as Python's `re` has it: it holds at the end of the text, and before a line break that ends it.
+
+While a pattern is parsed such a place is a rule named "~" and its position. At the end of a pattern it is `\Z`, as
+nothing may follow there. Before what may take the line break it is the lookahead `(?=\n?\Z)`.
+"""
+
+from __future__ import annotations
+
+from graftlm.core.grammar.ast import (
+    Alternation,
+    CharSet,
+    Concat,
+    Literal,
+    Node,
+    Repeat,
+    Rule,
+    alternation,
+    concat,
+    literal,
+    nullable,
+    optional,
+    repeat,
+)
+from graftlm.core.grammar.regex.anchors import end_anchor
+from graftlm.core.grammar.regex.lookarounds import Lookahead, Lookbehind
+
+
+def line_end(position: int) -> Node:
+    return Rule(f"~{position}")
+
+
+def in_pattern(node: Node) -> Node:
+    """`node` with each of these places said in other words, where the text ends with a match of it."""
+    return _Places(ahead=False).said(node, last=True, taken=False)
+
+
+def in_look(node: Node, kind: type) -> Node:
+    """The same for the body of a lookaround, after which any text may follow."""
+    if kind is Lookbehind:  # none is kept there, and the error says so
+        return _with_ends(node)
+    return _Places(ahead=True).said(node, last=True, taken=False)
+
+
+class _Places:
+    def __init__(self, *, ahead: bool) -> None:
+        self._ahead = ahead
+
+    def said(self, node: Node, *, last: bool, taken: bool) -> Node:
+        """`node` in other words.
+
+        last   whether it is the last part
+        taken  whether what comes after it may take a line break
+        """
+        match node:
+            case Rule(name) if name[0] == "~":
+                position = int(name[1:])
+                here = concat(optional(literal("\n")), end_anchor(position))
+                if self._ahead:
+                    return here if last else Lookahead(here, False, position)
+                return Lookahead(here, False, position) if taken else end_anchor(position)
+            case Concat(items):
+                parts: list[Node] = []
+                for item in reversed(items):
+                    parts.append(self.said(item, last=last, taken=taken))
+                    last, taken = False, _takes_break(item) or taken and _is_empty(item)
+                return concat(*reversed(parts))
+            case Alternation(items):
+                return alternation(*(self.said(item, last=last, taken=taken) for item in items))
+            case Repeat(item, low, 1):
+                return repeat(self.said(item, last=last, taken=taken), low, 1)
+            case Repeat(item, low, high):
+                return repeat(self.said(item, last=False, taken=taken or _takes_break(item)), low, high)
+        return node
+
+
+def _with_ends(node: Node) -> Node:
+    match node:
+        case Rule(name) if name[0] == "~":
+            return end_anchor(int(name[1:]))
+        case Concat(items):
+            return concat(*map(_with_ends, items))
+        case Alternation(items):
+            return alternation(*map(_with_ends, items))
+        case Repeat(item, low, high):
+            return repeat(_with_ends(item), low, high)
+    return node
+
+
+def _takes_break(node: Node) -> bool:
+    """Whether a text of `node` may begin with a line break."""
+    match node:
+        case Literal(data):
+            return data[:1] == b"\n"
+        case CharSet(ranges):
+            return any(low <= 10 <= high for low, high in ranges)
+        case Concat(items):
+            for item in items:
+                if _takes_break(item):
+                    return True
+                if not _is_empty(item):
+                    return False
+            return False
+        case Alternation(items):
+            return any(map(_takes_break, items))
+        case Repeat(item, _, _):
+            return _takes_break(item)
+    return False
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether `node` may take no text."""
+    match node:
+        case Rule():
+            return True
+        case Concat(items):
+            return all(map(_is_empty, items))
+        case Alternation(items):
+            return any(map(_is_empty, items))
+        case Repeat(item, low, _):
+            return low == 0 or _is_empty(item)
+    return nullable(node)
