@@ -145,7 +145,7 @@ def compile_spec(
 def _compiled(
     spec: Spec, vocabulary: Vocabulary, options: Options, drafter: Callable[[Spec, Options], Draft] | None
 ) -> Grammar:
-    has_distinct_parts = isinstance(spec, JsonSchema) and _has_distinct_parts(spec)
+    has_distinct = isinstance(spec, JsonSchema) and _has_distinct_parts(spec)
     reader: SchemaReader | None = None
     try:
         if drafter is not None and can_be_drafted(spec, vocabulary, options):
@@ -160,7 +160,7 @@ def _compiled(
             grammar = _compile_fastest(spec, vocabulary, options, reader)
         else:
             grammar = _call_engine(options.engine, spec, vocabulary, replace(options, engine=None))
-        if isinstance(spec, JsonSchema) and has_distinct_parts:
+        if isinstance(spec, JsonSchema) and has_distinct:
             from graftlm.core.grammar.engines.distinct import DistinctGrammar
             from graftlm.core.grammar.schema.lowering import distinct_items
 
@@ -193,10 +193,9 @@ def _forget_frames(error: BaseException | None, handled: BaseException | None) -
 
 
 def _has_distinct_parts(spec: JsonSchema) -> bool:
-    """Whether items, or names of members, may have to differ."""
-    from graftlm.core.grammar.schema.member_names import may_count_names
+    from graftlm.core.grammar.schema.distinct.distinct_parts import has_distinct_parts
 
-    return '"uniqueItems":true' in spec.text + spec.documents_text or may_count_names(spec)
+    return has_distinct_parts(spec)
 
 
 def can_be_drafted(spec: Spec, vocabulary: Vocabulary, options: Options) -> bool:
