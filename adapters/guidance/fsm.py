@@ -15,6 +15,7 @@ from graftlm.adapters.guidance.parser import Progress
 from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.engines.fsm import FsmGrammar
 from graftlm.core.grammar.masks.healing import heal
+from graftlm.core.grammar.masks.rows.packed_row import write
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 from graftlm.core.request import Request
@@ -97,7 +98,7 @@ class FsmParser:
             return True
         if self.accepting:
             return False
-        self._grammar.masks.row(self._place).write(row)
+        write(self._grammar.masks.row(self._place), row)
         return True
 
     def advance(self, token_ids: Sequence[int]) -> int:

@@ -57,7 +57,9 @@ class GrammarCache:
         self._num_workers = num_workers
         self._processes = processes or DraftingProcesses(0)
         self._num_uncounted = 0
-        self._futures: dict[Hashable, Future[Grammar]] = {}  # the least recently used first
+        # The least recently used first. Futures of those that are compiled would be eleven objects each, which
+        # collections look at.
+        self._kept: dict[Hashable, Grammar] = {}
         self._start()
         self.num_hits = 0
         self.num_misses = 0
@@ -68,21 +70,23 @@ class GrammarCache:
         self._workers = ThreadPoolExecutor(self._num_workers, thread_name_prefix="graftlm-grammar")
         self._finishers = ThreadPoolExecutor(NUM_FINISHERS, thread_name_prefix="graftlm-grammar-end")
         self._lock = threading.Lock()
-        for key in [key for key, future in self._futures.items() if not future.done()]:
-            del self._futures[key]
-        # what those that are compiled hold: to ask futures takes a lock for each
-        self._kept = {key: future.result() for key, future in self._futures.items()}
+        self._futures: dict[Hashable, Future[Grammar]] = {}  # of those under way
 
     def submit(self, spec: Spec, vocabulary: Vocabulary, **options: Any) -> Future[Grammar]:
-        """Compile on a worker thread; equal constraints share one future, which cannot be cancelled."""
+        """Compile on a worker thread; equal constraints under way share one future, which cannot be cancelled."""
         given = read_options(options)
         key = (spec.key, given, vocabulary.fingerprint)
         with self._lock:
-            future = self._futures.pop(key, None)
-            if future is not None:
+            grammar = self._kept.pop(key, None)
+            if grammar is not None:
                 self.num_hits += 1
-                self._futures[key] = future
+                self._kept[key] = grammar
+                future: Future[Grammar] = Future()
+                future.set_result(grammar)
                 return future
+            if key in self._futures:
+                self.num_hits += 1
+                return self._futures[key]
             self.num_misses += 1
             future = self._futures[key] = Future()
             # marked as running at once, so that nobody can cancel what others wait for
@@ -122,7 +126,7 @@ class GrammarCache:
             return self._count()
 
     def __len__(self) -> int:
-        return len(self._futures)
+        return len(self._futures) + len(self._kept)
 
     def close(self) -> None:
         """Finish the compilations under way and accept no new ones; kept grammars stay."""
@@ -165,19 +169,15 @@ class GrammarCache:
         """Count a new grammar, and drop those that were used least recently while there are too many."""
         with self._lock:
             if self._futures.get(key) is future:  # not dropped meanwhile
+                del self._futures[key]
                 self._kept[key] = grammar
             self._num_uncounted += 1
-            if _COUNTED_AT_ONCE * self._num_uncounted < len(self._futures):
+            if _COUNTED_AT_ONCE * self._num_uncounted < len(self._kept):
                 return
             self._num_uncounted = 0
             excess = self._count() - self.max_bytes
-            if excess <= 0:
-                return
-            for used in [used for used in self._futures if used in self._kept]:
-                del self._futures[used]
-                excess -= self._kept.pop(used).num_bytes
-                if excess <= 0:
-                    return
+            while excess > 0 and self._kept:
+                excess -= self._kept.pop(next(iter(self._kept))).num_bytes
 
     def _count(self) -> int:
         return sum([grammar.num_bytes for grammar in self._kept.values()])

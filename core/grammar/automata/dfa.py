@@ -166,9 +166,8 @@ class Dfa(StateTable):
         return self._distances[place[0]] + self._rounds
 
     @cached_property
-    def _distances(self) -> list[int]:
-        distances: list[int] = self.distance.tolist()
-        return distances
+    def _distances(self) -> tuple[int, ...]:
+        return tuple(self.distance.tolist())
 
     @cached_property
     def _rounds(self) -> int:
@@ -183,33 +182,32 @@ class Dfa(StateTable):
         return total
 
     @cached_property
-    def _action_rows(self) -> list[list[int]]:
-        rows: list[list[int]] = self.actions.tolist()
-        return rows
+    def _action_rows(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, self.actions.tolist()))
 
-    def ways_on(self, state: int) -> list[int]:
+    def ways_on(self, state: int) -> bytes:
         """One byte for each transition of a state that differs from that of the class before."""
         found = self._ways_on.get(state)
         if found is None:
             row = self.table[state]
             changes = np.ones(len(row), bool)
             changes[1:] = row[1:] != row[:-1]
-            found = self._ways_on[state] = [self.first_bytes[c] for c in np.nonzero(changes & (row != 0))[0]]
+            found = self._ways_on[state] = bytes([self.first_bytes[c] for c in np.nonzero(changes & (row != 0))[0]])
         return found
 
     @cached_property
-    def _ways_on(self) -> dict[int, list[int]]:
+    def _ways_on(self) -> dict[int, bytes]:
         return {}
 
     @cached_property
-    def _owner_rows(self) -> dict[int, list[int]]:
+    def _owner_rows(self) -> dict[int, tuple[int, ...]]:
         return {}
 
-    def owners_at(self, state: int) -> list[int]:
+    def owners_at(self, state: int) -> tuple[int, ...]:
         """The row of `owners` for a state."""
         found = self._owner_rows.get(state)
         if found is None:
-            found = self._owner_rows[state] = self.owners[state].tolist()
+            found = self._owner_rows[state] = tuple(self.owners[state].tolist())
         return found
 
     def measured(self) -> Dfa:

@@ -1,4 +1,8 @@
-"""The table of a deterministic automaton over classes of bytes."""
+"""The table of a deterministic automaton over classes of bytes.
+
+What is read from it is kept in bytes and tuples of numbers rather than lists: collections look at each list, and an
+automaton may be kept for as long as the process lives.
+"""
 
 from __future__ import annotations
 
@@ -104,10 +108,9 @@ class StateTable(ABC):
         """The bytes that must follow, and where they lead: states with one way on and no way to end."""
 
     @cached_property
-    def first_bytes(self) -> list[int]:
+    def first_bytes(self) -> bytes:
         """The smallest byte of each class."""
-        first: list[int] = np.searchsorted(self.classes, np.arange(self.table.shape[1])).tolist()
-        return first
+        return np.searchsorted(self.classes, np.arange(self.table.shape[1])).astype(np.uint8).tobytes()
 
     def degree(self, state: int) -> int:
         """How many bytes a state has a transition on."""
@@ -116,22 +119,23 @@ class StateTable(ABC):
     @cached_property
     def degrees(self) -> npt.NDArray[np.int16]:
         """int16 [num_states]: `degree` of each."""
-        return np.frombuffer(self._degrees, np.int16)
+        return np.array(self._degrees, np.int16)
 
     @cached_property
     def _degrees(self) -> array[int]:
-        return self._counted[0]
+        return self._count()[0]
 
     @cached_property
     def _singles(self) -> array[int]:
         """The one byte that each singular state allows, -1 for the others."""
-        return self._counted[1]
+        return self._count()[1]
 
-    @cached_property
-    def _counted(self) -> tuple[array[int], array[int]]:
+    def _count(self) -> tuple[array[int], array[int]]:
         degrees, singles = np.empty(len(self.table), np.int16), np.empty(len(self.table), np.int16)
         count_bytes(self.table, self.classes, self.accepting, degrees, singles)
-        return array("h", degrees.tobytes()), array("h", singles.tobytes())
+        found = array("h", degrees.tobytes()), array("h", singles.tobytes())
+        self.__dict__["_degrees"], self.__dict__["_singles"] = found
+        return found
 
     @cached_property
     def _flat(self) -> memoryview[int]:

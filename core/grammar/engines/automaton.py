@@ -11,6 +11,7 @@ from graftlm.core.grammar.automata.dfa import Place
 from graftlm.core.grammar.automata.endings import EndingTooLongError
 from graftlm.core.grammar.masks.healing import encode_after, hold_back
 from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
+from graftlm.core.grammar.masks.rows.packed_row import write
 from graftlm.core.grammar.matcher import MaskRow
 from graftlm.core.grammar.vocabulary import Vocabulary
 
@@ -164,7 +165,7 @@ class AutomatonMatcher:
         if self._stopped:
             row[:] = 0
         else:
-            self._grammar.masks.row(self._place).write(row)
+            write(self._grammar.masks.row(self._place), row)
         return True
 
     def advance(self, token_ids: Sequence[int]) -> int:

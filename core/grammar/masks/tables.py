@@ -18,7 +18,7 @@ import torch
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
-from graftlm.core.grammar.masks.rows.packed_row import PackedRow
+from graftlm.core.grammar.masks.rows.packed_row import PackedRow, write
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class GrammarTables:
             mask_of[number] = rows[id(row)]
         unpacked = np.empty((len(masks), grammar.vocabulary.num_words), np.int32)
         for packed, written in zip(masks, unpacked, strict=True):
-            packed.write(written)
+            write(packed, written)
         accepting = grammar.dfa.accepting[[place[0] for place in numbers]]
         device = tokens.bytes.device
         return cls(

@@ -6,9 +6,11 @@ import gc
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from graftlm.core.errors import GrammarError
+from graftlm.core.grammar.cache import GrammarCache
 from graftlm.core.grammar.collector import paused
 from graftlm.core.grammar.compile import compile_spec
 from graftlm.core.grammar.schema.algebra.shapes import Object
@@ -128,3 +130,33 @@ def test_compiling_causes_no_collection() -> None:
     finally:
         gc.callbacks.remove(seen)
     assert during <= 2  # one, perhaps, of what is done after it
+
+
+@pytest.mark.parametrize("more", [{}, {"self": {"type": "array", "items": {"$ref": "#"}}}])
+def test_a_grammar_that_is_kept_used_to_be_over_seventy_objects_that_each_collection_looks_at(
+    more: dict[str, object],
+) -> None:
+    def schema(i: int) -> JsonSchema:
+        fields = {f"text{i}": {"type": "string", "maxLength": 8 + i}, f"word{i}": {"pattern": "^[a-z]{2,5}$"}}
+        return JsonSchema({"type": "object", "properties": {**fields, **more}, "required": list(fields)})
+
+    def use(i: int) -> None:
+        text = f'{{"text{i}":"a b","word{i}":"abc'.encode()
+        matcher, row = cache.get(schema(i), BYTES).matcher(), np.zeros(BYTES.num_words, np.int32)
+        for byte in text:
+            matcher.fill_mask(row)
+            matcher.forced([])
+            assert matcher.advance([byte]) == 1
+        assert matcher.min_tokens_to_accept() == 2
+
+    cache = GrammarCache()
+    for i in range(4):
+        use(i)
+    gc.collect()
+    before = len(gc.get_objects())
+    for i in range(4, 24):
+        use(i)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 20 * 35
+    assert len(cache) == 24
+    cache.close()

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.stack.dpda import Dpda
 from graftlm.core.grammar.masks.rows.mask_rows import MaskRows
+from graftlm.core.grammar.masks.rows.packed_row import write
 from graftlm.core.grammar.vocabulary import Vocabulary
 
 _CORPUS = [
@@ -57,7 +58,7 @@ def allowed(row: npt.NDArray[np.int32]) -> set[int]:
 def row_at(masks: MaskRows, place: Place) -> npt.NDArray[np.int32]:
     """The mask row at `place`, written over one of other tokens."""
     row = np.full(masks._vocabulary.num_words, 0x55555555, np.int32)
-    masks.row(place).write(row)
+    write(masks.row(place), row)
     return row
 
 

@@ -146,20 +146,17 @@ class Dpda(StateTable):
         return self
 
     @cached_property
-    def _ends(self) -> list[bool]:
-        found: list[bool] = self.accepting.tolist()
-        return found
+    def _ends(self) -> tuple[bool, ...]:
+        return tuple(self.accepting.tolist())
 
     def _is_over(self, state: int) -> bool:
         """Whether a rule ends here, and cannot go on."""
         return self._ends[state] and not self.degree(state)
 
     @cached_property
-    def _calls(self) -> list[list[int]]:
-        found: list[list[int]] = self.calls.tolist()
-        return found
+    def _calls(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, self.calls.tolist()))
 
     @cached_property
-    def _distances(self) -> list[int]:
-        found: list[int] = self.distance.tolist()
-        return found
+    def _distances(self) -> tuple[int, ...]:
+        return tuple(self.distance.tolist())

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from graftlm.core.grammar.automata.dfa import Dfa, Place
 from graftlm.core.grammar.automata.jit import Int32Array
 from graftlm.core.grammar.masks.rows import workers
-from graftlm.core.grammar.masks.rows.packed_row import PackedRow
+from graftlm.core.grammar.masks.rows.packed_row import PackedRow, pack
 from graftlm.core.grammar.masks.walks.self_loops import SelfLoop, self_loop
 from graftlm.core.grammar.masks.walks.trie_walk import leads_to_many
 from graftlm.core.grammar.vocabulary import Vocabulary
@@ -133,7 +134,7 @@ class MaskRows(ABC):
         """Keep `row`, which `_begin` gave for `base`."""
         known = self._rows.get(digest)  # 64 bits over the tokens: rows with one digest are taken for equal
         if known is None:
-            packed = PackedRow.of(row, base)
+            packed = pack(row, base)
             with self._lock:
                 known = self._rows.setdefault(digest, packed)
                 if known is packed:
@@ -143,9 +144,9 @@ class MaskRows(ABC):
 
     def _make_room(self, new: PackedRow) -> None:
         """Count a new row, and drop the oldest others while there are too many."""
-        self.num_bytes += new.num_bytes
+        self.num_bytes += new[-1]
         while self.num_bytes > self._max_bytes and len(self._rows) > 1:
-            self.num_bytes -= self._rows.pop(next(iter(self._rows))).num_bytes
+            self.num_bytes -= self._rows.pop(next(iter(self._rows)))[-1]
 
     def _remember(self, place: Place, digest: int) -> None:
         if len(self._digests) >= _MAX_PLACES:
@@ -158,8 +159,16 @@ class MaskRows(ABC):
             return None
         if state not in self._loops:
             found = self_loop(self._automaton, state, self._vocabulary.trie.max_depth)
-            self._loops[state] = found if found is None or found.exits is not None or degree >= _WIDE_STATE else None
+            if found is not None:
+                found = _equal(found) if found.exits is not None or degree >= _WIDE_STATE else None
+            self._loops[state] = found
         return self._loops[state]
+
+
+@lru_cache(maxsize=1024)
+def _equal(loop: SelfLoop) -> SelfLoop:
+    """The first one that equals `loop`: schemas have the same few, and collections look at each that is kept."""
+    return loop
 
 
 def _forget_all() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -14,36 +14,31 @@ if TYPE_CHECKING:
 _NO_PLACES, _NO_WORDS = np.zeros(0, np.intp), np.zeros(0, np.int32)
 
 
-class PackedRow(NamedTuple):
-    """A row of few tokens, or one that differs in few from that of a vocabulary slice, takes a tenth of its memory.
+PackedRow: TypeAlias = "tuple[Int32Array, npt.NDArray[np.intp], Int32Array, int]"
+"""base, int32 [num_words]: the row that it differs from; places, int64 [num]: the words in which it differs; words,
+int32 [num]: these words; and the memory of its own in bytes.
 
-    New memory is a page fault for each 4 KiB, which together take longer than most masks.
+A row of few tokens, or one that differs in few from that of a vocabulary slice, takes a tenth of its memory. New memory
+is a page fault for each 4 KiB, which together take longer than most masks. A class of its own, or a named tuple, would
+be looked at in every collection; such a tuple, whose parts hold no other objects, is let go at the first.
+"""
 
-    base       int32 [num_words]: the row that it differs from
-    places     int64 [num]: the words in which it differs
-    words      int32 [num]: these words
-    num_bytes  memory of its own
-    """
 
-    base: Int32Array
-    places: npt.NDArray[np.intp]
-    words: Int32Array
-    num_bytes: int
+def pack(row: Int32Array, base: Int32Array) -> PackedRow:
+    """Pack `row`, which may be changed afterwards; `base` may not."""
+    places = _differences(row, base)
+    words = row[places]
+    num_bytes = places.nbytes + words.nbytes
+    if num_bytes > row.nbytes:
+        return row.copy(), _NO_PLACES, _NO_WORDS, row.nbytes
+    return base, places, words, num_bytes
 
-    @classmethod
-    def of(cls, row: Int32Array, base: Int32Array) -> PackedRow:
-        """Pack `row`, which may be changed afterwards; `base` may not."""
-        places = _differences(row, base)
-        words = row[places]
-        num_bytes = places.nbytes + words.nbytes
-        if num_bytes > row.nbytes:
-            return cls(row.copy(), _NO_PLACES, _NO_WORDS, row.nbytes)
-        return cls(base, places, words, num_bytes)
 
-    def write(self, row: Int32Array) -> None:
-        """Write all words of `row`: int32 [num_words]."""
-        row[:] = self.base
-        row[self.places] = self.words
+def write(packed: PackedRow, row: Int32Array) -> None:
+    """Write all words of `row`: int32 [num_words]."""
+    base, places, words, _ = packed
+    row[:] = base
+    row[places] = words
 
 
 def _differences(row: Int32Array, base: Int32Array) -> npt.NDArray[np.intp]:
