@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import NoReturn
 
+from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.definitions.left_recursion import without_left_recursion
+from graftlm.core.grammar.definitions.left_recursion import holding, without_left_recursion
 from graftlm.core.grammar.definitions.tokens import fail, place_of
 from graftlm.core.grammar.shared_nodes import ComposedNode
 from graftlm.core.grammar.spec import Issue
@@ -70,7 +71,7 @@ class Definitions:
         for (_, name), at in self.uses.items():
             if name not in self.rules:
                 self._undefined(name, at)
-        ending = self._ending()
+        ending = holding(self.rules, _ends)
         for name in self.reached():
             if name not in ending:
                 self._endless(name, ending)
@@ -99,6 +100,8 @@ class Definitions:
             found = survey(rules[name])
             places[name] = found.num_places + sum(places.get(inner, 0) for inner in found.rules)
         if recursive or places[self.start] > max_places:
+            if any(_combines_rules(node) for node in rules.values()):
+                raise GrammarError(f"terminals joined by & take more than {max_places:,} places; make them shorter")
             return rules[self.start], rules
         return _written_out(rules[self.start], rules), {}
 
@@ -165,24 +168,6 @@ class Definitions:
             )
         fail(self.text, self.places[name], reason)
 
-    def _ending(self) -> set[str]:
-        """The rules that have a text."""
-        ending: set[str] = set()
-        waiting: dict[str, set[str]] = {}  # rules to look at again, by the rule that they wait for
-        work = list(self.rules)
-        while work:
-            name = work.pop()
-            if name in ending:
-                continue
-            if _ends(self.rules[name], ending):
-                ending.add(name)
-                work += waiting.pop(name, ())
-            else:
-                for inner in _names(self.rules[name]):
-                    if inner not in ending:
-                        waiting.setdefault(inner, set()).add(name)
-        return ending
-
 
 def _names(node: Node) -> tuple[str, ...]:
     """The rules that `node` names, in the order of the text."""
@@ -200,6 +185,15 @@ def _ends(node: Node, ending: set[str]) -> bool:
     if isinstance(node, ast.Repeat):
         return node.min == 0 or _ends(node.item, ending)
     return True
+
+
+def _combines_rules(node: Node) -> bool:
+    """Whether an intersection in `node` names rules, which no automaton of rules can follow."""
+    if isinstance(node, ast.Intersection):
+        return bool(_names(node))
+    if isinstance(node, ast.Concat | ast.Alternation):
+        return any(map(_combines_rules, node.items))
+    return isinstance(node, ast.Repeat) and _combines_rules(node.item)
 
 
 def _written_out(node: Node, rules: dict[str, Node]) -> Node:

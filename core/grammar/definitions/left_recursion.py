@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
@@ -10,20 +10,35 @@ from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.survey import survey
 
 _MAX_PLACES = 20_000  # of a rule, in which others are written out
+_MAX_WAYS = 1_000  # of a rule, after others were written out
+_MAX_CIRCLE = 20  # rules that begin with one another
 
 
 def without_left_recursion(rules: dict[str, Node]) -> dict[str, Node]:
     """The same rules, none of which begins with itself, where that is found to be possible."""
+    try:
+        return _repeating(rules)
+    except _TooManyWaysError:
+        return rules
+
+
+class _TooManyWaysError(Exception):
+    pass
+
+
+def _repeating(rules: dict[str, Node]) -> dict[str, Node]:
     found = dict(rules)
     for circle in _circles(_firsts(found)):
         for i, name in enumerate(circle):
             before = frozenset(circle[:i])
             ways = _begun(found[name], before | {name})
             for _ in circle:
+                if len(ways) > _MAX_WAYS or len(circle) > _MAX_CIRCLE:
+                    raise _TooManyWaysError
                 ways = [after for way in ways for after in _written_out(way, before, found)]
             node = _as_repeat(name, [after for way in ways for after in _begun(way, frozenset({name}))])
             if node is None or survey(node).num_places > _MAX_PLACES:
-                return found
+                raise _TooManyWaysError
             found[name] = node
     return found
 
@@ -100,13 +115,28 @@ def _split(way: Node) -> tuple[Node, Node]:
 
 def _firsts(rules: dict[str, Node]) -> dict[str, tuple[str, ...]]:
     """For each rule those that it may begin with."""
-    empty: set[str] = set()
-    grows = True
-    while grows:
-        found = {name for name, node in rules.items() if name not in empty and _nullable(node, empty)}
-        empty |= found
-        grows = bool(found)
+    empty = holding(rules, _nullable)
     return {name: tuple(dict.fromkeys(_first(node, empty))) for name, node in rules.items()}
+
+
+def holding(rules: dict[str, Node], holds: Callable[[Node, set[str]], bool]) -> set[str]:
+    """The rules of which `holds` is true, where it asks of a node that names others whether it is true of these."""
+    found: set[str] = set()
+    waiting: dict[str, set[str]] = {}  # rules to look at again, by the rule that they wait for
+    work = list(rules)
+    while work:
+        name = work.pop()
+        if name in found:
+            continue
+        check()
+        if holds(rules[name], found):
+            found.add(name)
+            work += waiting.pop(name, ())
+        else:
+            for inner in survey(rules[name]).inner:
+                if inner not in found:
+                    waiting.setdefault(inner, set()).add(name)
+    return found
 
 
 def _nullable(node: Node, empty: set[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from graftlm.core.errors import GrammarError
@@ -77,11 +78,17 @@ def _by_llguidance(text: str, found: Definitions | None, vocabulary: Vocabulary,
     if found is None:
         return Grammar("llguidance", LlguidanceGrammar.from_lark(text, vocabulary))
     found.check_depth()
-    language = _language(found, options)
-    endings = partial(Pushdown, language.node, language.rules)
-    known = None if found.opaque or is_left_recursive(language.rules) else endings
-    check_fixed_texts(language.node, language.rules)
-    if is_ebnf(text):
+    language = None
+    if is_ebnf(text) or not found.opaque:
+        with suppress(*(() if is_ebnf(text) else (GrammarError, RecursionError))):
+            language = _language(found, options)
+    known = None
+    if language is not None:
+        with suppress(RecursionError):  # rules of many choices, as they nest so deep
+            check_fixed_texts(language.node, language.rules)
+        if not is_left_recursive(language.rules):
+            known = partial(Pushdown, language.node, language.rules)
+    if language is not None and is_ebnf(text):
         source = to_lark(language.node, language.rules)
         return language.grammar("llguidance", LlguidanceGrammar.from_lark(source, vocabulary, known, is_wider=True))
     if found.num_terminals > MAX_TERMINALS:

@@ -364,6 +364,8 @@ _TOO_LARGE = {
     "symbols.len()": TOO_MANY_SYMBOLS,
     "lexer configuration": "the values and patterns of the constraint together are too large for llguidance's lexer, "
     "which holds about 50,000 numbers of an enum; split the enum, or describe its values by bounds or a pattern",
+    "fuel exhausted": "what may come next is too much for llguidance's lexer; let fewer parts be left out in a row, or "
+    "write them as repeats",
 }
 """Limits of llguidance by what its own words for them contain."""
 

@@ -41,6 +41,7 @@ from graftlm.core.grammar.regex.escapes import CONTROLS, HEX_DIGITS, is_octal, o
 from graftlm.core.grammar.regex.flags import NAMES, Flags
 from graftlm.core.grammar.regex.scanner import Scanner
 
+_PLACES = frozenset(("^", "$", r"\A", r"\Z", r"\z", r"\b", r"\B"))
 _REFUSED_GROUPS = {">": "atomic group", "(": "conditional"}
 _REFERENCE = re.compile(r"\\[1-9]|\\k<|\(\?P=")
 
@@ -101,6 +102,7 @@ class _Parser(Scanner):
 
     def _sequence(self) -> Node:
         items: list[Node] = []
+        before = ""
         while True:
             check()
             self._skip_blanks()
@@ -108,14 +110,17 @@ class _Parser(Scanner):
                 # a lookahead and an anchor at the same place may change places
                 return concat(*anchors.sorted_anchors(items))
             start = self._at
-            items.append(self._repeats(self._atom(), start))
+            item = self._repeats(self._atom(), start)
+            here, before = before, self._text[start : self._at]
+            if here != before or before not in _PLACES:  # the same place twice asks for nothing new
+                items.append(item)
 
     def _repeats(self, item: Node, start: int) -> Node:
         self._skip_blanks()
         bounds = self._quantifier()
         if bounds is None:
             return item
-        if self._text[start] in "^$" or self._text[start : start + 2] in (r"\A", r"\Z", r"\z", r"\b", r"\B"):
+        if self._text[start] in "^$" or self._text[start : start + 2] in _PLACES:
             self._fail("there is nothing to repeat before the quantifier; escape it to match it as a character", start)
         if self._take("+"):
             self._fail("possessive repeats match in ways that no automaton follows; use the plain repeat", start)

@@ -32,6 +32,7 @@ from graftlm.core.grammar.regex.lookarounds import Lookahead, Lookaround
 
 MAX_STATES = 20_000
 _MATCHED, _AT_END, _END, _WIDE_END = range(4)
+_BYTES_OF_WAY, _BYTES_OF_STATE = 700, 60  # three sets, and what each state in them takes, about
 _NONE: frozenset[int] = frozenset()
 
 _Behind: TypeAlias = tuple[frozenset[int] | None, ...]
@@ -249,8 +250,9 @@ class _Threads:
         work = [(thread.owed, _NONE, thread.banned)]
         known = set(work)
         found = set()
+        num_bytes = 0
         while work:
-            check()
+            check(num_bytes)
             pending, settled, banned = work.pop()
             if not pending:
                 refused = self._closed(banned, thread.at_start)
@@ -271,8 +273,10 @@ class _Threads:
                     for look, target in self._program.jumps[state]
                     for more, refused in self._asserted(look, target, behind, thread.at_start)
                 ]
-            work += [way for way in ways if way not in known]
-            known.update(ways)
+            new = [way for way in ways if way not in known]
+            work += new
+            known.update(new)
+            num_bytes += sum(_BYTES_OF_WAY + _BYTES_OF_STATE * sum(map(len, way)) for way in new)
 
     def _stays(self, state: int) -> bool:
         return state == _AT_END or state in self._program.moves

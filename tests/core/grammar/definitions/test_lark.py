@@ -170,3 +170,19 @@ def test_rules_that_lead_to_one_another_without_end_do_not_overflow_the_stack() 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "lies more than 1,000 rules and groups deep in 'start'; flatten" in done.stdout
+
+
+def test_hundreds_of_rules_that_begin_with_one_another_are_left_as_they_are() -> None:
+    rules = "".join(
+        f'r{i}: r{(i + 1) % 300} "a" | r{(7 * i + 3) % 300} "b" | "c" r{(13 * i + 5) % 300}\n | "z{i}"\n'
+        for i in range(300)
+    )
+    grammar = compiled(Lark(f"start: r0\n{rules}"))
+    assert grammar.engine == "llguidance"
+    assert allows(grammar, "z1a") and allows(grammar, "cz5") and not allows(grammar, "z1")
+
+
+def test_large_terminals_joined_by_and_are_left_to_llguidance() -> None:
+    terminals = "".join(f"A{i}: (A{i + 1} | A{i + 1} A{i + 1}) & /.*x.*/\n" for i in range(12))
+    grammar = compiled(Lark(f"start: A0\n{terminals}A12: /[a-z]{{1,50}}/\n"))
+    assert grammar.engine == "llguidance" and allows(grammar, "axb") and not allows(grammar, "ab")

@@ -9,7 +9,9 @@ import pytest
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.automata.products import product
+from graftlm.core.grammar.budget import limited
 from graftlm.core.grammar.regex.regex import parse
+from graftlm.core.grammar.spec import Limits
 
 TEXTS = ["".join(text) for length in range(5) for text in itertools.product("ab- c", repeat=length)]
 
@@ -74,3 +76,12 @@ def test_a_refused_end_is_also_one_before_the_last_line_break() -> None:
 def test_a_lookbehind_that_takes_too_many_states_is_an_error() -> None:
     with pytest.raises(GrammarError, match="more than 20,000 states; look less far"):
         parse("(?<=a.{14})b", search=True)
+
+
+def test_ways_that_would_take_too_much_memory_are_an_error() -> None:
+    with pytest.raises(GrammarError, match="bytes to compile"), limited(Limits(seconds=60, memory_bytes=20_000_000)):
+        parse(r"($\n?)*" * 20)
+
+
+def test_the_same_place_many_times_is_that_place() -> None:
+    assert parse(r"\b" * 3000 + "a") == parse(r"\ba")
