@@ -8,8 +8,8 @@ from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
 from graftlm.core.grammar.budget import check
 from graftlm.core.grammar.schema.algebra.kinds import KINDS
-from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
-from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Array, Object, Shape, both
+from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
+from graftlm.core.grammar.schema.algebra.shapes import NOTHING, Array, Object, Shape, both, item_at
 from graftlm.core.grammar.schema.reading.references import escape
 from graftlm.core.grammar.survey import survey
 

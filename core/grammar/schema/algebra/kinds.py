@@ -9,16 +9,20 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Array,
     Boolean,
     Both,
+    ExactlyOne,
+    Implied,
     Literals,
     Null,
     Number,
     Object,
+    Reference,
     Shape,
     Text,
     Union,
 )
 
 KINDS = ("null", "true", "false", "number", "string", "array", "object")
+_EVERY = frozenset(KINDS)
 KINDS_OF: dict[type, tuple[str, ...]] = {
     Null: ("null",),
     Boolean: ("true", "false"),
@@ -54,6 +58,42 @@ def _look_at(shape: Shape) -> tuple[str, ...]:
             return tuple({kind_of_text(text) for text in texts})
         case _:
             return KINDS
+
+
+class KindsBehind:
+    """The kinds that values of a shape may have, behind references too.
+
+    resolve      reads the target of a reference
+    standard     whether implied types count for nothing
+    met_implied  whether an implied type was met
+    """
+
+    def __init__(self, resolve: Callable[[str], Shape], *, standard: bool) -> None:
+        self._resolve = resolve
+        self._standard = standard
+        self._known: dict[Shape, frozenset[str]] = {}
+        self.met_implied = False
+
+    def __call__(self, shape: Shape) -> frozenset[str]:
+        found = self._known.get(shape)
+        if found is None:
+            self._known[shape] = _EVERY  # of what contains itself
+            found = self._known[shape] = self._look_at(shape)
+        return found
+
+    def _look_at(self, shape: Shape) -> frozenset[str]:
+        match shape:
+            case Reference(target):
+                return self(self._resolve(target))
+            case Union(parts) | ExactlyOne(parts):
+                return frozenset[str]().union(*map(self, parts))
+            case Both(parts):
+                return _EVERY.intersection(*map(self, parts))
+            case Implied(inner):
+                self.met_implied = True
+                return _EVERY if self._standard else self(inner)
+            case _:
+                return frozenset(possible_kinds(shape))
 
 
 def tells_kinds_apart(parts: Iterable[Shape], kinds_of: Callable[[Shape], Collection[str]] = possible_kinds) -> bool:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.budget import check
-from graftlm.core.grammar.schema.algebra import scalars, text_language
+from graftlm.core.grammar.schema.algebra import kinds as kinds_of, scalars, text_language
 from graftlm.core.grammar.schema.algebra.cases import Cases
 from graftlm.core.grammar.schema.algebra.few_values import FewValues
-from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, pairs_to_compare, plainly_apart, possible_kinds
+from graftlm.core.grammar.schema.algebra.kinds import KINDS, KINDS_OF, KindsBehind, possible_kinds
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
@@ -34,6 +34,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Union,
     Unkept,
     both,
+    item_at,
     negation,
     union,
 )
@@ -72,7 +73,7 @@ class ShapeAlgebra:
         self.few_values = FewValues(resolve, self.admits)
         self.cases = Cases()
         self._standard = standard
-        self._implied = False  # whether an implied type was met
+        self._kinds = KindsBehind(resolve, standard=standard)
         self.excludes_unique = False
         """Whether arrays with `uniqueItems` were excluded: others are never written just because items are equal."""
         self._narrowed: dict[tuple[Shape, str, bool], Shape | int] = {}  # while it is looked at: how deep that began
@@ -133,12 +134,14 @@ class ShapeAlgebra:
         return found
 
     def _narrow(self, shape: Shape, kind: str, positive: bool) -> Shape:
+        if positive and kind not in self._kinds(shape):
+            return NOTHING
         match shape:  # the most common first
             case Union(parts) | Both(parts):
                 join = union if isinstance(shape, Union) == positive else both
                 return join(*[self.narrow(part, kind, positive) for part in parts])
             case Implied(inner):
-                self._implied = True
+                self._kinds.met_implied = True
                 if kind in KINDS_OF[type(inner)]:
                     return self.narrow(inner, kind, positive)
                 return ANYTHING if positive and self._standard else NOTHING
@@ -201,7 +204,7 @@ class ShapeAlgebra:
         if shape not in self._expanded:
             parts = [part for part in shape.alternatives if not self._is_nothing_to_all(part)]
             rivals: list[list[Shape]] = [[] for _ in parts]
-            for i, j in pairs_to_compare([self._resolved(part) for part in parts]):
+            for i, j in kinds_of.pairs_to_compare([self._resolved(part) for part in parts]):
                 if not self._apart(parts[i], parts[j]):
                     rivals[i].append(negation(parts[j]))
                     rivals[j].append(negation(parts[i]))
@@ -212,18 +215,18 @@ class ShapeAlgebra:
         """Whether no value has this shape, also by the standard."""
         if not self.is_nothing(shape):
             return False
-        return self._standard or not self._implied or self._by_the_standard.is_nothing(shape)
+        return self._standard or not self._kinds.met_implied or self._by_the_standard.is_nothing(shape)
 
     def _apart(self, a: Shape, b: Shape) -> bool:
         if a == b:
             return False
         one, other = self._resolved(a), self._resolved(b)
-        if plainly_apart(one, other):
+        if kinds_of.plainly_apart(one, other):
             return True
         both_admit_empty = all(isinstance(shape, Object) and shape.admits_empty for shape in (one, other))
         if both_admit_empty or not self.is_nothing(both(a, b)):
             return False
-        if self._standard or not self._implied:
+        if self._standard or not self._kinds.met_implied:
             return True
         # what is written of one must not have the other by the standard
         written = [kind for kind in KINDS if any(self.narrow(shape, kind) != NOTHING for shape in (a, b))]
@@ -393,8 +396,3 @@ class ShapeAlgebra:
         if any(name not in value for name in shape.required):
             return False
         return all_of(self._truth(self.member(shape, name), item) for name, item in value.items())
-
-
-def item_at(shape: Array, index: int) -> Shape:
-    """What the item at `index` must be."""
-    return shape.prefix[index] if index < len(shape.prefix) else shape.items

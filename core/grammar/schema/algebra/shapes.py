@@ -229,3 +229,8 @@ def negation(shape: Shape) -> Shape:
             return shape
         case _:
             return Not(shape)
+
+
+def item_at(shape: Array, index: int) -> Shape:
+    """What the item at `index` must be."""
+    return shape.prefix[index] if index < len(shape.prefix) else shape.items

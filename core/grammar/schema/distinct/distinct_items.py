@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar.schema.algebra.kinds import tells_kinds_apart
 from graftlm.core.grammar.schema.algebra.needed_values import MAX_PLACES, needed_values
-from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
+from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
 from graftlm.core.grammar.schema.algebra.shapes import (
     ANYTHING,
     NOTHING,
@@ -28,6 +28,7 @@ from graftlm.core.grammar.schema.algebra.shapes import (
     Shape,
     Union,
     both,
+    item_at,
     union,
 )
 from graftlm.core.grammar.schema.cursor import (

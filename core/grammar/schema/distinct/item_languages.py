@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra, item_at
-from graftlm.core.grammar.schema.algebra.shapes import Array, Boolean, Literals, Null, Number, Shape, Text, both, union
+from graftlm.core.grammar.schema.algebra.shape_algebra import ShapeAlgebra
+from graftlm.core.grammar.schema.algebra.shapes import (
+    Array,
+    Boolean,
+    Literals,
+    Null,
+    Number,
+    Shape,
+    Text,
+    both,
+    item_at,
+    union,
+)
 from graftlm.core.grammar.schema.distinct.item_language import ItemLanguage
 from graftlm.core.grammar.schema.spelling import one_spelling
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from graftlm.core.errors import GrammarError
 from graftlm.core.grammar import ast
 from graftlm.core.grammar.ast import Node
-from graftlm.core.grammar.schema.algebra.shape_algebra import item_at
-from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Array, Shape, both
+from graftlm.core.grammar.schema.algebra.shapes import ANYTHING, NOTHING, Array, Shape, both, item_at
 from graftlm.core.grammar.schema.text.branches import (
     MAX_PLACES,
     Formula,
