@@ -33,12 +33,14 @@ class _Entrance:
     def enter(self, in_use: dict[tuple[Any, ...], _Use], new: _Use) -> Any:
         """The shape with the values of `new` that another thread entered meanwhile; None where `new` is entered."""
         with self.lock:
-            use = in_use.get(new.values)
-            found = None if use is None else use()
-            if found is None:
+            use = in_use.setdefault(new.values, new)  # tuples of many values are hashed each time
+            found = None if use is new else use()
+            if found is None and use is not new:
                 in_use[new.values] = new
             while self.late:
-                self._remove(*self.late.pop())
+                late, gone = self.late.pop()
+                if late.get(gone.values) is gone:
+                    del late[gone.values]
         return found
 
     def leave_out(self, in_use: dict[tuple[Any, ...], _Use], use: _Use) -> None:
@@ -51,14 +53,11 @@ class _Entrance:
             self.late.append((in_use, use))
             return
         try:
-            self._remove(in_use, use)
+            found = in_use.pop(use.values, None)
+            if found is not use and found is not None:  # an equal shape that was made meanwhile
+                in_use[use.values] = found
         finally:
             lock.release()
-
-    @staticmethod
-    def _remove(in_use: dict[tuple[Any, ...], _Use], use: _Use) -> None:
-        if in_use.get(use.values) is use:
-            del in_use[use.values]
 
 
 _entrance = _Entrance()

@@ -43,6 +43,17 @@ def test_a_shape_that_nothing_uses_is_freed() -> None:
     assert watched() is None
 
 
+def test_what_leaves_late_does_not_take_its_successor_along() -> None:
+    shape = Text(min_length=4_320)
+    gone, successor = (shared_shapes._Use(shape, lambda _: None) for _ in range(2))
+    gone.values = successor.values = (4_320,)
+    in_use = {successor.values: successor}
+    shared_shapes._entrance.leave_out(in_use, gone)
+    assert in_use == {(4_320,): successor}
+    shared_shapes._entrance.leave_out(in_use, successor)
+    assert not in_use
+
+
 def test_a_shape_is_freed_while_a_thread_that_never_goes_on_enters_one() -> None:
     entered, leaves = threading.Event(), threading.Event()
 
