@@ -216,17 +216,25 @@ def concat(*items: Node) -> Node:
     flat: list[Node] = []
     last: Node = EMPTY
     for item in items:
-        parts = item.items if type(item) is Concat else (item,)  # those of a Concat need no care among themselves
-        first = parts[0]
-        if type(first) is Literal and type(last) is Literal:
-            flat[-1] = Literal(last.data + first.data)
-            flat += parts[1:]
-        elif type(first) is Alternation and not first.items:
-            return NOTHING
-        elif type(first) is Empty:
+        if type(item) is Rule:  # in a grammar of tokens nearly all are
+            flat.append(item)
+        elif type(item) is Concat:
+            first = item.items[0]  # the others need no care among themselves
+            if type(first) is Literal and type(last) is Literal:
+                flat[-1] = Literal(last.data + first.data)
+                flat += item.items[1:]
+            elif type(first) is Alternation and not first.items:
+                return NOTHING
+            else:
+                flat += item.items
+        elif type(item) is Literal and type(last) is Literal:
+            flat[-1] = Literal(last.data + item.data)
+        elif type(item) is Empty:
             continue
+        elif type(item) is Alternation and not item.items:
+            return NOTHING
         else:
-            flat += parts
+            flat.append(item)
         last = flat[-1]
     if not flat:
         return EMPTY
@@ -308,46 +316,54 @@ def map_children(function: Callable[[Node], Node], node: Node) -> Node:
 def graph(rows: Sequence[Sequence[tuple[Node, int]]], accepting: Iterable[int]) -> Node:
     """A walk from state 0 to an accepting state, without dead ends; states that only pass on are joined."""
     final = frozenset(accepting)
-    edges = [[(node, target) for node, target in row if not is_nothing(node)] for row in rows]
-    sources: list[set[int]] = [set() for _ in edges]
-    for state, row in enumerate(edges):
-        for _, target in row:
-            sources[target].add(state)
-    alive, work = set(final), list(final)
+    edges = [[edge for edge in row if type(edge[0]) is not Alternation or edge[0].items] for row in rows]
+    sources = _sources(edges)
+    is_alive, work = [False] * len(edges), list(final)
+    for state in work:
+        is_alive[state] = True
     while work:
-        more = sources[work.pop()] - alive
-        alive |= more
-        work += more
-    if 0 not in alive:
+        for state in sources[work.pop()]:
+            if not is_alive[state]:
+                is_alive[state] = True
+                work.append(state)
+    if not is_alive[0]:
         return NOTHING
-    edges = [[(node, target) for node, target in row if target in alive] for row in edges]
-    arrivals = [0] * len(edges)
-    for row in edges:
-        for _, target in row:
-            arrivals[target] += 1
-
-    def passes(state: int) -> bool:
-        row = edges[state]
-        return len(row) == 1 and state not in final and (arrivals[state] == 1 or type(row[0][0]) is Empty)
-
+    if not all(is_alive):
+        edges = [[edge for edge in row if is_alive[edge[1]]] for row in edges]
+        sources = _sources(edges)
+    passes = [
+        len(row) == 1 and state not in final and (len(sources[state]) == 1 or type(row[0][0]) is Empty)
+        for state, row in enumerate(edges)
+    ]
     numbers, order = {0: 0}, [0]
     kept: list[tuple[tuple[Node, int], ...]] = []
     for state in order:
-        ways: dict[tuple[Node, int], None] = {}
+        ways: list[tuple[Node, int]] = []
         for node, target in edges[state]:
-            parts = [node]
-            while target and passes(target) and len(parts) <= len(edges):
-                parts.append(edges[target][0][0])
-                target = edges[target][0][1]
+            if target and passes[target]:
+                parts = [node]
+                while target and passes[target] and len(parts) <= len(edges):
+                    parts.append(edges[target][0][0])
+                    target = edges[target][0][1]
+                node = concat(*parts)
             if target not in numbers:
                 numbers[target] = len(order)
                 order.append(target)
-            ways[concat(*parts), numbers[target]] = None
-        kept.append(tuple(ways))
+            ways.append((node, numbers[target]))
+        kept.append(tuple(dict.fromkeys(ways) if len(ways) > 1 else ways))  # nodes take long to hash
     ends = frozenset(numbers[state] for state in final if state in numbers)
     if len(kept) == 2 and ends == {1} and not kept[1]:
         return alternation(*(node for node, _ in kept[0]))
     return EMPTY if len(kept) == 1 and not kept[0] else Graph(tuple(kept), ends)
+
+
+def _sources(edges: list[list[tuple[Node, int]]]) -> list[list[int]]:
+    """The states that edges come from, by the state that they lead to."""
+    found: list[list[int]] = [[] for _ in edges]
+    for state, row in enumerate(edges):
+        for _, target in row:
+            found[target].append(state)
+    return found
 
 
 def nullable(node: Node) -> bool:
