@@ -71,10 +71,10 @@ class _LarkWriter(RuleWriter):
 
     def _text(self, node: Node) -> _Text:
         """`node` as an expression of rules and terminals."""
-        if isinstance(node, ast.Rule):
+        if type(node) is ast.Rule:
             return self._use(node)
-        if isinstance(node, ast.Concat) and not any([self._is_regular(item) for item in node.items]):
-            return joined([self.in_sequence(item) for item in node.items]), _SEQUENCE
+        if type(node) is ast.Concat and (row := self._row(node.items)) is not None:
+            return row, _SEQUENCE
         if self._is_regular(node):
             return _of_use(self._terminal_use(node))
         if isinstance(node, ast.Concat):
@@ -93,6 +93,19 @@ class _LarkWriter(RuleWriter):
             return self._short_automaton(node), _ATOM
         assert isinstance(node, ast.Intersection | ast.Difference)
         return self._short_automaton(product(node)), _ATOM
+
+    def _row(self, items: tuple[Node, ...]) -> str | None:
+        """The items one after the other; None if one of them is regular, as its neighbours may be as well."""
+        for item in items:
+            if type(item) is not ast.Rule and self._is_regular(item):
+                return None
+        words, known = list[str](), self._later_uses
+        for item in items:
+            if type(item) is ast.Rule and (use := known.get(item.name)) is not None and use[1] == _ATOM:
+                words.append(use[0])
+            else:
+                words.append(self.in_sequence(item))
+        return joined(words)
 
     def _use(self, rule: ast.Rule) -> _Text:
         """A rule where it is named, or the terminal that it is."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import reduce
 
 ITSELF = "\0"
 """The name of a rule in its own body, until it has one."""
@@ -15,7 +14,10 @@ _CLOSING, _OPENING = frozenset('")'), frozenset('"(')  # after `/` stand flags, 
 
 def joined(words: list[str]) -> str:
     """`words` in a row, with blanks where one could not be told from the next: each costs as much as a word."""
-    return reduce(pair, words)
+    text = words[0]
+    for word in words[1:]:
+        text = text + word if text[-1] in _CLOSING or word[0] in _OPENING else f"{text} {word}"
+    return text
 
 
 def pair(text: str, word: str) -> str:
