@@ -54,7 +54,8 @@ def _counts_names(part: Any) -> bool:
         has_others = part.get("additionalProperties") is not False or "patternProperties" in part
         if least > len(listed) + has_others:
             return True
-    return _has_most(part.get("not")) or any(map(_counts_names, part.values()))
+    inner = [value for value in part.values() if isinstance(value, dict | list)]
+    return ("not" in part and _has_most(part["not"])) or any(map(_counts_names, inner))
 
 
 def _has_most(part: Any) -> bool:

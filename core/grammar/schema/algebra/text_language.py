@@ -75,9 +75,10 @@ def is_empty(shape: Text) -> bool:
     low, high = shape.min_length, shape.max_length
     if high is not None and low > high:
         return True
-    parts, refused = _parts(shape), _refused(shape)
-    if not parts and (not refused or (high is None and not shape.no_patterns and not shape.no_formats)):
+    is_plain = not (shape.patterns or shape.formats or shape.no_patterns or shape.no_formats)
+    if is_plain and (high is None or not shape.no_texts):
         return False  # all texts, or all but a few
+    parts, refused = _parts(shape), _refused(shape)
     free = _combined(parts, refused, replace(shape, min_length=0, max_length=None))
     if len(parts) == 1 and not refused:
         if (low, high) == (0, None):

@@ -24,6 +24,7 @@ SINGLES = (
     *("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains"),
     *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
 )
+_HOLDING = frozenset((*MAPS, *LISTS, *SINGLES))
 
 
 class References:
@@ -212,11 +213,12 @@ class References:
     def _walk(self, schema: Any, target: str, base: str, draft: int | None, *, below: bool = True) -> None:
         if not isinstance(schema, dict):
             return
-        draft = draft_of(schema["$schema"]) if isinstance(schema.get("$schema"), str) else draft
-        if target in self._drafts:
-            self._drafts[target] = draft
-        if not ("$ref" in schema and ref_stands_alone(draft)):
-            base = self._name(schema, target, base, draft)
+        if target in self._drafts or not schema.keys().isdisjoint(_NAMING):
+            draft = draft_of(schema["$schema"]) if isinstance(schema.get("$schema"), str) else draft
+            if target in self._drafts:
+                self._drafts[target] = draft
+            if not ("$ref" in schema and ref_stands_alone(draft)):
+                base = self._name(schema, target, base, draft)
         for pointer, item in subschemas(schema) if below else ():
             self._walk(item, target + pointer, base, draft)
 
@@ -279,6 +281,7 @@ def _names_inside(text: str, schema: Any) -> bool:
 
 _PLAIN_FRAGMENT = re.compile(r"#[\w/.-]*")
 _NAMES = ("$id", "id", "$schema", "$anchor", "$dynamicAnchor")
+_NAMING = frozenset((*_NAMES, "$recursiveAnchor"))
 
 
 def draft_of(uri: str) -> int | None:
@@ -294,6 +297,8 @@ def ref_stands_alone(draft: int | None) -> bool:
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The schemas directly inside `schema`, each with the pointer that leads to it."""
+    if schema.keys().isdisjoint(_HOLDING):  # most have none
+        return
     for keyword in MAPS:
         inner = schema.get(keyword)
         if isinstance(inner, dict):

@@ -155,6 +155,13 @@ class MemberWays:
             formula = decide(formula, frozenset(fails.pop(NOTHING)), False)
         key = (formula, tuple([(shape, frozenset(failing)) for shape, failing in fails.items()]))
         known = self._algebra.branches.get(key)
+        if known is None and len(key[1]) == 1:
+            ((shape, failing),) = key[1]
+            if (
+                formula != NOTHING and decide(formula, failing, False) == NOTHING
+            ):  # the one thing that all say of most members
+                value = self._algebra.reduced(shape)
+                known = self._algebra.branches[key] = [(value, formula)] if value != NOTHING else []
         if known is None:
             questions = [Question(shape, failing) for shape, failing in key[1]]
             known = [(value, after) for value, (after, _) in branch(formula, questions, self._algebra.reduced)]

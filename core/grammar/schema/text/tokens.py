@@ -36,7 +36,7 @@ class JsonTokens:
         self._for_automata = for_automata
         self.rules: dict[str, Node] = {}
         self.ending: frozenset[str] = frozenset()
-        self._tokens: dict[Node, Rule] = {}
+        self._tokens: dict[Node | bytes, Rule] = {}
         self._blanks = _BLANKS if options.whitespace == "flexible" else EMPTY
         after = ast.literal(" ") if options.whitespace == "single" else self._blanks
         self._names: dict[str, Node] = {}
@@ -61,9 +61,10 @@ class JsonTokens:
         """`node` as a rule of its own, in a grammar that has rules; it may derive the empty text."""
         if not self.has_rules or ast.is_nothing(node):
             return node
-        found = self._tokens.get(node)
+        key = node.data if isinstance(node, ast.Literal) else node  # which is hashed and compared far sooner
+        found = self._tokens.get(key)
         if found is None:
-            found = self._tokens[node] = Rule(f"{self.prefix} token {len(self._tokens)}")
+            found = self._tokens[key] = Rule(f"{self.prefix} token {len(self._tokens)}")
             self.rules[found.name] = node
         return found
 
