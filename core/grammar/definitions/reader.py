@@ -73,6 +73,8 @@ class Reader:
 
     def _counted(self, item: Node, low: int, high: int | None, at: int) -> Node:
         """`item` repeated as braces say."""
+        if low < 0:
+            self._fail("a repeat count is below 0; write {0,} or *", at)
         if max(low, high or 0) > _MAX_COUNT:
             self._fail(f"a repeat count is above {_MAX_COUNT:,}; leave the upper bound open", at)
         if high is not None and high < low:

@@ -87,6 +87,7 @@ def test_notations(text: str, taken: list[str], refused: list[str]) -> None:
         ('start: "\\q"', "line 1, column 9", "no JSON string.*known escapes"),
         ('start: "\\ud800"', "line 1, column 8", "surrogate"),
         ('start: "a"{3,2}', "line 1, column 11", "minimum above its maximum; swap"),
+        ('start: "a"{-1,}', "line 1, column 11", "below 0"),
         ('start: "a"{2000000000}', "line 1, column 11", "above 16,777,216"),
         ('start: "a"~2..5', "line 1, column 11", r"\{2,5\}"),
         ("start: fooBar", "line 1, column 8", "mixes cases"),
